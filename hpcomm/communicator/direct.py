@@ -49,7 +49,7 @@ class NoDirect:
         return NotImplemented
 
     barrier = broadcast = reduce = all_reduce = gather = all_gather = scatter = _leave
-    reduce_scatter = all_to_all = scan = exscan = _leave
+    reduce_scatter = all_to_all = scan = exscan = share = _leave
 
 
 NO_DIRECT = NoDirect()

@@ -9,25 +9,15 @@ from __future__ import annotations
 import functools
 import operator
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
-from ..core.request import Request, Stages
+from ..core.request import Request
 from ..errors import HpcommError, UsageError
 from ..transport.matching import Status, peer_rank, tag_number
 from . import payload_transport
 from .payload import Payload
-from .payload_agreement import (
-    at_once,
-    check_root,
-    collective,
-    each_of,
-    given,
-    ireceive,
-    isend,
-    own_place,
-    receive,
-)
+from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
 from .pickling import decode
 
 if TYPE_CHECKING:
@@ -54,6 +44,7 @@ __all__ = [
     "sendrecv_object",
 ]
 
+_OBJECTS = Form("_object", None, decode, lambda own, payload: own)
 T = TypeVar("T")
 ObjectOperator: TypeAlias = (
     Callable[..., object]
@@ -181,17 +172,7 @@ def broadcast_object(
     On an inter-communicator the other group gets it, and root's has None.
     """
     is_root = check_root(comm, "broadcast_object", root)
-
-    def stages() -> Stages:
-        made, failed = given(comm.encode, [obj] if is_root else [])
-        got = yield from payload_transport.broadcast(comm, made[0] if made else None, root, not async_op)
-        if failed:
-            raise failed
-        if comm.is_inter and root < 0:
-            return None
-        return obj if is_root else decode(got, None if comm.is_inter else root)
-
-    return collective(comm, "broadcast_object", root, stages(), async_op)
+    return collective(comm, "broadcast", _OBJECTS, root, [obj] if is_root else [], async_op)
 
 
 # fmt: off
@@ -208,22 +189,8 @@ def gather_object(comm: Communicator, obj: object, root: int = 0, *, async_op: b
     Args:
         async_op: begin, and return a Request to wait for.
     """
-    return _gather(comm, obj, root, async_op)
-
-
-def _gather(
-    comm: Communicator, obj: object, root: int, async_op: bool, refused: UsageError | None = None
-) -> Any:
-    is_root = check_root(comm, "gather_object", root)
-
-    def stages() -> Stages:
-        made, failed = given(comm.encode, [obj], refused)
-        got = yield from payload_transport.gather(comm, made[0], root, not async_op)
-        if failed:
-            raise failed
-        return _decode_all(got, own_place(comm), obj) if is_root else None
-
-    return collective(comm, "gather_object", root, stages(), async_op)
+    check_root(comm, "gather_object", root)
+    return collective(comm, "gather", _OBJECTS, root, [obj], async_op)
 
 
 # fmt: off
@@ -238,18 +205,7 @@ def all_gather_object(comm: Communicator, obj: object, *, async_op: bool = False
     Args:
         async_op: begin, and return a Request to wait for.
     """
-    return _all_gather(comm, obj, async_op)
-
-
-def _all_gather(comm: Communicator, obj: object, async_op: bool, refused: UsageError | None = None) -> Any:
-    def stages() -> Stages:
-        made, failed = given(comm.encode, [obj], refused)
-        got = yield from payload_transport.all_gather(comm, made[0], not async_op)
-        if failed:
-            raise failed
-        return _decode_all(got, own_place(comm), obj)
-
-    return collective(comm, "all_gather_object", 0, stages(), async_op)
+    return collective(comm, "all_gather", _OBJECTS, 0, [obj], async_op)
 
 
 # fmt: off
@@ -278,17 +234,7 @@ def scatter_object(
     """
     is_root = check_root(comm, "scatter_object", root)
     items, refused = each_of(comm, "scatter_object", objs) if is_root else ([], None)
-
-    def stages() -> Stages:
-        made, failed = given(comm.encode, items, refused)
-        got = yield from payload_transport.scatter(comm, made or None, root, not async_op)
-        if failed:
-            raise failed
-        if got is None:  # at the root of another group, or beside it
-            return None
-        return items[root] if is_root else decode(got, None if comm.is_inter else root)
-
-    return collective(comm, "scatter_object", root, stages(), async_op)
+    return collective(comm, "scatter", _OBJECTS, root, items, async_op, refused)
 
 
 # fmt: off
@@ -304,16 +250,7 @@ def all_to_all_object(comm: Communicator, objs: Sequence[object], *, async_op: b
         async_op: begin, and return a Request to wait for.
     """
     items, refused = each_of(comm, "all_to_all_object", objs)
-
-    def stages() -> Stages:
-        made, failed = given(comm.encode, items, refused)
-        got = yield from payload_transport.all_to_all(comm, made, not async_op)
-        if failed:
-            raise failed
-        own = own_place(comm)
-        return _decode_all(got, own, items[own] if own >= 0 else None)
-
-    return collective(comm, "all_to_all_object", 0, stages(), async_op)
+    return collective(comm, "all_to_all", _OBJECTS, 0, items, async_op, refused)
 
 
 def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: int = 0) -> T | None:
@@ -324,28 +261,25 @@ def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: 
             "lor", "band", "bor", "bxor", or Python's sum, min, max, any and all; of pairs (value, place),
             "minloc" and "maxloc".
     """
+    check_root(comm, "gather_object", root)
     reduce, refused = _python_op(op)
-    got: list[T] | None = _gather(comm, obj, root, False, refused)
+    got: list[T] | None = collective(comm, "gather", _OBJECTS, root, [obj], False, refused)
     return None if got is None else _reduce(comm, reduce, got)
 
 
 def all_reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum") -> T:
     """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
     reduce, refused = _python_op(op)
-    got: list[T] = _all_gather(comm, obj, False, refused)
+    got: list[T] = collective(comm, "all_gather", _OBJECTS, 0, [obj], False, refused)
     return _reduce(comm, reduce, got)
 
 
 def _reduce(comm: Communicator, op: Callable[[T, T], T], objs: list[T]) -> T:
     """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
-    rank = own_place(comm)
-    if rank >= 0:
+    if not comm.is_inter:
+        rank = comm.rank
         objs[rank] = pickle.loads((comm.pickler or pickle).dumps(objs[rank], 5))
     return functools.reduce(op, objs)
-
-
-def _decode_all(got: Iterable[Payload], rank: int, own: object) -> list[object]:
-    return [own if r == rank else decode(p, r) for r, p in enumerate(got)]
 
 
 def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:

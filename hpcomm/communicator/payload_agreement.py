@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages, StagesOf
 from ..core.signature import BACKGROUND, head
+from ..core.verbs import RAGGED, ROOT_SENDS
 from ..errors import HpcommError, RankError, UsageError
 from ..transport.matching import fill, source_and_tag
 from . import payload_transport
-from .payload import Payload, refusal
+from .direct import NO_DIRECT
+from .payload import Payload, pooled, refusal
+from .timeouts import waited
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -27,16 +31,11 @@ else:
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = [
-    "at_once", "check_root", "collective", "each_of", "given", "ireceive", "isend", "own_place", "receive",
+    "Form", "at_once", "check_root", "collective", "each_of", "ireceive", "isend", "receive",
 ]  # fmt: skip
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
-
-
-def own_place(comm: Communicator) -> int:
-    """Where this rank's own stands among what all ranks give; -1: that is the other group's."""
-    return -1 if comm.is_inter else comm.rank
 
 
 def receive(
@@ -112,35 +111,118 @@ def _one_stage(action: Callable[[*Given], T], *arguments: *Given) -> StagesOf[T]
     return action(*arguments)
 
 
-def collective(comm: Communicator, verb: str, root: int, stages: Stages, async_op: bool) -> Any:
-    """Agree with the other ranks about verb, then carry out its stages now or in the background."""
-    try:
-        comm.check_open(verb)
-    except HpcommError as error:
-        raise error.located(verb, comm) from None
-    code = head(verb, root=root)
-    if async_op:
+class Form(NamedTuple):
+    """What tells collectives of objects from those of ragged arrays.
+
+    Attributes:
+        suffix: of the verbs.
+        encode: makes a payload; None: as the communicator does.
+        decode: what a payload of a rank holds.
+        own: what a rank gets of its own, of that and its payload.
+    """
+
+    suffix: str
+    encode: Callable[[Any], Payload] | None
+    decode: Callable[[Payload, int | None], Any]
+    own: Callable[[Any, Payload], Any]
+
+
+def collective(
+    comm: Communicator, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool,
+    refused: HpcommError | None = None,
+) -> Any:  # fmt: skip
+    """Carry out verb, now or in the background.
+
+    Args:
+        items: what this rank gives: one, one for each rank, or none.
+        refused: why this rank refuses its part. It makes the call all the same, for those who wait.
+    """
+    name, root = verb + form.suffix, index(root)
+    made, failed = given(form.encode or comm.encode, items, refused)
+
+    def taken(got: Any) -> Any:
+        if failed is not None:
+            raise failed
+        mine = comm.rank if len(items) > 1 else 0
+        if verb in ROOT_SENDS:
+            if comm.rank == root and not comm.is_inter:
+                return form.own(items[mine], made[mine])
+            is_away = comm.is_inter and root < 0  # at the root of another group, or beside it
+            return None if is_away else form.decode(got, None if comm.is_inter else root)
+        if got is None:
+            return None
+        own = -1 if comm.is_inter else comm.rank
+        return [
+            form.own(items[mine], made[mine]) if r == own else form.decode(p, r) for r, p in enumerate(got)
+        ]
+
+    if async_op or (comm.timeout_s is not None and not _may_share(comm)):
+        request = _begun(comm, verb, name, root, made, taken)
+        return request if async_op else waited(comm, request)
+    return at_once(comm, name, 0, 0, lambda: taken(_carried(comm, verb, name, root, made)))
+
+
+_NUMBERS = {verb: head(verb) for verb in RAGGED}  # of verbs, as the native core has them, too
+
+
+def _may_share(comm: Communicator) -> bool:
+    """Whether the native core may carry payloads."""
+    return comm.node is not None and comm.devices is None and comm.node.direct is not False
+
+
+def _carried(comm: Communicator, verb: str, name: str, root: int, made: list[Payload]) -> Any:
+    """What has come to this rank, as payload_transport has it: by the native core, or else by MPI."""
+    way, code = comm.direct, head(name, root=root)
+    if way is NO_DIRECT:
+        comm.check_open(name)
+        way = comm.node or way
+    if comm.devices is None:
         with comm.call_guard:
-            leave = comm.agreement.late(code | BACKGROUND, 0)
-            stages = transport.in_our_words(comm, verb, shown(comm, verb, stages, leave))
-            request = Request(f"{verb}()", comm.outstanding.begin(stages))
-        request.needs_all(comm)
-        request.in_rounds()
-        return request
-    watched = bool(comm.observers)
+            got = way.share(_NUMBERS[verb], root, code, [each.blocks for each in made], pooled)
+        if got is not NotImplemented:
+            if verb in ROOT_SENDS:
+                return got[root] and Payload.of(got[root])
+            is_for_others = verb == "gather" and comm.rank != root
+            return None if is_for_others else [each and Payload.of(each) for each in got]
+    comm.check_open(name)
+    if comm.timeout_s is not None:
+        return waited(comm, _begun(comm, verb, name, root, made, lambda got: got))
     with comm.call_guard:
         comm.agreement.enter(code, 0)
-        try:
-            result = payload_transport.run(
-                shown(comm, verb, stages, comm.agreement.leave) if watched else stages
-            )
-        except MPI.Exception as error:
-            raise transport.failure(error, verb, comm) from None
-        except HpcommError as error:
-            raise error.located(verb, comm) from error.__cause__
-        if not watched:
-            comm.agreement.leave()
-    return result
+        got = payload_transport.run(_by_mpi(comm, verb, root, made, True))
+        comm.agreement.leave()
+    return got
+
+
+def _by_mpi(comm: Communicator, verb: str, root: int, made: list[Payload], blocking: bool) -> Stages:
+    by = getattr(payload_transport, verb)
+    if verb == "scatter":
+        return by(comm, made or None, root, blocking)  # type: ignore[no-any-return]
+    if verb == "all_to_all":
+        return by(comm, made, blocking)  # type: ignore[no-any-return]
+    one = made[0] if made else None
+    return by(comm, one, blocking) if verb == "all_gather" else by(comm, one, root, blocking)  # type: ignore[no-any-return]
+
+
+def _begun(
+    comm: Communicator, verb: str, name: str, root: int, made: list[Payload], taken: Callable[[Any], Any]
+) -> Request[Any]:
+    """The same in the background, by MPI."""
+
+    def stages() -> Stages:
+        return taken((yield from _by_mpi(comm, verb, root, made, False)))
+
+    try:
+        comm.check_open(name)
+    except HpcommError as error:
+        raise error.located(name, comm) from None
+    with comm.call_guard:
+        leave = comm.agreement.late(head(name, root=root) | BACKGROUND, 0)
+        under_way = transport.in_our_words(comm, name, shown(comm, name, stages(), leave))
+        request = Request(f"{name}()", comm.outstanding.begin(under_way))
+    request.needs_all(comm)
+    request.in_rounds()
+    return request
 
 
 def shown(

@@ -254,9 +254,9 @@ def _give(comm: Communicator, root: int, pieces: list[memoryview], tag: int) -> 
             yield from descend(comm.inner_comm, comm.rank, comm.size, pieces, 0, below)
 
 
-def gather(comm: Communicator, packed: Payload, root: int, blocking: bool) -> Stages:
-    """Collect all payloads on root: a list there, None elsewhere."""
-    mpi = comm.object_comm
+def gather(comm: Communicator, packed: Payload | None, root: int, blocking: bool) -> Stages:
+    """Collect all payloads on root: a list there, None elsewhere; None where the other group gives."""
+    mpi, packed = comm.object_comm, packed or Payload(b"")
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
     [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])

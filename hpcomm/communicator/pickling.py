@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from importlib import import_module
-from io import BytesIO
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 from zlib import crc32
 
@@ -33,8 +33,6 @@ else:
     device_payload = LazyModule("hpcomm.communicator.device_payload")
 
 __all__ = ["Pickler", "chosen", "decode", "encode", "mark_of"]
-
-_REUSED = 64 << 10  # bytes of a pickle up to which it is copied out of its file
 
 _PICKLED = 0x80  # how every pickle begins
 _ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
@@ -130,15 +128,12 @@ class _Wrapping:
     """A pickler for many objects, one after the other: making one costs more than pickling a little thing."""
 
     def __init__(self, pickler: Pickler | None = None) -> None:
-        self._make = (pickler or pickle).Pickler
+        make: Any = (pickler or pickle).Pickler
         self._blocks: list[Any] = []
+        self._written: list[Any] = []  # one piece of bytes, mostly
         self._is_laden = False
-        self._renew()
-
-    def _renew(self) -> None:
-        self._file = BytesIO()
-        self._pickler = self._make(self._file, 5, buffer_callback=self._keeps_in)
-        own: Any = getattr(self._make, "dispatch_table", None)  # of its class; pickle's is a descriptor
+        self._pickler = make(SimpleNamespace(write=self._written.append), 5, buffer_callback=self._keeps_in)
+        own: Any = getattr(make, "dispatch_table", None)  # of its class; pickle's is a descriptor
         self._pickler.dispatch_table = _Ways(own if hasattr(own, "get") else None)
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
@@ -153,18 +148,13 @@ class _Wrapping:
         return False
 
     def wrap(self, obj: object) -> Payload:
-        file, blocks = self._file, self._blocks
+        written, blocks = self._written, self._blocks
         self._is_laden = False
         self._pickler.dump(obj)
+        self._pickler.clear_memo()  # or the next one would point at what this one holds
         kind = DevicePayload if self._is_laden else Payload
-        if file.tell() > _REUSED:
-            made = kind.of([file.getbuffer(), *blocks])
-            self._renew()
-        else:
-            made = kind.of([memoryview(file.getvalue()), *blocks])
-            self._pickler.clear_memo()  # or the next one would point at what this one holds
-            file.seek(0)
-            file.truncate()
+        made = kind.of([memoryview(written[0] if len(written) == 1 else b"".join(written)), *blocks])
+        written.clear()
         blocks.clear()
         return made
 

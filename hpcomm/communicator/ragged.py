@@ -9,26 +9,16 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from .._lazy import loaded
-from ..core.request import Request, Stages
+from ..core.request import Request
 from ..errors import DtypeError, HpcommError, UsageError
 from ..transport.matching import Status, peer_rank, tag_number
 from . import payload_transport
 from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
-from .payload_agreement import (
-    at_once,
-    check_root,
-    collective,
-    each_of,
-    given,
-    ireceive,
-    isend,
-    own_place,
-    receive,
-)
+from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
 
 if TYPE_CHECKING:
     import numpy as np
@@ -168,17 +158,7 @@ def broadcast_ragged(
         async_op: begin, and return a Request to wait for.
     """
     is_root = check_root(comm, "broadcast_ragged", root)
-
-    def stages() -> Stages:
-        made, failed = given(encode, [x] if is_root else [])
-        got = yield from payload_transport.broadcast(comm, made[0] if made else None, root, not async_op)
-        if failed:
-            raise failed
-        if comm.is_inter and root < 0:
-            return None
-        return decode(_copied(got) if is_root else got, None if comm.is_inter else root)
-
-    return collective(comm, "broadcast_ragged", root, stages(), async_op)
+    return collective(comm, "broadcast", _RAGGED, root, [x] if is_root else [], async_op)
 
 
 # fmt: off
@@ -205,16 +185,8 @@ def gather_ragged(comm: Communicator, x: ArrayLike, root: int = 0, *, async_op: 
     Args:
         async_op: begin, and return a Request to wait for.
     """
-    is_root = check_root(comm, "gather_ragged", root)
-
-    def stages() -> Stages:
-        made, failed = given(encode, [x]) if root >= 0 else ([Payload(b"")], None)  # else another group gives
-        got = yield from payload_transport.gather(comm, made[0], root, not async_op)
-        if failed:
-            raise failed
-        return _decode_all(got, own_place(comm)) if is_root else None
-
-    return collective(comm, "gather_ragged", root, stages(), async_op)
+    check_root(comm, "gather_ragged", root)
+    return collective(comm, "gather", _RAGGED, root, [x] if root >= 0 else [], async_op)  # else others give
 
 
 # fmt: off
@@ -241,15 +213,7 @@ def all_gather_ragged(comm: Communicator, x: ArrayLike, *, async_op: bool = Fals
         >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
         [(0,), (1,), (2,)]
     """
-
-    def stages() -> Stages:
-        made, failed = given(encode, [x])
-        got = yield from payload_transport.all_gather(comm, made[0], not async_op)
-        if failed:
-            raise failed
-        return _decode_all(got, own_place(comm))
-
-    return collective(comm, "all_gather_ragged", 0, stages(), async_op)
+    return collective(comm, "all_gather", _RAGGED, 0, [x], async_op)
 
 
 # fmt: off
@@ -286,17 +250,7 @@ def scatter_ragged(
     """
     is_root = check_root(comm, "scatter_ragged", root)
     items, refused = each_of(comm, "scatter_ragged", xs) if is_root else ([], None)
-
-    def stages() -> Stages:
-        made, failed = given(encode, items, refused)
-        got = yield from payload_transport.scatter(comm, made or None, root, not async_op)
-        if failed:
-            raise failed
-        if got is None:  # at the root of another group, or beside it
-            return None
-        return decode(_copied(got) if is_root else got, None if comm.is_inter else root)
-
-    return collective(comm, "scatter_ragged", root, stages(), async_op)
+    return collective(comm, "scatter", _RAGGED, root, items, async_op, refused)
 
 
 # fmt: off
@@ -322,15 +276,7 @@ def all_to_all_ragged(comm: Communicator, xs: Sequence[ArrayLike], *, async_op: 
         async_op: begin, and return a Request to wait for.
     """
     items, refused = each_of(comm, "all_to_all_ragged", xs)
-
-    def stages() -> Stages:
-        made, failed = given(encode, items, refused)
-        got = yield from payload_transport.all_to_all(comm, made, not async_op)
-        if failed:
-            raise failed
-        return _decode_all(got, own_place(comm))
-
-    return collective(comm, "all_to_all_ragged", 0, stages(), async_op)
+    return collective(comm, "all_to_all", _RAGGED, 0, items, async_op, refused)
 
 
 def encode(x: object) -> Payload:
@@ -383,7 +329,7 @@ def decode(got: Payload, rank: int | None = None) -> Any:
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
     if library == _ON_DEVICE:
         return got.contents[0]
-    flat = np.frombuffer(got.contents[0], np.uint8) if got.contents[0].nbytes else np.empty(0, np.uint8)
+    flat = np.frombuffer(got.contents[0], np.uint8) if len(got.contents[0]) else np.empty(0, np.uint8)
     if name not in dtypes.BY_NAME:
         import ast
 
@@ -397,17 +343,16 @@ def decode(got: Payload, rank: int | None = None) -> Any:
     return flat.view(dtypes.numpy_dtype(record)).reshape(shape)
 
 
-def _copied(own: Payload) -> Payload:
+def _copied(x: object, own: Payload) -> Any:
     """This rank's own array: what comes back must not be the memory that went out."""
     blocks = (
         device_payload.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b))
         for b in own.contents
     )
-    return Payload.of([own.description, *blocks])
+    return decode(Payload.of([own.description, *blocks]))
 
 
-def _decode_all(got: Iterable[Payload], rank: int) -> list[Any]:
-    return [decode(_copied(p) if r == rank else p, r) for r, p in enumerate(got)]
+_RAGGED = Form("_ragged", encode, decode, _copied)
 
 
 def _addressed(comm: Communicator, verb: str, x: ArrayLike, dest: int, tag: int) -> tuple[int, int, Payload]:

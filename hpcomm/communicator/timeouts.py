@@ -14,6 +14,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ..core.request import Request, abandon
+from ..core.verbs import RAGGED
 from ..errors import UsageError, WaitTimeoutError, where
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Timeout:
 def _verbs(kind: type) -> dict[str, tuple[Callable[..., object], int]]:
     """The verbs that go in the background, too, and where among their arguments that is said; -1: by name.
 
-    Not the collectives of arrays, which see to it themselves (collectives.careful).
+    Not the collectives, which see to it themselves (collectives.careful, payload_agreement.collective).
     """
     found = {}
     by_themselves = collectives.__name__, reductions.__name__
@@ -86,6 +87,8 @@ def _verbs(kind: type) -> dict[str, tuple[Callable[..., object], int]]:
         function = getattr(kind, name)
         code = getattr(function, "__code__", None)
         if code is None or name.startswith("_") or function.__module__ in by_themselves:
+            continue
+        if name.removesuffix("_object").removesuffix("_ragged") in RAGGED:
             continue
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if "async_op" in names:

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from test_on_node import FORMS, Nobody, given_by, is_same, needs_core
 
 import hpcomm
+from hpcomm.communicator import payload_agreement
 from hpcomm.core.request import abandon
 from hpcomm.node import native, segment
 
@@ -55,6 +56,54 @@ def test_ranks_that_disagree_are_told(verb: Verb, n: int) -> None:
                 comm.all_reduce(np.ones(2))
             with pytest.raises(hpcomm.MismatchError, match="out of step"):
                 comm.barrier()
+
+
+@pytest.mark.parametrize(
+    ("verb", "other"),
+    [
+        ("all_gather_object", "all_gather_ragged"),
+        ("all_gather_object", "gather_object"),
+        ("broadcast_object", "broadcast"),
+        ("gather_ragged", "barrier"),
+    ],
+)
+def test_ranks_that_disagree_about_objects_are_told(verb: str, other: str) -> None:
+    with hpcomm.Communicator(WORLD, name="near") as comm:
+        needs_core(comm)
+        comm.broadcast_object(1)
+        with pytest.raises(hpcomm.MismatchError, match=r"disagree about call|out of step"):  # noqa: PT012
+            function = getattr(comm, other if comm.rank == 0 else verb)
+            function(*[np.ones(128)] * (function.__name__ != "barrier"))
+            comm.barrier()
+
+
+@pytest.mark.parametrize("verb", ["broadcast", "gather", "all_gather"])
+def test_who_fails_over_an_object_tells_those_who_wait_for_it(
+    own_comm: Any, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no memory for it on rank 0; those who give something long wait until it has been read."""
+    needs_core(own_comm)
+    own_comm.barrier()
+
+    def none(nbytes: int) -> Any:
+        raise MemoryError
+
+    words = {"broadcast": {"root": 1}, "gather": {"root": 0}}.get(verb, {})
+    if own_comm.rank == 0:
+        monkeypatch.setattr(payload_agreement, "pooled", none)
+    said = ""
+    try:
+        getattr(own_comm, f"{verb}_object")(np.ones(5000), **words)
+    except (MemoryError, hpcomm.PeerFailedError) as error:
+        said = str(error) or "no memory"
+    needs_rank_0 = own_comm.rank == 1 or verb != "broadcast"
+    assert (
+        "no memory" if own_comm.rank == 0 else "left this call by an error" if needs_rank_0 else ""
+    ) in said
+    monkeypatch.undo()
+    WORLD.Barrier()
+    for x in (1, np.ones(5000)):
+        assert len(own_comm.all_gather_object(x)) == own_comm.size
 
 
 def test_two_roots_are_told_at_their_next_calls() -> None:

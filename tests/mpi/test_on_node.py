@@ -354,3 +354,80 @@ def test_halves_with_a_sign_still_to_be_applied(comm: Any) -> None:
     assert x.is_neg()
     assert x.dtype == torch.float16
     assert comm.all_reduce(x).tolist() == [-2 * comm.size, 4 * comm.size]
+
+
+OF_ONE = ("broadcast", "gather", "all_gather")  # a rank brings one object, not one for each
+SIZES = (0, 100, 1000, 5000, 40_000)  # bytes of blocks: with the arrival, or read where they are
+
+
+def payload(comm: Any, verb: str, kind: str, sizes: tuple[int, ...], rank: int) -> Any:
+    """What a rank brings to verb_kind."""
+
+    def one(to: int) -> Any:
+        if kind == "ragged":
+            return np.full((sum(sizes) // 8, 1 + rank), 10 * rank + to)
+        return {"text": "x" * sizes[0], "arrays": [np.full(n // 8, 10.0 * rank + to) for n in sizes]}
+
+    return one(0) if verb in OF_ONE else [one(to) for to in range(comm.size)]
+
+
+@pytest.mark.parametrize("kind", ["object", "ragged"])
+def test_objects_and_ragged_arrays_go_by_the_core(comm: Any, kind: str) -> None:
+    """One call each, but for the first, which learns whether ranks may read each other's memory."""
+    comm.all_gather_object(None)
+    for turn, n in enumerate(SIZES):
+        for many in (1, 3, 100) if n < 2000 else (1, 3):
+            sizes, root, begun = (n,) * many, turn % comm.size, calls(comm)
+            for verb in (*OF_ONE, "scatter", "all_to_all"):
+                everybodys = [payload(comm, verb, kind, sizes, r) for r in range(comm.size)]
+                mine, words = everybodys[comm.rank], {}
+                if verb not in ("all_gather", "all_to_all"):
+                    words = {"root": root}
+                got = getattr(comm, f"{verb}_{kind}")(mine, **words)
+                want = {
+                    "broadcast": everybodys[root],
+                    "gather": everybodys if comm.rank == root else None,
+                    "all_gather": everybodys,
+                    "scatter": everybodys[root][comm.rank] if verb == "scatter" else None,
+                    "all_to_all": [each[comm.rank] for each in everybodys] if verb == "all_to_all" else None,
+                }[verb]
+                np.testing.assert_equal(got, want)
+            if comm.node is not None and comm.node.direct:
+                assert calls(comm) == begun + 5
+
+
+def test_where_nobody_may_read_others_memory_objects_go_by_mpi(own_comm: Any) -> None:
+    needs_core(own_comm)
+
+    class Without:
+        """A core that has found that out."""
+
+        direct, timeout = False, 0
+
+        def share(self, *arguments: Any) -> object:
+            return NotImplemented
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own_comm.call_logs._node, name)
+
+    own_comm.node = own_comm.direct = Without()
+    begun, x = calls(own_comm), np.arange(3000.0)
+    assert [each[0] for each in own_comm.all_gather_object((own_comm.rank, x))] == [*range(own_comm.size)]
+    own_comm.timeout = 30
+    assert (own_comm.broadcast_ragged(x if own_comm.rank == 1 else None, 1) == x).all()
+    assert calls(own_comm) == begun
+
+
+def test_objects_may_come_late_as_arrays_may(own_comm: Any) -> None:
+    last = own_comm.size - 1
+    own_comm.all_gather_object(None)
+    own_comm.timeout = 0.1 if own_comm.rank != last else 30
+    if own_comm.rank == last:
+        time.sleep(0.5)
+        assert own_comm.all_gather_object(7) == [7] * own_comm.size
+    else:
+        with pytest.raises(hpcomm.WaitTimeoutError, match=r"(?s)all_gather_object.*comm\.timeout"):
+            own_comm.all_gather_object(7)
+    own_comm.timeout = 30
+    assert own_comm.all_gather_object(own_comm.rank) == [*range(own_comm.size)]
+    assert own_comm.all_reduce_object(1) == own_comm.size

@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CALLS = 9, MOST = 30000 };
+enum { CALLS = 11, MOST = 30000, SHARE = 0 };
 struct shared {
   atomic_int dead, done, wrong, points, reached;
 };
@@ -49,6 +49,28 @@ static int look(struct node *n, int why, int rank) {
 }
 static const struct node_host host = {leave, back, look};
 
+/* Everybody's x to everybody, as blocks that are read where they are. */
+static int share(struct node *n, struct call *c) {
+  struct share s = {.n = n, .c = c};
+  size_t one = 1;
+  struct node_part block = {(uintptr_t)c->x, c->nbytes}, part;
+  c->verb = BY_ALL_GATHER;
+  c->signature = 77;
+  int bad = share_begin(&s, &block, &one);
+  if (bad)
+    return bad;
+  memcpy(c->out + (size_t)n->rank * c->nbytes, c->x, c->nbytes);
+  for (int r = 0; !bad && r < n->size; r++) {
+    struct parcel p;
+    if (r == n->rank)
+      continue;
+    bad = share_open(&s, r, &p);
+    if (!bad && !share_next(&p, &part))
+      bad = share_pull(&s, r, &part, c->out + (size_t)r * c->nbytes);
+  }
+  return share_end(&s, bad);
+}
+
 static void body(struct segment *segment, struct node_place *place, int rank,
                  int direct) {
   const uint64_t from = direct ? 9000 : UINT64_MAX;
@@ -62,9 +84,11 @@ static void body(struct segment *segment, struct node_place *place, int rank,
   node_attach(&n, segment, place, rank);
   for (int i = 0; i < CALLS; i++) {
     static const int verbs[CALLS] = {
-        BY_ALL_REDUCE, BY_BROADCAST,  BY_ALL_REDUCE, BY_ALL_GATHER, BY_BARRIER,
-        BY_ALL_REDUCE, BY_ALL_REDUCE, BY_BROADCAST,  BY_ALL_REDUCE};
-    static const size_t counts[CALLS] = {2, 3, MOST, MOST, 0, 1, MOST, MOST, 1};
+        BY_ALL_REDUCE, BY_BROADCAST,  BY_ALL_REDUCE, BY_ALL_GATHER,
+        BY_BARRIER,    SHARE,         BY_ALL_REDUCE, BY_ALL_REDUCE,
+        SHARE,         BY_BROADCAST,  BY_ALL_REDUCE};
+    static const size_t counts[CALLS] = {2, 3,    MOST, MOST, 0, MOST,
+                                         1, MOST, MOST, MOST, 1};
     struct call c = {.verb = verbs[i],
                      .dtype = F32,
                      .count = counts[i],
@@ -75,7 +99,7 @@ static void body(struct segment *segment, struct node_place *place, int rank,
       x[k] = (float)(rank + i);
     if (interrupted && rank == 1)
       interrupted = 0; /* heard of between two calls */
-    if (node_run(&n, &c)) {
+    if (verbs[i] == SHARE ? share(&n, &c) : node_run(&n, &c)) {
       if (signal_number == SIGINT)
         continue;
       break;

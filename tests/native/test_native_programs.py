@@ -13,7 +13,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "hpcomm/node/_native"
-SOURCES = ["segment", "wait", "arrive", "reduce", "collective", "long", "direct", "channel"]
+SOURCES = ["segment", "wait", "arrive", "reduce", "collective", "long", "direct", "share", "channel"]
 FLAGS = [
     "-std=c11",
     "-g",

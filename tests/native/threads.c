@@ -152,6 +152,73 @@ static void look_at_logs(struct node *n, uint64_t *own) {
   }
 }
 
+enum { BLOCKS = 12 };
+
+/* How long the blocks are that a rank gives another one in a call: few or many,
+   short or long. */
+static size_t drawn_blocks(int call, int from, int to, size_t *lengths) {
+  uint64_t state = seed ^ (uint64_t)call << 20 ^ (uint64_t)(from * ranks + to);
+  const size_t count = draw(&state) % BLOCKS, most = draw(&state) % 4;
+  for (size_t i = 0; i < count; i++)
+    lengths[i] = draw(&state) % (most == 3 ? 20000 : most == 2 ? 2000 : 40);
+  return count;
+}
+
+/* Blocks of all sorts from the ranks that give to those that take. */
+static int share(struct node *n, uint64_t *common, int call) {
+  static const int verbs[] = {BY_BROADCAST, BY_GATHER, BY_ALL_GATHER,
+                              BY_SCATTER, BY_ALL_TO_ALL};
+  struct call c = {.verb = verbs[draw(common) % 5],
+                   .root = (int)(draw(common) % (unsigned)ranks)};
+  c.signature = (uint64_t)c.verb + 100;
+  const int cut = c.verb == BY_SCATTER || c.verb == BY_ALL_TO_ALL;
+  struct share s = {.n = n, .c = &c};
+  struct node_part *blocks = malloc((size_t)(ranks * BLOCKS) * sizeof *blocks);
+  size_t counts[NODE_RANKS], lengths[BLOCKS], total = 0;
+  for (int to = 0; to < (cut ? ranks : 1); to++) {
+    counts[to] = drawn_blocks(call, n->rank, to, lengths);
+    for (size_t i = 0; i < counts[to]; i++) {
+      unsigned char *at = malloc(lengths[i] + 1);
+      bring(at, lengths[i], n->rank, to + (int)i);
+      blocks[total++] = (struct node_part){(uintptr_t)at, lengths[i]};
+    }
+  }
+  int bad = share_begin(&s, blocks, counts);
+  const int begun = !bad;
+  for (int r = 0; !bad && r < ranks; r++) {
+    struct parcel p;
+    if (r == n->rank || !call_takes(n, &c, n->rank) || !call_gives(n, &c, r))
+      continue;
+    bad = share_open(&s, r, &p);
+    size_t count = drawn_blocks(call, r, cut ? n->rank : 0, lengths);
+    if (!bad && p.count != count)
+      atomic_store(&wrong, 1);
+    for (size_t i = 0; !bad && i < count && i < p.count; i++) {
+      struct node_part part;
+      const char *here = share_next(&p, &part);
+      unsigned char *got = malloc(part.nbytes + 1),
+                    *want = malloc(lengths[i] + 1);
+      bring(want, lengths[i], r, (cut ? n->rank : 0) + (int)i);
+      if (here)
+        memcpy(got, here, part.nbytes);
+      else
+        bad = share_pull(&s, r, &part, (char *)got);
+      if (!bad && (part.nbytes != lengths[i] || memcmp(got, want, lengths[i]))) {
+        printf("rank %d, call %d: block %zu of rank %d\n", n->rank, call, i, r);
+        atomic_store(&wrong, 1);
+      }
+      free(got), free(want);
+    }
+    free(p.fetched);
+  }
+  if (begun)
+    bad = share_end(&s, bad);
+  for (size_t i = 0; i < total; i++)
+    free((void *)(uintptr_t)blocks[i].at);
+  free(blocks);
+  return bad == NODE_NO_ROOM ? 0 : bad; /* in qemu nobody reads others' memory */
+}
+
 static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
             last = (me + ranks - 1) % ranks;
@@ -208,6 +275,11 @@ static void *rank(void *arg) {
                me, ranks, i, c.verb, c.op, c.dtype, c.count, c.root, in_place);
         atomic_store(&wrong, 1);
       }
+    }
+    if (!synchronous && i % 3 == 0 && share(&n, &common, i)) {
+      printf("call %d of blocks failed\n", i);
+      atomic_store(&wrong, 1);
+      break;
     }
     if (!synchronous && i % 4 == 0 &&
         ranks > 1) { /* a message round the ring; ranks are even and odd */

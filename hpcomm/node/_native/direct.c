@@ -18,7 +18,7 @@
 #define CHAIN (32u << 10) /* bytes of a part of a scan */
 #define SCRATCH (512u << 10) /* bytes that are read at a time, from all ranks together: half of a second cache */
 
-static int pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes) {
+int direct_pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes) {
   const int pid = (int)node_peek(&n->place->rank[rank].status.pid);
   while (nbytes) {
     struct iovec ours = {to, nbytes}, theirs = {(void *)(uintptr_t)from, nbytes};
@@ -61,7 +61,7 @@ uint64_t direct_address(const struct node *n, int rank, int which) {
 
 /* Reduce the bytes [at, at + nbytes) of x of the first `inputs` ranks. */
 static int reduce(struct node *n, const struct call *c, int inputs, size_t at, size_t nbytes, char *out) {
-  if (inputs == 1 && n->rank && c->op < OP_LAND) return pull(n, 0, out, direct_address(n, 0, 0) + at, nbytes);
+  if (inputs == 1 && n->rank && c->op < OP_LAND) return direct_pull(n, 0, out, direct_address(n, 0, 0) + at, nbytes);
   const size_t most = SCRATCH / (size_t)(n->size - 1) & ~(size_t)(NODE_LINE - 1);
   const void *in[NODE_RANKS];
   for (size_t done = 0; done < nbytes; done += most) {
@@ -69,7 +69,7 @@ static int reduce(struct node *n, const struct call *c, int inputs, size_t at, s
     for (int r = 0; r < inputs; r++) {
       char *to = n->scratch + (size_t)(r - (r > n->rank)) * most;
       in[r] = r == n->rank ? c->x + at + done : to;
-      if (r != n->rank && pull(n, r, to, direct_address(n, r, 0) + at + done, length)) return -1;
+      if (r != n->rank && direct_pull(n, r, to, direct_address(n, r, 0) + at + done, length)) return -1;
     }
     reduce_arrays(c->dtype, c->op, n->size, out + done, in, inputs, length / dtype_bytes(c->dtype));
   }
@@ -87,7 +87,7 @@ static int all_reduce(struct node *n, const struct call *c) {
     size_t at = slice * (size_t)r;
     if (at >= c->nbytes) continue;
     if (long_reached(n, &n->place->rank[r].taken, NODE_FIRST_STEP + 1, r)) return -1;
-    if (pull(n, r, c->out + at, direct_address(n, r, 1) + at, c->nbytes - at < slice ? c->nbytes - at : slice))
+    if (direct_pull(n, r, c->out + at, direct_address(n, r, 1) + at, c->nbytes - at < slice ? c->nbytes - at : slice))
       return -1;
   }
   return 0;
@@ -101,7 +101,7 @@ static int gather(struct node *n, const struct call *c) { /* also all_gather, al
     char *to = c->out + (size_t)r * block;
     if (r == n->rank) {
       if (to != c->x + from) memcpy(to, c->x + from, block);
-    } else if (pull(n, r, to, direct_address(n, r, 0) + from, block)) {
+    } else if (direct_pull(n, r, to, direct_address(n, r, 0) + from, block)) {
       return -1;
     }
   }
@@ -126,8 +126,8 @@ static int chain(struct node *n, const struct call *c) {
     if (me == first && reduce(n, c, 1, done, length, c->out + done)) return -1;
     if (me > first) {
       if (long_reached(n, &n->place->rank[below].taken, step, below)) return -1;
-      if (pull(n, below, reduced, direct_address(n, below, 1) + done, length)) return -1;
-      if (!is_scan && pull(n, below, x_below, direct_address(n, below, 0) + done, length)) return -1;
+      if (direct_pull(n, below, reduced, direct_address(n, below, 1) + done, length)) return -1;
+      if (!is_scan && direct_pull(n, below, x_below, direct_address(n, below, 0) + done, length)) return -1;
       reduce_arrays(c->dtype, c->op, n->size, c->out + done, in, 2, length / dtype_bytes(c->dtype));
     }
     node_post(&node_mine(n)->taken, NODE_STEP(n->calls, step));
@@ -157,7 +157,7 @@ static int move(struct node *n, const struct call *c) {
     default: break;
   }
   const size_t from = c->verb == BY_SCATTER ? (size_t)me * c->nbytes : 0; /* broadcast, scatter */
-  if (!is_root) return pull(n, c->root, c->out, direct_address(n, c->root, 0) + from, c->nbytes);
+  if (!is_root) return direct_pull(n, c->root, c->out, direct_address(n, c->root, 0) + from, c->nbytes);
   if (c->out != c->x + from) memcpy(c->out, c->x + from, c->nbytes);
   return 0;
 }

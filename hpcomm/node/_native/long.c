@@ -196,9 +196,9 @@ static void post_all(struct node *n, uint64_t step) {
   node_post(&mine->finished, NODE_STEP(n->calls, step));
 }
 
-static void begin_steps(struct node *n) { post_all(n, n->settled ? NODE_FIRST_STEP : 0); }
+void long_begin_steps(struct node *n) { post_all(n, n->settled ? NODE_FIRST_STEP : 0); }
 
-static int give_up(struct node *n) {
+int long_give_up(struct node *n) {
   post_all(n, n->gave_up + 1 == n->calls ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
   n->gave_up = n->calls;
   return -1;
@@ -227,22 +227,35 @@ static void reserve_pieces(struct node *n) {
 }
 
 /* Steps are counted anew in each call. Not before all have come, where we gave up the last one: somebody may still be
-   in it, and has to see that. */
+   in it, and has to see that: 0. */
+int long_afresh(struct node *n) {
+  const int afresh = n->gave_up + 1 != n->calls;
+  if (afresh) long_begin_steps(n);
+  return afresh;
+}
+
 static int meet(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
-  const int afresh = n->gave_up + 1 != n->calls;
   if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
-  if (afresh) begin_steps(n);
+  const int afresh = long_afresh(n);
   uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
   if (c->nbytes >= n->direct_from[way_of(c->verb)])
     addresses[2] = !direct_reaches(c->x, c->nbytes) || (reads_out(c->verb) && !direct_reaches(c->out, c->nbytes));
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
-  if (node_await_all(n)) return give_up(n);
+  if (node_await_all(n)) return long_give_up(n);
   n->has_long = node_peek(&n->place->pieces) > 1 ? 1 : -1;
-  if (!afresh) begin_steps(n);
+  if (!afresh) long_begin_steps(n);
   n->awaited = 0;
   return 0;
+}
+
+int long_settle(struct node *n, const struct call *c) {
+  if (n->settled) return 0;
+  if (meet(n, c)) return -1;
+  int unlocked = node_unlock(n), bad = settle(n);
+  if (unlocked) node_lock(n);
+  return bad ? long_give_up(n) : 0;
 }
 
 /* Nobody's x may change while others read it: not where a rank works in place on what they need. Nor may it be what a
@@ -269,5 +282,5 @@ int long_run(struct node *n, const struct call *c) {
     bad = carry_out(&s);
   }
   if (unlocked) node_lock(n);
-  return bad ? give_up(n) : 0;
+  return bad ? long_give_up(n) : 0;
 }

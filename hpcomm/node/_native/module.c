@@ -173,7 +173,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   return *result != NULL;
 }
 
-static int enter(Node *self) {
+int enter_call(Node *self) {
   if (!self->segment || self->owner != node_forks) {
     PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
     return -1;
@@ -192,7 +192,7 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   PyObject *result = NULL;
   x.view.obj = out.view.obj = NULL;
   int bad = prepare(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
-  if (bad == 0 && (bad = enter(self) * 2) == 0) {
+  if (bad == 0 && (bad = enter_call(self) * 2) == 0) {
     bad = node_run(&self->node, &c);
     self->busy = 0;
     bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
@@ -225,7 +225,7 @@ static PyObject *barrier(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
   struct call c = {.verb = BY_BARRIER};
   (void)none;
-  if (enter(self)) return NULL;
+  if (enter_call(self)) return NULL;
   int bad = node_run(&self->node, &c);
   self->busy = 0;
   return bad ? NULL : Py_NewRef(Py_None);
@@ -237,7 +237,7 @@ static PyObject *meet(PyObject *me, PyObject *signature_, PyObject *timeout_, in
   struct node *n = &self->node;
   uint64_t signature = PyLong_AsUnsignedLongLong(signature_), timeout = n->timeout;
   double seconds = timeout_ && timeout_ != Py_None ? PyFloat_AsDouble(timeout_) : 0;
-  if (PyErr_Occurred() || enter(self)) return NULL;
+  if (PyErr_Occurred() || enter_call(self)) return NULL;
   if (seconds > 0) n->timeout = (uint64_t)(seconds * 1e9) + 1;
   int bad = node_enter(n, signature);
   if (!bad) {
@@ -469,6 +469,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(scatter),
                                      FAST(all_gather),
                                      FAST(all_to_all),
+                                     {"share", (PyCFunction)(void (*)(void))node_share, METH_FASTCALL, NULL},
                                      FAST(arrive),
                                      FAST(begun),
                                      {"come", come, METH_O, NULL},

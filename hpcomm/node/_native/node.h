@@ -222,12 +222,40 @@ int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on a
 int long_run(struct node *, const struct call *);
 #define NODE_FIRST_STEP 1 /* step 0: come, but it has not said yet whether it can read our memory */
 int long_reached(struct node *, const node_word *, uint64_t step, int rank);
+int long_settle(struct node *, const struct call *); /* all know whether all can read all memory: n->direct */
+int long_afresh(struct node *);                       /* 0: not before all have come: see meet */
+void long_begin_steps(struct node *);
+int long_give_up(struct node *);
 int direct_run(struct node *, const struct call *);
+int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
 int direct_probe(struct node *);
 int direct_reaches(const char *at, size_t nbytes);
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
 int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
+int call_meet(struct node *, const struct call *);                  /* arrive, and wait for whom it takes from */
+
+/* -- share.c ---- */
+struct node_part {
+  uint64_t at, nbytes;
+};
+struct share {
+  struct node *n;
+  const struct call *c;
+  char *memory; /* parcels that have no room in the cell */
+  int is_read;  /* there is something in our memory that others read, */
+  int reads;    /* or this rank has read something in theirs */
+};
+struct parcel {
+  const char *at, *table, *end; /* of what is not looked at yet: contents, parts */
+  size_t count;
+  char *fetched; /* its memory, or NULL: it is in the giver's cell */
+};
+int share_begin(struct share *, const struct node_part *blocks, const size_t *counts);
+int share_open(struct share *, int rank, struct parcel *);
+const char *share_next(struct parcel *, struct node_part *);
+int share_pull(struct share *, int rank, const struct node_part *, char *to);
+int share_end(struct share *, int bad);
 
 /* -- channel.c ---- */
 void channel_attach(struct channel *, struct segment *, struct node_channel *, int peer);

@@ -1,0 +1,105 @@
+/* parcels.c: Node.share, as Python sees it: blocks of memory of any number and length (share.c). */
+#include "module.h"
+
+#include <stdlib.h>
+
+struct given { /* the parcels of this rank, and what keeps their memory */
+  size_t counts[NODE_RANKS], blocks;
+  Py_buffer *views;
+  struct node_part *parts;
+};
+
+static void let_go(struct given *g) {
+  while (g->blocks) PyBuffer_Release(&g->views[--g->blocks]);
+  free(g->views);
+  free(g->parts);
+}
+
+/* Look at lists of blocks, one for each parcel. */
+static int look_at(PyObject *parcels, Py_ssize_t most, struct given *g) {
+  const Py_ssize_t n = most ? PyList_Size(parcels) : 0; /* 0: this rank gives nothing */
+  size_t total = 0;
+  for (Py_ssize_t i = 0; i < n && n <= most; i++) {
+    const Py_ssize_t count = PyList_Size(PyList_GetItem(parcels, i));
+    if (count < 0) return -1;
+    total += g->counts[i] = (size_t)count;
+  }
+  if (n < 0) return -1;
+  if (n != most) return PyErr_Format(PyExc_ValueError, "%zd parcels, not %zd", n, most), -1;
+  g->views = malloc(total * sizeof *g->views + 1);
+  g->parts = malloc(total * sizeof *g->parts + 1);
+  if (!g->views || !g->parts) return PyErr_NoMemory(), -1;
+  for (Py_ssize_t i = 0; i < n; i++)
+    for (size_t j = 0; j < g->counts[i]; j++) {
+      Py_buffer *view = &g->views[g->blocks];
+      if (PyObject_GetBuffer(PyList_GetItem(PyList_GetItem(parcels, i), (Py_ssize_t)j), view, PyBUF_SIMPLE)) return -1;
+      g->parts[g->blocks++] = (struct node_part){(uintptr_t)view->buf, (size_t)view->len};
+    }
+  return 0;
+}
+
+/* A block that is in its giver's memory, in what memory(nbytes) gives for it. */
+static PyObject *fetched(struct share *s, int rank, const struct node_part *part, PyObject *memory) {
+  PyObject *made = PyObject_CallFunction(memory, "K", (unsigned long long)part->nbytes);
+  Py_buffer view;
+  if (!made || PyObject_GetBuffer(made, &view, PyBUF_WRITABLE)) {
+    Py_XDECREF(made);
+    return NULL;
+  }
+  int bad = (size_t)view.len != part->nbytes;
+  if (bad) PyErr_Format(PyExc_ValueError, "memory of %zd bytes", view.len);
+  bad = bad || share_pull(s, rank, part, view.buf);
+  PyBuffer_Release(&view);
+  if (bad) Py_CLEAR(made);
+  return made;
+}
+
+/* The blocks of a rank's parcel: the first as bytes, others that came with it as bytearrays. */
+static PyObject *opened(struct share *s, int rank, PyObject *memory) {
+  struct parcel p;
+  struct node_part part;
+  PyObject *list = share_open(s, rank, &p) ? NULL : PyList_New((Py_ssize_t)p.count);
+  for (size_t i = 0; list && i < p.count; i++) {
+    const char *here = share_next(&p, &part);
+    PyObject *block = !here ? fetched(s, rank, &part, memory)
+                      : i   ? PyByteArray_FromStringAndSize(here, (Py_ssize_t)part.nbytes)
+                            : PyBytes_FromStringAndSize(here, (Py_ssize_t)part.nbytes);
+    if (!block || PyList_SetItem(list, (Py_ssize_t)i, block)) Py_CLEAR(list);
+  }
+  free(p.fetched);
+  return list;
+}
+
+/* share(verb, root, signature, parcels, memory): what each rank gives this one; None: nothing */
+PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+  Node *self = (Node *)me;
+  struct node *n = &self->node;
+  if (count != 5) return PyErr_Format(PyExc_TypeError, "share takes a verb, root, signature, parcels and memory");
+  struct call c = {.verb = (int)PyLong_AsLong(a[0]),
+                   .root = (int)PyLong_AsLong(a[1]),
+                   .signature = PyLong_AsUnsignedLongLong(a[2])};
+  struct share s = {.n = n, .c = &c};
+  struct given g = {0};
+  if (PyErr_Occurred()) return NULL;
+  const int is_cut = c.verb == BY_SCATTER || c.verb == BY_ALL_TO_ALL;
+  int bad = look_at(a[3], call_gives(n, &c, n->rank) ? is_cut ? n->size : 1 : 0, &g) || enter_call(self) ? -1 : 0;
+  PyObject *got = NULL;
+  if (!bad) {
+    bad = share_begin(&s, g.parts, g.counts);
+    if (!bad) {
+      got = PyList_New(n->size);
+      for (int r = 0; got && r < n->size; r++) {
+        const int comes = r != n->rank && call_takes(n, &c, n->rank) && call_gives(n, &c, r);
+        PyObject *blocks = comes ? opened(&s, r, a[4]) : Py_NewRef(Py_None);
+        if (!blocks || PyList_SetItem(got, r, blocks)) Py_CLEAR(got);
+      }
+      bad = share_end(&s, !got);
+    }
+    self->busy = 0;
+  }
+  let_go(&g);
+  if (!bad) return got;
+  Py_XDECREF(got);
+  if (bad == NODE_NO_ROOM) return Py_NewRef(Py_NotImplemented);
+  return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+}
