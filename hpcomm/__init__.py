@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .communicator.mesh import Mesh
     from .communicator.p2p import P2POp, batch_isend_irecv
     from .communicator.persistent import Plan
+    from .communicator.spawned import parent
     from .core.buffer import as_buffer
     from .core.partition import Box, Partition, Points
     from .core.reduction import Op, premul_sum
@@ -84,6 +85,7 @@ __all__ = [
     "batch_isend_irecv",
     "from_torch",
     "join",
+    "parent",
     "premul_sum",
     "self_",
     "wait_all",
@@ -110,6 +112,7 @@ _HOMES = {
     "batch_isend_irecv": "communicator.p2p",
     "from_torch": "torch_backend.bridge",
     "join": "mpmd.join",
+    "parent": "communicator.spawned",
     "premul_sum": "core.reduction",
     "wait_all": "core.waiting",
     "wait_any": "core.waiting",

@@ -31,6 +31,7 @@ DOCUMENTS = [
             "ring_and_tree",
             "meshes",
             "mpi4py",
+            "spawn",
             "torch",
             "within",
         )
@@ -82,12 +83,14 @@ EXAMPLES = [example for document in DOCUMENTS for example in examples(document)]
 
 
 def run(code: str, folder: Path) -> tuple[int, str]:
-    """Exit status and output of code as train.py on two ranks, or as many as its first line says."""
-    ranks = re.match(r"# (\d) ranks", code)
+    """Exit status and output of code as train.py on two ranks, or as its first line says."""
+    said = re.match(r"# (\d) ranks(?:, (--\w+))?", code)
+    ranks, option = said.groups() if said else ("2", None)
+    options = [option] if option else []
     (folder / "train.py").write_text(code, encoding="utf-8")
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with subprocess.Popen(
-        [sys.executable, "-m", "hpcomm", "run", "-n", ranks[1] if ranks else "2", "python", "train.py"],
+        [sys.executable, "-m", "hpcomm", "run", "-n", ranks, *options, "python", "train.py"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         stdin=subprocess.DEVNULL,

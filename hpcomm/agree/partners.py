@@ -29,6 +29,7 @@ __all__ = ["Partners"]
 
 _BYE = 32099  # tag
 _UNDER_WAY_S = 1.0  # for messages that were sent before an end: the node segment is quicker than MPI
+_POLL_S = 0.01
 _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
 
 
@@ -133,7 +134,20 @@ class Partners:
             self._going.append(self._inter.Isend([b"", MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
-            time.sleep(0.01)
+            time.sleep(_POLL_S)
+
+    def part(self) -> None:
+        """Say that this rank ends or closes what joins both, and wait for the others, but not at a failure.
+
+        To go on and finalize MPI would leave Open MPI with messages to ranks that have gone, and hang it.
+        """
+        if not self._inter:
+            return
+        self.say_farewell()
+        while runtime.ending is None and not runtime.status and len(self.gone()) < self._inter.remote_size:
+            time.sleep(_POLL_S)
+        with self._lock:
+            self._inter.Free()
 
     def _hear(self) -> None:
         from mpi4py import MPI

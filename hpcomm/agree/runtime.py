@@ -395,7 +395,7 @@ def _note_life() -> None:
 
     folder = os.environ.pop("HPCOMM_LIVING", None)  # jobs that this rank starts are others
     if folder and os.path.isdir(folder):  # noqa: PTH112  not on other hosts; pathlib costs 5 ms at every start
-        _life = f"{folder}/{MPI.COMM_WORLD.rank}"
+        _life = f"{folder}/{MPI.COMM_WORLD.rank}-{os.getpid()}"  # there may be spawned ones, too
         try:
             with open(_life, "w") as note:  # noqa: PTH123
                 note.write(_name)

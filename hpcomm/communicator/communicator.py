@@ -35,6 +35,7 @@ from . import (
     reductions,
     sendrecv,
     shared_array,
+    spawned,
     windows,
 )
 from .block_channel import channel
@@ -276,6 +277,7 @@ class Communicator:
     window = windows.window
     counter = windows.counter
     pool = pools.pool
+    spawn = spawned.spawn
     group = groups.group
     dup = groups.dup
     create_intercomm = groups.create_intercomm
@@ -321,6 +323,8 @@ class Communicator:
                 self.exchange_channel[2].close()
         if self.devices is not None:
             self.devices.close()
+        if self.partners is not None:
+            self.partners.part()
         if self.home is not None:
             self.home[0].forget(self.home[1])
         mpi, self.mpi_handle = self.mpi_handle, type(self.mpi_handle)()

@@ -23,7 +23,10 @@ __all__ = [
 
 _NEIGHBOURS = ["all_gather", "all_to_all"]
 # Of these the number of elements is a checksum of what has to be equal.
-MAKERS = ["split", "split_node", "dup", "create_intercomm", "merge", "cart", "graph", "mesh", "sub", "window"]
+MAKERS = [
+    *("split", "split_node", "dup", "create_intercomm", "merge", "cart", "graph", "mesh", "sub", "window"),
+    "spawn",
+]
 VERBS = [
     "?",
     *sorted(TABLE),

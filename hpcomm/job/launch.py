@@ -85,6 +85,7 @@ class Job(NamedTuple):
     launcher: str | None = None
     dry_run: bool = False
     verbose: bool = False
+    spawn: bool = False
     label: bool = False
     output: str | None = None
 
@@ -205,6 +206,7 @@ def parser() -> Command:
         metavar="NAME=VALUE",
         help="set a variable for every rank (NAME alone: hand over its present value)",
     )
+    add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
     add("--label", action="store_true", help="put [RANK] before each line that a rank prints")
     add(
         "--output",
@@ -343,12 +345,14 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
     wanted |= {} if machine.registers else _UCX_UNHOOKED | _NO_UCX_WINDOWS
-    # By tcp, ranks listen on all addresses, which they need where shared memory is short. Then by loopback:
+    # By tcp, ranks listen on all addresses, which they need where shared memory is short, and to meet those
+    # that they spawn, for whom Open MPI has no shared memory. Then by loopback:
     # a bridge of containers may go meanwhile. ofi's search for a fabric sleeps a second in MPI_Init.
     is_short = machine.shared < _SHARED_EACH * sum(program.ranks or machine.cores for program in job.programs)
-    left = [*(["ofi"] if mpi.bundled else []), *([] if is_short else ["tcp"])]
+    by_tcp = job.spawn or is_short
+    left = [*(["ofi"] if mpi.bundled else []), *([] if by_tcp else ["tcp"])]
     wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
-    if is_short and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
+    if by_tcp and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
         wanted["OMPI_MCA_btl_tcp_if_include"] = "lo"
     if _is_crowded(job, machine):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"

@@ -10,13 +10,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ..agree import runtime
+from ..agree.deadline import within
 from ..communicator.lazy_world import taken
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import process_role
 from ..job.optional_packages import load_mpi
 from . import handshake
 from .coupling.coupling_clock import is_number
-from .deadline import within
 from .link import Link, adopt
 from .monitor import post_mortem, startup_monitor
 from .program import Program

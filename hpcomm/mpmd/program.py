@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..agree import runtime
+from ..agree.deadline import within
 from ..errors import ConfigError, UsageError
 from . import connect as connecting
 from . import handshake, replay
@@ -17,7 +18,6 @@ from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S
 from .coupling.coupling_clock import check_time, divides, is_number
 from .coupling_progress import progress
-from .deadline import within
 from .link import Link, no_field
 from .record import Recorded, recorder
 from .record_reader import read

@@ -162,6 +162,8 @@ def test_openmpi_on_one_host_short_of_shared_memory_speaks_by_loopback():
     assert line(job(2), OPENMPI, where)[1] == {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_btl_tcp_if_include": "lo"}
     users = where._replace(environ={"OMPI_MCA_btl_tcp_if_exclude": "eth0"})  # Open MPI refuses both
     assert line(job(2), OPENMPI, users)[1] == {"OMPI_MCA_btl": "^ofi"}
+    spawning = line(job(2, spawn=True), OPENMPI, where._replace(shared=sys.maxsize))[1]
+    assert spawning == {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_btl_tcp_if_include": "lo"}
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,9 @@ def communicators(x: Floats) -> None:
     with comm.pool() as pool:
         if pool is not None:
             assert_type(pool.submit(len, "abc").result(), int)
+    with comm.spawn(["worker.py", "8"], 2, name="workers") as workers:
+        assert_type(workers, Communicator)
+    assert_type(hpcomm.parent(), Communicator | None)
     stop = comm.observe(Looker())
     assert_type(stop(), None)
     assert_type(comm.mpi, MPI.Comm)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from ..agree import runtime
+from . import runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
