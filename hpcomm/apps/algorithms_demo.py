@@ -3,17 +3,20 @@
     python -m hpcomm run -n 4 python -m hpcomm.apps.algorithms_demo --bytes 64k
 
 Each is proved before its first call and compared with what numpy makes of everybody's x. The model is
-LogGP (hpcomm/simulate.py), calibrated just before by three calls on all ranks, which so share cores and
-memory as in the calls that it predicts. What it leaves out is printed below the table.
+LogGP (hpcomm/simulate.py), fitted to a few calls on all ranks. These are timed in turn with the algorithms,
+several times over, so that all of them meet the same machine. Calls that it was not fitted to tell how sure
+it is: if it fails there, or if the machine is too busy with other things, no prediction is printed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +33,17 @@ from ..schedule.registry import algorithms, build, verbs
 from ._arguments import nbytes, require_memory
 from ._report import Progress, table, verdict
 
-WARMING, REPEATS = 5, 25
+PASSES, WARMING, REPEATS = 6, 1, 5
 LEAST = 1 << 16  # bytes whose time stands out from the noise
+SURE = 0.2  # how far off the model may be on the calls it is tried on, and times may differ, to predict
+CHECKS = (
+    ("all_reduce", "ring"), ("all_gather", "tree"), ("reduce", "ring_gather"), ("all_to_all", "bruck"),
+)  # fmt: skip
 LEFT_OUT = """\
-Predicted: rounds, bytes and reductions by LogGP, fitted to two broadcasts and one all_gather just before,
-and the copies of x and of the result. Left out: packing, the shorter way of all_reduce through Python, more
-pieces for large x, and that ranks which wait may leave their core to others."""
+Predicted: rounds, bytes and reductions by LogGP, and the copies of x and of the result. Left out: packing,
+the shorter way of all_reduce through Python, and that ranks which wait may leave their core to others."""
+
+Calls = dict[tuple[str, str], Callable[[], object]]
 
 
 def given(verb: str, rank: int, p: int, count: int) -> NDArray[np.int64]:
@@ -61,78 +69,143 @@ def expected(verb: str, rank: int, p: int, count: int) -> Any:
     return xs.sum(0)
 
 
-def median(comm: Communicator, call: Callable[[], object]) -> float:
-    """Seconds of one call, the slowest rank's; the median, after some that are not counted."""
-    times = []
-    for _ in range(WARMING):
-        call()
-    for _ in range(REPEATS):
-        comm.mpi.Barrier()
-        start = time.perf_counter()
-        call()
-        times.append(max(comm.mpi.allgather(time.perf_counter() - start)))
-    return float(np.median(times))
+class Timed(NamedTuple):
+    """Seconds of a call in its fastest pass, and how much longer it took in the middle one, as a share."""
+
+    seconds: float
+    spread: float
 
 
-def calibrated(comm: Communicator, nbytes: int) -> tuple[Machine, float]:
-    """This machine, found while all ranks are at work; and the seconds to copy a byte within a rank.
+class Model(NamedTuple):
+    """The machine while all ranks are at work; seconds to copy a byte within a rank; a barrier's own base."""
 
-    Three calls tell its times apart: a broadcast of p numbers has ceil(log2 p) rounds by tree, p-1 more by
-    scatter_ring; an all_gather of large x by ring moves them p-1 times, and copies them to the messages and
-    back.
+    machine: Machine
+    copy: float
+    barrier_base: float
+
+    def predict(self, verb: str, algorithm: str, p: int, nbytes: int, copied: int) -> float:
+        """Seconds of a call of nbytes in which a rank copies so many bytes besides."""
+        on = replace(self.machine, base=self.barrier_base) if verb == "barrier" else self.machine
+        return float(predict(verb, algorithm, p, nbytes, on).seconds + self.copy * copied)
+
+
+def time_all(comm: Communicator, calls: Calls) -> dict[tuple[str, str], Timed]:
+    """Each call in turn, several passes over all of them; the slowest rank's time counts."""
+    passes: dict[tuple[str, str], list[float]] = {name: [] for name in calls}
+    progress = Progress(comm, "algorithms timed", PASSES * len(calls))
+    for _ in range(PASSES):
+        for name, call in calls.items():
+            for _ in range(WARMING):
+                call()
+            passes[name].append(float(np.median([once(comm, call) for _ in range(REPEATS)])))
+            progress.step()
+    return {name: Timed(min(each), float(np.median(each)) / min(each) - 1) for name, each in passes.items()}
+
+
+def once(comm: Communicator, call: Callable[[], object]) -> float:
+    """Seconds of one call, the slowest rank's."""
+    comm.mpi.Barrier()
+    start = time.perf_counter()
+    call()
+    return float(max(comm.mpi.allgather(time.perf_counter() - start)))
+
+
+def fitting_calls(comm: Communicator, nbytes: int) -> Calls:
+    """Calls that tell the machine's times apart.
+
+    A broadcast of p numbers has ceil(log2 p) rounds by tree, p-1 more by scatter_ring; an all_gather of large
+    x by ring moves them p-1 times, and copies them to the messages and back. A barrier looks at no array.
     """
-    p, others = comm.size, max(1, comm.size - 1)
-    few, room, many = np.zeros(p), np.zeros(p), np.ones(max(LEAST, nbytes) // 8)
-    rooms = np.zeros((p, many.size))
-    copy = median(comm, lambda: np.copyto(rooms, many)) / rooms.nbytes
-    reduce = median(comm, lambda: np.add(many, rooms[0], out=many)) / many.nbytes
-    short = median(comm, lambda: comm.broadcast(few, out=room, algorithm="tree"))
-    longer = median(comm, lambda: comm.broadcast(few, out=room, algorithm="scatter_ring"))
-    large = median(comm, lambda: comm.all_gather(many, out=rooms, algorithm="ring"))
-    hop = max((longer - short) / others, 1e-8)
-    base = max(0.0, short - (p - 1).bit_length() * hop)
-    moved = large - base - others * hop - copy * (many.nbytes + rooms.nbytes)
-    per_byte = max(moved / others / many.nbytes, 1e-13)
+    few, room, many = np.zeros(comm.size), np.zeros(comm.size), np.ones(max(LEAST, nbytes) // 8)
+    rooms = np.zeros((comm.size, many.size))
+    calls: dict[str, Callable[[], object]] = {
+        "copy": lambda: np.copyto(rooms, many),
+        "reduce": lambda: np.add(many, rooms[0], out=many),
+        "short": lambda: comm.broadcast(few, out=room, algorithm="tree"),
+        "longer": lambda: comm.broadcast(few, out=room, algorithm="scatter_ring"),
+        "large": lambda: comm.all_gather(many, out=rooms, algorithm="ring"),
+        "barrier": lambda: comm.barrier(algorithm="bruck"),
+    }
+    return {("fit", name): call for name, call in calls.items()}
+
+
+def fitted(times: Mapping[tuple[str, str], Timed], p: int, nbytes: int) -> Model:
+    """The model that has the times of fitting_calls on p ranks."""
+    each = {name: timed.seconds for (kind, name), timed in times.items() if kind == "fit"}
+    others, rounds, many = max(1, p - 1), (p - 1).bit_length(), max(LEAST, nbytes) // 8 * 8
+    copy, reduce = each["copy"] / (p * many), each["reduce"] / many
+    hop = max((each["longer"] - each["short"]) / others, 1e-8)
+    base = max(0.0, each["short"] - rounds * hop)
+    moved = each["large"] - base - others * hop - copy * (p + 1) * many
+    per_byte = max(moved / others / many, 1e-13)
     plain = replace(machine("cluster"), node=1, pod=0, nodewise=(), nic_per_byte=0.0, uplink_per_byte=0.0)
-    return replace(
-        plain, overhead=hop / 4, latency=(hop / 2,) * 3, per_byte=(per_byte,) * 3, reduce_per_byte=reduce,
-        base=base,
-    ), copy  # fmt: skip
+    on = replace(plain, overhead=hop / 4, latency=(hop / 2,) * 3, per_byte=(per_byte,) * 3)
+    on = replace(on, reduce_per_byte=reduce, base=base)
+    return Model(on, copy, max(0.0, each["barrier"] - rounds * hop))
 
 
-def try_all(
-    comm: Communicator, nbytes: int, on: Machine, copy: float
-) -> tuple[list[list[object]], list[str]]:
-    """Rows of the table, and what was wrong."""
+def doubts(
+    times: Mapping[tuple[str, str], Timed], predicted: Mapping[tuple[str, str], float], here: int
+) -> list[str]:
+    """Why nothing should be predicted for so many ranks of a node; [] where the model may be believed."""
+    found = []
+    off = {name: predicted[name] / times[name].seconds - 1 for name in CHECKS}
+    worst = max(off, key=lambda name: abs(off[name]))
+    if abs(off[worst]) > SURE:
+        found.append(f"the model is off by {off[worst]:+.0%} on {worst[0]} by {worst[1]}")
+    spread = float(np.median([timed.spread for timed in times.values()]))
+    if spread > SURE:
+        found.append(f"the same call differs by {spread:.0%} from pass to pass")
+    cores = os.cpu_count() or here
+    if here > cores:
+        found.append(f"{here} ranks share {cores} cores, and the model knows nothing of taking turns")
+    return found
+
+
+def call_all(comm: Communicator, nbytes: int) -> tuple[Calls, dict[tuple[str, str], int], list[str]]:
+    """All algorithms: their calls, what a rank copies in each, and what was wrong."""
     count, p, rank = max(1, nbytes // 8), comm.size, comm.rank
+    calls: Calls = {}
+    copied, wrong = {}, []
     pairs = [(verb, name) for verb in verbs() for name in algorithms(verb)]
-    rows: list[list[object]] = []
-    wrong = []
-    progress = Progress(comm, "algorithms tried", len(pairs))
     for verb, name in pairs:
         x = given(verb, rank, p, count)
         function = getattr(comm, verb)
         arguments = () if verb == "barrier" else (x,)
         want, found = expected(verb, rank, p, count), function(*arguments, algorithm=name)
-        out = {} if found is None else {"out": found}
-
-        def call(
-            function: Callable[..., object] = function,
-            arguments: tuple[object, ...] = arguments,
-            name: str = name,
-            out: dict[str, object] = out,
-        ) -> object:
-            return function(*arguments, algorithm=name, **out)
-
         if want is not None and not np.array_equal(found, want):
             wrong.append(f"{verb} by {name} is not what numpy finds")
-        seconds = median(comm, call)
-        size = 1 if verb == "barrier" else count * 8
-        copies = copy * (0 if verb == "barrier" else x.nbytes + (0 if found is None else found.nbytes))
-        proof, model = prove(build(verb, name, p)), predict(verb, name, p, size, on).seconds + copies
-        rows.append([verb, name, proof.rounds, f"{seconds * 1e6:.1f}", f"{model * 1e6:.1f}"])
-        progress.step()
-    return rows, wrong
+        out = {} if found is None else {"out": found}
+        calls[verb, name] = partial(function, *arguments, algorithm=name, **out)
+        here = 0 if verb == "barrier" else x.nbytes + (0 if found is None else found.nbytes)
+        copied[verb, name] = max(comm.mpi.allgather(here))
+    return calls, copied, wrong
+
+
+def rows_of(
+    times: Mapping[tuple[str, str], Timed], predicted: Mapping[tuple[str, str], float], p: int, sure: bool
+) -> list[list[object]]:
+    """A row for each algorithm; with a prediction only where the model is sure and the times agree."""
+    rows: list[list[object]] = []
+    for (verb, name), seconds in predicted.items():
+        timed, rounds = times[verb, name], prove(build(verb, name, p)).rounds
+        told: list[object] = ["-", "-"]
+        if sure and timed.spread <= SURE:
+            told = [f"{seconds * 1e6:.1f}", f"{seconds / timed.seconds - 1:+.0%}"]
+        rows.append([verb, name, rounds, f"{timed.seconds * 1e6:.1f}", f"{timed.spread:+.0%}", *told])
+    return rows
+
+
+def told(rows: list[list[object]], why_not: list[str]) -> str:
+    """What is below the table: how sure the predictions are, or why there are none."""
+    if why_not:
+        return "\n  ".join(["No predictions:", *why_not])
+    off = sorted(abs(float(str(row[-1]).rstrip("%"))) for row in rows if row[-1] != "-")
+    checks = ", ".join(f"{verb} by {name}" for verb, name in CHECKS)
+    return (
+        f"{LEFT_OUT}\nHow sure: within {SURE:.0%} on calls that it was not fitted to ({checks}).\n"
+        f"{len(off)} predictions: off by {off[len(off) // 2]:.0f}% in the median, by {off[-1]:.0f}% at most."
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -141,12 +214,19 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     world = hpcomm.world
     require_memory(parser, world, "--bytes", (world.size + 2) * world.size * options.bytes)
-    rows, wrong = try_all(world, options.bytes, *calibrated(world, options.bytes))
+    calls, copied, wrong = call_all(world, options.bytes)
+    times = time_all(world, {**fitting_calls(world, options.bytes), **calls})
+    model = fitted(times, world.size, options.bytes)
+    sizes = {name: 1 if name[0] == "barrier" else max(1, options.bytes // 8) * 8 for name in calls}
+    predicted = {name: model.predict(*name, world.size, sizes[name], copied[name]) for name in calls}
+    here = world.split_node().size
     if world.rank == 0:
+        why_not = doubts(times, predicted, here)
+        rows = rows_of(times, predicted, world.size, not why_not)
         print(f"{options.bytes} bytes on {world.size} ranks\n")
-        print(table(["verb", "algorithm", "rounds", "measured us", "predicted us"], rows))
-        off = sorted(abs(float(str(row[4])) / float(str(row[3])) - 1) for row in rows)
-        print(f"\n{LEFT_OUT}\nmedian error of the predictions: {off[len(off) // 2]:.0%}")
+        heads = ["verb", "algorithm", "rounds", "fastest us", "median", "predicted us", "off"]
+        print(table(heads, rows))
+        print(f"\n{told(rows, why_not)}")
     return verdict(world, wrong, "\nEvery algorithm found what numpy finds.")
 
 

@@ -46,7 +46,12 @@ APPS = {
     "restart_demo": ([], [r"^{n} ranks read step 2", r"one bit spoilt: step 1", "found what was saved"]),
     "algorithms_demo": (
         ["--bytes", "4k"],
-        [r"on {n} ranks", r"^all_reduce +double_tree +\d+ +[\d.]+ +[\d.]+", "Every algorithm found"],
+        [
+            r"on {n} ranks",
+            r"^all_reduce +double_tree +\d+ +[\d.]+ +\+\d+% +([\d.]+ +[-+]\d+%|- +-)$",
+            r"^(\d+ predictions: off by|No predictions:)",
+            "Every algorithm found",
+        ],
     ),
     "gpu_demo": (
         ["--most", "2097152"],
