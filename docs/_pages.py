@@ -84,7 +84,16 @@ def app(path: Path) -> str:
     code = ast.parse(path.read_text()).body
     file = os.path.relpath(path, MADE / "apps")
     source = f"```{{literalinclude}} {file}\n:language: python\n:lines: {code[1].lineno}-\n```\n"
-    return f"# {path.stem}\n\n{title}\n\n{rest}\n\n## Source\n\n{source}"
+    return f"# {path.stem}\n\n{title}\n\n{rest}\n\n{output(path.stem)}## Source\n\n{source}"
+
+
+def output(name: str) -> str:
+    """What docs/_gallery.py has kept of a program: what it prints and draws."""
+    text, picture = (DOCS / f"pictures/apps/{name}{suffix}" for suffix in (".txt", ".png"))
+    if not text.exists():
+        return ""
+    drawn = f"![{name}]({os.path.relpath(picture, MADE / 'apps')})\n\n" if picture.exists() else ""
+    return f"## What it prints\n\n```text\n{text.read_text()}```\n\n{drawn}"
 
 
 def command_line() -> str:
