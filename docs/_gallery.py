@@ -52,7 +52,9 @@ def case(name: str, drawing: str) -> None:
         text = text.replace(told, f"{told} --picture {SHOWN / name}.png")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / spec.name).write_text(text)
-        keep(name, f"hpcomm run --progress 0 mpmd_configs/{name}.toml", folder, ["--progress", "0", spec.name])
+        keep(
+            name, f"hpcomm run --progress 0 mpmd_configs/{name}.toml", folder, ["--progress", "0", spec.name]
+        )
 
 
 def keep(name: str, command: str, folder: Path | str, words: list[str] | None = None) -> None:

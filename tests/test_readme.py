@@ -1,21 +1,20 @@
 """What the documents show is what happens: every python block runs under two ranks.
 
 A text block right after a python block is what the program prints: each of its lines must come, in this
-order. If it shows how a job failed, the program must fail; otherwise it must end with status 0.
+order. If it shows how a job failed, the program must fail; otherwise it must end with status 0. Those of a
+document that do not fail run in one job, one after the other.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import signal
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from processes import finish
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -34,9 +33,14 @@ DOCUMENTS = [
             "spawn",
             "torch",
             "within",
+            "shared",
+            "pool",
+            "types",
+            "notebooks",
         )
     ),
 ]
+IN_ONE_JOB = ROOT / "tests/examples_in_one_job.py"
 TIMEOUT_S = 60
 
 _PROGRAM = re.compile(r"# \w+\.py\n")  # one of several, which tests/mpmd/test_docs.py starts together
@@ -75,7 +79,8 @@ def examples(document: str) -> list[Example]:
             continue
         follows = after is not None and after[1] == "text" and not text[block.end() : after.start()].strip()
         shown = after[2] if after is not None and follows else ""
-        found.append(Example(document, text[: block.start()].count("\n") + 1, block[2], shown))
+        code = block[2].removeprefix("%%px\n")  # a cell that engines run, which are ranks
+        found.append(Example(document, text[: block.start()].count("\n") + 1, code, shown))
     return found
 
 
@@ -88,24 +93,14 @@ def run(code: str, folder: Path) -> tuple[int, str]:
     ranks, option = said.groups() if said else ("2", None)
     options = [option] if option else []
     (folder / "train.py").write_text(code, encoding="utf-8")
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    with subprocess.Popen(
-        [sys.executable, "-m", "hpcomm", "run", "-n", ranks, *options, "python", "train.py"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            pytest.fail(f"no end within {TIMEOUT_S} s:\n{output}")
-    return process.returncode, output
+    return launch(ranks, options, ["train.py"], folder)
+
+
+def launch(ranks: str, options: list[str], words: list[str], folder: Path) -> tuple[int, str]:
+    """Exit status and output of `python words` on so many ranks."""
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", ranks, *options, "python", *words]
+    done = finish(command, TIMEOUT_S, folder, {"OMP_NUM_THREADS": "1"})
+    return done.returncode, done.stdout + done.stderr
 
 
 def missing(shown: str, output: str) -> str | None:
@@ -117,15 +112,50 @@ def missing(shown: str, output: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_every_example_prints_what_the_document_shows(example: Example, tmp_path: Path) -> None:
+def lacks(example: Example) -> str | None:
+    """A library that the example imports and that is not installed."""
     libraries = re.findall(r"^(?:import|from) (\w+)", example.code, re.MULTILINE)
-    for library in [*libraries, *["zarr"] * ("zarr.save(" in example.code)]:
-        if not importlib.util.find_spec(library):
-            pytest.skip(f"{library} is not installed")
+    libraries += ["zarr"] * ("zarr.save(" in example.code)
+    return next((name for name in libraries if not importlib.util.find_spec(name)), None)
+
+
+def is_alone(example: Example) -> bool:
+    """Whether it needs a job of its own: it fails, has other ranks, or leaves `world` out of step."""
+    return example.fails or example.code.startswith("# ") or "MismatchError" in example.code
+
+
+ALONE = [example for example in EXAMPLES if is_alone(example)]
+
+
+@pytest.mark.parametrize("example", ALONE, ids=str)
+def test_an_example_in_a_job_of_its_own_does_what_the_document_shows(
+    example: Example, tmp_path: Path
+) -> None:
+    if library := lacks(example):
+        pytest.skip(f"{library} is not installed")
     status, output = run(example.code, tmp_path)
     assert (status != 0) == example.fails, f"status {status}:\n{output}"
     assert missing(example.shown, output) is None, f"not as shown: {missing(example.shown, output)}\n{output}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_the_examples_of_a_document_print_what_it_shows(document: str, tmp_path: Path) -> None:
+    folders = {}
+    for example in examples(document):
+        if not is_alone(example) and not lacks(example):
+            folder = tmp_path / f"line_{example.line}"
+            folder.mkdir()
+            (folder / "train.py").write_text(example.code, encoding="utf-8")
+            folders[folder] = example
+    if not folders:
+        pytest.skip("what its examples import is not installed")
+    status, output = launch("2", [], [str(IN_ONE_JOB), *map(str, folders)], tmp_path)
+    assert status == 0, output
+    for folder, example in folders.items():
+        printed = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("?.txt")))
+        assert missing(example.shown, printed) is None, (
+            f"{example}: not as shown: {missing(example.shown, printed)}\n{printed}"
+        )
 
 
 def test_the_demo_prints_the_table_that_the_tour_shows(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PURE = ROOT / "tests" / "pure"
+PAGE = "page.py"  # the examples of docs/gpu.md, one after the other
 sys.path.insert(0, str(PURE))
 from test_cuda import compiled  # noqa: E402
 
@@ -39,11 +40,18 @@ from test_cuda import compiled  # noqa: E402
             "not torch",
             "tests/gpu/test_gpu.py",
         ],
+        [PAGE],
     ],
-    ids=["benchmark", "doctor", "gpu_demo", "overlap_demo", "tests"],
+    ids=["benchmark", "doctor", "gpu_demo", "overlap_demo", "tests", "page"],
 )
 def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]) -> None:
     compiled(tmp_path / "libcuda.so.1")
+    if words == [PAGE]:
+        blocks = re.findall(
+            r"^```python\n(.*?)^```", (ROOT / "docs/gpu.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        words = [str(tmp_path / PAGE)]
+        Path(words[0]).write_text("\n".join(blocks))
     environ = {
         **os.environ,
         "LD_LIBRARY_PATH": f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}",
@@ -62,6 +70,8 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "from rank 1: device to device" in done.stdout
     elif "pytest" in words:
         assert " passed" in done.stdout
+    elif words[0].endswith(PAGE):
+        assert done.stdout.count("device to device") >= 2, done.stdout
     elif "demo" in words[1]:
         assert "cupy" in done.stdout
         if "gpu" in words[1]:

@@ -112,6 +112,10 @@ def empty(shape: Any, dtype: Any = np.float64) -> ndarray:
     return made
 
 
+def ones(shape: Any, dtype: Any = np.float64) -> ndarray:
+    return asarray(np.ones(shape, dtype))
+
+
 def empty_like(x: ndarray) -> ndarray:
     return empty(x.shape, x.dtype)
 
