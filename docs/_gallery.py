@@ -1,7 +1,7 @@
 """Pictures and output of the apps, for the gallery: python docs/_gallery.py [NAME ...]
 
-Each program runs under the MPI of this Python. What it prints, behind the command that a reader types, goes to
-docs/pictures/apps/NAME.txt, and what it draws to NAME.png beside it.
+Each program runs under the MPI of this Python. What it prints, behind the command that a reader types, goes
+to docs/pictures/apps/NAME.txt, and what it draws to NAME.png beside it.
 """
 
 import subprocess
@@ -58,7 +58,10 @@ def case(name: str, drawing: str) -> None:
 
 
 def keep(name: str, command: str, folder: Path | str, words: list[str] | None = None) -> None:
-    """Run command in folder, `words` being those after `hpcomm run` if they differ, and keep what it prints."""
+    """Run command in folder and keep what it prints.
+
+    words: those after `hpcomm run`, if they differ.
+    """
     words = command.split()[2:] if words is None else words
     done = subprocess.run(
         [sys.executable, "-m", "hpcomm", "run", *words],
