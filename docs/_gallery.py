@@ -58,10 +58,7 @@ def case(name: str, drawing: str) -> None:
 
 
 def keep(name: str, command: str, folder: Path | str, words: list[str] | None = None) -> None:
-    """Run command in folder and keep what it prints.
-
-    words: those after `hpcomm run`, if they differ.
-    """
+    """Run command in folder and keep what it prints; words: those after `hpcomm run`, if they differ."""
     words = command.split()[2:] if words is None else words
     done = subprocess.run(
         [sys.executable, "-m", "hpcomm", "run", *words],
