@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -156,6 +157,17 @@ def test_an_installed_hpcomm_starts_a_job(installed, tmp_path):
     code = "import hpcomm; w = hpcomm.world; n = w.all_reduce(1); print(n) if w.rank == 0 else None"
     command = ["-m", "hpcomm", "run", "-n", "2", "--timeout", "50", "python", "-c", code]
     assert run(*command, cwd=tmp_path, PYTHONPATH=str(installed)) == "2\n"
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no compiler")
+def test_the_command_of_readme_gives_a_clone_the_node_core(tmp_path):
+    """Python takes the clone's own copy there, so that has to be built, not one in site-packages."""
+    [words] = re.findall(r'^pip (install .*?"\.\[openmpi\]")', (ROOT / "README.md").read_text(), re.MULTILINE)
+    clone = copied(tmp_path)
+    apart = ["--no-deps", "--no-build-isolation", "--ignore-installed", "--prefix", str(tmp_path / "there")]
+    run("-m", "pip", *shlex.split(words), *apart, "--quiet", cwd=clone)
+    said = run("-c", "from hpcomm.node import native; print(native.core().__file__)", cwd=clone)
+    assert said == f"{clone}/hpcomm/node/_native/core.abi3.so\n"
 
 
 WHY_NOT = "from hpcomm.node import native; print(native.missing().why)"
