@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core wheels test test-quick test-pure check docs pictures changelog clean
+.PHONY: help demo core wheels test test-quick test-pure check docs links pictures changelog clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
@@ -20,6 +20,7 @@ help:
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make docs       build the site into build/docs, from docs/ and the docstrings'
+	@echo 'make links      ask whether the sites that the pages lead to are there (needs the network)'
 	@echo 'make pictures   draw the pictures of docs/ anew, and run the apps of its gallery'
 	@echo 'make changelog VERSION=0.2.0   put changelog.d/ into CHANGELOG.md, for a release'
 	@echo 'make clean      remove what all these have made'
@@ -66,6 +67,10 @@ check: .venv-openmpi/ready
 docs: .venv-docs/ready
 	.venv-docs/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html: $$(find build/docs -name '*.html' | wc -l) pages"
+
+# Before a release: needs the network, and asks the sites that the pages lead to.
+links: .venv-docs/ready
+	.venv-docs/bin/python -m sphinx -q -b linkcheck docs build/links
 
 DRAW = .venv-openmpi/bin/python -m hpcomm draw
 pictures: .venv-openmpi/ready

@@ -206,6 +206,13 @@ def test_links_between_the_documents_lead_somewhere() -> None:
                 assert (ROOT / document).parent.joinpath(target).exists(), f"{document} -> {target}"
 
 
+def test_outer_links_are_well_formed() -> None:
+    """Whether somebody answers there, `make links` asks."""
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((\w+:[^)]*)\)|<(https?:[^>]*)>", page.read_text(encoding="utf-8")):
+            assert re.fullmatch(r"https://[\w-]+(\.[\w-]+)+(/[\w./#~-]*)?", "".join(target)), (page, target)
+
+
 def test_every_page_is_in_the_list_of_pages() -> None:
     docs = ROOT / "docs"
     listed = set(
