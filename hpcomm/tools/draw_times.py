@@ -87,15 +87,10 @@ def _before(times: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[n
 
 def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     """Time against size, with the lower bound, and where the winner changes."""
-    from ..schedule.assured import evidence
     from ..schedule.cost.machine_model import lower_bound
-    from ..schedule.cost.simulator import predict
-
-    for name in names:
-        evidence(verb, name, ranks)
 
     sizes = [2**k for k in range(3, 31)]
-    times = {name: [predict(verb, name, ranks, n, on).seconds for n in sizes] for name in names}
+    times = {name: [_seconds(verb, name, ranks, n, on) for n in sizes] for name in names}
     figure, axes = pyplot().subplots(figsize=(7, 4.5), layout="constrained")
     for i, (name, row) in enumerate(times.items()):
         line = "-" if i < 10 else "-."
@@ -112,18 +107,24 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     return figure
 
 
+def _seconds(verb: str, name: str, ranks: int, nbytes: int, on: Machine) -> float:
+    """What an algorithm takes, proved as it would run there."""
+    from ..schedule.assured import evidence
+    from ..schedule.cost.simulator import meant, simulate
+
+    schedule = meant(verb, name, ranks, nbytes, on)
+    evidence(verb, schedule.name, ranks)
+    return simulate(schedule, on, nbytes).seconds
+
+
 def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     """Which algorithm is fastest, over size and number of ranks up to `ranks`; gaps where none fits."""
     import numpy as np
     from matplotlib.colors import ListedColormap
 
-    from ..schedule.assured import evidence
-    from ..schedule.cost.simulator import predict
-
     def seconds(name: str, p: int, nbytes: int) -> float:
         try:
-            evidence(verb, name, p)
-            return predict(verb, name, p, nbytes, on).seconds
+            return _seconds(verb, name, p, nbytes, on)
         except UsageError:  # nodes that do not divide so many ranks
             return np.inf
 

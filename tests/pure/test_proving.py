@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hpcomm.__main__ import main
 from hpcomm.schedule import registry
 from hpcomm.schedule.assured import assured, evidence, work
+from hpcomm.schedule.cost.machine_model import PRESETS
 from hpcomm.schedule.interpret import ScheduleError
 from hpcomm.schedule.registry import build
 from hpcomm.transport.scheduled.proved import proved
@@ -110,6 +112,28 @@ def test_a_wrong_algorithm_is_neither_priced_nor_drawn(
     assert "ScheduleError: rank 0, iteration 2, chunk 0: " in done.err
     assert not done.out
     assert not (tmp_path / words.split()[2]).exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["sim all_reduce --algorithm", *(f"draw -o x.svg --view {v}" for v in ("messages", "cost"))]
+)
+def test_an_algorithm_is_proved_as_it_would_run_on_the_machine(
+    file: Any, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nodewise = """
+@register("own_nodewise", "all_reduce")
+def nodewise(p, node=1):
+    return both_ways(p, node)
+"""
+    known = json.loads((PRESETS / "cluster.json").read_text())
+    machine = tmp_path / "m.json"
+    machine.write_text(json.dumps({**known, "node": 2, "nodewise": ["own_nodewise"]}))
+    registry.load(file(OWN + nodewise))
+    command = [*words.split(), "own_nodewise", "--ranks", "8"]
+    assert main(command) == 0
+    assert main([*command, "--machine", str(machine)]) == 2
+    assert "by 'own_nodewise:node=2' on 8 ranks" in capsys.readouterr().err
 
 
 def test_what_is_too_large_is_proved_on_fewer_ranks_also_before_it_is_carried_out(file: Any) -> None:
