@@ -20,7 +20,7 @@ _LEFT_OUT = [
 _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ", re.M)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`[^`]*`")
-_END = re.compile(r"(?<=[.!?])(?:[\"')*]*)\s+(?=[A-Z`*\"'(\[\d]|$)|\n\s*\n")
+_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[\"')*]*\s+(?=\S|$)|\n\s*\n")
 
 
 def sentences(text: str) -> list[str]:
