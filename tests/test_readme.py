@@ -17,6 +17,9 @@ import pytest
 from processes import finish
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+from _sentences import sentences, words  # noqa: E402
+
 DOCUMENTS = [
     "README.md",
     "docs/index.md",
@@ -204,6 +207,14 @@ def test_links_between_the_documents_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
             if not target.startswith("http"):
                 assert (ROOT / document).parent.joinpath(target).exists(), f"{document} -> {target}"
+
+
+def test_sentences_are_short() -> None:
+    """`python docs/_sentences.py PAGE` prints those of more than 25 words, which is what to aim at."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        if "_made" not in page.parts:
+            counts = {text: words(text) for text in sentences(page.read_text(encoding="utf-8"))}
+            assert max(counts.values(), default=0) <= 35, (page, max(counts, key=lambda text: counts[text]))
 
 
 def test_outer_links_are_well_formed() -> None:
