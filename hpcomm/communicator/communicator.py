@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..agree import agreement, arrivals, runtime, watchdog
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
+from ..core.closing import ClosedByAll
 from ..core.html import sheet
 from ..core.outstanding import Outstanding
 from ..errors import UsageError, where
@@ -47,8 +48,6 @@ from .pickling import encode
 from .timeouts import Timeout
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from mpi4py import MPI
 
     from ..agree.partners import Partners
@@ -65,7 +64,7 @@ __all__ = ["Communicator"]
 _ENTRY = struct.Struct("4q")  # of a rank, for those of its node: see _meet
 
 
-class Communicator:
+class Communicator(ClosedByAll):
     """Ranks that can talk to each other, and to nobody else.
 
     Made from an mpi4py communicator, which is duplicated, so that messages of hpcomm never meet the
@@ -342,15 +341,6 @@ class Communicator:
     @property
     def is_closed(self) -> bool:
         return not self.mpi_handle
-
-    def __enter__(self) -> Communicator:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:  # while an error passes, other ranks may never come to a collective close
-            self.close()
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Messages to this rank itself have nobody else to take note of their end; MPI is freed later."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from ..agree.agreement import refused
+from ..core.closing import ClosedByAll
 from ..core.operation import Call
 from ..core.request import T_co, abandon, deadline
 from ..core.signature import MAKERS, VERBS, head
@@ -41,7 +42,7 @@ else:
 __all__ = ["Plan", "plan"]
 
 
-class Plan(Generic[T_co]):
+class Plan(ClosedByAll, Generic[T_co]):
     """A prepared call on fixed arrays.
 
     start() begins it, wait() ends it and returns the result, calling the plan does both. Between start
@@ -145,13 +146,6 @@ class Plan(Generic[T_co]):
         for request in self._prepared if self._started is None else ():
             request.Free()
         self._prepared = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
-            self.close()
 
     def slow_down(self) -> None:
         """Look at all there is from now on, such as a deadline."""

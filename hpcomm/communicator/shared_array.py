@@ -9,13 +9,13 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from ..agree.agreement import refused
+from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
 from ..node import native
 from ..node.segment import all_of, opened
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
     import numpy as np
     from numpy.typing import DTypeLike, NDArray
@@ -36,7 +36,7 @@ _MOST = 1 << 47  # bytes of address space
 _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
 
 
-class SharedArray:
+class SharedArray(ClosedByAll):
     """One array of a node, in memory of all its ranks. comm.shared_array(shape, dtype) makes it.
 
     Attributes:
@@ -73,15 +73,6 @@ class SharedArray:
         """Let the memory go. Collective over the node; a second close does nothing."""
         self._array = None
         self.node.close()
-
-    def __enter__(self) -> SharedArray:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:  # while an error passes, other ranks may never come to a collective close
-            self.close()
 
     def __repr__(self) -> str:
         closed = ", closed" if self._array is None else ""

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
 from zlib import crc32
 
 from ..agree.agreement import refused
+from ..core.closing import ClosedByAll
 from ..errors import DtypeError, HpcommError, LayoutError, MismatchError, RankError, UsageError, where
 from .groups import agreed
 from .shared_array import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
 
     import numpy as np
     from mpi4py import MPI
@@ -43,7 +43,7 @@ _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band
 _ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")
 
 
-class Window:
+class Window(ClosedByAll):
     """An array on each rank of comm, which all of them read and write. comm.window(shape, dtype) makes it.
 
     Attributes:
@@ -166,15 +166,6 @@ class Window:
         self._told("close", mpi.Unlock_all)
         self._told("close", mpi.Free)
 
-    def __enter__(self) -> Window:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:  # while an error passes, other ranks may never come to a collective close
-            self.close()
-
     def __repr__(self) -> str:
         closed = ", closed" if self._mpi is None else ""
         return f"<Window {self.dtype} {self.shape} on each of {self.comm.size} ranks{closed}>"
@@ -266,7 +257,7 @@ def _is_number(part: object) -> TypeGuard[SupportsIndex]:
     return hasattr(part, "__index__") and not isinstance(part, bool)
 
 
-class Counter:
+class Counter(ClosedByAll):
     """A number that all ranks count with, none twice. comm.counter() makes it.
 
     next() -> 0, 1, 2, ... in the order in which ranks ask; add(n) -> what it was before, and adds n.
@@ -291,14 +282,6 @@ class Counter:
     def close(self) -> None:
         """Let it go. Collective."""
         self._window.close()
-
-    def __enter__(self) -> Counter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._window.__exit__(kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<Counter of {self._window!r}>"
