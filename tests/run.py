@@ -57,6 +57,7 @@ QUICK_PURE = [
         for name in ("draw", "regrid", "regrid_cells", "simulate", "types")
     ),
 ]
+QUICK_TORCH = "tests/torch/test_verbs.py"
 QUICK_JOBS = [
     *(f"tests/mpi_jobs/test_{name}.py" for name in ("endings", "peers_are_wrong", "progress", "threads")),
     "tests/mpmd/test_docs.py",
@@ -120,7 +121,7 @@ def quick_steps(environments: dict[str, str]) -> Iterator[list[Step]]:
     yield [Step("pure", [*pytest, *QUICK_PURE], PURE_S)]
     yield [on_ranks(Step(f"{name}, 3 ranks", [], MPI_S, 3), python, "tests/mpi", "not few")]
     yield [on_ranks(Step(f"{name}, 2 ranks", [], MPI_S, 2), python, "tests/mpi", "few and not once")]
-    yield [on_ranks(Step(f"{name}, torch, 2 ranks", [], TORCH_S, 2), python, "tests/torch")]
+    yield [on_ranks(Step(f"{name}, torch, 2 ranks", [], TORCH_S, 2), python, QUICK_TORCH)]
     yield [Step(f"{name}, jobs", [*pytest, *QUICK_JOBS], JOBS_S)]
 
 
