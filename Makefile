@@ -9,13 +9,14 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core wheels test test-quick test-pure check docs links pictures changelog clean
+.PHONY: help demo core wheels test test-quick test-pure coverage check docs links pictures changelog clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
 	@echo 'make test       run all tests, on 1 to 4 ranks under Open MPI and under MPICH'
 	@echo 'make test-quick run those that find most, under Open MPI (three minutes)'
 	@echo 'make test-pure  run the tests that need no ranks (seconds)'
+	@echo 'make coverage   say which lines the tests without ranks and those on 2 ranks reach (minutes)'
 	@echo 'make core       build the node core anew where its sources have changed'
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
 	@echo 'make check      look at format, style, types and spelling'
@@ -55,6 +56,16 @@ test-quick: .venv-openmpi/ready core
 
 test-pure: .venv-openmpi/ready core
 	.venv-openmpi/bin/python -m pytest -q tests/pure
+
+# The other ranks, MPIs, torch and whole jobs reach more than this; it is what can be had in some minutes.
+COVERAGE = -m coverage run -m pytest -q -p no:cacheprovider
+coverage: .venv-openmpi/ready core
+	rm -f .coverage .coverage.*
+	.venv-openmpi/bin/python $(COVERAGE) -m 'not timed and not release' tests/pure
+	.venv-openmpi/bin/hpcomm run -n 2 python $(COVERAGE) --with-mpi -m 'not timed' tests/mpi
+	.venv-openmpi/bin/python -m coverage combine -q
+	.venv-openmpi/bin/python -m coverage html -q -d build/coverage
+	.venv-openmpi/bin/python -m coverage report --sort=cover
 
 check: .venv-openmpi/ready
 	.venv-openmpi/bin/ruff format --check .
