@@ -52,6 +52,7 @@ def steps(page: Path) -> list[tuple[str, str] | Command]:
     return found
 
 
+@pytest.mark.timeout(300)  # some ten jobs
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_reader_who_follows_the_page_sees_what_it_shows(page: Path, tmp_path: Path) -> None:
     for library in NEEDED:
