@@ -14,7 +14,7 @@ from mpi4py import MPI
 from ..errors import MismatchError
 from .buffers import plain
 from .requests import Request, is_short, note
-from .surface import Like, Surface, beside
+from .surface import Like, Surface, beside, watched
 
 if TYPE_CHECKING:
     from typing import Self
@@ -53,7 +53,7 @@ class Messages(Surface):
     def Isend(self, buf: BufSpec, dest: int, tag: int = 0) -> MPI.Request:  # noqa: N802
         x = plain(buf)
         if x is None:
-            return self.communicator.mpi.Isend(buf, dest, tag)
+            return watched(self.communicator.mpi.Isend(buf, dest, tag))
         return Request.over(self.communicator.isend(x, dest, tag))
 
     def Irecv(  # noqa: N802
@@ -61,7 +61,7 @@ class Messages(Surface):
     ) -> MPI.Request:
         x = plain(buf)
         if x is None:
-            return self.communicator.mpi.Irecv(buf, source, tag)
+            return watched(self.communicator.mpi.Irecv(buf, source, tag))
         return Request.over(self.communicator.irecv(x, source, tag))
 
     def Sendrecv(  # noqa: N802

@@ -22,8 +22,9 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
-__all__ = ["Like", "Surface", "beside", "met", "named", "theirs"]
+__all__ = ["Like", "Surface", "beside", "met", "named", "theirs", "watched"]
 
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])  # a method keeps its signature
 
 
@@ -84,7 +85,7 @@ def met(function: F) -> F:
     @named(function)
     def method(self: Surface, *args: object, **kwargs: object) -> object:
         self.communicator.barrier()
-        return function(self, *args, **kwargs)
+        return watched(function(self, *args, **kwargs))
 
     return method
 
@@ -94,6 +95,14 @@ def beside(function: F) -> F:
 
     @named(function)
     def method(self: Surface, *args: object, **kwargs: object) -> object:
-        return function(self.communicator.mpi, *args, **kwargs)
+        return watched(function(self.communicator.mpi, *args, **kwargs))
 
     return method
+
+
+def watched(made: T) -> T:
+    """A request of MPI's own as one of ours: while a program waits in that, hpcomm's messages move on."""
+    from .requests import Request  # which stands above
+
+    is_raw = type(made) is MPI.Request and bool(made)
+    return cast("T", Request(cast("MPI.Request", made))) if is_raw else made

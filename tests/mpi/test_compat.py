@@ -208,6 +208,15 @@ def test_objects_go_as_with_mpi4py_and_probe_finds_them(comm: Any) -> None:
     assert comm.recv(source=MPI.PROC_NULL) is None
 
 
+def test_a_wait_for_one_of_mpis_own_lets_objects_come(comm: Any) -> None:
+    """Its message cannot go before the other rank's receive of an object moves on, which has waited, too."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    coming = comm.irecv(source=left, tag=5)
+    going = comm.issend(comm.rank, right, 5)
+    going.Wait()
+    assert coming.wait() == left
+
+
 def test_requests_of_both_kinds_stand_in_one_list(comm: Any) -> None:
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     y = np.zeros((3, 2))

@@ -137,11 +137,11 @@ def job(folder: Path, module: str, through: str, ranks: int) -> list[Outcomes]:
             "-n",
             str(ranks),
             "--timeout",
-            "240",
+            "600",
             "python",
             *words,
         ]
-        subprocess.run(launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=150, check=False)
+        subprocess.run(launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=700, check=False)
         return [_read(Path(out) / f"rank-{rank}") for rank in range(ranks)]
 
 
