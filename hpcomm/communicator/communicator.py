@@ -363,7 +363,7 @@ class Communicator(ClosedByAll):
 
     def _repr_html_(self) -> str:
         if self.is_closed:
-            return sheet(f"Communicator '{self.name}'", [("", "closed")])
+            return sheet(f"Communicator '{self.name}'", [("state", "closed")])
         other = [("other group", f"{self.remote_size} ranks")] if self.is_inter else []
         ranks = [("this rank", f"{self.rank} of {self.size}"), *other]
         return sheet(f"Communicator '{self.name}'", [*ranks, ("compared", self.check)])

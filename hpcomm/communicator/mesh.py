@@ -206,8 +206,10 @@ class Mesh:
     def _repr_html_(self) -> str:
         wide = [*self.shape.values()][-1]
         ranks = [range(first, first + wide) for first in range(0, self.size, wide)]
-        rows = [("axes", ", ".join(f"{name}={size}" for name, size in self.shape.items()))]
-        rows += [("this rank", f"{self.comm.rank}, at {self.coords}")]
+        size, at = (
+            ", ".join(f"{name}={n}" for name, n in each.items()) for each in (self.shape, self.coords)
+        )
+        rows = [("axes", size), ("this rank", f"{self.comm.rank}, at {at}")]
         here = divmod(self.comm.rank, wide)
         return sheet(f"Mesh of {self.size} ranks", rows, grid(ranks, here) if self.size <= MOST_DRAWN else "")
 

@@ -122,7 +122,8 @@ class Labelled:
         rows = [("whole", f"{self.shape} of {self.look.dtype}"), ("partition", self.partition)]
         own = "points" if self.box is None else self.box
         rows += [("rank", f"{self.comm.rank} of {self.comm.size}"), ("owns", f"{self.owned_shape}: {own}")]
-        rows += [("halo", self.halo)] if self.halo else []
+        widths = self.halo or ()  # of points 0
+        rows += [("halo", ", ".join(f"{low}+{high}" for low, high in widths))] * any(map(any, widths))
         unit = f" [{self.unit}]" if self.unit else ""
         return sheet(f"Field {self.name or '?'}{unit}", rows)
 

@@ -74,4 +74,5 @@ def test_notebooks_show_what_this_rank_knows_and_nothing_runs(comm: Any, field: 
     assert mesh._repr_html_().count("font-weight:bold") == 1
     assert "Field T [K]" in field._repr_html_()
     assert "(6, 5) of float64" in field._repr_html_()
+    assert "halo" not in Field(comm, (7,))._repr_html_()
     assert "all_reduce by ring" in build("all_reduce", "ring", 4)._repr_html_()
