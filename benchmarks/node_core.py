@@ -23,7 +23,7 @@ import hpcomm
 from hpcomm.node._native import core
 
 VERBS = ["all_reduce", "broadcast", "barrier", "reduce", "gather", "all_gather", "scatter", "reduce_scatter"]
-VERBS += ["all_to_all", "scan", "exscan", "message"]
+VERBS += ["all_to_all", "scan", "exscan"]
 SIZES = [8, 1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20, 64 << 20]
 WORLD = MPI.COMM_WORLD
 NEVER = 1 << 62
@@ -31,8 +31,8 @@ NEVER = 1 << 62
 Contenders = dict[str, Callable[[], Any]]
 
 
-def parts() -> tuple[dict[str, core.Node], tuple[core.Channel, core.Channel] | None]:
-    """A node that takes the core's own choice of ways, one for each way; channels between ranks 0 and 1."""
+def nodes() -> dict[str, core.Node]:
+    """One that takes the core's own choice of ways, one for each way."""
     segment = core.Segment(256 << 20) if WORLD.rank == 0 else None
     name = WORLD.bcast(segment.name if segment else None)
     segment = segment or core.Segment(256 << 20, name)
@@ -42,15 +42,10 @@ def parts() -> tuple[dict[str, core.Node], tuple[core.Channel, core.Channel] | N
         place = WORLD.bcast(segment.reserve(WORLD.size) if WORLD.rank == 0 else None)
         made[name] = core.Node(segment, place, WORLD.rank, None, spins)
         made[name].direct_from = given or made[name].direct_from
-    both = WORLD.bcast([segment.reserve_channel(64 << 10) for _ in range(2)] if WORLD.rank == 0 else None)
-    channels = None
-    if WORLD.rank < 2 <= WORLD.size:
-        there, back = (core.Channel(segment, at, 1 - WORLD.rank, None, spins) for at in both)
-        channels = (there, back) if WORLD.rank == 0 else (back, there)
     WORLD.Barrier()
     if WORLD.rank == 0:
         segment.unlink()
-    return made, channels
+    return made
 
 
 def in_turn(call: Callable[[int], Any]) -> Callable[[], Any]:
@@ -123,24 +118,6 @@ def contenders(verb: str, nbytes: int, ways: dict[str, core.Node], others: set[s
     return found
 
 
-def messages(nbytes: int, channels: tuple[core.Channel, core.Channel] | None) -> Contenders:
-    """A message from rank 0 to rank 1 and one back."""
-    x, y = np.zeros(nbytes // 4, "f4"), np.zeros(nbytes // 4, "f4")
-    if channels is None:
-        return {"mpi4py": lambda: None, "core": lambda: None}
-    sends, receives = channels
-
-    def in_order(send: Callable[[], Any], receive: Callable[[], Any]) -> Callable[[], Any]:
-        first, second = (send, receive) if WORLD.rank == 0 else (receive, send)
-        return lambda: (first(), second())
-
-    other = 1 - WORLD.rank
-    return {
-        "mpi4py": in_order(lambda: WORLD.Send(x, other), lambda: WORLD.Recv(y, other)),
-        "core": in_order(lambda: sends.send(x), lambda: receives.receive(y)),
-    }
-
-
 def by_core(verb: str, node: core.Node, whole: Any, block: Any, out: Any, part: Any) -> Callable[[], Any]:
     """The same by the core."""
     is_root = [root == node.rank for root in range(node.size)]
@@ -173,7 +150,7 @@ def main() -> None:
     parser.add_argument("--also", default="", help="hpcomm, torch, half, ways: more contenders")
     given = parser.parse_args()
     core.know_numpy(np)
-    ways, channels = parts()
+    ways = nodes()
     also = set(given.also.split(","))
     if also & {"torch", "half"}:
         import torch
@@ -183,13 +160,12 @@ def main() -> None:
         print(f"{machine()}\n{library()}, {WORLD.size} ranks; us a call (ratio to mpi4py)", flush=True)
     for verb in given.verbs.split(","):
         for nbytes in [0] if verb == "barrier" else map(int, given.sizes.split(",")):
-            calls = messages(nbytes, channels) if verb == "message" else contenders(verb, nbytes, ways, also)
+            calls = contenders(verb, nbytes, ways, also)
             if given.quietest:
                 times = {name: [each] for name, each in quietest(calls, given.quietest).items()}
             else:
                 times = alternate(calls, given.rounds, given.span)
             roots = WORLD.size if verb in ("broadcast", "reduce", "gather", "scatter") else 1
-            roots = 2 if verb == "message" else roots
             if WORLD.rank == 0:
                 cells = [
                     f"{name} {median(each) / roots:.2f} ({ratio(each, times['mpi4py']):.2f})"

@@ -312,7 +312,7 @@ class Exchange:
         """
         for acts, box in zip(self._starts, _boxes(channel), strict=True):
             acts += [copying(*each) for each in zip(divided(box, views), views, strict=True)]
-            acts.append(partial(channel.fill, sum(view.nbytes for view in views)))
+            acts.append(channel.fill)
         self._then([partial(channel.empty_box, True)])
         self._due.append(partial(channel.empty_box, False))
 

@@ -283,14 +283,19 @@ static void *rank(void *arg) {
     }
     if (!synchronous && i % 4 == 0 &&
         ranks > 1) { /* a message round the ring; ranks are even and odd */
-      const size_t length = draw(&common) % 3000;
-      bring(mine, length, me, i);
-      if (me % 2 == 0 && channel_send(&to, (char *)mine, length, (uint64_t)i))
-        break;
-      if (channel_receive(&from, (char *)out, length, (uint64_t)i))
-        break;
-      if (me % 2 == 1 && channel_send(&to, (char *)mine, length, (uint64_t)i))
-        break;
+      const size_t length = draw(&common) % 500;
+      for (int turn = 0; turn < 2; turn++) { /* send, or receive */
+        char *box = channel_box(turn == me % 2 ? &to : &from, turn == me % 2);
+        if (!box)
+          return NULL;
+        if (turn == me % 2) {
+          bring((unsigned char *)box, length, me, i);
+          channel_fill(&to);
+        } else {
+          memcpy(out, box, length);
+          channel_free(&from);
+        }
+      }
       bring(want, length, last, i);
       if (memcmp(want, out, length))
         atomic_store(&wrong, 1);

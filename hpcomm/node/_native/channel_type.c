@@ -72,26 +72,6 @@ static int channel_enter(Channel *self) {
   PyErr_SetString(PyExc_ValueError, self->busy ? "another thread uses this channel" : "this channel is closed");
   return -1;
 }
-static PyObject *transfer(PyObject *me, PyObject *const *a, Py_ssize_t n, int sends) { /* (x or out, tag) */
-  Channel *self = (Channel *)me;
-  struct array x;
-  uint64_t tag = n > 1 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
-  if (PyErr_Occurred()) return NULL;
-  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "an array and a tag");
-  int takes = array_look(a[0], !sends, &x);
-  if (takes != 1) return takes ? NULL : Py_NewRef(Py_NotImplemented);
-  int bad = channel_enter(self);
-  if (!bad) {
-    bad = sends ? channel_send(&self->channel, x.at, x.nbytes, tag)
-                : channel_receive(&self->channel, x.at, x.nbytes, tag);
-    self->busy = 0;
-  }
-  array_done(&x);
-  return bad ? NULL : Py_NewRef(sends ? Py_None : a[0]);
-}
-static PyObject *channel_send_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 1); }
-static PyObject *channel_receive_array(PyObject *me, PyObject *const *a, Py_ssize_t n) { return transfer(me, a, n, 0); }
-
 /* Whether the next box is ours; it is waited for if we may. */
 static PyObject *box_of(PyObject *me, PyObject *wait, int to_fill) {
   Channel *self = (Channel *)me;
@@ -103,33 +83,21 @@ static PyObject *box_of(PyObject *me, PyObject *wait, int to_fill) {
 }
 static PyObject *channel_empty_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 1); }
 static PyObject *channel_full_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 0); }
-static PyObject *channel_fill_box(PyObject *me, PyObject *const *a, Py_ssize_t n) { /* (nbytes, tag) */
+/* Hand the next box over, filled or free. */
+static PyObject *hand_over(PyObject *me, int to_fill) {
   Channel *self = (Channel *)me;
-  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "a number of bytes and a tag");
-  size_t nbytes = PyLong_AsSize_t(a[0]);
-  uint64_t tag = n > 1 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
-  if (PyErr_Occurred()) return NULL;
-  if (!self->segment || !channel_ready(&self->channel, 1))
-    return PyErr_Format(PyExc_ValueError, "the box is the receiver's");
-  channel_fill(&self->channel, nbytes, tag);
+  if (!self->segment || !channel_ready(&self->channel, to_fill))
+    return PyErr_Format(PyExc_ValueError, "the box is the %s's", to_fill ? "receiver" : "sender");
+  to_fill ? channel_fill(&self->channel) : channel_free(&self->channel);
   Py_RETURN_NONE;
 }
-static PyObject *channel_free_box(PyObject *me, PyObject *none) {
-  Channel *self = (Channel *)me;
-  (void)none;
-  if (!self->segment || !channel_ready(&self->channel, 0))
-    return PyErr_Format(PyExc_ValueError, "the box is the sender's");
-  uint64_t tag = channel_tag(&self->channel);
-  channel_free(&self->channel);
-  return PyLong_FromUnsignedLongLong(tag);
-}
+static PyObject *channel_fill_box(PyObject *me, PyObject *none) { return (void)none, hand_over(me, 1); }
+static PyObject *channel_free_box(PyObject *me, PyObject *none) { return (void)none, hand_over(me, 0); }
 
 static PyMethodDef channel_methods[] = {
-    {"send", (PyCFunction)(void (*)(void))channel_send_array, METH_FASTCALL, NULL},
-    {"receive", (PyCFunction)(void (*)(void))channel_receive_array, METH_FASTCALL, NULL},
     {"empty_box", channel_empty_box, METH_O, NULL},
     {"full_box", channel_full_box, METH_O, NULL},
-    {"fill", (PyCFunction)(void (*)(void))channel_fill_box, METH_FASTCALL, NULL},
+    {"fill", channel_fill_box, METH_NOARGS, NULL},
     {"free", channel_free_box, METH_NOARGS, NULL},
     {"close", channel_close, METH_NOARGS, NULL},
     {0}};

@@ -31,9 +31,6 @@ struct steps {
 static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
-static int is_cut(int verb) { /* each rank's x consists of a block for each rank */
-  return verb == BY_SCATTER || verb == BY_ALL_TO_ALL || verb == BY_REDUCE_SCATTER;
-}
 static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
 static int is_reduction(int verb) {
   return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
@@ -80,9 +77,9 @@ static int reads_result(const struct steps *s, int q) {
 
 static void plan(struct steps *s) {
   const int verb = s->c->verb;
-  const size_t most = is_cut(verb) || is_shared(verb) ? node_chunk(s->n->size) : node_piece(s->n->size);
+  const size_t most = verb_cuts(verb) || is_shared(verb) ? node_chunk(s->n->size) : node_piece(s->n->size);
   const size_t ranks = is_shared(verb) ? (size_t)s->n->size : 1;
-  s->whole = is_cut(verb) ? block(s) : s->c->nbytes;
+  s->whole = verb_cuts(verb) ? block(s) : s->c->nbytes;
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
   size_t even = (s->whole + s->count * ranks - 1) / (s->count * ranks);
   s->chunk = (even + NODE_LINE - 1) / NODE_LINE * NODE_LINE;
@@ -102,7 +99,7 @@ static int give(struct steps *s, uint64_t step) {
       readers = 1;
     }
   if (!readers) return 0;
-  if (is_cut(verb)) {
+  if (verb_cuts(verb)) {
     for (int q = 0; q < n->size; q++)
       if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + (size_t)q * block(s) + at, length);
   } else if (is_shared(verb)) { /* all but what we reduce ourselves */
@@ -124,7 +121,7 @@ static int reduce(struct steps *s, uint64_t step) {
   const size_t at = step * s->part, mine = is_shared(verb) ? (size_t)me * s->chunk : 0;
   const size_t length = at_least(s->whole, at + mine, s->chunk);
   const size_t in_x = (verb == BY_REDUCE_SCATTER ? (size_t)me * block(s) : mine) + at;
-  const size_t in_piece = is_cut(verb) || is_shared(verb) ? (size_t)me * s->chunk : 0;
+  const size_t in_piece = verb_cuts(verb) || is_shared(verb) ? (size_t)me * s->chunk : 0;
   const void *in[NODE_RANKS];
   for (int q = 0; q < inputs; q++) {
     if (reads(s, me, q) && all_put(s, q, step + 1)) return -1;
@@ -157,7 +154,7 @@ static int take_results(struct steps *s, uint64_t step) {
 static int take(struct steps *s, uint64_t step) {
   struct node *n = s->n;
   const struct call *c = s->c;
-  const int verb = c->verb, me = n->rank, gathers = verb == BY_GATHER || verb == BY_ALL_GATHER;
+  const int verb = c->verb, me = n->rank, gathers = verb_gathers(verb);
   const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
   for (int i = 0; i < n->size; i++) {
     int q = (me + i) % n->size;
@@ -165,11 +162,11 @@ static int take(struct steps *s, uint64_t step) {
     const char *from;
     if (q == me) {
       if (!call_gives(n, c, me) && !(verb == BY_GATHER && me == c->root)) continue;
-      from = c->x + at + (is_cut(verb) ? (size_t)me * block(s) : 0);
+      from = c->x + at + (verb_cuts(verb) ? (size_t)me * block(s) : 0);
     } else {
       if (!reads(s, me, q)) continue;
       if (all_put(s, q, step + 1)) return -1;
-      from = node_piece_at(n, q, step) + (is_cut(verb) ? (size_t)me * s->chunk : 0);
+      from = node_piece_at(n, q, step) + (verb_cuts(verb) ? (size_t)me * s->chunk : 0);
     }
     if (to != from) memcpy(to, from, length);
   }

@@ -9,6 +9,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <structmember.h>
 
 #define RESULT_LARGE (32u << 20) /* bytes, as in core/limits.py */
 
@@ -85,12 +86,9 @@ static int may_share(const struct call *c, const struct array *x, const struct a
   }
 }
 
-static int gathers(int verb) { return verb == BY_GATHER || verb == BY_ALL_GATHER; }
-static int cuts(int verb) { return verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL; }
-
 /* The shape of the result for this x. has_out: then blocks may also lie one after the other along the first axis. */
 static int shape_of_result(int verb, const struct array *x, int64_t ranks, int has_out, int64_t *shape) {
-  const int gathered = gathers(verb), cut = cuts(verb), is_stacked = cut && x->axes && x->shape[0] == ranks;
+  const int gathered = verb_gathers(verb), cut = verb_cuts(verb), is_stacked = cut && x->axes && x->shape[0] == ranks;
   int axes = 0;
   if (cut && !is_stacked && (!has_out || !x->axes || x->shape[0] % ranks)) return -1;
   if (gathered) shape[axes++] = ranks;
@@ -103,10 +101,10 @@ static int shape_of_result(int verb, const struct array *x, int64_t ranks, int h
 static int has_shape(int verb, const struct array *out, int axes, const int64_t *shape) {
   const size_t rest = sizeof *shape;
   if (out->axes == axes && !memcmp(out->shape, shape, (size_t)axes * rest)) return 1;
-  if (gathers(verb) && axes >= 2)
+  if (verb_gathers(verb) && axes >= 2)
     return out->axes == axes - 1 && out->shape[0] == shape[0] * shape[1] &&
            !memcmp(out->shape + 1, shape + 2, (size_t)(axes - 2) * rest);
-  return cuts(verb) && verb != BY_ALL_TO_ALL && out->axes == axes + 1 && out->shape[0] == 1 &&
+  return verb_cuts(verb) && verb != BY_ALL_TO_ALL && out->axes == axes + 1 && out->shape[0] == 1 &&
          !memcmp(out->shape + 1, shape, (size_t)axes * rest);
 }
 
@@ -154,10 +152,10 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   if (has_x) {
     axes = shape_of_result(c->verb, x, n->size, has_out, shape);
     if (axes < 0 || (has_out && (out->dtype != x->dtype || !has_shape(c->verb, out, axes, shape)))) return 0;
-    if (cuts(c->verb) && x->count % ranks) return 0;
+    if (verb_cuts(c->verb) && x->count % ranks) return 0;
   }
   const struct array *seen = has_x ? x : out;
-  const size_t blocks = has_x && cuts(c->verb) ? ranks : 1;
+  const size_t blocks = has_x && verb_cuts(c->verb) ? ranks : 1;
   c->dtype = seen->dtype;
   c->count = seen->count / blocks;
   c->nbytes = c->verb == BY_SCATTER ? seen->nbytes / blocks : seen->nbytes;
@@ -395,18 +393,8 @@ static void set_ways(struct node *n, PyObject *value) {
   }
 ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9),
           n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
-ATTRIBUTE(most, PyLong_FromUnsignedLongLong(n->most), n->most = PyLong_AsUnsignedLongLong(value))
-ATTRIBUTE(spins, PyLong_FromLong(n->spins), n->spins = (int)PyLong_AsLong(value))
 ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]),
           set_ways(n, value))
-static PyObject *get_busy(PyObject *me, void *none) { /* a thread of this process is in a call */
-  return (void)none, PyBool_FromLong(((Node *)me)->busy);
-}
-static PyObject *get_number(PyObject *me, void *none) { /* of this rank's last call */
-  return (void)none, PyLong_FromUnsignedLongLong(((Node *)me)->node.calls);
-}
-static PyObject *get_rank(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.rank); }
-static PyObject *get_size(PyObject *me, void *none) { return (void)none, PyLong_FromLong(((Node *)me)->node.size); }
 static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
   const struct node *n = &((Node *)me)->node;
   (void)none;
@@ -427,34 +415,6 @@ static PyObject *know_torch(PyObject *module, PyObject *torch) {
   int by_table = array_know_torch(torch);
   (void)module;
   return by_table < 0 ? NULL : PyBool_FromLong(by_table);
-}
-
-/* reduce_arrays(op, inputs, out, dtype=0): out = inputs[0] op inputs[1] ..., as every reduction here reduces */
-static PyObject *reduce_given(PyObject *module, PyObject *const *a, Py_ssize_t n) {
-  struct array in[NODE_RANKS], out;
-  const void *at[NODE_RANKS];
-  (void)module;
-  if (n < 3 || n > 4) return PyErr_Format(PyExc_TypeError, "reduce_arrays takes op, inputs, out and perhaps dtype");
-  int op = op_of(a[0]), as = n > 3 && a[3] != Py_None ? (int)PyLong_AsLong(a[3]) : 0, held = 0;
-  Py_ssize_t inputs = PySequence_Size(a[1]);
-  if (PyErr_Occurred()) return NULL;
-  if (inputs < 1 || inputs > NODE_RANKS) return PyErr_Format(PyExc_ValueError, "%zd inputs", inputs);
-  int takes = op < 0 ? 0 : array_look(a[2], 1, &out);
-  if (takes == 1 && as && !array_as(&out, as)) takes = (array_done(&out), 0);
-  if (takes != 1) return takes ? NULL : Py_NewRef(Py_NotImplemented);
-  takes = reduce_knows(out.dtype, op);
-  for (; takes == 1 && held < inputs; held++) {
-    PyObject *x = PySequence_GetItem(a[1], held);
-    takes = x ? array_look(x, 0, &in[held]) : -1;
-    Py_XDECREF(x); /* the sequence holds it */
-    if (takes != 1) break;
-    at[held] = in[held].at;
-    takes = (!as || array_as(&in[held], as)) && in[held].dtype == out.dtype && in[held].count == out.count;
-  }
-  if (takes == 1) reduce_arrays(out.dtype, op, (int)inputs, out.at, at, (int)inputs, out.count);
-  while (held-- > 0) array_done(&in[held]);
-  array_done(&out);
-  return takes < 0 ? NULL : Py_NewRef(takes ? a[2] : Py_NotImplemented);
 }
 
 /* -- tables ------------------------------------------------------------------------------------------------------- */
@@ -479,15 +439,16 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      {"calls", node_calls, METH_NOARGS, NULL},
                                      {"close", node_close, METH_NOARGS, NULL},
                                      {0}};
-static PyGetSetDef node_attributes[] = {{"rank", get_rank, NULL, NULL, NULL},
-                                        {"size", get_size, NULL, NULL, NULL},
-                                        {"direct", get_direct, NULL, NULL, NULL},
+static PyMemberDef node_members[] = {{"rank", T_INT, offsetof(Node, node.rank), READONLY, NULL},
+                                     {"size", T_INT, offsetof(Node, node.size), READONLY, NULL},
+                                     {"busy", T_INT, offsetof(Node, busy), READONLY, NULL},
+                                     {"number", T_ULONGLONG, offsetof(Node, node.calls), READONLY, NULL},
+                                     {"most", T_ULONGLONG, offsetof(Node, node.most), 0, NULL},
+                                     {"spins", T_INT, offsetof(Node, node.spins), 0, NULL},
+                                     {0}};
+static PyGetSetDef node_attributes[] = {{"direct", get_direct, NULL, NULL, NULL},
                                         {"has_long", get_has_long, NULL, NULL, NULL},
                                         {"timeout", get_timeout, set_timeout, NULL, NULL},
-                                        {"number", get_number, NULL, NULL, NULL},
-                                        {"busy", get_busy, NULL, NULL, NULL},
-                                        {"most", get_most, set_most, NULL, NULL},
-                                        {"spins", get_spins, set_spins, NULL, NULL},
                                         {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
                                         {0}};
 static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
@@ -495,6 +456,7 @@ static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
                                    {Py_tp_traverse, node_traverse},
                                    {Py_tp_clear, node_clear},
                                    {Py_tp_methods, node_methods},
+                                   {Py_tp_members, node_members},
                                    {Py_tp_getset, node_attributes},
                                    {0, NULL}};
 static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0,
@@ -502,7 +464,6 @@ static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0
 static PyMethodDef functions[] = {
     {"know_numpy", know_numpy, METH_O, NULL},
     {"know_torch", know_torch, METH_O, NULL},
-    {"reduce_arrays", (PyCFunction)(void (*)(void))reduce_given, METH_FASTCALL, NULL},
     {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};
 

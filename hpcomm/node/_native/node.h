@@ -26,7 +26,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 1
+#define NODE_VERSION 2
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls that a rank has begun which others can look up */
@@ -89,7 +89,6 @@ struct node_place {
 
 struct node_box {                      /* one of the two boxes of a channel */
   _Alignas(NODE_APART) node_word full; /* 0: the sender's; else the receiver's: number << 1 | 1 */
-  uint64_t nbytes, tag;
 };
 
 struct node_channel {
@@ -261,12 +260,8 @@ int share_end(struct share *, int bad);
 void channel_attach(struct channel *, struct segment *, struct node_channel *, int peer);
 char *channel_box(struct channel *, int to_fill);   /* NULL: the wait failed */
 char *channel_ready(struct channel *, int to_fill); /* the same, NULL where one would wait */
-void channel_fill(struct channel *, size_t nbytes, uint64_t tag);
+void channel_fill(struct channel *);
 void channel_free(struct channel *);
-size_t channel_nbytes(const struct channel *);
-uint64_t channel_tag(const struct channel *);
-int channel_send(struct channel *, const char *, size_t nbytes, uint64_t tag);
-int channel_receive(struct channel *, char *, size_t nbytes, uint64_t tag);
 
 /* -- verbs, operators, element types: the numbers of hpcomm's signatures ---- */
 enum {
@@ -284,6 +279,11 @@ enum {
 };
 enum { OP_SUM, OP_AVG, OP_PROD, OP_MIN, OP_MAX, OP_BAND, OP_BOR, OP_BXOR, OP_LAND, OP_LOR, OPS };
 enum { BOOL = 1, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, LONG_DOUBLE, C64, C128, DTYPES };
+
+static inline int verb_gathers(int verb) { return verb == BY_GATHER || verb == BY_ALL_GATHER; }
+static inline int verb_cuts(int verb) { /* x consists of a block for each rank */
+  return verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL;
+}
 
 /* -- short words ------------------------------------------------------------------------------------------------- */
 #if defined(__x86_64__)

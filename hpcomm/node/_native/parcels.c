@@ -81,8 +81,8 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   struct share s = {.n = n, .c = &c};
   struct given g = {0};
   if (PyErr_Occurred()) return NULL;
-  const int is_cut = c.verb == BY_SCATTER || c.verb == BY_ALL_TO_ALL;
-  int bad = look_at(a[3], call_gives(n, &c, n->rank) ? is_cut ? n->size : 1 : 0, &g) || enter_call(self) ? -1 : 0;
+  const Py_ssize_t most = !call_gives(n, &c, n->rank) ? 0 : verb_cuts(c.verb) ? n->size : 1;
+  int bad = look_at(a[3], most, &g) || enter_call(self) ? -1 : 0;
   PyObject *got = NULL;
   if (!bad) {
     bad = share_begin(&s, g.parts, g.counts);

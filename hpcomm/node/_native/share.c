@@ -13,7 +13,7 @@
 #define SHORT 1024 /* bytes of a block that is laid here although not all have room */
 
 static int parcels_of(const struct node *n, const struct call *c) {
-  return c->verb == BY_SCATTER || c->verb == BY_ALL_TO_ALL ? n->size : 1;
+  return verb_cuts(c->verb) ? n->size : 1;
 }
 
 static size_t length_of(const struct node_part *blocks, size_t count, size_t most) {
