@@ -4,6 +4,7 @@
 
 bytes: of the longer of x and out, at least 4 for each rank where it has blocks.
 Contenders take turns; ratios to raw mpi4py are taken round by round.
+"new" is hpcomm without out=: each result is a new array.
 "pieces" takes pieces for long calls, "direct" reads the others' arrays. Arrays are float32, results go
 to arrays that live on.
 """
@@ -101,7 +102,21 @@ def contenders(verb: str, nbytes: int, ways: dict[str, core.Node], others: set[s
         "scan": lambda: here.scan(whole, out=out),
         "exscan": lambda: here.exscan(whole, out=out),
     }
-    found = {"mpi4py": raw[verb]} | ({"hpcomm": present[verb]} if "hpcomm" in others else {})
+    new: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: here.all_reduce(whole),
+        "broadcast": in_turn(lambda root: here.broadcast(whole, root=root)),
+        "reduce": in_turn(lambda root: here.reduce(whole, root=root)),
+        "gather": in_turn(lambda root: here.gather(block, root=root)),
+        "all_gather": lambda: here.all_gather(block),
+        "scatter": in_turn(lambda root: here.scatter(rows, root=root)),
+        "reduce_scatter": lambda: here.reduce_scatter(rows),
+        "all_to_all": lambda: here.all_to_all(rows),
+        "scan": lambda: here.scan(whole),
+        "exscan": lambda: here.exscan(whole),
+    }
+    found = {"mpi4py": raw[verb]} | ({"hpcomm": present[verb]} if others & {"hpcomm", "new"} else {})
+    if "new" in others and verb in new:
+        found["new"] = new[verb]
     for name, node in ways.items() if "ways" in others else [("core", ways["core"])]:
         found[name] = by_core(verb, node, whole, block, out, part)
     if "torch" in others:
@@ -147,7 +162,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--span", type=float, default=0.006, help="seconds of one turn")
     parser.add_argument("--quietest", type=float, help="instead: seconds of short turns, the best hundredth")
-    parser.add_argument("--also", default="", help="hpcomm, torch, half, ways: more contenders")
+    parser.add_argument("--also", default="", help="hpcomm, new, torch, half, ways: more contenders")
     given = parser.parse_args()
     core.know_numpy(np)
     ways = nodes()
