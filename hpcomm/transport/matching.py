@@ -43,6 +43,7 @@ __all__ = [
     "fill",
     "is_awaited",
     "is_plain_tag",
+    "is_there",
     "peer_rank",
     "source_and_tag",
     "source_rank",
@@ -112,6 +113,18 @@ class Arrival:
 
 _waiting: dict[int, weakref.ref[Arrival]] = {}  # in the order in which they were asked for
 _matching = threading.RLock()
+
+
+def is_there(mpi: MPI.Comm, source: int, tag: int, seen: MPI.Status) -> bool:
+    """MPI_Iprobe, of what no Arrival takes: as with MPI's own receives, theirs is not seen by a probe."""
+    with _matching:
+        while mpi.Iprobe(source, tag, seen):
+            its = seen.source, seen.tag
+            first = next((each for each in (_in_order() if _waiting else ()) if each._takes(mpi, *its)), None)
+            if first is None or seen.source == MPI.PROC_NULL:
+                return True
+            first.Test()
+        return False
 
 
 def is_awaited(mpi: MPI.Comm, source: int | None = None, tag: int | None = None) -> bool:

@@ -51,6 +51,22 @@ def test_mpi4py_underneath_shares_the_order(own_comm: Any, n: int) -> None:
         assert first[0] == 1
 
 
+def test_a_probe_sees_no_message_that_a_pending_receive_takes(own_comm: Any) -> None:
+    """As with MPI's own receives, also where one of any length has to look at it first."""
+    comm = own_comm
+    if comm.rank == 0:
+        for n in (1, 2, 3, 4):
+            comm.send(np.full(n, 0.0), 1, tag=n)
+    elif comm.rank == 1:
+        first, second = comm.irecv(dtype="float64", source=0), comm.irecv(dtype="float64")
+        assert comm.probe(0) == hpcomm.Status(0, 3, 3 * 8)
+        assert comm.recv(np.empty(3), 0).shape == (3,)
+        while (seen := comm.iprobe(0)) is None:
+            pass
+        assert (seen.tag, seen.nbytes) == (4, 4 * 8)
+        assert [len(first.wait()), len(second.wait()), len(comm.recv(np.empty(4)))] == [1, 2, 4]
+
+
 def test_probe_and_others_find_what_was_sent(own_comm: Any) -> None:
     comm, x = own_comm, np.arange(5000.0)
     if comm.rank == 0:

@@ -20,6 +20,7 @@ from ...core.buffer import Buffer, DeviceBuffer, as_buffer
 from ...errors import ConfigError, LayoutError, MismatchError, where
 from .. import mpi as transport
 from ..guarded_receive import guarded, most
+from ..matching import is_there
 from ..progress import Together, drive, in_thread
 from ..scheduled import rounds
 from . import cuda_aware, ipc, nccl_transport
@@ -140,7 +141,7 @@ class Messages:
         """
         found = self._find(source, tag)
         if found is None:
-            if not self.plain.Iprobe(source, tag, seen):
+            if not is_there(self.plain, source, tag, seen):
                 return False
             if seen.Get_elements(MPI.BYTE) != HEADER:
                 return True

@@ -113,14 +113,6 @@ class DeviceDispatch:
         """Whether a message of so many bytes is one of MPI's."""
         return nbytes <= self.eager
 
-    def probe(self, source: int, tag: int, seen: MPI.Status) -> None:
-        """As look(), and wait."""
-
-        def stages() -> Stages:
-            yield [SimpleNamespace(Test=lambda status: self.look(source, tag, seen))]
-
-        drive(stages())
-
     # -- explaining ----------------------------------------------------------------------------------
 
     def explain(self, call: Call) -> str:
