@@ -21,7 +21,7 @@ from .launcher import below
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["YOUNG_S", "mapped", "notice", "remove_noticed", "stale_segments", "watch"]
+__all__ = ["YOUNG_S", "mapped", "notice", "remove_noticed", "sizes", "stale_segments", "watch"]
 
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _FOLDER = "/dev/shm"
@@ -43,6 +43,15 @@ def stale_segments() -> list[Path]:
             if _SEGMENT.fullmatch(str(path)) and about.st_uid == os.geteuid() and is_old:
                 found.add(path)
     return sorted(found - mapped(int(process.name) for process in Path("/proc").glob("[0-9]*")))
+
+
+def sizes(files: Iterable[Path]) -> list[int]:
+    """Bytes of each file that is still there: whoever finds a stale one may remove it."""
+    found = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            found.append(file.stat().st_size)
+    return found
 
 
 def mapped(pids: Iterable[int]) -> set[Path]:

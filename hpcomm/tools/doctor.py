@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..job.command_line import Command, table
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.launch import usable_cores
-from ..job.mpi_shared_memory import stale_segments
+from ..job.mpi_shared_memory import sizes, stale_segments
 from .mpi_probe import ANSWER, Mpi
 
 if TYPE_CHECKING:
@@ -266,8 +266,8 @@ def _shared_memory() -> dict[str, object]:
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     memory["locked_limit"] = None if limit == resource.RLIM_INFINITY else limit
-    stale = stale_segments()
-    memory |= {"stale_files": len(stale), "stale_bytes": sum(path.stat().st_size for path in stale)}
+    stale = sizes(stale_segments())
+    memory |= {"stale_files": len(stale), "stale_bytes": sum(stale)}
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     memory["ptrace_scope"] = int(scope.read_text()) if scope.exists() else None
     return memory

@@ -14,7 +14,7 @@ from processes import finish
 
 from hpcomm.errors import ConfigError
 from hpcomm.job.launcher import KILLED, command_of, named
-from hpcomm.job.mpi_shared_memory import YOUNG_S, stale_segments
+from hpcomm.job.mpi_shared_memory import YOUNG_S, sizes, stale_segments
 from hpcomm.job.supervise import _folder, settings
 
 
@@ -40,6 +40,12 @@ def segment():
 @pytest.mark.parametrize("name", ["mpich_shm_1", "sm_segment.1", "vader_segment.1"])
 def test_a_segment_that_nobody_uses_is_stale(segment, name):
     assert segment(name) in stale_segments()
+
+
+def test_a_stale_segment_may_go_before_its_size_is_asked(segment):
+    files = [segment("mpich_shm_5"), segment("mpich_shm_6")]
+    files[0].unlink()
+    assert sizes(files) == [mmap.PAGESIZE]
 
 
 def test_a_segment_in_use_is_not_stale(segment):
