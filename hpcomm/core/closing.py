@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,8 +15,9 @@ __all__ = ["ClosedByAll"]
 class ClosedByAll:
     """Its close() is collective: so it is not called while an error passes, when others may never come."""
 
+    @abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """End it, on all ranks."""
 
     def __enter__(self) -> Self:
         return self
