@@ -39,10 +39,10 @@ def nodes() -> dict[str, core.Node]:
     segment = segment or core.Segment(256 << 20, name)
     spins = 0 if WORLD.size > len(os.sched_getaffinity(0)) else 2000
     made = {}
-    for name, given in (("core", None), ("pieces", (NEVER,) * 3), ("direct", (0,) * 3)):
+    for name, given in (("core", None), ("pieces", NEVER), ("direct", 0)):
         place = WORLD.bcast(segment.reserve(WORLD.size) if WORLD.rank == 0 else None)
         made[name] = core.Node(segment, place, WORLD.rank, None, spins)
-        made[name].direct_from = given or made[name].direct_from
+        made[name].direct_from = made[name].direct_from if given is None else given
     WORLD.Barrier()
     if WORLD.rank == 0:
         segment.unlink()

@@ -73,11 +73,11 @@ static int share(struct node *n, struct call *c) {
 
 static void body(struct segment *segment, struct node_place *place, int rank,
                  int direct) {
-  const uint64_t from = direct ? 9000 : UINT64_MAX;
+  const uint64_t from = direct ? 0 : UINT64_MAX;
   struct node n = {.host = &host,
                    .checks = 1,
                    .synchronous = 1,
-                   .direct_from = {from, from, from},
+                   .direct_from = from,
                    .timeout =
                        signal_number == SIGSTOP ? 30000000u : 2000000000u};
   static float x[MOST], out[MOST * 4];

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -105,7 +106,7 @@ def every_new_result(node, kind, length, x_of, check):
     check("x is left alone", x, everything[me])
 
 
-@pytest.mark.parametrize("direct_from", [1 << 60, 9000])
+@pytest.mark.parametrize("direct_from", [1 << 60, 0])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_verb_gives_what_its_definition_says(size, direct_from):
     def body(node):
@@ -115,7 +116,7 @@ def test_every_verb_gives_what_its_definition_says(size, direct_from):
         assert node.has_long or size == 1
         return node.direct
 
-    assert len(set(ranks.together(size, body, direct_from=(direct_from,) * 3))) == 1
+    assert len(set(ranks.together(size, body, direct_from=direct_from))) == 1
 
 
 def secret(n):
@@ -146,7 +147,7 @@ def test_memory_that_the_system_reads_for_nobody_goes_through_pieces():
         assert node.direct
         return None
 
-    ranks.together(2, body, direct_from=(0, 0, 0))
+    ranks.together(2, body, direct_from=0)
 
 
 def test_every_verb_takes_tensors():
@@ -353,8 +354,12 @@ def test_ctrl_c_ends_a_wait_and_the_others_hear_of_a_long_call(length):
             return True
         signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
+        held = sys.getrefcount(x)
         with pytest.raises(KeyboardInterrupt):
             node.all_reduce(x, "sum", x)
+        assert (sys.getrefcount(x) > held) == (
+            length > 1
+        )  # others may still write to the memory of a long call
         return True
 
     ranks.together(2, body)

@@ -223,11 +223,11 @@ static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
             last = (me + ranks - 1) % ranks;
   uint64_t common = seed, own = seed ^ (uint64_t)(me + 1) << 32;
-  const uint64_t most = direct ? 20000 : UINT64_MAX;
+  const uint64_t most = direct ? 0 : UINT64_MAX;
   struct node n = {.host = &host,
                    .checks = 1,
                    .synchronous = synchronous,
-                   .direct_from = {most, most, most}};
+                   .direct_from = most};
   struct channel to = {.node = {.host = &host}},
                  from = {.node = {.host = &host}};
   const size_t room = (size_t)MOST * (size_t)ranks + 64;

@@ -94,7 +94,10 @@ static void take(struct node *n, const struct call *c) {
     case BY_REDUCE_SCATTER: fold_cells(n, c, n->size, (size_t)me * block, block); break;
     case BY_SCAN: fold_cells(n, c, me + 1, 0, nbytes); break;
     case BY_EXSCAN:
-      if (me > 0) fold_cells(n, c, me, 0, nbytes);
+      if (me > 0)
+        fold_cells(n, c, me, 0, nbytes);
+      else
+        reduce_neutral(c->dtype, c->op, c->out, c->count);
       break;
     default: break;
   }
@@ -130,12 +133,8 @@ static uint64_t signature(const struct call *c) {
 }
 
 int node_run(struct node *n, struct call *c) {
-  int bad = 0;
   c->signature = signature(c);
-  if (n->size == 1)
-    take(n, c);
-  else
-    bad = laid_bytes(n, c) <= NODE_INLINE ? small_run(n, c) : long_run(n, c);
-  if (c->verb == BY_EXSCAN && n->rank == 0 && !bad) reduce_neutral(c->dtype, c->op, c->out, c->count);
-  return bad;
+  if (n->size > 1) return laid_bytes(n, c) <= NODE_INLINE ? small_run(n, c) : long_run(n, c);
+  take(n, c);
+  return 0;
 }

@@ -40,7 +40,7 @@ class Node:
     timeout: float
     spins: int
     most: int  # bytes of a rank's block, above which calls are not taken
-    direct_from: tuple[int, int, int]  # bytes, for all_reduce, broadcast, all others
+    direct_from: int  # bytes; four times as many for all_reduce and broadcast
     def __new__(
         cls,
         segment: Segment,
@@ -51,7 +51,7 @@ class Node:
         checks: bool = True,
         synchronous: bool = False,
         timeout: float = 0,
-        direct_from: tuple[int, int, int] = ...,
+        direct_from: int = ...,
     ) -> Node: ...
     def barrier(self) -> None: ...
     def broadcast(self, x: Any, root: int, out: Any = ..., dtype: int = 0, /) -> Any: ...  # absent: x

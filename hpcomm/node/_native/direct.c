@@ -1,11 +1,22 @@
-/* direct.c: long calls that read the other ranks' arrays where they are (process_vm_readv).
+/* direct.c: long calls that move data between the ranks' arrays where they are (process_vm_readv, process_vm_writev).
 
    One copy in place of two, but the system walks over the pages of both ends; pays for long arrays, where it is
    allowed (not in containers that forbid it, nor where a security module does): direct_probe tries.
 
-   The arrays' addresses came with the arrivals. Nobody leaves before all have read what they need; a rank that gives
-   up says so before it returns, since its array may be gone from then on, and who has read from it since fails too.
-   Nobody writes to another rank's memory, for that reason: what was an array there may be something else by then. */
+     verb                     who moves what
+     all_gather, all_to_all   each rank reads the others' blocks
+     broadcast, scatter       takers read; the root writes a part of each block, so that nobody only waits
+     gather                   givers write; the root reads a part of each block
+     reduce_scatter           each rank reads its block of all, and reduces
+     reduce, all_reduce,      a rank has a slice of the arrays: it reads that of all, reduces, and writes what the
+     scan, exscan             others get of it. So x may be out: nobody else needs that slice of any x
+
+   The arrays' addresses came with the arrivals. Nobody leaves before all have finished; a rank that gives up says so
+   before it returns, and who has read from it since fails too. Others may still write to its out then, until they
+   come to the next call: it keeps that memory (module.c).
+
+   Some memory is read by its process but by no other (what a device's driver has mapped): then all go through pieces.
+   So each rank tries its own, and remembers for which arrays it has. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -15,157 +26,197 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define CHAIN (32u << 10) /* bytes of a part of a scan */
 #define SCRATCH (512u << 10) /* bytes that are read at a time, from all ranks together: half of a second cache */
+#define CALL (20u << 10)     /* a call of the system takes as long as the copy of so many bytes */
+#define PAGE ((size_t)4096)
 
-int direct_pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes) {
-  const int pid = (int)node_peek(&n->place->rank[rank].status.pid);
+enum { X, OUT };
+
+static int copy(struct node *n, int rank, int writes, char *ours, uint64_t theirs, size_t nbytes) {
+  const struct node_rank *other = &n->place->rank[rank];
+  const int pid = (int)node_peek(&other->status.pid);
   while (nbytes) {
-    struct iovec ours = {to, nbytes}, theirs = {(void *)(uintptr_t)from, nbytes};
-    ssize_t got = process_vm_readv(pid, &ours, 1, &theirs, 1, 0);
-    if (got <= 0) return node_fail(n, NODE_LEFT_CALL, rank);
-    to += got;
-    from += (uint64_t)got;
-    nbytes -= (size_t)got;
+    struct iovec here = {ours, nbytes}, there = {(void *)(uintptr_t)theirs, nbytes};
+    if (writes && long_reached(n, &other->put, NODE_FIRST_STEP, rank)) return -1; /* it has given up */
+    ssize_t did = writes ? process_vm_writev(pid, &here, 1, &there, 1, 0) : process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (did <= 0) return node_fail(n, NODE_LEFT_CALL, rank);
+    ours += did;
+    theirs += (uint64_t)did;
+    nbytes -= (size_t)did;
   }
   return 0;
 }
 
-/* Whether we can read all others' memory: their tokens show that it is theirs (pids differ between namespaces). */
+int direct_pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes) {
+  return copy(n, rank, 0, to, from, nbytes);
+}
+
+/* Whether we can reach all others' memory: their tokens show that it is theirs (pids differ between namespaces). */
 int direct_probe(struct node *n) {
   for (int r = 0; r < n->size; r++) {
     struct node_rank *rank = &n->place->rank[r];
     uint64_t seen = 0, at = node_peek(&rank->status.token_at);
     struct iovec ours = {&seen, sizeof seen}, theirs = {(void *)(uintptr_t)at, sizeof seen};
+    const int pid = (int)node_peek(&rank->status.pid);
     if (r == n->rank) continue;
-    if (process_vm_readv((int)node_peek(&rank->status.pid), &ours, 1, &theirs, 1, 0) != sizeof seen) return 0;
+    if (process_vm_readv(pid, &ours, 1, &theirs, 1, 0) != sizeof seen) return 0;
     if (seen != node_peek(&rank->status.token)) return 0;
+    if (process_vm_writev(pid, &ours, 1, &theirs, 1, 0) != sizeof seen) return 0;
   }
   if (!n->scratch) n->scratch = malloc(SCRATCH);
   return n->scratch != NULL;
 }
 
 /* Whether the system reads this memory of ours for others: its first byte and its last. */
-int direct_reaches(const char *at, size_t nbytes) {
+int direct_reaches(struct node *n, const char *at, size_t nbytes) {
+  enum { KEPT = sizeof n->reached / sizeof *n->reached };
+  if (!at || !nbytes) return 1;
+  for (int i = 0; i < KEPT; i++)
+    if (n->reached[i].at == at && n->reached[i].nbytes == nbytes) return 1;
   char seen[2];
   struct iovec here = {seen, 2}, there[2] = {{(void *)(uintptr_t)at, 1}, {(void *)(uintptr_t)(at + nbytes - 1), 1}};
-  return !at || process_vm_readv(getpid(), &here, 1, there, 2, 0) == 2;
+  if (process_vm_readv(getpid(), &here, 1, there, 2, 0) != 2) return 0;
+  n->reached[n->reaches++ % KEPT] = (struct reached){at, nbytes};
+  return 1;
 }
 
-/* Where the x (0) or out (1) of a rank's call is; 2: whether others cannot read that. */
 uint64_t direct_address(const struct node *n, int rank, int which) {
   uint64_t addresses[3];
   memcpy(addresses, node_cell(n, rank, n->calls)->data, sizeof addresses);
   return addresses[which];
 }
 
-/* Reduce the bytes [at, at + nbytes) of x of the first `inputs` ranks. */
-static int reduce(struct node *n, const struct call *c, int inputs, size_t at, size_t nbytes, char *out) {
-  if (inputs == 1 && n->rank && c->op < OP_LAND) return direct_pull(n, 0, out, direct_address(n, 0, 0) + at, nbytes);
-  const size_t most = SCRATCH / (size_t)(n->size - 1) & ~(size_t)(NODE_LINE - 1);
+static int pull(struct node *n, int rank, char *to, size_t at, size_t nbytes) {
+  return copy(n, rank, 0, to, direct_address(n, rank, X) + at, nbytes);
+}
+static int push(struct node *n, int rank, const char *from, size_t at, size_t nbytes) {
+  return copy(n, rank, 1, (char *)(uintptr_t)from, direct_address(n, rank, OUT) + at, nbytes);
+}
+static void keep(char *to, const char *from, size_t nbytes) {
+  if (to != from) memcpy(to, from, nbytes);
+}
+
+/* -- blocks ------------------------------------------------------------------------------------------------------ */
+static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_all */
+  const int cut = c->verb == BY_ALL_TO_ALL, me = n->rank;
+  const size_t block = cut ? c->nbytes / (size_t)n->size : c->nbytes, from = cut ? (size_t)me * block : 0;
+  int bad = 0;
+  keep(c->out + (size_t)me * block, c->x + from, block);
+  for (int i = 1; i < n->size && !bad; i++) {
+    const int r = (me + i) % n->size;
+    bad = pull(n, r, c->out + (size_t)r * block, from, block);
+  }
+  return bad;
+}
+
+/* Between the root and each other rank: the root moves the last `few` bytes of a block, the others all else. The root
+   has p - 1 blocks to do with, and its own to copy, which takes half as long as another's: few is such that it takes as
+   long as the others. */
+static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather */
+  const size_t block = c->nbytes, ranks = (size_t)n->size, calls = (ranks - 2) * CALL;
+  const size_t share = c->verb == BY_BROADCAST ? block : block / 2;
+  const size_t few = share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
+  const int me = n->rank, is_gather = c->verb == BY_GATHER, is_cut = c->verb == BY_SCATTER;
+  const size_t mine = c->verb == BY_BROADCAST ? 0 : (size_t)me * block;
+  int bad = 0;
+  if (me != c->root) {
+    return is_gather ? push(n, c->root, c->x, mine, most) : pull(n, c->root, c->out, mine, most);
+  }
+  for (int i = 1; few && i < n->size && !bad; i++) {
+    const int r = (me + i) % n->size;
+    const size_t theirs = c->verb == BY_BROADCAST ? 0 : (size_t)r * block;
+    bad = is_gather ? pull(n, r, c->out + theirs + most, most, few) : push(n, r, c->x + theirs + most, most, few);
+  }
+  keep(c->out + (is_gather ? mine : 0), c->x + (is_cut ? mine : 0), block);
+  return bad;
+}
+
+/* -- slices ------------------------------------------------------------------------------------------------------ */
+
+/* Each rank gets of these bytes what those before it make: in[r] is x of rank r, there is room for a result. Halves are
+   reduced anew for each rank, for they are rounded once. */
+static int prefixes(struct node *n, const struct call *c, const void **in, char *room, size_t at, size_t nbytes) {
+  const int is_scan = c->verb == BY_SCAN, is_half = c->dtype == F16 || c->dtype == BF16;
+  const size_t count = nbytes / dtype_bytes(c->dtype);
+  const void *last = in[0];
+  int bad = 0;
+  for (int r = is_scan ? 0 : 1; r < n->size && !bad; r++) {
+    const int inputs = is_scan ? r + 1 : r, goes_on = inputs > 1 && !is_half;
+    const void *two[] = {last, in[inputs - 1]};
+    if (inputs > 1 || c->op >= OP_LAND) {
+      reduce_arrays(c->dtype, c->op, n->size, room, goes_on ? two : in, goes_on ? 2 : inputs, count);
+      last = room;
+    }
+    if (r == n->rank)
+      memcpy(c->out + at, last, nbytes);
+    else
+      bad = push(n, r, last, at, nbytes);
+  }
+  return bad;
+}
+
+/* Reduce the bytes [at, at + nbytes) of all x, for those who get them. */
+static int reduce(struct node *n, const struct call *c, size_t at, size_t nbytes) {
+  const int me = n->rank, verb = c->verb, is_prefix = verb == BY_SCAN || verb == BY_EXSCAN;
+  const int here = verb != BY_REDUCE || me == c->root, inputs = verb == BY_EXSCAN ? n->size - 1 : n->size;
+  const size_t most = SCRATCH / (size_t)(n->size + 1) & ~(size_t)(NODE_LINE - 1);
+  const size_t from = verb == BY_REDUCE_SCATTER ? (size_t)me * (c->nbytes / (size_t)n->size) : 0;
   const void *in[NODE_RANKS];
-  for (size_t done = 0; done < nbytes; done += most) {
-    size_t length = nbytes - done < most ? nbytes - done : most;
-    for (int r = 0; r < inputs; r++) {
-      char *to = n->scratch + (size_t)(r - (r > n->rank)) * most;
-      in[r] = r == n->rank ? c->x + at + done : to;
-      if (r != n->rank && direct_pull(n, r, to, direct_address(n, r, 0) + at + done, length)) return -1;
+  int bad = 0;
+  for (size_t length, end = at + nbytes; at < end && !bad; at += length) {
+    char *room = n->scratch + (size_t)n->size * most, *to = here ? c->out + at : room;
+    length = end - at < most ? end - at : most;
+    for (int r = 0; r < inputs && !bad; r++) {
+      char *copied = n->scratch + (size_t)r * most;
+      in[r] = copied;
+      if (r != me)
+        bad = pull(n, r, copied, from + at, length);
+      else if (is_prefix && c->x == c->out)
+        memcpy(copied, c->x + at, length);
+      else
+        in[r] = c->x + from + at;
     }
-    reduce_arrays(c->dtype, c->op, n->size, out + done, in, inputs, length / dtype_bytes(c->dtype));
-  }
-  return 0;
-}
-
-static int all_reduce(struct node *n, const struct call *c) {
-  const size_t ranks = (size_t)n->size, even = (c->nbytes + ranks - 1) / ranks;
-  const size_t slice = (even + 4095) / 4096 * 4096, mine = slice * (size_t)n->rank;
-  const size_t length = mine >= c->nbytes ? 0 : c->nbytes - mine < slice ? c->nbytes - mine : slice;
-  if (length && reduce(n, c, n->size, mine, length, c->out + mine)) return -1;
-  node_post(&node_mine(n)->taken, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
-  for (int i = 1; i < n->size; i++) {
-    int r = (n->rank + i) % n->size;
-    size_t at = slice * (size_t)r;
-    if (at >= c->nbytes) continue;
-    if (long_reached(n, &n->place->rank[r].taken, NODE_FIRST_STEP + 1, r)) return -1;
-    if (direct_pull(n, r, c->out + at, direct_address(n, r, 1) + at, c->nbytes - at < slice ? c->nbytes - at : slice))
-      return -1;
-  }
-  return 0;
-}
-
-static int gather(struct node *n, const struct call *c) { /* also all_gather, all_to_all */
-  const int cut = c->verb == BY_ALL_TO_ALL;
-  const size_t block = cut ? c->nbytes / (size_t)n->size : c->nbytes, from = cut ? (size_t)n->rank * block : 0;
-  for (int i = 0; i < n->size; i++) {
-    int r = (n->rank + i) % n->size;
-    char *to = c->out + (size_t)r * block;
-    if (r == n->rank) {
-      if (to != c->x + from) memcpy(to, c->x + from, block);
-    } else if (direct_pull(n, r, to, direct_address(n, r, 0) + from, block)) {
-      return -1;
+    if (!bad && is_prefix) {
+      bad = prefixes(n, c, in, room, at, length);
+    } else if (!bad) {
+      reduce_arrays(c->dtype, c->op, n->size, to, in, inputs, length / dtype_bytes(c->dtype));
+      if (!here) bad = push(n, c->root, to, at, length);
+      for (int i = 1; verb == BY_ALL_REDUCE && i < n->size && !bad; i++)
+        bad = push(n, (me + i) % n->size, to, at, length);
     }
   }
-  return 0;
+  return bad;
 }
 
-/* scan, exscan: a rank takes from the one below what that one has reduced, part by part, as soon as it is there:
-
-     rank 0   f0 f1 f2 f3           f: reduce a part; the one above reads it once `taken` says so
-     rank 1      f0 f1 f2 f3
-     rank 2         f0 f1 f2 f3
-
-   Halves would be rounded at each rank: they are reduced from all below at once. So are few ranks, which is quicker. */
-static int chain(struct node *n, const struct call *c) {
-  const int me = n->rank, below = me - 1, is_scan = c->verb == BY_SCAN, first = is_scan ? 0 : 1;
-  uint64_t step = NODE_FIRST_STEP;
-  for (size_t done = 0, length; done < c->nbytes; done += length) {
-    char *reduced = n->scratch, *x_below = n->scratch + CHAIN;
-    const void *in[] = {reduced, is_scan ? c->x + done : x_below};
-    length = c->nbytes - done < CHAIN ? c->nbytes - done : CHAIN;
-    step++;
-    if (me == first && reduce(n, c, 1, done, length, c->out + done)) return -1;
-    if (me > first) {
-      if (long_reached(n, &n->place->rank[below].taken, step, below)) return -1;
-      if (direct_pull(n, below, reduced, direct_address(n, below, 1) + done, length)) return -1;
-      if (!is_scan && direct_pull(n, below, x_below, direct_address(n, below, 0) + done, length)) return -1;
-      reduce_arrays(c->dtype, c->op, n->size, c->out + done, in, 2, length / dtype_bytes(c->dtype));
-    }
-    node_post(&node_mine(n)->taken, NODE_STEP(n->calls, step));
-  }
-  return 0;
-}
-
-static int prefix(struct node *n, const struct call *c) {
-  const int inputs = c->verb == BY_SCAN ? n->rank + 1 : n->rank;
-  if (n->size > 3 && c->dtype != F16 && c->dtype != BF16) return chain(n, c);
-  return inputs ? reduce(n, c, inputs, 0, c->nbytes, c->out) : 0;
+/* Our slice. The root of a reduce has the last one, longer by what the others do for writing to it. */
+static int slice(struct node *n, const struct call *c) {
+  const size_t ranks = (size_t)n->size, others = ranks - 1, to_root = c->nbytes * others;
+  const size_t reducing = (to_root > CALL ? to_root - CALL : 0) / (others * others + ranks) & ~(PAGE - 1);
+  const size_t length = c->verb == BY_REDUCE ? reducing : (c->nbytes / ranks + PAGE - 1) & ~(PAGE - 1);
+  const int last = c->verb == BY_REDUCE ? c->root : n->size - 1, index = (n->rank - last - 1 + n->size) % n->size;
+  const size_t at = (size_t)index * length, rest = at < c->nbytes ? c->nbytes - at : 0;
+  return reduce(n, c, at, n->rank == last || rest < length ? rest : length);
 }
 
 static int move(struct node *n, const struct call *c) {
-  const size_t block = c->nbytes / (size_t)n->size;
-  const int me = n->rank, is_root = me == c->root;
   switch (c->verb) {
-    case BY_ALL_REDUCE: return all_reduce(n, c);
-    case BY_REDUCE_SCATTER: return reduce(n, c, n->size, (size_t)me * block, block, c->out);
-    /* In halves that cross once more took twice as long between far cores, and a tenth less between near ones. */
-    case BY_REDUCE: return is_root ? reduce(n, c, n->size, 0, c->nbytes, c->out) : 0;
-    case BY_SCAN:
-    case BY_EXSCAN: return prefix(n, c);
-    case BY_GATHER: return is_root ? gather(n, c) : 0;
     case BY_ALL_GATHER:
     case BY_ALL_TO_ALL: return gather(n, c);
-    default: break;
+    case BY_BROADCAST:
+    case BY_SCATTER:
+    case BY_GATHER: return rooted(n, c);
+    case BY_REDUCE_SCATTER: return reduce(n, c, 0, c->nbytes / (size_t)n->size);
+    default: return slice(n, c);
   }
-  const size_t from = c->verb == BY_SCATTER ? (size_t)me * c->nbytes : 0; /* broadcast, scatter */
-  if (!is_root) return direct_pull(n, c->root, c->out, direct_address(n, c->root, 0) + from, c->nbytes);
-  if (c->out != c->x + from) memcpy(c->out, c->x + from, c->nbytes);
-  return 0;
 }
 
 int direct_run(struct node *n, const struct call *c) {
+  const int fills = c->verb == BY_EXSCAN && n->rank == 0, in_place = c->x == c->out;
   if (move(n, c)) return -1;
   node_post(&node_mine(n)->finished, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
+  if (fills && !in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   for (int r = 0; r < n->size; r++)
     if (r != n->rank && long_reached(n, &n->place->rank[r].finished, NODE_FIRST_STEP + 1, r)) return -1;
+  if (fills && in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   return 0;
 }

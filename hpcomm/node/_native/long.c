@@ -35,11 +35,8 @@ static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDU
 static int is_reduction(int verb) {
   return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
 }
-static int reads_out(int verb) { /* where it is read directly, ranks read what others have reduced into their results */
-  return verb == BY_ALL_REDUCE || verb == BY_SCAN || verb == BY_EXSCAN;
-}
-static int way_of(int verb) {
-  return verb == BY_ALL_REDUCE ? NODE_ALL_REDUCE : verb == BY_BROADCAST ? NODE_BROADCAST : NODE_OTHERS;
+static int is_written(int verb) { /* where it is directly: others write to a rank's out */
+  return verb != BY_ALL_GATHER && verb != BY_ALL_TO_ALL && verb != BY_REDUCE_SCATTER;
 }
 static size_t block(const struct steps *s) {
   return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size;
@@ -131,6 +128,7 @@ static int reduce(struct steps *s, uint64_t step) {
     if (q != me && reads_result(s, q) && all_finished(s, q, step - ring + 1)) return -1;
   char *result = is_shared(verb) ? node_result_at(n, me, step) : NULL;
   char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (is_shared(verb) ? in_x : at);
+  if (length && !inputs) reduce_neutral(c->dtype, c->op, out, length / dtype_bytes(c->dtype));
   if (length && inputs) reduce_arrays(c->dtype, c->op, n->size, out, in, inputs, length / dtype_bytes(c->dtype));
   if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
   post(s, &node_mine(n)->taken, step + 1);
@@ -231,13 +229,20 @@ int long_afresh(struct node *n) {
   return afresh;
 }
 
+/* What all take from one place goes through caches quicker than through the system, for a while. */
+static int is_direct(const struct node *n, const struct call *c) {
+  const int is_common = c->verb == BY_ALL_REDUCE || c->verb == BY_BROADCAST;
+  const uint64_t times = !is_common ? 1 : n->size == 2 ? 4 : c->verb == BY_ALL_REDUCE ? 64 : 256;
+  return c->nbytes / times >= n->direct_from;
+}
+
 static int meet(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
   if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
   const int afresh = long_afresh(n);
   uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
-  if (c->nbytes >= n->direct_from[way_of(c->verb)])
-    addresses[2] = !direct_reaches(c->x, c->nbytes) || (reads_out(c->verb) && !direct_reaches(c->out, c->nbytes));
+  if (is_direct(n, c))
+    addresses[2] = !direct_reaches(n, c->x, c->nbytes) || (is_written(c->verb) && !direct_reaches(n, c->out, c->nbytes));
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
   if (node_await_all(n)) return long_give_up(n);
@@ -255,12 +260,11 @@ int long_settle(struct node *n, const struct call *c) {
   return bad ? long_give_up(n) : 0;
 }
 
-/* Nobody's x may change while others read it: not where a rank works in place on what they need. Nor may it be what a
-   device's driver has mapped, which the system reads for nobody. */
-static int may_read(const struct node *n, const struct call *c) {
-  const int verb = c->verb, keeps_x = verb != BY_ALL_TO_ALL && verb != BY_SCAN && verb != BY_EXSCAN;
+/* Nobody's x may change while others read it: an all_to_all in place goes through pieces. Nor may an array be what a
+   device's driver has mapped, which the system reads for nobody else. */
+static int may_reach(const struct node *n, const struct call *c) {
   for (int r = 0; r < n->size; r++) {
-    if (!keeps_x && direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
+    if (c->verb == BY_ALL_TO_ALL && direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
     if (direct_address(n, r, 2)) return 0;
   }
   return n->direct;
@@ -272,7 +276,7 @@ int long_run(struct node *n, const struct call *c) {
   if (meet(n, c)) return -1;
   if (n->has_long < 0) return NODE_NO_ROOM;
   int unlocked = node_unlock(n), bad = settle(n);
-  if (!bad && may_read(n, c) && c->nbytes >= n->direct_from[way_of(c->verb)]) {
+  if (!bad && is_direct(n, c) && may_reach(n, c)) {
     bad = direct_run(n, c);
   } else if (!bad) {
     plan(&s);

@@ -197,6 +197,11 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   }
   array_done(&x);
   array_done(&out);
+  if (bad == -2 && self->node.gave_up == self->node.calls) { /* others may be in the call still: their arrays stay */
+    Py_XINCREF(g.x);
+    Py_XINCREF(g.out);
+    Py_XINCREF(result);
+  }
   if (bad == 0) return result ? result : Py_NewRef(Py_None);
   Py_XDECREF(result);
   return bad == -1 ? Py_NewRef(Py_NotImplemented) : NULL;
@@ -292,12 +297,12 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   static char *words[] = {"segment", "place",       "rank",    "hook",        "spins",
                           "checks",  "synchronous", "timeout", "direct_from", NULL};
   Segment *segment;
-  unsigned long long offset, direct[NODE_WAYS] = {1u << 20, 4u << 20, 16u << 10};
+  unsigned long long offset, direct_from = 16u << 10;
   int rank, spins = 2000, checks = 1, synchronous = 0;
   double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oippd(KKK)", words, segment_type, &segment, &offset, &rank,
-                                   &hook, &spins, &checks, &synchronous, &timeout, &direct[0], &direct[1], &direct[2]))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdK", words, segment_type, &segment, &offset, &rank,
+                                   &hook, &spins, &checks, &synchronous, &timeout, &direct_from))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
@@ -317,7 +322,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                              .synchronous = synchronous,
                              .most = UINT64_MAX,
                              .timeout = (uint64_t)(timeout * 1e9),
-                             .direct_from = {direct[0], direct[1], direct[2]}};
+                             .direct_from = direct_from};
   node_attach(&self->node, &segment->segment, place, rank);
   return (PyObject *)self;
 }
@@ -372,29 +377,15 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
   return list;
 }
 
-static void set_ways(struct node *n, PyObject *value) {
-  unsigned long long ways[NODE_WAYS];
-  if (!PyArg_ParseTuple(value, "KKK;bytes for all_reduce, broadcast, all others", &ways[0], &ways[1], &ways[2])) return;
-  for (int i = 0; i < NODE_WAYS; i++) n->direct_from[i] = ways[i];
+static PyObject *get_timeout(PyObject *me, void *none) {
+  return (void)none, PyFloat_FromDouble((double)((Node *)me)->node.timeout * 1e-9);
 }
-
-#define ATTRIBUTE(name, get, set)                                                      \
-  static PyObject *get_##name(PyObject *me, void *none) {                              \
-    struct node *n = &((Node *)me)->node;                                              \
-    (void)none;                                                                        \
-    return get;                                                                        \
-  }                                                                                    \
-  static int set_##name(PyObject *me, PyObject *value, void *none) {                   \
-    struct node *n = &((Node *)me)->node;                                              \
-    (void)none;                                                                        \
-    if (!value) return PyErr_SetString(PyExc_AttributeError, "cannot be deleted"), -1; \
-    set;                                                                               \
-    return PyErr_Occurred() ? -1 : 0;                                                  \
-  }
-ATTRIBUTE(timeout, PyFloat_FromDouble((double)n->timeout * 1e-9),
-          n->timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9))
-ATTRIBUTE(direct_from, Py_BuildValue("(KKK)", n->direct_from[0], n->direct_from[1], n->direct_from[2]),
-          set_ways(n, value))
+static int set_timeout(PyObject *me, PyObject *value, void *none) {
+  (void)none;
+  if (!value) return PyErr_SetString(PyExc_AttributeError, "cannot be deleted"), -1;
+  ((Node *)me)->node.timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9);
+  return PyErr_Occurred() ? -1 : 0;
+}
 static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
   const struct node *n = &((Node *)me)->node;
   (void)none;
@@ -444,12 +435,12 @@ static PyMemberDef node_members[] = {{"rank", T_INT, offsetof(Node, node.rank), 
                                      {"busy", T_INT, offsetof(Node, busy), READONLY, NULL},
                                      {"number", T_ULONGLONG, offsetof(Node, node.calls), READONLY, NULL},
                                      {"most", T_ULONGLONG, offsetof(Node, node.most), 0, NULL},
+                                     {"direct_from", T_ULONGLONG, offsetof(Node, node.direct_from), 0, NULL},
                                      {"spins", T_INT, offsetof(Node, node.spins), 0, NULL},
                                      {0}};
 static PyGetSetDef node_attributes[] = {{"direct", get_direct, NULL, NULL, NULL},
                                         {"has_long", get_has_long, NULL, NULL, NULL},
                                         {"timeout", get_timeout, set_timeout, NULL, NULL},
-                                        {"direct_from", get_direct_from, set_direct_from, NULL, NULL},
                                         {0}};
 static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
                                    {Py_tp_dealloc, node_dealloc},

@@ -68,7 +68,7 @@ struct node_rank {
     node_word rank;             /* for whom; NODE_RANKS: nobody */
     node_word pid, token_at;    /* a word in its own memory holds `token`: whoever reads it there may read all */
     node_word token;
-    node_word direct; /* 1: it can read all others' memory; set in the first long call */
+    node_word direct; /* 1: it can reach all others' memory; set in the first long call */
   } status;
   _Alignas(NODE_APART) struct {
     node_word began; /* number of the last entry */
@@ -127,8 +127,6 @@ struct segment {
   int file;
 };
 
-enum { NODE_ALL_REDUCE, NODE_BROADCAST, NODE_OTHERS, NODE_WAYS }; /* verbs alike in which way is quicker */
-
 struct node;
 struct node_host {      /* the program around the core: Python, or a test */
   void *(*leave)(void); /* let its other threads run; what is returned goes to back */
@@ -160,8 +158,13 @@ struct node {
   uint64_t token;                  /* see status.token_at */
   int has_long;                    /* there are pieces: 1; there is no room for them: -1; 0: no long call yet */
   int settled, direct;             /* set at the first one: memory of others can be read */
-  uint64_t direct_from[NODE_WAYS]; /* bytes from which that is done; the same on all ranks */
+  uint64_t direct_from;            /* bytes from which that is done: see long.c; the same on all ranks */
   char *scratch;                   /* for what is read so, and reduced */
+  struct reached {
+    const char *at;
+    size_t nbytes;
+  } reached[4]; /* our arrays that others can read: the last ones tried */
+  unsigned reaches;
 };
 
 struct channel {
@@ -228,7 +231,7 @@ int long_give_up(struct node *);
 int direct_run(struct node *, const struct call *);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
 int direct_probe(struct node *);
-int direct_reaches(const char *at, size_t nbytes);
+int direct_reaches(struct node *, const char *at, size_t nbytes);
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
 int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
