@@ -23,8 +23,14 @@ __all__ = [
 ]  # fmt: skip
 
 
-def require_picture(parser: argparse.ArgumentParser, path: str) -> None:
-    """End the program with a sentence, before it starts, when there is nothing to draw with or nowhere to."""
+def require_picture(parser: argparse.ArgumentParser, path: str | None) -> None:
+    """End the program with a sentence, before it starts, when there is nothing to draw with or nowhere to.
+
+    Args:
+        path: None: no picture is wanted.
+    """
+    if path is None:
+        return
     if not find_spec("matplotlib"):
         parser.error("a picture needs matplotlib: pip install matplotlib")
     try:

@@ -25,13 +25,12 @@ import hpcomm
 from hpcomm.core.verbs import INPUT_BLOCKS
 
 from .. import Communicator
-from ..job.command_line import Parser
 from ..schedule.cost.machine_model import Machine, machine
 from ..schedule.cost.simulator import predict
 from ..schedule.prove import prove
 from ..schedule.registry import algorithms, build, verbs
 from ._arguments import nbytes, require_memory
-from ._report import Progress, table, verdict
+from ._report import Parser, Progress, Report
 
 PASSES, WARMING, REPEATS = 6, 1, 5
 LEAST = 1 << 16  # bytes whose time stands out from the noise
@@ -184,27 +183,27 @@ def call_all(comm: Communicator, nbytes: int) -> tuple[Calls, dict[tuple[str, st
 
 def rows_of(
     times: Mapping[tuple[str, str], Timed], predicted: Mapping[tuple[str, str], float], p: int, sure: bool
-) -> list[list[object]]:
+) -> list[list[Any]]:
     """A row for each algorithm; with a prediction only where the model is sure and the times agree."""
-    rows: list[list[object]] = []
+    rows: list[list[Any]] = []
     for (verb, name), seconds in predicted.items():
         timed, rounds = times[verb, name], prove(build(verb, name, p)).rounds
-        told: list[object] = ["-", "-"]
+        told: list[object] = [None, None]
         if sure and timed.spread <= SURE:
-            told = [f"{seconds * 1e6:.1f}", f"{seconds / timed.seconds - 1:+.0%}"]
-        rows.append([verb, name, rounds, f"{timed.seconds * 1e6:.1f}", f"{timed.spread:+.0%}", *told])
+            told = [seconds * 1e6, seconds / timed.seconds - 1]
+        rows.append([verb, name, rounds, timed.seconds * 1e6, timed.spread, *told])
     return rows
 
 
-def told(rows: list[list[object]], why_not: list[str]) -> str:
+def told(rows: list[list[Any]], why_not: list[str]) -> str:
     """What is below the table: how sure the predictions are, or why there are none."""
     if why_not:
         return "\n  ".join(["No predictions:", *why_not])
-    off = sorted(abs(float(str(row[-1]).rstrip("%"))) for row in rows if row[-1] != "-")
+    off = sorted(abs(row[-1]) for row in rows if row[-1] is not None)
     checks = ", ".join(f"{verb} by {name}" for verb, name in CHECKS)
     return (
         f"{LEFT_OUT}\nHow sure: within {SURE:.0%} on calls that it was not fitted to ({checks}).\n"
-        f"{len(off)} predictions: off by {off[len(off) // 2]:.0f}% in the median, by {off[-1]:.0f}% at most."
+        f"{len(off)} predictions: off by {off[len(off) // 2]:.0%} in the median, by {off[-1]:.0%} at most."
     )
 
 
@@ -213,6 +212,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--bytes", type=nbytes, default="64k", help="of x, or of one block of it")
     options = parser.parse_args(argv)
     world = hpcomm.world
+    report = Report(world, options.json)
     require_memory(parser, world, "--bytes", (world.size + 2) * world.size * options.bytes)
     calls, copied, wrong = call_all(world, options.bytes)
     times = time_all(world, {**fitting_calls(world, options.bytes), **calls})
@@ -223,11 +223,11 @@ def main(argv: list[str] | None = None) -> int:
     if world.rank == 0:
         why_not = doubts(times, predicted, here)
         rows = rows_of(times, predicted, world.size, not why_not)
-        print(f"{options.bytes} bytes on {world.size} ranks\n")
-        heads = ["verb", "algorithm", "rounds", "fastest us", "median", "predicted us", "off"]
-        print(table(heads, rows))
-        print(f"\n{told(rows, why_not)}")
-    return verdict(world, wrong, "\nEvery algorithm found what numpy finds.")
+        report.say(f"{options.bytes} bytes on {world.size} ranks\n", bytes=options.bytes)
+        columns = {"verb": "", "algorithm": "", "rounds": "", "fastest us": ".1f", "median": "+.0%"}
+        report.table("algorithms", columns | {"predicted us": ".1f", "off": "+.0%"}, rows)
+        report.say(f"\n{told(rows, why_not)}", no_predictions=why_not)
+    return report.verdict(wrong, "\nEvery algorithm found what numpy finds.")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
 from ._arrays import DTYPES, Kind, kinds_at_hand, values
 from ._definition import OPS, definition, fault, operators
-from ._report import Progress, table, verdict
+from ._report import Parser, Progress, Report
 
 if TYPE_CHECKING:
     from ..core.types import Array, Operator
@@ -51,24 +50,23 @@ def check(comm: Communicator, kind: Kind, dtype: str) -> Iterator[str]:
         yield f"all_reduce({op!r}) of a {layout} {kind.name} {dtype}: {wrong}" if wrong else ""
 
 
-def check_everything(comm: Communicator, kinds: list[Kind]) -> tuple[int, list[str]]:
+def check_everything(comm: Communicator, kinds: list[Kind], report: Report) -> tuple[int, list[str]]:
     """Check every kind x dtype and print the table; return how many checks, and what was wrong."""
     dtypes = [dtype for dtype in DTYPES if any(dtype in kind.dtypes for kind in kinds)]
     progress = Progress(comm, "kinds of array x dtypes checked", len(dtypes) * len(kinds))
     total, rows = 0, []
     wrong: list[str] = []
     for dtype in dtypes:
-        cells = []
+        cells: list[str | None] = []
         for kind in kinds:
             found = list(check(comm, kind, dtype)) if dtype in kind.dtypes else []
-            cells.append(f"{found.count('')} of {len(found)}" if found else "-")
+            cells.append(f"{found.count('')} of {len(found)}" if found else None)
             wrong += [sentence for sentence in found if sentence]
             total += len(found)
             progress.step()
         rows.append([dtype, *cells])
-    if comm.rank == 0:
-        print(f"all_reduce on {comm.size} ranks: checks passed, by dtype and kind of array\n")
-        print(table(["dtype", *(kind.name for kind in kinds)], rows), flush=True)
+    report.say(f"all_reduce on {comm.size} ranks: checks passed, by dtype and kind of array\n")
+    report.table("checks", dict.fromkeys(["dtype", *(kind.name for kind in kinds)], ""), rows)
     return total, wrong
 
 
@@ -81,7 +79,7 @@ def seconds(comm: Communicator, call: Callable[[], object], repeats: int) -> flo
     return (time.perf_counter() - start) / repeats
 
 
-def price(comm: Communicator, nbytes: int) -> list[str]:
+def price(comm: Communicator, nbytes: int) -> list[float]:
     """One line of the table: raw mpi4py and hpcomm by turns, so that both see the same machine."""
     x = np.ones(nbytes // 4, np.float32)
     out = np.empty_like(x)
@@ -94,8 +92,7 @@ def price(comm: Communicator, nbytes: int) -> list[str]:
         for _ in range(rounds)
     ]
     raw, ours = np.median(pairs, axis=0)
-    cells = f"{nbytes} {raw * 1e6:.1f} {ours * 1e6:.1f} {ours / raw:.2f} {nbytes / ours / 1e9:.3f}"
-    return cells.split()
+    return [nbytes, raw * 1e6, ours * 1e6, ours / raw, nbytes / ours / 1e9]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -105,14 +102,17 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     comm = hpcomm.world
     kinds = kinds_at_hand(with_torch=not options.no_torch)
-    total, wrong = check_everything(comm, kinds)
+    report = Report(comm, options.json)
+    total, wrong = check_everything(comm, kinds, report)
     if not options.no_timing:
         rows = [price(comm, nbytes) for nbytes in SIZES]
-        if comm.rank == 0:
-            print("\nall_reduce of a float32 numpy array, medians of alternated runs on this machine\n")
-            print(table(["bytes", "mpi4py us", "hpcomm us", "ratio", "hpcomm GB/s"], rows), flush=True)
+        report.say("\nall_reduce of a float32 numpy array, medians of alternated runs on this machine\n")
+        columns = {"bytes": "", "mpi4py us": ".1f", "hpcomm us": ".1f", "ratio": ".2f", "hpcomm GB/s": ".3f"}
+        report.table("prices", columns, rows)
     names = ", ".join(kind.name for kind in kinds)
-    return verdict(comm, wrong, f"\n{total} checks on each of {comm.size} ranks, all passed. Kinds: {names}.")
+    return report.verdict(
+        wrong, f"\n{total} checks on each of {comm.size} ranks, all passed. Kinds: {names}."
+    )
 
 
 if __name__ == "__main__":

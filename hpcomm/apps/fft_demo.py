@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator, Field, Partition, Redistribution
-from ..job.command_line import Parser
 from ._arguments import positive, require_memory
-from ._report import table, verdict
+from ._report import Parser, Report
 
 Array = NDArray[Any]
 
@@ -82,8 +81,10 @@ def pencil(comm: Communicator, shape: tuple[int, int, int]) -> Transform:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("fft_demo", "slab and pencil FFT over ranks")
     parser.add_argument("--shape", type=positive, nargs=3, default=[36, 40, 28], help="of the array")
-    shape = tuple(parser.parse_args(argv).shape)
+    options = parser.parse_args(argv)
+    shape = tuple(options.shape)
     comm = hpcomm.world
+    report = Report(comm, options.json)
     whole_nbytes = 16 * math.prod(shape)
     require_memory(
         parser, comm, "--shape", 5 * whole_nbytes // comm.size + 3 * whole_nbytes * (comm.rank == 0)
@@ -110,11 +111,11 @@ def main(argv: list[str] | None = None) -> int:
             error = float(np.abs(spectrum - expected).max() / np.abs(expected).max())
             if not error <= 1e-13:
                 wrong.append(f"{name} differs from numpy.fft by {error:g}")
-            rows.append([name, last.mesh, f"{took * 1e3:.2f}", f"{error:.1e}"])
+            rows.append([name, str(last.mesh), took * 1e3, error])
     if comm.rank == 0:
-        print(f"{' x '.join(map(str, shape))} complex numbers on {comm.size} ranks\n")
-        print(table(["", "mesh", "ms", "error"], rows))
-    return verdict(comm, wrong, "\nnumpy.fft on rank 0 finds the same.")
+        report.say(f"{' x '.join(map(str, shape))} complex numbers on {comm.size} ranks\n", shape=shape)
+        report.table("transforms", {"kind": "", "mesh": "", "ms": ".2f", "error": ".1e"}, rows)
+    return report.verdict(wrong, "\nnumpy.fft on rank 0 finds the same.")
 
 
 if __name__ == "__main__":

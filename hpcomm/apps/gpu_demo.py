@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator, ConfigError
-from ..job.command_line import Parser
 from . import _library
 from ._arguments import positive
 from ._picture import draw_bandwidths, require_picture
-from ._report import sleep_until_all, table, verdict
+from ._report import Parser, Report, sleep_until_all
 
 if TYPE_CHECKING:
     from ..core.types import ArrayLike
@@ -90,21 +89,15 @@ def way(comm: Communicator, peer: int, out: ArrayLike) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("gpu_demo", "paths of device arrays, and their speed")
     parser.add_argument("--most", type=positive, default=SIZES[-1], help="bytes of the largest message")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE.png",
-        nargs="?",
-        const="gpu_demo.png",
-        help="draw the bandwidths (needs matplotlib)",
-    )
+    parser.add_picture("--plot", "draw the bandwidths")
     options = parser.parse_args(argv)
     if options.most < SIZES[0]:
         parser.error(f"argument --most: the smallest message has {SIZES[0]} bytes")
-    if options.plot:
-        require_picture(parser, options.plot)
+    require_picture(parser, options.picture)
     sizes = [size for size in SIZES if size <= options.most]  # short ones are staged, whatever the path
     library, missing = _library.find()
     world = hpcomm.world
+    report = Report(world, options.json)
     on_device = any(world.mpi.allgather(library.on_device))
     pair = Communicator(MPI.COMM_WORLD.Split(0 if world.rank < 2 else 1), name="pair")
     rows: list[list[Any]] = []
@@ -133,20 +126,16 @@ def main(argv: list[str] | None = None) -> int:
                 rows.append([name, nbytes, rate, "" if name == "naive" else way(comm, peer, out)])
     sleep_until_all(world)
     if world.rank == 0:
-        print(f"{library.name} arrays between ranks 0 and {min(1, world.size - 1)} of {world.size}")
-        for what in missing:
-            print(f"no GPU is used: {what}")
-        print()
-        print(table(["path", "bytes", "GB/s each way"], [[n, b, f"{r:.3f}"] for n, b, r, _ in rows]))
-        for name in dict.fromkeys(row[0] for row in rows if row[3]):
-            print(f"\n{name}: {[row for row in rows if row[0] == name][-1][3]}")
-        for name, why in refused.items():
-            if why:
-                print(f"\n{name}: not here: {why}")
-        if options.plot:
-            draw_bandwidths([(n, b, r) for n, b, r, _ in rows], options.plot)
-            print(f"\ndrawn: {options.plot}")
-    return verdict(world, wrong, "\nEvery message arrived as it was sent.")
+        pair_of = f"{library.name} arrays between ranks 0 and {min(1, world.size - 1)} of {world.size}"
+        report.say("\n".join([pair_of, *(f"no GPU is used: {what}" for what in missing), ""]), no_gpu=missing)
+        report.table("paths", {"path": "", "bytes": "", "GB/s each way": ".3f"}, [row[:3] for row in rows])
+        taken = {name: why for name, _, _, why in rows if why}
+        taken |= {name: f"not here: {why}" for name, why in refused.items() if why}
+        report.say("".join(f"\n{name}: {why}\n" for name, why in taken.items()).rstrip("\n"), why=taken)
+        if options.picture:
+            draw_bandwidths([(n, b, r) for n, b, r, _ in rows], options.picture)
+            report.say(f"\ndrawn: {options.picture}", picture=options.picture)
+    return report.verdict(wrong, "\nEvery message arrived as it was sent.")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ from mpi4py import MPI
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
-from ._report import table, verdict
+from ._report import Parser, Report
 
 
 def total(circle: Communicator | None, number: int) -> int | None:
@@ -31,8 +30,9 @@ def place(circle: Communicator | None, number: int | None) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    Parser("groups_demo", "ranks in smaller circles").parse_args(argv)
+    options = Parser("groups_demo", "ranks in smaller circles").parse_args(argv)
     world = hpcomm.world
+    report = Report(world, options.json)
     ranks = range(world.size)
 
     # split: all ranks call; equal colours come together; key orders them, here the highest rank first
@@ -62,13 +62,15 @@ def main(argv: list[str] | None = None) -> int:
     places = [place(circle, number) for circle, number in zip((half, node, outer), sums, strict=True)]
     rows = world.gather_object([world.rank, platform.node(), *places])
     if rows is not None:
-        print(table(["rank", "host", "even/odd", "node", "ends"], rows))
-        print("\nRead `1 of 2 in 'even': 2` as: rank 1 of 2 there, and the world ranks there add up to 2.")
+        report.table("places", dict.fromkeys(["rank", "host", "even/odd", "node", "ends"], ""), rows)
+        report.say(
+            "\nRead `1 of 2 in 'even': 2` as: rank 1 of 2 there, and the world ranks there add up to 2."
+        )
     sharing.Free()
     for circle in (half, node, outer):
         if circle is not None:
             circle.close()
-    return verdict(world, wrong, "Every circle added up its own members and nobody else.")
+    return report.verdict(wrong, "Every circle added up its own members and nobody else.")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ import hpcomm
 
 from .. import Field, Halo, LayoutError, Mesh
 from ..fields.files import checkpoints
-from ..job.command_line import Parser
 from ._arguments import positive, require_folder, require_memory
 from ._picture import draw_field, require_picture
-from ._report import Progress, verdict
+from ._report import Parser, Progress, Report
 
 if TYPE_CHECKING:
     from ..core.types import AnyArray
@@ -106,18 +105,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=positive, default=200, help="of the whole run")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="go on from here, and save here")
     parser.add_argument("--every", type=positive, default=100, help="steps between checkpoints")
-    parser.add_argument(
-        "--picture",
-        metavar="FILE.png",
-        nargs="?",
-        const="heat2d.png",
-        help="draw the plate at the end (needs matplotlib)",
-    )
+    parser.add_picture("--picture", "draw the plate at the end")
     options = parser.parse_args(argv)
-    if options.picture:
-        require_picture(parser, options.picture)
+    require_picture(parser, options.picture)
 
     comm = hpcomm.world
+    report = Report(comm, options.json)
     whole_nbytes = 8 * options.size * (options.size + options.size // 4)
     require_memory(
         parser, comm, "--size", 2 * whole_nbytes // comm.size + 6 * whole_nbytes * (comm.rank == 0)
@@ -136,9 +129,10 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"another plate was saved: {error.what}")
     if first > options.steps:
         parser.error(f"{folder} is at step {first} already: more --steps, or another folder")
-    if comm.rank == 0:
-        print(f"{u.shape[0]} x {u.shape[1]} points, from step {first} to {options.steps}")
-        print(mesh.describe())
+    points = f"{u.shape[0]} x {u.shape[1]} points"
+    report.say(
+        f"{points}, from step {first} to {options.steps}\n{mesh.describe()}", shape=u.shape, first=first
+    )
     start = time.perf_counter()
     run(u, first, options.steps, folder, options.every)
     took = time.perf_counter() - start
@@ -147,19 +141,20 @@ def main(argv: list[str] | None = None) -> int:
     wrong = []
     if comm.rank == 0:
         rate = u.array.size * mesh.size * max(0, options.steps - first) / max(took, 1e-9)
-        print(
-            f"{took:.2f} s, {rate / 1e6:.0f} million points a second; mean {mean:.6f}, highest {highest:.3f}"
-        )
+        report.say(
+            f"{took:.2f} s, {rate / 1e6:.0f} million points a second; mean {mean:.6f}, highest {highest:.3f}",
+            seconds=took, points_per_second=rate, mean=float(mean), highest=float(highest),
+        )  # fmt: skip
         if folder and first < options.steps:
-            print(f"saved: step {options.steps} in {folder}")
+            report.say(f"saved: step {options.steps} in {folder}", saved=str(folder))
         assert whole is not None
         expected = alone((u.shape[0], u.shape[1]), options.steps)
         if not np.array_equal(whole, expected):
             wrong.append(f"{np.sum(whole != expected)} points differ from one rank's result")
         if options.picture:
             draw_field(whole, u.name, [u.partition.box(r) for r in range(mesh.size)], options.picture)  # type: ignore[union-attr]
-            print(f"drawn: {options.picture}")
-    return verdict(comm, wrong, "Identical to one rank's result, to the last bit.")
+            report.say(f"drawn: {options.picture}", picture=options.picture)
+    return report.verdict(wrong, "Identical to one rank's result, to the last bit.")
 
 
 if __name__ == "__main__":

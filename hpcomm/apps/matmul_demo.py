@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Field, Mesh, Partition
-from ..job.command_line import Parser
 from ._arguments import positive, require_memory
-from ._report import table, verdict
+from ._report import Parser, Report
 
 Array = NDArray[Any]
 
@@ -58,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--panel", type=positive, default=64, help="columns of A that are broadcast at once")
     options = parser.parse_args(argv)
     comm = hpcomm.world
+    report = Report(comm, options.json)
     n = options.size
     require_memory(parser, comm, "--size", 10 * 8 * n * n)
     rng = np.random.default_rng(0)
@@ -88,11 +88,12 @@ def main(argv: list[str] | None = None) -> int:
         }
         for name, (got, expected) in pairs.items():
             error = float(np.abs(got - expected).max() / np.abs(expected).max())
-            rows.append([name, f"{error:.1e}"])
+            rows.append([name, error])
             if not error < 1e-12:
                 wrong.append(f"{name} differs from numpy by {error:g}")
-        print(table([f"on {comm.size} ranks", "error"], rows))
-    return verdict(comm, wrong, "\nnumpy on rank 0 finds the same.")
+        report.say(f"on {comm.size} ranks\n")
+        report.table("products", {"product": "", "error": ".1e"}, rows)
+    return report.verdict(wrong, "\nnumpy on rank 0 finds the same.")
 
 
 if __name__ == "__main__":

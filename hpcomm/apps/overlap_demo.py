@@ -18,11 +18,10 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
 from . import _library
 from ._arguments import positive, require_memory
 from ._picture import draw_timeline, require_picture
-from ._report import table, verdict
+from ._report import Parser, Report
 
 SIDE = 256  # of the matrices
 WIDTH = 60  # characters of the timeline
@@ -66,18 +65,12 @@ def bars(spans: dict[str, tuple[float, float]], whole: float) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("overlap_demo", "computing while communicating")
     parser.add_argument("--bytes", type=positive, default=64_000_000, help="of each rank's array")
-    parser.add_argument(
-        "--picture",
-        metavar="FILE.png",
-        nargs="?",
-        const="overlap_demo.png",
-        help="draw the timeline (needs matplotlib)",
-    )
+    parser.add_picture("--picture", "draw the timeline")
     options = parser.parse_args(argv)
-    if options.picture:
-        require_picture(parser, options.picture)
+    require_picture(parser, options.picture)
     library, missing = _library.find()
     comm = Communicator(hpcomm.world.mpi.Dup(), name="overlap")
+    report = Report(comm, options.json)
     require_memory(parser, comm, "--bytes", 2 * options.bytes)
     n = options.bytes // 4
     x = library.there(np.full(n, comm.rank + 2, np.float32))
@@ -108,31 +101,29 @@ def main(argv: list[str] | None = None) -> int:
     if not np.all(library.here(out) == expected):
         wrong.append(f"the sum is {library.here(out)[:3]}..., not {expected}")
     if comm.rank == 0:
-        print(f"{library.name}: {times} products of {SIDE} x {SIDE}; all_reduce of {4 * n} bytes")
+        report.say(
+            f"{library.name}: {times} products of {SIDE} x {SIDE}; all_reduce of {4 * n} bytes",
+            products=times,
+            bytes=4 * n,
+        )
         for what in missing:
-            print(f"no GPU is used: {what}")
+            report.say(f"no GPU is used: {what}")
         whole = max(one_by_one, together)
         after = alone["compute"], one_by_one
-        print("\none after the other, on rank 0")
-        print(bars({"compute": spans["compute"][0], "transfer": after}, whole))
-        print("\nat once, on rank 0")
-        print(bars({name: span[1] for name, span in spans.items()}, whole))
-        rows = [
-            [rank, *(f"{t * 1e3:.1f}" for t in row[:3]), f"{row[3]:.0%}"]
-            for rank, row in enumerate(everyone or [])
-        ]
-        print(
-            "\n"
-            + table([f"of {comm.size}", "one by one ms", "at once ms", "saved ms", "of what could be"], rows)
-        )
+        runs = {
+            "one after the other": {"compute": spans["compute"][0], "transfer": after},
+            "at once": {name: span[1] for name, span in spans.items()},
+        }
+        for how, deeds in runs.items():
+            report.say(f"\n{how}, on rank 0\n{bars(deeds, whole)}")
+        columns = {"rank": "", "one by one ms": ".1f", "at once ms": ".1f", "saved ms": ".1f"}
+        rows = [[rank, *(t * 1e3 for t in row[:3]), row[3]] for rank, row in enumerate(everyone or [])]
+        report.say("")
+        report.table("saved", columns | {"of what could be": ".0%"}, rows)
         if options.picture:
-            draw_timeline(
-                {"one by one": {"compute": spans["compute"][0], "transfer": after},
-                 "at once": {name: span[1] for name, span in spans.items()}},
-                options.picture,
-            )  # fmt: skip
-            print(f"\ndrawn: {options.picture}")
-    return verdict(comm, wrong, "\nThe sums are right.")
+            draw_timeline(runs, options.picture)
+            report.say(f"\ndrawn: {options.picture}", picture=options.picture)
+    return report.verdict(wrong, "\nThe sums are right.")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
 from ._arguments import positive, require_memory
-from ._report import table, verdict
+from ._report import Parser, Report
 
 Ints = NDArray[np.int64]
 
@@ -71,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     comm = hpcomm.world
+    report = Report(comm, options.json)
     require_memory(parser, comm, "--count", 5 * 8 * options.count)
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     mine = np.arange(options.count) + comm.rank
@@ -92,9 +92,13 @@ def main(argv: list[str] | None = None) -> int:
 
     rows = comm.gather_object([comm.rank, left, right, came, not wrong])
     if rows is not None:
-        print(f"a ring of {comm.size} ranks, arrays of {options.count} int64\n")
-        print(table(["rank", "left", "right", "token came as", "arrays right"], rows))
-    return verdict(comm, wrong, "\nThe token has seen every rank; every array came from the right neighbour.")
+        report.say(f"a ring of {comm.size} ranks, arrays of {options.count} int64\n", count=options.count)
+        report.table(
+            "ring", dict.fromkeys(["rank", "left", "right", "token came as", "arrays right"], ""), rows
+        )
+    return report.verdict(
+        wrong, "\nThe token has seen every rank; every array came from the right neighbour."
+    )
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
 from ._picture import draw_pingpong, require_picture
-from ._report import Progress, sleep_until_all, table, verdict
+from ._report import Parser, Progress, Report, sleep_until_all
 
 if TYPE_CHECKING:
     from ..core.types import AnyArray, ArrayLike
@@ -82,18 +81,12 @@ def measure(comm: Communicator, peer: int) -> tuple[list[list[float]], list[str]
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("pingpong", "latency and bandwidth between two ranks")
     parser.add_argument("--peer", type=int, help="the rank that rank 0 talks to (default: 1)")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE.png",
-        nargs="?",
-        const="pingpong.png",
-        help="draw both curves (needs matplotlib)",
-    )
+    parser.add_picture("--plot", "draw both curves")
     options = parser.parse_args(argv)
-    if options.plot:
-        require_picture(parser, options.plot)
+    require_picture(parser, options.picture)
 
     world = hpcomm.world
+    report = Report(world, options.json)
     peer = min(1, world.size - 1) if options.peer is None else options.peer  # alone: rank 0 with itself
     if not 0 <= peer < world.size:
         parser.error(f"--peer {peer} is no rank: there are {world.size}")
@@ -103,16 +96,20 @@ def main(argv: list[str] | None = None) -> int:
         rows, wrong = measure(world, peer if world.rank == 0 else 0)
     sleep_until_all(world)
     if world.rank == 0:
-        print(f"ranks 0 and {peer} of {world.size}\n")
-        header = ["bytes", "one way us", "GB/s", "exchange us", "GB/s both ways"]
-        print(table(header, [
-            [int(n), f"{t * 1e6:.2f}", f"{n / t / 1e9:.3f}", f"{b * 1e6:.2f}", f"{2 * n / b / 1e9:.3f}"]
-            for n, t, b in rows
-        ]))  # fmt: skip
-        if options.plot:
-            draw_pingpong(rows, options.plot)
-            print(f"\ndrawn: {options.plot}")
-    return verdict(world, wrong, "\nEvery message arrived as it was sent.")
+        report.say(f"ranks 0 and {peer} of {world.size}\n", peer=peer)
+        columns = {
+            "bytes": "",
+            "one way us": ".2f",
+            "GB/s": ".3f",
+            "exchange us": ".2f",
+            "GB/s both ways": ".3f",
+        }
+        cells = [[int(n), t * 1e6, n / t / 1e9, b * 1e6, 2 * n / b / 1e9] for n, t, b in rows]
+        report.table("sizes", columns, cells)
+        if options.picture:
+            draw_pingpong(rows, options.picture)
+            report.say(f"\ndrawn: {options.picture}", picture=options.picture)
+    return report.verdict(wrong, "\nEvery message arrived as it was sent.")
 
 
 if __name__ == "__main__":

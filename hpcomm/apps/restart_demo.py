@@ -20,9 +20,8 @@ import hpcomm
 
 from .. import Communicator, Field
 from ..fields.files import checkpoints
-from ..job.command_line import Parser
 from ._arguments import require_folder
-from ._report import verdict
+from ._report import Parser, Report
 
 SHAPE = (60, 48)
 
@@ -53,20 +52,22 @@ def faults(fields: list[Field], step: int, who: str) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("restart_demo", "checkpoints across numbers of ranks")
     parser.add_argument("folder", nargs="?", help="where to save; a temporary folder if absent")
-    given = parser.parse_args(argv).folder
+    options = parser.parse_args(argv)
+    given = options.folder
     comm = hpcomm.world
+    report = Report(comm, options.json)
     if given:
         require_folder(parser, comm, given)
     if given and comm.broadcast_object({*checkpoints.steps(given)} - {1, 2}):
         parser.error(f"{given} holds checkpoints of something else: another folder")
     folder = Path(comm.broadcast_object(given or tempfile.mkdtemp(prefix="restart_demo-")))
-    say = print if comm.rank == 0 else lambda *_: None
 
     writers = comm.split(0 if comm.rank < (comm.size + 1) // 2 else None)
     if writers is not None:
         for step in (1, 2):
             path = checkpoints.save(folder, fields_on(writers, step), step, {"writers": writers.size})
-        say(f"{writers.size} ranks saved {path.name} as {writers.mesh(y=-1, x=-1).shape}")
+        mesh = writers.mesh(y=-1, x=-1).shape
+        report.say(f"{writers.size} ranks saved {path.name} as {mesh}", writers=writers.size)
     comm.barrier()
 
     wrong: list[str] = []
@@ -75,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
             fields = fields_on(readers, None)
             found = checkpoints.load(folder, fields)
             wrong += faults(fields, 2, who)
-            say(f"{who} read step {found.step}, saved by {found.metadata['writers']}")
+            report.say(f"{who} read step {found.step}, saved by {found.metadata['writers']}", step=found.step)
 
     comm.barrier()
     if comm.rank == 0:
@@ -91,11 +92,11 @@ def main(argv: list[str] | None = None) -> int:
     wrong += faults(fields, 1, "after the damage")
     if comm.rank == 0 and not told:
         wrong.append("nobody was told of the damage")
-    say(f"one bit spoilt: step {found.step} taken instead")
+    report.say(f"one bit spoilt: step {found.step} taken instead", step_after_damage=found.step)
     comm.barrier()
     if comm.rank == 0 and not given:
         shutil.rmtree(folder)
-    return verdict(comm, wrong, "Every reader found what was saved.")
+    return report.verdict(wrong, "Every reader found what was saved.")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
 from ._arguments import moderate, positive, require_memory
-from ._report import table, verdict
+from ._report import Parser, Report
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -64,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
 
     comm = hpcomm.world
+    report = Report(comm, options.json)
     require_memory(parser, comm, "--length", (8 if comm.rank == 0 else 1) * 8 * options.length)
     whole = np.random.default_rng(7).uniform(-options.spread, options.spread, options.length)
     bounds = uneven(options.length, comm.size)
@@ -85,12 +85,14 @@ def main(argv: list[str] | None = None) -> int:
         ]
         for what, got, expected, bare in results:
             error = difference(got, expected)
-            rows.append([what, f"{np.max(got):.6g}", f"{np.max(expected):.6g}", f"{error:.1e}", f"{bare:g}"])
+            rows.append([what, np.max(got), np.max(expected), error, bare])
             if not error <= 1e-12:  # NaN too
                 wrong.append(f"{what}: relative error {error:.1e}")
-        print(f"{options.length} elements on {comm.size} ranks: {np.diff(bounds).tolist()}\n")
-        print(table(["", f"{comm.size} ranks", "one process", "error", "naive"], rows))
-    return verdict(comm, wrong, "\nThe parts make the whole.")
+        shares = np.diff(bounds).tolist()
+        report.say(f"{options.length} elements on {comm.size} ranks: {shares}\n", elements=shares)
+        columns = {"result": "", "all ranks": ".6g", "one process": ".6g", "error": ".1e", "naive": "g"}
+        report.table("results", columns, rows)
+    return report.verdict(wrong, "\nThe parts make the whole.")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
-from ..job.command_line import Parser
 from ._arguments import bins, positive
 from ._dataset import read
 from ._picture import draw_histogram, require_picture
-from ._report import table, verdict
+from ._report import Parser, Report
 from ._selection import quantiles
 
 if TYPE_CHECKING:
@@ -87,18 +86,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("file", nargs="?", help=".csv or .npy; scikit-learn's digits if absent")
     parser.add_argument("--columns", type=positive, default=5, help="print those columns that vary most")
     parser.add_argument("--bins", type=bins, default=17, help="bins of the histogram")
-    parser.add_argument(
-        "--picture",
-        metavar="FILE.png",
-        nargs="?",
-        const="stats_demo.png",
-        help="draw the histogram (needs matplotlib)",
-    )
+    parser.add_picture("--picture", "draw the histogram")
     options = parser.parse_args(argv)
-    if options.picture:
-        require_picture(parser, options.picture)
+    require_picture(parser, options.picture)
 
     comm = hpcomm.world
+    report = Report(comm, options.json)
     rows, names, told = read(options.file) if comm.rank == 0 else (None, [], "")
     mine = comm.scatter_ragged(None if rows is None else deal(rows, comm.size))
 
@@ -111,17 +104,19 @@ def main(argv: list[str] | None = None) -> int:
     if rows is not None and counts is not None:
         whole = counts.sum(axis=0)
         wrong = compare(rows, column, edges, mean=mean, variance=variance, quantiles=found, histogram=whole)
-        print(f"{told}: {rows.shape[0]} rows of {rows.shape[1]} columns, dealt out as {lengths}\n")
+        shape = f"{rows.shape[0]} rows of {rows.shape[1]} columns"
+        report.say(f"{told}: {shape}, dealt out as {lengths}\n", data=told, rows=lengths)
         lines = [
-            [names[c], *(f"{v:.5g}" for v in (mean[c], np.sqrt(variance[c]), *found[:, c]))]
+            [names[c], mean[c], np.sqrt(variance[c]), *found[:, c]]
             for c in np.argsort(-variance, kind="stable")[: options.columns]
         ]
-        print(table(["column", "mean", "std", *(f"{100 * p:.0f} %" for p in PROBABILITIES)], lines))
-        print(f"\nhistogram of {names[column]}: {whole.tolist()}")
+        figures = ["mean", "std", *(f"{100 * p:.0f} %" for p in PROBABILITIES)]
+        report.table("columns", {"column": ""} | dict.fromkeys(figures, ".5g"), lines)
+        report.say(f"\nhistogram of {names[column]}: {whole.tolist()}", histogram=whole.tolist())
         if options.picture:
             draw_histogram(edges, counts, names[column], options.picture)
-            print(f"drawn: {options.picture}")
-    return verdict(comm, wrong, "\nnumpy on rank 0 finds the same.")
+            report.say(f"drawn: {options.picture}", picture=options.picture)
+    return report.verdict(wrong, "\nnumpy on rank 0 finds the same.")
 
 
 if __name__ == "__main__":

@@ -78,6 +78,15 @@ class Command(Parser):
         """Options that have a value."""
         return [name for each in self._actions if each.nargs is None for name in each.option_strings]
 
+    def complete(self, files: Any, folders: Any, program: Any) -> None:
+        """Say how a shell completes what is a file, a folder, or a program and its words."""
+        for each in self._actions:
+            wanted = str(each.metavar or each.dest).upper()
+            if wanted.startswith(("FILE", "FOLDER", "SPEC", "OUTPUT")):
+                each.complete = folders if wanted == "FOLDER" else files  # type: ignore[attr-defined]
+            if each.nargs == argparse.REMAINDER:
+                each.complete = program  # type: ignore[attr-defined]
+
     def error(self, message: str) -> NoReturn:
         unknown = message.partition("unrecognized arguments: ")[2].split(" ")[0]
         name = unknown.partition("=")[0]

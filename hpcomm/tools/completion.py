@@ -6,7 +6,8 @@ hpcomm completion zsh > ~/.zfunc/_hpcomm                       in a folder of $f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingError
 from ..job.command_line import Command
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["main", "parser"]
+
+_PROGRAM = """\
+_hpcomm_program() {{
+  compgen -f -- "$1"
+  compgen -W "{}" -- "$1"
+}}
+"""
 
 
 def main(words: Sequence[str]) -> int:
@@ -27,7 +35,8 @@ def main(words: Sequence[str]) -> int:
         raise MissingError(
             "completion needs shtab", "hpcomm completion", "pip install 'hpcomm[completion]'"
         ) from None
-    print(shtab.complete(_whole(), shell=options.shell))
+    preamble: Any = {"bash": _PROGRAM.format(_apps())}
+    print(shtab.complete(_whole(shtab.FILE, shtab.DIRECTORY), shell=options.shell, preamble=preamble))
     return 0
 
 
@@ -38,10 +47,18 @@ def parser() -> Command:
     return made
 
 
-def _whole() -> Command:
-    """All commands as one."""
+def _whole(files: dict[str, Any], folders: dict[str, Any]) -> Command:
+    """All commands as one; files, folders: how a shell completes these."""
     whole = Command("hpcomm")
     commands = whole.add_subparsers()
     for name, (_, what) in COMMANDS.items():
-        commands.add_parser(name, parents=[parser_of(name)], add_help=False, help=what)
+        found = parser_of(name)
+        found.complete(files, folders, files | {"bash": "_hpcomm_program"})
+        commands.add_parser(name, parents=[found], add_help=False, help=what)
     return whole
+
+
+def _apps() -> str:
+    """Modules that `python -m` takes."""
+    folder = Path(__file__).parents[1] / "apps"
+    return " ".join(sorted(f"hpcomm.apps.{path.stem}" for path in folder.glob("[!_]*.py")))

@@ -61,10 +61,10 @@ def main(words: Sequence[str]) -> int:
     _check_messages(schedule)
     assured(options.verb, schedule.name, options.ranks, options.root)
     if out is None:
-        from .draw_steps import check_size, table
+        from .draw_steps import check_size, records, table
 
         check_size(schedule)
-        print(table(schedule), end="")
+        print(json.dumps(records(schedule), indent=1) if options.json else table(schedule).rstrip("\n"))
         return 0
     _draw(schedule, options.view, out, nbytes, on)
     print(f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} steps")
@@ -155,6 +155,9 @@ def parser() -> Command:
         "--machine", default="cluster", help="a preset's name, or a JSON file: of it depend times"
     )
     parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
+    parser.add_argument(
+        "--json", action="store_true", help="of steps on the screen: records instead of a table"
+    )
     parser.add_argument(
         "-o",
         "--output",

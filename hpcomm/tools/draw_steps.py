@@ -83,9 +83,16 @@ def check_size(schedule: Schedule) -> None:
 
 def table(schedule: Schedule) -> str:
     """Who holds what after each step, in Markdown."""
+    found = records(schedule)
+    heads = list(found[0])
+    lines = [heads, ["---"] * len(heads), *(list(each.values()) for each in found)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def records(schedule: Schedule) -> list[dict[str, str]]:
+    """The rows of table, by the names of its columns."""
     heads = ["after step", "messages", *(f"rank {rank}" for rank in range(schedule.size))]
-    lines = [heads, ["---"] * len(heads)]
-    found = steps(schedule)
+    found, rows = steps(schedule), []
     for i, step in enumerate(found):
         before = found[max(0, i - 1)].held
         sent = ", ".join(
@@ -93,8 +100,9 @@ def table(schedule: Schedule) -> str:
             for m in step.messages
             if m.source != m.dest
         )
-        lines.append([str(i) if i else "start", sent, *_held(schedule, step, before)])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        row = [str(i) if i else "start", sent, *_held(schedule, step, before)]
+        rows.append(dict(zip(heads, row, strict=True)))
+    return rows
 
 
 def _held(schedule: Schedule, step: Step, before: list[list[Chunk]]) -> Iterator[str]:

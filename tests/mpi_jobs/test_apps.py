@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ APPS = {
     "overlap_demo": (
         ["--bytes", "400000"],
         [
-            r"^of {n} +one by one",
+            r"^rank +one by one ms",
             r"^ +compute #+\.* +[\d.]+ ms$",
             r"^0( +-?[\d.]+){{3}} +-?\d+%$",
             "sums are right",
@@ -356,14 +357,44 @@ SABOTAGE = {
 }
 
 
+RECORDS = {  # what --json prints as lists of rows, each with its columns as keys
+    "allreduce_demo": "checks", "softmax_demo": "results", "stats_demo": "columns", "groups_demo": "places",
+    "algorithms_demo": "algorithms", "p2p_ring": "ring", "pingpong": "sizes", "gpu_demo": "paths",
+    "overlap_demo": "saved", "fft_demo": "transforms", "matmul_demo": "products",
+}  # fmt: skip
+
+
 @pytest.mark.once
-def test_a_wrong_result_makes_every_app_fail(job: Any, tmp_path: Path) -> None:
-    apps = [(app, wrong, arguments) for app, (wrong, arguments) in SABOTAGE.items()]
+def test_a_wrong_result_makes_every_app_fail_and_is_in_its_record(job: Any, tmp_path: Path) -> None:
+    apps = [(app, wrong, [*arguments, "--json"]) for app, (wrong, arguments) in SABOTAGE.items()]
     if not importlib.util.find_spec("sklearn"):
         apps = [app for app in apps if app[0] != "stats_demo"]
-    for app, said in run_apps(3, apps, job, tmp_path).items():
-        assert "WRONG on rank" in said, app + said
-        assert said.count("status: 1\n") == 3, app + said
+    for app, said in run_apps(2, apps, job, tmp_path).items():
+        text, _, other = said.partition("status: 1\n")
+        assert other.endswith("status: 1\n"), app + said
+        assert "ranks" not in other  # rank 1 prints nothing but Python's warnings
+        record = json.loads(text[text.index("{\n") :])
+        assert record["ranks"] == 2
+        assert set(record["wrong"]) <= {"0", "1"}
+        assert all(record["wrong"].values())
+        rows = record.get(RECORDS.get(app, ""), [])
+        assert bool(rows) == (app in RECORDS), text
+        assert all(isinstance(each, (int, float, str, NoneType)) for row in rows for each in row.values())
+
+
+@pytest.mark.once
+def test_a_wrong_result_is_told_with_its_rank(job: Any) -> None:
+    code = """
+        import sys
+        from hpcomm import Communicator
+        Communicator.sendrecv = lambda self, x, *others, out=None, **more: x if out is None else out
+        from hpcomm.apps.p2p_ring import main
+        sys.exit(main(["--count", "5"]))
+    """
+    said = job(2, code, expect=1).stdout
+    assert "WRONG on rank 0: shift: not the array of rank 1" in said
+    assert "WRONG on rank 1: shift: not the array of rank 0" in said
+    assert "every array came" not in said
 
 
 def test_two_programs_in_one_job_exchange_an_array(job: Any) -> None:

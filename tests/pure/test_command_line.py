@@ -111,6 +111,7 @@ def test_what_is_refused_on_all_ranks_is_said_by_the_first_to_come(
     "words",
     [
         "sim all_reduce --algorithm ring --json",
+        "draw ring --ranks 4 --view steps --json",
         "prove {star} --ranks 2,3 --json",
         "check {spec} --json",
         "plan {spec} --json",
@@ -149,6 +150,23 @@ def test_a_shell_completes_all_commands_and_options(shell: str, capsys: pytest.C
     if shell == "bash":
         done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bash_completes_files_and_the_names_of_apps(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab")
+    assert main(["completion", "bash"]) == 0
+    asked = """
+        at() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+             _shtab_hpcomm; echo "${COMPREPLY[*]}"; COMPREPLY=(); }
+        at hpcomm run -n 2 python READ
+        at hpcomm run -n 2 python -m hpcomm.apps.p
+        at hpcomm run --output tes
+        at hpcomm check mpmd_confi
+    """
+    script = f"{capsys.readouterr().out}\ncd {ROOT}\n{asked}"
+    done = subprocess.run(["bash", "-c", script], text=True, capture_output=True, timeout=60)
+    told = ["README.md", "hpcomm.apps.p2p_ring hpcomm.apps.pingpong", "tests", "mpmd_configs"]
+    assert (done.stdout.splitlines(), done.stderr) == (told, "")
 
 
 def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
