@@ -60,6 +60,7 @@ __all__ = [
     "asked_why",
     "between",
     "call_number",
+    "counted",
     "disagreement",
     "full",
     "light",
@@ -101,6 +102,19 @@ class Agreement:
 def off() -> Agreement:
     """Compare nothing."""
     return Agreement("off", lambda code, count: None, lambda: None, lambda code, count: lambda: None)
+
+
+def counted(comm: Comm) -> Agreement:
+    """Compare nothing, but count the calls that two groups make together."""
+
+    def enter(*_: object) -> None:
+        comm.begun += 1
+
+    def late(*_: object) -> Callable[[], None]:
+        comm.begun += 1
+        return lambda: None
+
+    return Agreement("off", enter, lambda: None, late, enter)
 
 
 def light(
@@ -217,7 +231,6 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
     """
     from mpi4py import MPI
 
-    call = 0
     nothing = -(1 << 63), -(1 << 63)
     # Numbers of roots are cut to 20 bits, where ROOT and PROC_NULL look like the last ones.
     is_large = max(comm.size, comm.remote_size) > ROOTS - 16
@@ -239,8 +252,7 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
 
     def heard(code: int, count: int, why: str) -> tuple[Calls, Calls]:
         """What the ranks there and here call, if they differ."""
-        nonlocal call
-        call += 1
+        comm.begun += 1
         mine = told(code, count)
         theirs = swapped(*mine)
         is_other = nothing not in (mine[2:], theirs[2:]) and theirs[2:] != mine[2:]
@@ -256,7 +268,7 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
             refused = {call: ranks for call, ranks in here.items() if call.why}
             mine = {Call(describe_call()): alone(comm.rank)}
             text = [*rows({**refused, **mine}, " here"), *rows(there, " there")]
-            raise _mismatch(comm, call, "\n".join(text), refusing(there) or refusing(refused))
+            raise _mismatch(comm, comm.begun, "\n".join(text), refusing(there) or refusing(refused))
 
     def refuse_call(why: str) -> None:
         with _Said(why):

@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ class Partners:
 
     Made collectively by both sides, unless the other is plain: a program without hpcomm, which can
     send an end notice only. foreign: it is of another job. mates: this program's ranks, if they are many,
-    on a communicator for this alone.
+    on a communicator for this alone. begun: how many collective calls of both this rank has begun.
     """
 
     _notary: EndedRanks | None = None
@@ -51,6 +52,7 @@ class Partners:
         foreign: bool = False,
         plain: bool = False,
         mates: MPI.Comm | None = None,
+        begun: Callable[[], int] = lambda: -1,
     ) -> None:
         from mpi4py import MPI
 
@@ -63,6 +65,7 @@ class Partners:
         self._inter = inter
         self._carries = carries
         self._gone: set[int] = set()
+        self._begun, self._they_began = begun, dict[int, int]()  # the latter: of those that said farewell
         self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -110,6 +113,10 @@ class Partners:
         now = time.monotonic()
         return {rank for rank in self.gone() if now - self._since.setdefault(rank, now) >= _UNDER_WAY_S}
 
+    def lost_before(self, call: int) -> set[int]:
+        """Those that do not come to a collective call any more: they ended before it."""
+        return {rank for rank in self.lost() if self._they_began.get(rank, -1) < call}
+
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
         from mpi4py import MPI
@@ -130,8 +137,9 @@ class Partners:
         """Tell the ranks over there that this one ends; within a job, waits for nothing."""
         from mpi4py import MPI
 
+        said = struct.pack("q", self._begun())
         for rank in told(self._inter.remote_size):
-            self._going.append(self._inter.Isend([b"", MPI.BYTE], rank, _BYE))
+            self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
             time.sleep(_POLL_S)
@@ -154,8 +162,11 @@ class Partners:
 
         status = MPI.Status()
         while self._inter and self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
-            self._inter.Recv([bytearray(0), MPI.BYTE], status.source, _BYE)
+            said = bytearray(8)
+            self._inter.Recv([said, MPI.BYTE], status.source, _BYE, status)
             self._gone.add(status.source)
+            if status.count == len(said):  # programs without hpcomm say nothing
+                self._they_began[status.source] = struct.unpack("q", said)[0]
         if self._notary is not None and self._inter:
             self._notary.serve(self._gone)
 

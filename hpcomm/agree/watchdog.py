@@ -432,7 +432,7 @@ def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]]
 def _ended_partners(comm: Comm, rank: int | None, call: int) -> tuple[str, list[int]] | None:
     """The same of another program's. call: 0 for a message, -1 for a collective."""
     assert comm.partners is not None
-    gone = comm.partners.lost()
+    gone = comm.partners.lost() if call == 0 else comm.partners.lost_before(comm.begun)
     if not gone or comm.partners.has_messages():
         return None
     is_known = rank is not None and rank >= 0

@@ -133,6 +133,7 @@ class Communicator(ClosedByAll):
         # For what ranks pass on, and the numbers of the calls in which they do:
         self.inner_comm = self.block_channel if plain else inside(mpi, self.block_channel)
         self.call_numbers = count()
+        self.begun = 0  # collective calls that two groups have begun together
         self.children = Children()
         self.groups = Groups()
         # For planned exchanges, once there is one (fields/exchange.py):
@@ -466,9 +467,11 @@ class Communicator(ClosedByAll):
         """The agreement of this communicator's ranks."""
         if self.is_inter:  # programs may have been started with different levels
             is_full = not self.any_rank(level != "full")
-            return agreement.between(self, self.object_comm) if is_full else agreement.off()
+            return agreement.between(self, self.object_comm) if is_full else agreement.counted(self)
         if self.size == 1:
             return agreement.off()
+        if level == "light" and segment.has_foreigners(self.mpi_handle):
+            level = "full"  # ranks of two jobs see no records of each other's
         near, is_full = self._meet(level), level == "full"
         self.node_regions = {rank: region for rank, region, _ in near}
         logs, node_segment = self.call_logs, segment.current

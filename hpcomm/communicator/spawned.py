@@ -143,7 +143,7 @@ def _watch(local: Communicator, inter: Communicator, name: str) -> None:
     mates = local.mpi_handle.Dup() if local.size > FEW else None
     carries = (inter.mpi_handle, inter.object_comm, inter.block_channel)
     mpi = cast("MPI.Intercomm", inter.mpi_handle.Dup())
-    inter.partners = Partners(mpi, carries, name, foreign=True, mates=mates)
+    inter.partners = Partners(mpi, carries, name, foreign=True, mates=mates, begun=lambda: inter.begun)
     runtime.farewells.append(inter.close)
     watchdog.follow(inter)
 

@@ -47,6 +47,7 @@ class Comm(Protocol):
     exchange_channel: list[Any] | None
     kept_schedules: Any
     outstanding: Any
+    begun: int
     plan: Any
 
     @property

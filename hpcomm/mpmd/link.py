@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -86,7 +87,8 @@ class Link:
             comm.partners = Partners(shadow, (comm.mpi_handle,), peer, plain=True, mates=mates)
         else:
             carries = (comm.mpi_handle, comm.object_comm, comm.block_channel)
-            comm.partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates)
+            begun = partial(getattr, comm, "begun")
+            comm.partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates, begun=begun)
             runtime.farewells.append(comm.partners.say_farewell)
         watchdog.follow(comm)
         return cls(name, peer, local, comm, is_first=name < peer, plain=plain)

@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 
     from ._native import core
 
-__all__ = ["NodeSegment", "Region", "all_of", "cores", "exchanged", "open_segment", "opened"]
+__all__ = [
+    "NodeSegment",
+    "Region",
+    "all_of",
+    "cores",
+    "exchanged",
+    "has_foreigners",
+    "open_segment",
+    "opened",
+]
 
 _ENDED, _FAILED, _ASKED, _ANSWERED = range(4)
 _ANSWER, _ANSWER_BYTES, _NOTE_BYTES = 8, 4096, 512
@@ -156,6 +165,19 @@ class NodeSegment:
         ranks = self._group.Translate_ranks(None, group)
         group.Free()
         return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
+
+
+def has_foreigners(mpi: MPI.Comm) -> bool:
+    """Whether some of mpi's ranks are of another job, such as spawned ones: all find the same. Asks nobody."""
+    from mpi4py import MPI
+
+    mine, its = MPI.COMM_WORLD.Get_group(), mpi.Get_group()
+    both = MPI.Group.Intersection(mine, its)
+    try:
+        return both.size < its.size
+    finally:
+        for group in (mine, its, both):
+            group.Free()
 
 
 current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory

@@ -1,5 +1,6 @@
 """Spawned ranks: they talk to those who have started them, and one of them that fails ends all."""
 
+import re
 import subprocess
 import sys
 
@@ -90,6 +91,33 @@ def test_a_rank_that_fails_on_either_side_ends_all(job, programs, monkeypatch, t
     assert done.returncode not in (0, 124), done.stderr
     assert told in done.stderr
     assert "went on" not in done.stdout
+
+
+def test_the_sides_of_merged_ranks_are_compared(job, programs, monkeypatch, tmp_path):
+    """By default, too: they see no call logs of each other's."""
+    monkeypatch.chdir(tmp_path)
+    with_them = "with new.merge() as both:\n    both.all_reduce(x)".replace("\n", "\n            ")
+    beside = "with parent.merge(high=True) as both: both.split(0).barrier()"
+    done = job(2, programs(with_them, beside), timeout=20, expect=None, options=SPAWN)
+    assert done.returncode not in (0, 124), done.stderr
+    assert "ranks disagree about call #1 on 'world->first+'" in done.stderr
+    assert re.search(r"rank 2: split\(color=0.*worker.py:", done.stderr)
+
+
+def test_who_has_given_its_part_may_end_before_others_come(job):
+    code = """
+        import sys, time
+        import hpcomm
+        comm, parent = hpcomm.world, hpcomm.parent()
+        if parent is None:
+            with comm.spawn(__file__, 2) as new:
+                got = new.gather_object(None, hpcomm.PROC_NULL if comm.rank else hpcomm.ROOT)
+                print(f"got {got}\\n", end="")
+        else:
+            time.sleep(2.5 * comm.rank)
+            parent.gather_object(comm.rank, 0)
+    """
+    assert "got [0, 1]" in job(2, code, timeout=20, options=SPAWN).stdout
 
 
 REFUSED = """

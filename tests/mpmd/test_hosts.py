@@ -212,3 +212,36 @@ def test_a_job_of_one_program_names_the_host_whose_cable_is_cut(hosts):
     assert process.returncode not in (0, 124), out
     assert re.search(r"all_reduce\(.*\) at loop.py:6 on 'world' has waited \d+ s", out), out
     assert re.search(r"host h2 has not answered for \d+ s", out), out
+
+
+SPAWNS = """
+import os
+import hpcomm
+comm, parent, here = hpcomm.world, hpcomm.parent(), os.uname().nodename
+if parent is None:
+    new = comm.spawn(__file__, 3, name="helpers", timeout=30)
+    if comm.rank == 0:
+        print("there", new.all_gather_object(here), flush=True)
+    else:
+        new.all_gather_object(here)
+    with new.merge() as both:
+        print("merged", both.all_reduce(1), flush=True)
+    new.barrier()
+    print("went on", flush=True)
+else:
+    assert parent.all_gather_object(here) == ["h1", "h2"]
+    with parent.merge(high=True) as both:
+        both.all_reduce(1)
+    parent.barrier()
+"""
+
+
+def test_ranks_spawn_others_on_all_hosts(hosts):
+    (hosts.folder / "spawns.py").write_text(SPAWNS)
+    where = ["--spawn", "--hosts", "h1:1,h2:1"]
+    command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "spawns.py"]
+    process = hosts.start(command, hosts.environ(find_mpi().vendor))
+    out = end(process, 60)
+    assert process.returncode == 0, out
+    assert re.search(r"there \['h1', '(h1', 'h2|h2', 'h1)'\]", out), out
+    assert out.count("merged 5") == out.count("went on") == 2, out
