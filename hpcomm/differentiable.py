@@ -1,4 +1,4 @@
-"""Communication that torch.autograd sees through. Public names of fields/autograd.py."""
+"""Communication that torch.autograd can differentiate."""
 
 from .fields.autograd import (
     all_gather,

@@ -52,7 +52,8 @@ class Ranks(Protocol):
 
 
 class HpcommError(Exception):
-    """Anything hpcomm reports. what: one line; where: verb, communicator, rank, line; hint: what to try."""
+    """Base class of hpcomm's errors. what: one line; where: verb, communicator, rank, line; hint: what to
+    try."""
 
     def __init__(self, what: str, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what, where, hint)
@@ -108,8 +109,8 @@ class MismatchError(HpcommError):
     """The ranks of a communicator do not agree about a call, or a message does not fit its receiver.
 
     Attributes:
-        lacks: bytes that a message was shorter than the contiguous array whose beginning it has filled.
-        source, tag, nbytes: of that message: the rank which sent it, its tag and length.
+        lacks: how many bytes a message was too short for the contiguous array that it has partly filled.
+        source, tag, nbytes: of that message: its sender, tag and length.
     """
 
     lacks = 0

@@ -1,4 +1,4 @@
-"""Machines as data. Public names of schedule/cost/machine_model.py."""
+"""Models of machines, as data."""
 
 from .schedule.cost.machine_model import Machine, lower_bound, machine, machines
 

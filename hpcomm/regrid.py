@@ -1,4 +1,4 @@
-"""From one grid to another. Public names of grids/remap.py."""
+"""Weights from one grid to another."""
 
 from .grids.remap import (
     MAPPINGS,

@@ -1,4 +1,4 @@
-"""What a schedule costs on a machine. Public names of schedule/cost/simulator.py."""
+"""What a schedule costs on a machine."""
 
 from .schedule.cost.simulator import Simulation, meant, predict, simulate
 

@@ -96,7 +96,8 @@ def broadcast(
         out, or a new array.
 
     Raises:
-        RankError: no such root. LayoutError, DtypeError: x or out does not fit.
+        RankError: no such root.
+        LayoutError, DtypeError: x or out does not fit.
 
     Example (4 ranks):
         >>> comm.broadcast(np.full(2, comm.rank), root=3)

@@ -65,24 +65,24 @@ _ENTRY = struct.Struct("4q")  # of a rank, for those of its node: see _meet
 
 
 class Communicator(ClosedByAll):
-    """Ranks that can talk to each other, and to nobody else.
+    """A group of ranks that can send messages to each other.
 
-    Made from an mpi4py communicator, which is duplicated, so that messages of hpcomm never meet the
-    program's own; collective over its ranks.
+    Made from an mpi4py communicator. That one is duplicated, so that messages of hpcomm never meet the
+    program's own. Collective over its ranks.
 
     Attributes:
         rank, size: this rank's number among the ranks of this communicator, and how many there are.
         name: for messages.
-        mpi: the mpi4py communicator underneath, for all that MPI can do beyond this class.
+        mpi: the mpi4py communicator that this one uses, for what only MPI can do.
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
         timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
 
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
 
-    On an inter-communicator the verbs mean what MPI says: all_reduce gives each group the other
-    group's result, a root is given as rank in the group away from it, hpcomm.ROOT at the root itself
-    and hpcomm.PROC_NULL beside it.
+    On an inter-communicator the verbs mean what MPI says. all_reduce gives each group the other group's
+    result. As root, the other group gives the root's rank, the root itself hpcomm.ROOT, and the other ranks
+    of its group hpcomm.PROC_NULL.
     """
 
     home: tuple[Children, int] | None = None  # what has made it, and its number there
@@ -371,9 +371,9 @@ class Communicator(ClosedByAll):
 
     # -- looking on ----------------------------------------------------------------------------------
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Show every call to observer: observer.before(call), observer.after(call). Returns how to stop.
+        """Call observer.before(call) and observer.after(call) at every call. Returns what stops it.
 
-        While anybody looks, calls take the general path, which costs some microseconds.
+        While there is an observer, calls take the general path, which costs some microseconds.
         """
         self.check_open("observe")
         if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):

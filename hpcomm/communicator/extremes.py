@@ -31,8 +31,8 @@ Array = TypeVar("Array")
 def all_reduce_loc(comm: Communicator, x: Array, op: Literal["max", "min"] = "max") -> tuple[Array, Any]:
     """The greatest or least values of the ranks, element by element, and which ranks have them.
 
-    Of equal values the lowest rank counts. A NaN counts as beyond all numbers, for "max" and "min" alike: it
-    is the result, and the lowest rank that has one its place.
+    Of equal values the lowest rank counts. If any rank has a NaN, the result is NaN, for "max" and "min"
+    alike, with the lowest rank that has one.
 
     Args:
         x: array of the same shape and dtype on every rank, or a number.
@@ -42,7 +42,8 @@ def all_reduce_loc(comm: Communicator, x: Array, op: Literal["max", "min"] = "ma
         Values and ranks: arrays of x's shape, on x's device; the ranks are int64.
 
     Raises:
-        UsageError: op is another one. DtypeError: values of x have no order.
+        UsageError: op is neither "max" nor "min".
+        DtypeError: values of x have no order.
 
     Cost: two all_reduce.
 

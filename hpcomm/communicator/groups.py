@@ -154,17 +154,18 @@ def dup(
     comm: Communicator, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
     pickler: object = None,
 ) -> Communicator:  # fmt: skip
-    """The same ranks once more, so that two parts of a program cannot mix their messages. Collective.
+    """A second communicator of the same ranks, whose messages never meet those of this one. Collective.
 
     Args:
         name: of the new one, for messages.
         check: its level of agreement (docs/errors.md); None: this one's.
         gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
-        pickler: a module, or its name, that pickles objects there and on communicators made of it, such as
-            cloudpickle, which takes lambdas and classes of __main__; None: as here.
+        pickler: a module, or its name, that pickles objects there and on communicators made of it.
+            cloudpickle takes lambdas and classes of __main__. None: as here.
 
     Raises:
-        ConfigError: there is no such path, or pickler. MismatchError: the ranks name different ones.
+        ConfigError: there is no such path, or pickler.
+        MismatchError: the ranks name different ones.
     """
     comm.check_open("dup")
     try:
@@ -194,7 +195,8 @@ def create_intercomm(
         remote_leader: the other group's leader, as rank of peer.
 
     Raises:
-        RankError: there is no such leader. UsageError: peer is no Communicator.
+        RankError: there is no such leader.
+        UsageError: peer is no Communicator.
     """
     comm.check_one_group("create_intercomm")
     if not isinstance(getattr(peer, "mpi_handle", None), MPI.Comm):
@@ -379,7 +381,8 @@ def check_open(comm: Communicator, verb: str) -> None:
     """Refuse a verb on a communicator that is closed, or whose ranks are out of step.
 
     Raises:
-        UsageError: it is closed, or MPI is finalized. MismatchError: its ranks disagreed before.
+        UsageError: it is closed, or MPI is finalized.
+        MismatchError: its ranks disagreed before.
     """
     if comm.is_closed:
         at = f"{verb} on '{comm.name}'"
@@ -434,7 +437,7 @@ def graph(
 
 
 def as_process_group(comm: Communicator) -> Any:
-    """A process group of torch.distributed with these ranks. Collective when first asked.
+    """A process group of torch.distributed with these ranks. The first call is collective.
 
     hpcomm.from_torch is the way back.
     """

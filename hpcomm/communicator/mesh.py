@@ -53,7 +53,7 @@ class Mesh:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the axes, in order."""
+        """Names of the axes, in order."""
         return tuple(self.shape)
 
     @property
@@ -63,7 +63,7 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """Of this process in mesh.comm."""
+        """Rank of this process in mesh.comm."""
         return self.comm.rank
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Communicator:
@@ -85,16 +85,16 @@ class Mesh:
         return Mesh(self[names], {n: self.shape[n] for n in names}, [n for n in names if n in self.periodic])
 
     def coords_of(self, rank: int) -> dict[str, int]:
-        """Where rank sits."""
+        """Coordinates of a rank."""
         (rank,) = integers([rank], "the rank")
         if not 0 <= rank < self.comm.size:
             raise RankError(f"rank {rank} is not on the mesh", hint=f"0 to {self.comm.size - 1}")
         return {name: rank // self._strides[name] % size for name, size in self.shape.items()}
 
     def rank_at(self, **coords: int) -> int:
-        """The rank of mesh.comm at these coordinates; axes left out: this rank's. Periodic axes wrap.
+        """The rank of mesh.comm at these coordinates. For axes left out, this rank's coordinate counts.
 
-        hpcomm.PROC_NULL beyond the end of an axis that does not.
+        Periodic axes wrap. Beyond the end of another axis it is hpcomm.PROC_NULL.
         """
         from mpi4py import MPI
 
@@ -111,13 +111,13 @@ class Mesh:
         return rank
 
     def neighbour(self, axis: str, step: int = 1) -> int:
-        """The rank of mesh.comm that sits step further along axis, or hpcomm.PROC_NULL."""
+        """The rank of mesh.comm that is `step` further along axis, or hpcomm.PROC_NULL."""
         self._check((axis,))
         (by,) = integers([step], "the step")
         return self.rank_at(**{axis: self.coords[axis] + by})
 
     def describe(self) -> str:
-        """A drawing of who sits where: rank, and node if there are several; this rank in brackets."""
+        """A table of the ranks, with their nodes if there are several; this rank is in brackets."""
         names = self.names
         if len(names) > 2:  # axes of one rank stand in the title
             names = (*(n for n in names if self.shape[n] > 1),) or names[-1:]

@@ -123,7 +123,7 @@ def recv_object(
 def irecv_object(comm: Communicator, source: int | None = None, tag: int | None = None) -> Request[Any]:
     """Begin to receive an object of any size; nobody needs to know how large it is.
 
-    It progresses while this rank waits for any request, or asks it, and in send_object and recv_object.
+    It makes progress while this rank waits for or asks any request, and in send_object and recv_object.
     """
     return ireceive(comm, "irecv_object", source, tag, Status(), decode)
 
@@ -257,9 +257,9 @@ def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: 
     """Reduce the objects of all ranks in rank order on root; None elsewhere.
 
     Args:
-        op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land",
-            "lor", "band", "bor", "bxor", or Python's sum, min, max, any and all; of pairs (value, place),
-            "minloc" and "maxloc".
+        op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land", "lor", "band", "bor",
+            "bxor". Or Python's sum, min, max, any and all. For pairs (value, place) also "minloc" and
+            "maxloc".
     """
     check_root(comm, "gather_object", root)
     reduce, refused = _python_op(op)

@@ -70,7 +70,7 @@ BatchVerb: TypeAlias = Literal["send", "recv", "isend", "irecv"] | Callable[...,
 
 
 class P2POp:
-    """One message of a batch. verb: "send" or "recv"; x: array sent or filled; peer: rank."""
+    """One message of a batch. verb: "send" or "recv"; x: array to send or to fill; peer: a rank."""
 
     def __init__(self, verb: BatchVerb, x: ArrayLike, peer: int, tag: int = 0) -> None:
         self.verb = verb
@@ -302,12 +302,12 @@ def _is_there(comm: Communicator, source: int, tag: int, seen: MPI.Status) -> bo
 
 
 def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request[Any]]:
-    """Begin several messages at once; receives are posted first, so no order of ops can deadlock.
+    """Begin several messages at once. Receives are posted first, so no order of ops can deadlock.
 
     Same as torch.distributed.batch_isend_irecv.
 
     Args:
-        ops: P2POps, in a list or as they come.
+        ops: P2POps, in any iterable.
 
     Returns:
         A request for each of ops, in their order.

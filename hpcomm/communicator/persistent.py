@@ -45,13 +45,13 @@ __all__ = ["Plan", "plan"]
 class Plan(ClosedByAll, Generic[T_co]):
     """A prepared call on fixed arrays.
 
-    start() begins it, wait() ends it and returns the result, calling the plan does both. Between start
-    and wait the arrays belong to the call. Whatever x holds at start() is what travels. Collective
-    plans are made by all ranks, in the same order; close() gives MPI's requests back. A plan with algorithm
-    keeps the messages of every round of that schedule prepared; they go on while a rank waits or polls.
+    start() begins it, wait() ends it and returns the result, calling the plan does both. Between start and
+    wait do not touch the arrays. The call takes what x holds at start(). Collective plans are made by all
+    ranks, in the same order. close() frees MPI's requests. A plan with algorithm= prepares the messages of
+    all rounds. They make progress while a rank waits or polls.
 
-    Where an array cannot be handed to MPI as it lies (strided, half types, bool), memory of the plan's
-    own travels instead, filled at each start or emptied at each wait; explain() says so.
+    MPI cannot take some arrays as they are (strided, half types, bool). For these the plan copies to and
+    from a buffer of its own, at each start and wait. explain() says so.
     """
 
     _started: list[Any] | None = None
@@ -102,8 +102,8 @@ class Plan(ClosedByAll, Generic[T_co]):
         """Wait for the end; returns out.
 
         Raises:
-            UsageError: the plan was not started, or timeout is no number of seconds.
-            WaitTimeoutError: timeout seconds are over; the call is still under way.
+            UsageError: the plan was not started, or timeout is not a number of seconds.
+            WaitTimeoutError: timeout seconds are over. The call is still under way.
         """
         if not self.is_under_way:
             raise UsageError(
@@ -140,7 +140,7 @@ class Plan(ClosedByAll, Generic[T_co]):
         return self.wait(timeout)
 
     def close(self) -> None:
-        """Give MPI's persistent requests back; waits for a call under way. A second close does nothing."""
+        """Free MPI's persistent requests. Waits for a call under way. A second close does nothing."""
         if self.is_under_way:
             self.wait()
         for request in self._prepared if self._started is None else ():
@@ -156,7 +156,7 @@ class Plan(ClosedByAll, Generic[T_co]):
         self.slow_down()
 
     def explain(self) -> str:
-        """Which way the bytes take."""
+        """Which path the data take, and why."""
         if not self._prepared:
             return f"{self._call}: closed"
         if self._call.prepare is not None:
@@ -366,14 +366,14 @@ def plan(
 
     Args:
         verb: name of a collective verb, "send" or "recv".
-        x, out, op, root: as the verb takes them. Without out each wait() returns an array of the plan's
-            own, which the next start may fill again.
+        x, out, op, root: as the verb takes them. Without out each wait() returns the plan's own array,
+            which the next start may fill again.
         dest, source, tag: for "send" and "recv".
-        algorithm: an own schedule for a collective: "ring", ... (docs/algorithms.md).
+        algorithm: one of hpcomm's for a collective, such as "ring" (docs/algorithms.md).
 
     Raises:
-        As the verb does, now and not at start; UsageError: verb cannot be planned, or not with this
-        algorithm ("tuned" and those of the MPI library, "mpi:...", choose at each call).
+        The errors of the verb, here and not at start. UsageError: verb cannot be planned, or not with this
+        algorithm: "tuned" and "mpi:..." choose at each call.
 
     Example (4 ranks):
         >>> step = comm.plan("all_reduce", x, out=x)

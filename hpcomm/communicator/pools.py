@@ -36,7 +36,7 @@ class TaskTraceback(Exception):  # noqa: N818  the cause of an exception, as a t
 
 
 class Pool(Executor):
-    """Workers that carry out tasks; what `with comm.pool() as pool` gives the root."""
+    """Workers that carry out tasks. `with comm.pool() as pool` gives it to the root."""
 
     def __init__(self, inner: Any, progress: bool) -> None:
         self._inner, self._progress = inner, progress
@@ -65,13 +65,13 @@ class Pool(Executor):
         progress: bool | None = None,
         **unknown: object,
     ) -> Iterator[T]:
-        """The results of fn for the items, as map has them; tasks begin at once.
+        """The results of fn for the items, as Python's map. Tasks begin at once.
 
         Args:
             timeout: seconds from now until the last result.
             chunksize: items of one task.
             ordered: False: results as they come.
-            progress: say on stderr how many tasks are done; None: as comm.pool() was told.
+            progress: print on stderr how many tasks are done; None: as comm.pool() was told.
 
         Raises:
             WaitTimeoutError: results are late.
@@ -89,7 +89,7 @@ class Pool(Executor):
         return _results(tasks, timeout, ordered)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more tasks; wait for those that there are, or cancel those that have not begun."""
+        """Take no more tasks. Wait for those already given, or cancel those that have not begun."""
         self._inner.shutdown(wait, cancel_futures=cancel_futures)
 
 

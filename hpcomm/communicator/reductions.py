@@ -95,15 +95,17 @@ def all_reduce(
     Args:
         x: array, same shape and dtype on every rank.
         op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
-            (bool and integers), "land", "lor", premul_sum(factor), a torch ReduceOp, an MPI.Op, or a
-            function f(a, b) -> c of two arrays of x's kind, reduced in rank order, which need not commute;
-            Python's sum, max, any and the like mean what they reduce by. float16 and bfloat16 are reduced in
-            float32 and rounded once; min and max of floats keep what is not a number, as numpy's do. On
-            arrays of bool, sum and max are "or", prod and min "and"; Python's own bools are counted.
+            (bool and integers), "land", "lor". Or premul_sum(factor), a torch ReduceOp, an MPI.Op, or
+                Python's sum, min, max, any or all. Or a function f(a, b) -> c of two arrays of x's kind. It
+                is applied in rank order and need not commute. float16 and bfloat16 are reduced in float32
+                and rounded once. min and max of floats return NaN where a rank has it, as numpy's do. On
+                arrays of bool, sum and max mean "or", prod and min mean "and". Python's own bools are
+                counted.
         out: array that receives, of x's shape and dtype; out=x is in place.
-        algorithm: an own schedule: "ring", "double_tree", "circulant:wire=bfloat16", ...
-        deterministic: the same bits whatever the number and order of the ranks: sums of floats are the
-            exact sum of all contributions, rounded once. Costs an all_to_all and an all_gather.
+        algorithm: one of hpcomm's, as "ring" or "double_tree"; None: the library's or the node core's
+            (docs/algorithms.md).
+        deterministic: the same bits for any number and order of ranks. Sums of floats are exact and rounded
+            once. Costs an all_to_all and an all_gather.
         async_op: begin, and return a Request to wait for.
 
     Returns:
@@ -243,8 +245,8 @@ def exscan(
 ) -> object:
     """Reduce the arrays of the ranks below this one (exclusive prefix).
 
-    Same as MPI_Exscan, but rank 0 gets what op does not notice: 0 for sum, 1 for prod, the largest
-    value for min and so on. Where op is a function or an MPI.Op, rank 0 gets None and out is left alone.
+    Same as MPI_Exscan, but rank 0 gets the neutral element of op: 0 for sum, 1 for prod, the largest value
+    for min. If op is a function or an MPI.Op, rank 0 gets None and out is left alone.
 
     Args:
         async_op, algorithm: see all_reduce.

@@ -37,13 +37,13 @@ _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
 
 
 class SharedArray(ClosedByAll):
-    """One array of a node, in memory of all its ranks. comm.shared_array(shape, dtype) makes it.
+    """One array on a node, in memory that its ranks share. comm.shared_array(shape, dtype) makes it.
 
     Attributes:
         node: the ranks that share it, a Communicator of its own.
         shape, dtype: of the array.
 
-    Memory goes back when close() was called and no view of it is left, or at the end of the ranks.
+    The memory is freed after close(), when no view of it is left, or when the ranks end.
     """
 
     def __init__(self, node: Communicator, array: AnyArray) -> None:
@@ -53,7 +53,7 @@ class SharedArray(ClosedByAll):
 
     @property
     def array(self) -> NDArray[Any]:
-        """The array: what is written there the other ranks of the node see after fence()."""
+        """The array. The other ranks of the node see what is written into it after fence()."""
         if self._array is None:
             raise UsageError("this shared array is closed", where("array", None), "use it before close()")
         return self._array
@@ -66,11 +66,11 @@ class SharedArray(ClosedByAll):
         return importlib.import_module("torch").from_numpy(self.array)
 
     def fence(self) -> None:
-        """What any rank of the node wrote before, all of them see after. Collective over the node."""
+        """Make what any rank has written visible to all ranks of the node. Collective over the node."""
         self.node.barrier()
 
     def close(self) -> None:
-        """Let the memory go. Collective over the node; a second close does nothing."""
+        """Free the memory. Collective over the node. A second close does nothing."""
         self._array = None
         self.node.close()
 
@@ -88,9 +88,9 @@ def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLik
         shape, dtype: the same on every rank.
 
     Raises:
-        LayoutError, DtypeError: there is no such array.
+        LayoutError, DtypeError: shape or dtype is not possible.
         MismatchError: the ranks of a node give different ones.
-        ConfigError: there is not so much shared memory.
+        ConfigError: the node has not enough shared memory.
 
     Example:
         >>> with comm.shared_array((comm.size, 3)) as shared:

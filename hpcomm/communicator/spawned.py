@@ -53,19 +53,22 @@ def spawn(
     name: str = "spawned",
     timeout: float = 60.0,
 ) -> Communicator:
-    """Start a program of Python on so many new ranks: an inter-communicator with them, there hpcomm.parent().
+    """Start a program of Python on new ranks, and return an inter-communicator with them.
 
-    Collective. Same as MPI_Comm_spawn. The new ranks have a world of their own, the launcher's environment,
-    and rank 0's working directory. close() lets both sides end apart.
+    Collective. Same as MPI_Comm_spawn. On the new ranks hpcomm.parent() is that inter-communicator. The new
+    ranks have a world of their own, the launcher's environment and rank 0's working directory. After close()
+    either side may end before the other.
 
     Args:
         program: a file, or a file and its arguments, or "-m", a module and its arguments.
         name: of the new ranks, for messages.
-        timeout: seconds until all must be there; then the job ends, for MPI's call cannot be called back.
+        timeout: seconds until all must be there. After that the job ends, because MPI's call cannot be
+            interrupted.
 
     Raises:
-        ConfigError: there is no such file, or whatever has started this job starts no more ranks.
-        UsageError: program or ranks is something else. MismatchError: the ranks name different ones.
+        ConfigError: there is no such file, or the launcher of this job cannot start more ranks.
+        UsageError: program or ranks has another type.
+        MismatchError: the ranks name different ones.
         TransportError: MPI could not start them.
 
     Example:
@@ -149,7 +152,7 @@ def _watch(local: Communicator, inter: Communicator, name: str) -> None:
 
 
 def parent() -> Communicator | None:
-    """Those who have started this rank by comm.spawn: an inter-communicator with them; None: nobody has."""
+    """Inter-communicator with the ranks that started this one by comm.spawn; None if none did."""
     return _parent
 
 

@@ -40,7 +40,7 @@ class Cart(Topology):
     Attributes:
         shape: ranks along each axis.
         periodic: whether each axis closes to a ring.
-        coords: where this rank sits.
+        coords: coordinates of this rank.
     """
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Cart(Topology):
     coords: tuple[int, ...]
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
-        """Where rank sits."""
+        """Coordinates of a rank."""
         (rank,) = integers([rank], "the rank")
         if not 0 <= rank < self.size:
             raise RankError(f"rank {rank} is not on the grid", hint=f"0 to {self.size - 1}")

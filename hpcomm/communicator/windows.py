@@ -50,9 +50,9 @@ class Window(ClosedByAll):
         comm: its ranks.
         shape, dtype: of the array on each rank.
 
-    A place is `at=`: numpy's index of one element or of a block that is contiguous, such as 3, (3, 0) or
-    slice(2, 5); None is the whole array. While a rank writes a place no other one may use it, unless
-    all do so by accumulate and fetch_and_add, which are atomic for each element.
+    `at=` names a place: a numpy index of one element or of a contiguous block, such as 3, (3, 0) or
+    slice(2, 5). None is the whole array. While a rank writes a place, no other rank may use it. Exceptions
+    are accumulate and fetch_and_add, which are atomic for each element.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Window(ClosedByAll):
 
     @property
     def array(self) -> Any:
-        """This rank's own part, a numpy array: what others wrote there is seen after fence()."""
+        """This rank's own part, a numpy array. It shows what others have written after fence()."""
         self._open("array")
         return self._array.view(dtypes.numpy_dtype(self._record))
 
@@ -78,14 +78,15 @@ class Window(ClosedByAll):
         return torch.from_numpy(self._array).view(dtypes.torch_dtype(self._record))
 
     def put(self, x: object, rank: int, at: object = None) -> None:
-        """Write x to a place of rank. x may be used again at once; it is there after flush() or fence()."""
+        """Write x to a place of rank. x may be changed at once. It has arrived after flush() or fence()."""
         mpi, target, block = self._place("put", rank, at)
         data = self._given("put", x, block.shape)
         self._told("put", mpi.Put, [data, MPI.BYTE], rank, (target, block.nbytes, MPI.BYTE))
         self._told("put", mpi.Flush_local, rank)
 
     def get(self, rank: int, at: object = None, out: object = None) -> Any:
-        """What stands at a place of rank: a new array, or out; a tensor where dtype was given as torch's."""
+        """Read a place of rank into out, or into a new array (a tensor if the window's dtype is
+        torch's)."""
         mpi, target, block = self._place("get", rank, at)
         try:
             look = buffer.as_buffer(out) if out is not None else None
@@ -105,14 +106,14 @@ class Window(ClosedByAll):
         return look.give() if out is None else out
 
     def accumulate(self, x: object, rank: int, op: str = "sum", at: object = None) -> None:
-        """Reduce x into a place of rank, element by element, each at once: "replace" writes so.
+        """Reduce x into a place of rank, atomically for each element. "replace" writes atomically.
 
         Args:
-            op: "sum", "prod", "min", "max", "band", "bor", "bxor" or "replace". NaN in min and max: as MPI
-                has it.
+            op: "sum", "prod", "min", "max", "band", "bor", "bxor" or "replace". min and max treat NaN as
+                the MPI library does.
 
         Raises:
-            DtypeError: the window's elements are none of int32 to uint64, float32 and float64.
+            DtypeError: the window's dtype is not one of int32, int64, uint32, uint64, float32 and float64.
         """
         operator = self._operator("accumulate", op)
         mpi, target, block = self._place("accumulate", rank, at)
@@ -123,7 +124,7 @@ class Window(ClosedByAll):
         self._told("accumulate", mpi.Flush_local, rank)
 
     def fetch_and_add(self, value: object, rank: int, at: object = None) -> Any:
-        """Add value to one element of rank, at once; what stood there before, a number of Python."""
+        """Add value to one element of rank, atomically. Returns its old value, a Python number."""
         return self._fetch("fetch_and_add", value, rank, at, "sum")
 
     def _fetch(self, verb: str, value: object, rank: int, at: object, op: str) -> Any:
@@ -142,7 +143,7 @@ class Window(ClosedByAll):
         return before.item()
 
     def flush(self, rank: int | None = None) -> None:
-        """Wait until all that this rank wrote is there, on one rank or on all."""
+        """Wait until all that this rank wrote has arrived, on one rank or on all."""
         mpi = self._open("flush")
         if rank is None:
             self._told("flush", mpi.Flush_all)
@@ -150,7 +151,7 @@ class Window(ClosedByAll):
             self._told("flush", mpi.Flush, self._rank("flush", rank))
 
     def fence(self) -> None:
-        """What any rank wrote before, all ranks see after. Collective."""
+        """Make what any rank has written visible to all. Collective."""
         mpi = self._open("fence")
         self._told("fence", mpi.Flush_all)
         self._told("fence", mpi.Sync)
@@ -158,7 +159,7 @@ class Window(ClosedByAll):
         self._told("fence", mpi.Sync)
 
     def close(self) -> None:
-        """Let the memory go: `array` and `tensor` must not be used any more. Collective."""
+        """Free the memory. `array` and `tensor` must not be used any more. Collective."""
         if self._mpi is None:
             return
         self.fence()
@@ -258,29 +259,29 @@ def _is_number(part: object) -> TypeGuard[SupportsIndex]:
 
 
 class Counter(ClosedByAll):
-    """A number that all ranks count with, none twice. comm.counter() makes it.
+    """A number that all ranks count up. No value is given twice. comm.counter() makes it.
 
-    next() -> 0, 1, 2, ... in the order in which ranks ask; add(n) -> what it was before, and adds n.
+    next() gives 0, 1, 2, ... in the order in which ranks ask. add(n) adds n and gives what it was before.
     """
 
     def __init__(self, one: Window) -> None:
         self._window = one
 
     def next(self) -> int:
-        """The number as it is, and one more for whoever asks next."""
+        """Give the number, and add one."""
         return self.add(1)
 
     def add(self, n: int) -> int:
-        """Add n; what the number was before."""
+        """Add n, and give the number before that."""
         return int(self._window._fetch("add", n, 0, None, "sum"))
 
     @property
     def value(self) -> int:
-        """The number as it is now; others may count on meanwhile."""
+        """The number as it is now. Others may add to it meanwhile."""
         return int(self._window._fetch("value", 0, 0, None, "read"))
 
     def close(self) -> None:
-        """Let it go. Collective."""
+        """Free the counter. Collective."""
         self._window.close()
 
     def __repr__(self) -> str:
@@ -290,13 +291,13 @@ class Counter(ClosedByAll):
 def window(comm: Communicator, shape: int | Sequence[int], dtype: object = "float64") -> Window:
     """An array of zeros on each rank, which all ranks read and write: put, get, accumulate, fetch_and_add.
 
-    Collective. The memory is the MPI library's, and goes back at close().
+    Collective. The memory comes from the MPI library. close() frees it.
 
     Args:
         shape, dtype: the same on every rank; a torch dtype makes get() return tensors.
 
     Raises:
-        LayoutError, DtypeError: there is no such array.
+        LayoutError, DtypeError: shape or dtype is not possible.
         MismatchError: the ranks give different ones; on all of them.
 
     Example (the ranks of a ring):
@@ -337,7 +338,7 @@ def window(comm: Communicator, shape: int | Sequence[int], dtype: object = "floa
 
 
 def counter(comm: Communicator, start: int = 0) -> Counter:
-    """A number that begins at start, with which all ranks count: who calls next() gets it to himself.
+    """A number that begins at start and that all ranks count up: each call of next() gets another one.
 
     Collective. So work goes to whoever is ready for more:
 

@@ -166,17 +166,17 @@ class DeviceBuffer(Buffer):
 
 
 def as_buffer(x: object) -> Buffer:
-    """Look at x.
+    """Describe the memory of an array: address, shape, strides, dtype, device and stream.
 
     Args:
         x: numpy array (any strides), torch tensor, object of `__cuda_array_interface__`, the buffer
             protocol, DLPack or `__array_interface__`, Python or numpy number.
 
     Raises:
-        DtypeError: elements that cannot be sent rightly (Python objects, foreign byte order).
-        LayoutError: masked, sparse or released, or on a device that is not CUDA's.
-        ConfigError: on a device, and CUDA's driver does not come up.
-        UsageError: not an array.
+        DtypeError: x has elements that cannot be sent (Python objects, foreign byte order).
+        LayoutError: x is masked, sparse or released, or on a device other than CUDA's.
+        ConfigError: x is on a device, and CUDA's driver cannot be loaded.
+        UsageError: x is not an array.
     """
     if type(x) is np.ndarray:
         return _numpy(x)

@@ -47,19 +47,19 @@ Widths = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Box:
-    """The indices from start up to but without stop, along every axis."""
+    """A box of indices: from start up to, but without, stop along every axis."""
 
     start: Shape
     stop: Shape
 
     @property
     def shape(self) -> Shape:
-        """How many indices along every axis."""
+        """Number of indices along every axis."""
         return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
 
     @property
     def size(self) -> int:
-        """How many indices."""
+        """Number of indices."""
         return math.prod(self.shape)
 
     def __and__(self, other: Box) -> Box:
@@ -71,19 +71,19 @@ class Box:
         return all(a <= i < b for a, i, b in zip(self.start, index, self.stop, strict=True))
 
     def slices(self, origin: Sequence[int] | None = None) -> tuple[slice, ...]:
-        """To take the box out of an array whose element [0, 0, ...] has the global index origin."""
+        """Slices of the box in an array whose element [0, 0, ...] has the global index `origin`."""
         base = origin or (0,) * len(self.start)
         return tuple(slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, base, strict=True))
 
     def moved(self, by: Sequence[int]) -> Box:
-        """The box further along each axis by so many indices."""
+        """The box, moved by so many indices along each axis."""
         return Box(
             tuple(a + d for a, d in zip(self.start, by, strict=True)),
             tuple(b + d for b, d in zip(self.stop, by, strict=True)),
         )
 
     def grown(self, widths: Widths) -> Box:
-        """The box with a rim of (before, after) indices along each axis."""
+        """The box, larger by (before, after) indices along each axis."""
         return Box(
             tuple(a - w for a, (w, _) in zip(self.start, widths, strict=True)),
             tuple(b + w for b, (_, w) in zip(self.stop, widths, strict=True)),
@@ -124,18 +124,20 @@ def cuts(n: int, parts: int) -> Shape:
 
 @dataclass(frozen=True)
 class Partition:
-    """Boxes of an index space over a mesh whose ranks count row by row, the last axis fastest.
+    """How an array is cut into boxes, one for each rank of a mesh.
+
+    Ranks count row by row: the last axis varies fastest.
 
     Args:
-        shape: of the whole.
+        shape: of the whole array.
         mesh: sizes of the mesh axes by name; {} is one rank.
         split: for each array axis the mesh axis that cuts it, several of them (the first varies slowest),
-            or None. Default: the mesh axes in order, one each, as far as there are.
+            or None. Default: mesh axis i cuts array axis i.
         bounds: {array axis: (0, ..., n)} where the cuts are not `cuts(n, parts)`.
         partial: mesh axes over which the value is the sum of what the ranks hold.
 
     Raises:
-        LayoutError: an axis that the mesh does not have, that cuts twice, or bounds that do not fit.
+        LayoutError: the mesh has no such axis, an axis cuts twice, or bounds do not fit.
     """
 
     shape: Shape
@@ -246,12 +248,12 @@ class Partition:
 
     # -- who owns what ------------------------------------------------------------------------------
     def coords(self, rank: int) -> dict[str, int]:
-        """Where rank sits on the mesh."""
+        """Coordinates of a rank on the mesh."""
         self._check(rank)
         return {name: rank // self.axis_strides[name] % size for name, size in self.mesh.items()}
 
     def cell(self, rank: int) -> Shape:
-        """Which part rank holds along each array axis."""
+        """Number of the part that rank holds, along each array axis."""
         at = self.coords(rank)
         found = []
         for axes in self.axes:
@@ -344,12 +346,13 @@ class Points:
     Args:
         shape: of the whole: (number of points, *shape at each point).
         owned: for every rank its global indices, in the order in which it keeps them.
-        ghosts: for every rank the indices of others whose values it wants, kept behind its own.
+        ghosts: for every rank the indices of points of others that it needs; their values are kept behind
+            its own.
 
     Every rank holds all of these lists: 8 bytes for each point of the whole.
 
     Raises:
-        LayoutError: an index that does not exist, or is owned twice or by nobody.
+        LayoutError: an index does not exist, or is owned by two ranks or by none.
     """
 
     shape: Shape

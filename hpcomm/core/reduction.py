@@ -57,7 +57,7 @@ OTHER_CODE = 31  # code of every operator that MPI does not know by name
 
 
 class Op(NamedTuple):
-    """An operator before it meets a dtype: a name, with a factor for premul_sum, or a function."""
+    """A reduction operator: a name (with a factor for premul_sum), or a function."""
 
     name: str
     factor: Any = None
@@ -106,7 +106,7 @@ def premul_sum(factor: object) -> Op:
     """The operator that multiplies this rank's x by factor, a number, and sums (NCCL's premul_sum).
 
     Raises:
-        UsageError: factor is no number.
+        UsageError: factor is not a number.
     """
     if hasattr(factor, "item") and getattr(factor, "ndim", 1) == 0:
         factor = factor.item()

@@ -71,13 +71,13 @@ _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked agai
 
 
 class Request(Generic[T_co]):
-    """A call that has begun. Keep it and wait for it; dropping it unfinished is warned about.
+    """A call in the background. Keep it, and wait for it. A request that is dropped too early warns.
 
     Several threads and tasks may wait for one request; each gets its result.
 
     Attributes:
         result: what wait() returned; None before that.
-        status: of a receive: a Status, filled once the message is there.
+        status: of a receive: a Status, filled when the message has arrived.
     """
 
     __slots__ = (
@@ -114,16 +114,15 @@ class Request(Generic[T_co]):
             self.result = end.value
 
     def wait(self, timeout: float | None = None) -> T_co:
-        """Wait for the end and return what the blocking call would have returned. May be repeated.
+        """Wait for the end, and return what the blocking call would have returned. May be called again.
 
         Args:
-            timeout: seconds; None waits for ever, or as long as its communicator says (comm.timeout).
+            timeout: seconds; None: comm.timeout of its communicator, or no limit.
 
         Raises:
             WaitTimeoutError: the time is over. The request is still under way: wait again, or end the job.
-            PeerFailedError: the rank that it needs has ended; told where there is a timeout, for otherwise
-                the job ends.
-            UsageError: timeout is no number of seconds.
+            PeerFailedError: the rank that it needs has ended. Without a timeout the job ends instead.
+            UsageError: timeout is not a number of seconds.
         """
         if timeout is None and self.waits_for is not None:
             timeout = self.waits_for[0].timeout_s
@@ -144,7 +143,7 @@ class Request(Generic[T_co]):
         return self._outcome()
 
     def done(self) -> bool:
-        """Whether the call is complete. Never blocks; progresses the call."""
+        """Whether the call is complete. Never blocks. The call makes progress in it."""
         if self._stages is None:
             return True
         if rounds_under_way:

@@ -6,7 +6,7 @@ __all__ = ["Status"]
 
 
 class Status:
-    """Where a message came from: source (rank), tag, nbytes."""
+    """Where a message came from, and its length: source (a rank), tag, nbytes."""
 
     def __init__(self, source: int = -1, tag: int = -1, nbytes: int = 0) -> None:
         self.source = source

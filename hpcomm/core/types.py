@@ -87,7 +87,7 @@ ALGORITHMS: TypeAlias = Literal[
 
 
 class Algorithm(str):
-    """Any other name: one with parameters, one of the MPI library's, one that the program has registered."""
+    """Any other name of an algorithm: with parameters, of the MPI library, or registered by the program."""
 
     __slots__ = ()
 

@@ -26,10 +26,11 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
     """Wait for all requests and return their results in order.
 
     Raises:
-        WaitTimeoutError: after timeout seconds for all of them together; those that are complete stay so.
-        PeerFailedError: a rank that an object or ragged array must come from, or with a timeout anything,
-            has ended.
-        UsageError: timeout is no number of seconds, or something is no request.
+        WaitTimeoutError: timeout seconds, for all of them together, are over. Those that are complete stay
+            so.
+        PeerFailedError: a rank that must send an object or ragged array has ended. With a timeout: any rank
+            that is needed.
+        UsageError: timeout is not a number of seconds, or requests has something else than requests.
     """
     pending = _requests("wait_all", requests)
     end = None if timeout is None else deadline(timeout)
@@ -74,8 +75,9 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
 
     Raises:
         WaitTimeoutError: none was complete after timeout seconds.
-        PeerFailedError: none can be complete any more, since the ranks that they need have ended.
-        UsageError: requests is empty, or something in it is no request; timeout is no number of seconds.
+        PeerFailedError: the ranks that all of them need have ended.
+        UsageError: requests is empty or has something else than requests, or timeout is not a number of
+            seconds.
     """
     pending = _requests("wait_any", requests)
     if not pending:

@@ -66,19 +66,19 @@ def all_gather(comm: Communicator, x: Tensor) -> Tensor:
 
 
 def reduce_scatter(comm: Communicator, x: Tensor) -> Tensor:
-    """comm.reduce_scatter(x): block r of the sum on rank r; x has shape (p, *block)."""
+    """comm.reduce_scatter(x), where x has shape (p, *block): block r of the sum, on rank r."""
     _over(comm, "reduce_scatter")
     return _through(comm, x, comm.reduce_scatter, comm.all_gather)
 
 
 def all_to_all(comm: Communicator, x: Tensor) -> Tensor:
-    """comm.all_to_all(x); x has shape (p, *block)."""
+    """comm.all_to_all(x), where x has shape (p, *block)."""
     _over(comm, "all_to_all")
     return _through(comm, x, comm.all_to_all, comm.all_to_all)
 
 
 def broadcast(comm: Communicator, x: Tensor, root: int = 0) -> Tensor:
-    """comm.broadcast(x, root); on the others x is a template, whose gradient is zero."""
+    """comm.broadcast(x, root). On other ranks x gives shape and dtype only, and its gradient is zero."""
 
     _over(comm, "broadcast")
 
@@ -90,7 +90,7 @@ def broadcast(comm: Communicator, x: Tensor, root: int = 0) -> Tensor:
 
 
 def send(comm: Communicator, x: Tensor, dest: int, tag: int = 0) -> Tensor:
-    """Send x; returns a zero that must become part of this rank's loss, so that backward comes by here."""
+    """Send x. Returns a zero that must be added to this rank's loss, so that backward reaches this call."""
 
     _over(comm, "send")
 
@@ -106,7 +106,7 @@ def send(comm: Communicator, x: Tensor, dest: int, tag: int = 0) -> Tensor:
 
 
 def recv(comm: Communicator, like: Tensor, source: int, tag: int = 0) -> Tensor:
-    """Receive a tensor of like's shape and dtype; its gradient is sent back to source."""
+    """Receive a tensor of the shape and dtype of `like`. Its gradient is sent back to source."""
 
     _over(comm, "recv")
 
@@ -122,7 +122,7 @@ def recv(comm: Communicator, like: Tensor, source: int, tag: int = 0) -> Tensor:
 
 
 def update_halo(field: Field, x: Tensor) -> Tensor:
-    """x, shaped as field.array, with its halo filled as field.update_halo() does; field stays as it is."""
+    """x, of field.array's shape, with its halo filled as by field.update_halo(). field is not changed."""
     demand(field, HasHalo, "what has the halo", "update_halo", "update_halo(field, x)")
     comm = field.comm
     _tensor(comm, x)
@@ -150,9 +150,9 @@ def update_halo(field: Field, x: Tensor) -> Tensor:
 
 
 def redistribute(move: Redistribution, x: Tensor) -> Tensor:
-    """move(x), for ranks that are in both source and target; gradients of copies are added up.
+    """move(x), for ranks that are in both source and target. Gradients of copies are added up.
 
-    Not for partitions that hold copies or summands in the source: which of the copies counts is not defined.
+    The source partition must not have copies or summands, since it is not defined which copy counts.
     """
     demand(move, Redistribution, "what moves", "redistribute", "redistribute(Redistribution(...), x)")
     comm = move.comm
@@ -171,14 +171,14 @@ def gradcheck(
 ) -> bool:
     """Compare the gradients of the sum of all ranks' f(x) with finite differences. Collective.
 
-    f communicates; every rank brings its own x (float64). One element of one rank after the other is
-    moved by eps while all ranks evaluate.
+    f communicates, and every rank has its own x (float64). One element at a time is changed by eps, while
+    all ranks evaluate f.
 
     Returns:
         True, as torch.autograd.gradcheck.
 
     Raises:
-        AssertionError: on every rank, naming the element that differs most.
+        AssertionError: gradients differ. Every rank raises, and names the element that differs most.
     """
     torch = _torch()
     demand(f, Callable, "what is differentiated", "gradcheck", "a function of a tensor")  # type: ignore[arg-type]

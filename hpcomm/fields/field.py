@@ -61,21 +61,21 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
 
     Args:
         ranks: a Mesh, a Cart (its axes are axis0, axis1, ...), or another Communicator.
-        whole: shape of the whole, cut over the mesh or grid (over other ranks: by rows); or a Partition
-            or Points.
+        whole: shape of the whole array, which is cut over the mesh or grid (over other ranks: by rows). Or
+            a Partition or Points.
         split: which mesh axis cuts which array axis (see Partition).
         dtype: of the elements ("float64"); a torch dtype makes a tensor.
-        halo: how many elements of the neighbours each rank sees around its own: a number, one for each
-            axis, or (before, after) for each axis. The rim is there at the ends of the whole too, for
-            boundary values; only periodic axes fill it.
+        halo: how many elements of its neighbours a rank has around its own: a number, one for each axis, or
+            (before, after) for each axis. The ends of the whole array have a halo too, for boundary values.
+            Only periodic axes fill it.
         periodic: array axes that close to rings, or True for all; default: those that periodic mesh axes cut.
         corners: whether the halo has corners.
         name, unit: for people and files.
-        array: this rank's array with its halo, instead of a new one (which holds zeros).
+        array: this rank's array with its halo, instead of a new one of zeros.
         like: an array; the new one is of its library, dtype and device.
 
     Arrays may lie on devices (docs/gpu.md), on some ranks or on all. Halos, redistribution, gather and
-    scatter move them there; numbers, slices and files go through host memory. Points have host arrays only.
+    scatter move them there; indexing, sums and files go through host memory. Points have host arrays only.
 
     Attributes:
         array: this rank's array, halo included, as numpy array, tensor or CuPy array.
@@ -196,18 +196,18 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
     # -- looking at it ----------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole array."""
         return self.partition.shape
 
     @property
     def dtype(self) -> Any:
-        """Of the elements, as the array's library has it."""
+        """Type of the elements, of the array's own library."""
         array: Any = self.array
         return array.dtype
 
     @property
     def inner(self) -> A:
-        """The view of what this rank owns."""
+        """View of what this rank owns."""
         array: Any = self.array
         own: A = array[self._own()]
         return own
@@ -301,9 +301,9 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
 
     # -- neighbours -----------------------------------------------------------------------------------
     def update_halo(self) -> None:
-        """Fill the halo with what the neighbours own there. Collective; planned at the first use.
+        """Fill the halo with the neighbours' elements. Collective. The first call plans the messages.
 
-        Several fields in one exchange, or with work in between: hpcomm.Halo.
+        For several fields in one exchange, or work in between: hpcomm.Halo.
         """
         if self._halo is None:
             self._halo = Halo(self)
@@ -311,11 +311,11 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
 
     # -- the whole ------------------------------------------------------------------------------------
     def gather(self, root: int = 0) -> A | None:
-        """The whole on root, None elsewhere. Collective."""
+        """The whole array on root, None elsewhere. Collective."""
         return self._to(Partition(self.shape, {}), [root])
 
     def all_gather(self) -> A:
-        """The whole on every rank. Collective."""
+        """The whole array on every rank. Collective."""
         if isinstance(self.partition, Points):
             whole = self.look.make(self.shape)
             own = self.look.array[self._own()]
@@ -329,10 +329,10 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
         return everywhere
 
     def scatter(self, x: ArrayLike | None = None, root: int = 0) -> Self:
-        """Fill the field from the whole x on root; x is ignored elsewhere. Collective. Returns the field.
+        """Fill the field from root's x, which is the whole array. Collective. Returns the field.
 
         Raises:
-            LayoutError, DtypeError: x does not have the field's shape or dtype; on every rank.
+            LayoutError, DtypeError: x does not have the field's shape or dtype. Every rank raises.
         """
         look: Any = None
         wrong = None
@@ -367,7 +367,7 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
         For other ranks, or to do it often: hpcomm.Redistribution.
 
         Args:
-            target: partition, or a field that is filled.
+            target: a partition, or a field to be filled.
             halo: of the new field.
         """
         if isinstance(target, Field):

@@ -35,13 +35,13 @@ class HasHalo(Protocol):
 
 
 class Halo(Exchange):
-    """The halos of some fields over the same ranks, exchanged together. Collective to make.
+    """The halos of some fields over the same ranks, exchanged together. Making one is collective.
 
-    start() sends what the fields hold now; until wait() the insides may be read and the halos are in
-    motion; an inside that is to be written must be one that no neighbour's halo needs. Calling it does both.
+    start() sends what the fields hold then. Until wait(), elements that a rank owns may be read, halos may
+    not. Elements that are in no neighbour's halo may be written as well. Calling it does both.
 
     Raises:
-        UsageError: no field, something else, or fields over different communicators.
+        UsageError: no field, no fields of hpcomm, or fields over different communicators.
         LayoutError: a field is partial.
     """
 

@@ -40,7 +40,8 @@ class Labelled:
                 without them has the global indices.
 
         Raises:
-            MissingError: xarray is not installed. LayoutError: a partial field; names or coordinates that
+            MissingError: xarray is not installed.
+            LayoutError: a partial field; names or coordinates that
                 do not fit.
         """
         xarray = _xarray("to_xarray")
@@ -87,7 +88,8 @@ class Labelled:
             options: of Field: split, halo, periodic, corners.
 
         Raises:
-            MissingError: xarray is not installed. LayoutError: x is not this rank's part.
+            MissingError: xarray is not installed.
+            LayoutError: x is not this rank's part.
         """
         xarray = _xarray("from_xarray")
         if not isinstance(x, xarray.DataArray):

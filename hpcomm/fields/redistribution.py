@@ -31,10 +31,10 @@ __all__ = ["Redistribution"]
 
 
 class Redistribution:
-    """Who sends what from source to target, worked out once and carried out many times.
+    """A plan that moves arrays from one partition to another; made once, used many times.
 
-    Collective over comm, also for ranks that are in neither. What is strided and copied into one piece for
-    its way (see datatypes.py) takes its size in memory once more, until close().
+    Collective over comm, also for ranks that are in neither. Strided blocks that are copied before they are
+    sent need buffers of their size, until close().
 
     Args:
         source, target: partitions of the same whole.
@@ -90,12 +90,12 @@ class Redistribution:
 
     @property
     def source_shape(self) -> tuple[int, ...] | None:
-        """The shape of x on this rank; None if it is no rank of the source."""
+        """Shape of x on this rank; None if it is not a rank of the source."""
         return _held(self.source, self.source_ranks, self.comm.rank)
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
-        """The shape of the result on this rank; None if it is no rank of the target."""
+        """Shape of the result on this rank; None if it is not a rank of the target."""
         return _held(self.target, self.target_ranks, self.comm.rank)
 
     def __call__(self, x: object = None, *, out: object = None, dtype: object = None) -> Any:
@@ -145,7 +145,7 @@ class Redistribution:
         return None if made is None else made.give()
 
     def reversed(self) -> Redistribution:
-        """The way back, from target to source; copies in the target are added up: the adjoint. Collective."""
+        """The adjoint: from target to source, where copies in the target are added up. Collective."""
         target = self.target
         if isinstance(target, Partition) and target.replicated:
             target = Partition(target.shape, target.mesh, target.split, target.bounds, target.replicated)

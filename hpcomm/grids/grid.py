@@ -148,7 +148,7 @@ class Gaussian(_Sphere):
 
 
 class Points:
-    """Points anywhere: this rank's own, in the order of its field's points.
+    """Points at any coordinates: this rank's own, in the order of its field's points.
 
     Args:
         coordinates: (points, 2): longitude and latitude in degrees, or x and y.
@@ -172,11 +172,11 @@ class Cells:
 
     Args:
         vertices: (cells, vertices, 2): longitude and latitude in degrees, or x and y, anticlockwise; a
-            cell with fewer vertices repeats its last one. Edges of a cell must not cross each other; a
-            cell that is not convex costs several triangles.
+            cell with fewer vertices repeats its last one. Edges of a cell must not cross each other. Cells
+            that are not convex are cut into several triangles.
 
     Raises:
-        LayoutError: they are none.
+        LayoutError: vertices have another shape, or a cell has no area or goes clockwise.
     """
 
     kind = "cells"
@@ -230,7 +230,7 @@ class Described(Protocol):
 
 
 def from_spec(spec: Described) -> Plane | LatLon | Gaussian:
-    """The grid that a spec describes; of points and cells only the kind stands there."""
+    """The grid that a spec describes. Of points and cells a spec has only the kind."""
     if spec.kind == "plane":
         return Plane(spec.shape[0], spec.shape[1], spec.bounds)
     if spec.kind in ("latlon", "gaussian"):
@@ -280,7 +280,7 @@ def _on_surface(x: Array, sphere: bool) -> Array:
 
 
 def areas_against(grid: Any, points: Indices, other_kind: str | None) -> Array:
-    """Areas with the edges that overlaps with a grid of that kind have: see the top of this file."""
+    """Areas of cells, with edges as in overlaps with a grid of the other kind."""
     if "cells" in (grid.kind, other_kind):
         return moments(grid.corners(points))[0]
     return np.asarray(grid.areas(points))

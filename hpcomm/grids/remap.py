@@ -71,12 +71,12 @@ def weights(
     """Weights between two grids in one process.
 
     Args:
-        given: indices of the source points that there are; None: all.
-        points: indices of the target points; None: all.
+        given: indices of the source points that have values; None: all.
+        points: indices of the target points that are wanted; None: all.
 
     Raises:
-        ConfigError: mapping is none, or does not go between these grids.
-        DtypeError, LayoutError: given or points are no indices of points there, or cells lie over each other.
+        ConfigError: there is no such mapping, or not between these grids.
+        DtypeError, LayoutError: given or points are not indices of the grids, or cells overlap.
     """
     _check(source, target, mapping)
     here = np.unique(_indices("given", given, source))
@@ -167,12 +167,12 @@ def _nothing(points: int) -> Weights:
 def weights_between(
     comm: MPI.Intracomm, grid: Any, points: Indices, is_giver: bool, mapping: str, neighbours: int
 ) -> Weights | None:
-    """Weights between the grids of two programs. Collective over both; None on the giver's ranks.
+    """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
-    Givers send each taker only the points near its own: what lies within a box around them.
+    Ranks that give send to each rank that takes only those points that are in a box around its own.
 
     Raises:
-        LayoutError, ConfigError: cells that are given lie over each other, or are too wide; on every rank.
+        LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
     """
     from mpi4py import MPI
 

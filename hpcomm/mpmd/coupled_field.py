@@ -36,15 +36,15 @@ __all__ = ["Field", "chooses", "copied", "gather", "host", "index", "scatter", "
 
 
 class Field(Generic[A]):
-    """What Program.gives and Program.takes return.
+    """A coupled field. Program.gives and Program.takes return it.
 
     Attributes:
         name: the field's.
-        values: this rank's values, shape (points, ...), in memory of the program's own; may be set anew.
+        values: this rank's values, shape (points, ...), in the program's own memory. May be replaced.
         points: their global indices, shape (points,).
-        kind: what the elements are.
-        dtype: the numpy dtype that they travel as: of half types their bits.
-        grid: the grid that the points are of, for mappings; None: indices mean the same on both sides.
+        kind: dtype of the elements, as hpcomm names it.
+        dtype: numpy dtype of the messages; for half types an integer of as many bits.
+        grid: the grid that has these points, for mappings. None: indices mean the same on both sides.
     """
 
     def __init__(

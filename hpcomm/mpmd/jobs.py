@@ -43,17 +43,17 @@ class Meeting(NamedTuple):
 
 
 def accept(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
-    """Wait for a program of another job that connects by the same path. Collective over this program.
+    """Wait for a program of another job, which connects by the same path. Collective over this program.
 
-    Afterwards me.link(its name) is the same link, and fields go over it as over any other.
+    Afterwards me.link(its name) returns the same link. It takes fields like any other.
 
     Args:
-        path: a file that is made here and gone afterwards, in a folder that both jobs see.
-        timeout: seconds that the other one may take to come.
+        path: a file in a folder that both jobs see. It is made here and removed afterwards.
+        timeout: seconds to wait for the other program.
 
     Raises:
-        ConfigError: this MPI cannot join jobs, or the names or the MPIs of both do not fit together.
-        WaitTimeoutError: nobody came.
+        ConfigError: this MPI cannot join jobs, or the programs' names or MPIs do not fit together.
+        WaitTimeoutError: no program came.
 
     Example (mpirun -n 2 python ocean.py, and in another terminal mpirun -n 1 python atmosphere.py):
         >>> air = jobs.accept(hpcomm.join("ocean"), "sea.port")
@@ -62,7 +62,7 @@ def accept(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
 
 
 def connect(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
-    """Join the program of another job that accepts at path: see accept. Collective over this program."""
+    """Connect to a program of another job that waits in accept(path). Collective over this program."""
     return _joined(me, Path(path), timeout, is_host=False)
 
 

@@ -39,17 +39,18 @@ _me: Program | None = None
 
 
 def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float = TIMEOUT_S) -> Program:
-    """Meet the other programs of this job, by name. Collective over all of them; the first call to hpcomm.
+    """Meet the other programs of this job, by name. The first call of hpcomm, collective over all.
 
     From here on hpcomm.world is this program's own world.
 
     Args:
-        name: this program's; None: what the spec calls it. All its ranks give the same.
-        peers: programs that this one cannot do without.
-        timeout: seconds that the others may come later, once MPI is up.
+        name: of this program, the same on all its ranks; None: its name in the spec.
+        peers: names of programs that this one needs.
+        timeout: seconds to wait for the others, once MPI is up.
 
     Raises:
-        ConfigError: the programs do not fit together: the same on every rank, with the list of who came.
+        ConfigError: the programs do not fit together. Every rank raises it, with the list of programs that
+            came.
         UsageError: hpcomm or join was used before.
 
     Example (mpirun -n 1 python ocean.py : -n 2 python atmosphere.py):

@@ -29,17 +29,18 @@ __all__ = ["Link", "adopt", "no_field"]
 
 
 class Link:
-    """This program and another one.
+    """The connection of this program to another one.
 
     Attributes:
-        name, peer: this program's name and the other's.
+        name, peer: names of this program and of the other one.
         comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
         inter: the same for hpcomm's own messages, which are not recorded.
         local: this program's own communicator.
-        is_first: whether this side comes first where the two must take turns; the other side does not.
-        timeout_s: seconds that implicit coupling waits for the other program: the longest of the fields'.
-        deadline_s: seconds that a blocking verb of comm, or a wait without a timeout, may take before it ends
-            the job; 300 at first, None: for ever.
+        is_first: True on one of the two sides, which begins where they take turns.
+        timeout_s: seconds that implicit coupling waits for the other program, the longest timeout of the
+            fields.
+        deadline_s: seconds after which a blocking verb of comm, or a wait without a timeout, ends the job.
+            The default is 300; None: no limit.
         busy_s: seconds spent in put, get and exchange.
     """
 
@@ -120,21 +121,21 @@ class Link:
         return self.inter.partners.gone() if self.inter.partners is not None else set()
 
     def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
-        """Send what the fields hold, each row to whoever takes it.
+        """Send the values of the fields, each point to the ranks that take it.
 
-        Collective over this program, as far as it owns points. The values are copied: they may be
-        changed at once. Waits only until the last put but one has been taken; of a field with a lag, or whose
-        taker has a longer step, until an earlier one has. What is put last is waited for when this program
-        ends.
+        Collective over the ranks that own points. The values are copied, so they may be changed at once. It
+        waits only until the last put but one has been taken. For a field with a lag, or whose taker has a
+        longer step, more puts may be pending. When this program ends, it waits until its last put has been
+        taken.
 
         Args:
             fields: a field, or several.
-            time: of the model, in seconds; needed if the field has a period.
+            time: of the model, in seconds. Needed if the field has a coupling period.
 
         Raises:
             ConfigError: the other program does not take the field.
             WaitTimeoutError: an earlier put was not taken within timeout_s.
-            PeerFailedError: it was not, and the other program has ended.
+            PeerFailedError: an earlier put was not taken, and the other program has ended.
         """
         check_time(time, "put")
         self.connect()
@@ -146,7 +147,7 @@ class Link:
             self._note(perf_counter(), began, time)
 
     def get(self, fields: Field[A] | Iterable[Field[A]], time: float | None = None) -> A:
-        """Receive into the fields what holds at time; returns the values of the (last) field.
+        """Receive the values of the fields for this time. Returns those of the (last) field.
 
         Raises:
             ConfigError: the other program does not give the field.
@@ -168,8 +169,9 @@ class Link:
     def exchange(self, time: float | None = None) -> None:
         """Put all that this program gives over this link, and get all that it takes, at once.
 
-        Fields that travel as they are go in one message per pair of ranks, straight from and into their
-        own memory where they lie consecutively and are large. What this program gives may be changed at once.
+        Fields without a mapping or conversion go in one message per pair of ranks. Large fields in
+        consecutive memory are sent and received without a copy. What this program gives may be changed at
+        once.
         """
         check_time(time, "exchange")
         self.connect()
@@ -232,10 +234,10 @@ class Link:
         return self.local.broadcast_object(theirs)
 
     def report(self) -> str:
-        """What each field moves over this link, and what its mapping keeps. Collective over both programs.
+        """What each field moves, and how exact its mapping is. Collective over both programs.
 
-        A known smooth function goes through each mapping, as far off as it is then, relative to how much
-        it changes; so the report can be asked for at any time.
+        The error of a mapping is measured by a known smooth function, relative to its range. So the report
+        may be asked for at any time.
         """
         self.connect()
         assert self.wire is not None  # by connect

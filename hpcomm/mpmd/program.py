@@ -38,15 +38,15 @@ _LEAST_S = 10.0  # that programs may come apart by, as in join, however short th
 
 
 class Program:
-    """What join returns: this program in its job.
+    """This program, as hpcomm.join returns it.
 
     Attributes:
         name: this program's.
         comm: the communicator of its own ranks; hpcomm.world is the same one from now on.
         peers: names of the other programs, sorted.
-        is_connected: whether its fields are planned, and no more programs or fields can come.
-        ranks: the ranks of every program, this one included, in MPI's own world; alone against records, as
-            the spec has them.
+        is_connected: whether its fields are planned. After that no more programs or fields can be added.
+        ranks: the ranks of every program, this one included, in MPI's own world. With records: as in the
+            spec.
     """
 
     def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[Link]):
@@ -112,9 +112,9 @@ class Program:
 
         Args:
             values: this rank's values, shape (points, ...): numpy, torch on CPU or GPU, DLPack.
-            points: their global indices, shape (points,); each point at one rank. None: the ranks' points
-                are numbered one behind the other.
-            grid: of which the points are points or cells, where a mapping needs it (hpcomm.regrid).
+            points: their global indices, shape (points,). Each point is given by one rank. None: points are
+                numbered one rank after the other.
+            grid: the grid (of hpcomm.regrid) that has these points, if a mapping needs it.
         """
         self._declare("gives", name)
         made = Field(self.comm, name, values, points, grid, "gives")
@@ -139,9 +139,11 @@ class Program:
         """Declare a field that another program gives. Collective over this program.
 
         Args:
-            values: where it goes, shape (points, ...); what it holds counts until something has come.
-            points: global indices, in any order, also some that other ranks take too (halos).
-            mapping, every, lag, time, neighbours, timeout, uncovered: as in a spec, which is heard first.
+            values: array to be filled, shape (points, ...). It keeps its values until the first ones
+                arrive.
+            points: global indices in any order. Other ranks may take the same ones, as in halos.
+            mapping, every, lag, time, neighbours, timeout, uncovered: as in a spec. If a spec has them, it
+                counts.
 
         Raises:
             ConfigError: one of these is not possible.
@@ -168,14 +170,16 @@ class Program:
             )
 
     def connect(self, time: float = 0.0, *, timeout: float | None = None) -> None:
-        """Plan all couplings. Collective over all programs; done by the first put, get or exchange otherwise.
+        """Plan all couplings, as the first put, get or exchange does otherwise. Collective over all
+        programs.
 
-        Waits for the others as long as the longest timeout of the fields says, but at least 10 s. Planning
-        then ends the job after that time, but at least 300 s: no exception comes out of MPI's calls.
+        Waits for the others as long as the longest timeout of the fields, at least 10 s. If the planning
+        that follows takes longer than that, and than 300 s, the job ends, because MPI's calls cannot be
+        interrupted.
 
         Args:
-            time: of the model when it starts, for a run that goes on from an earlier one.
-            timeout: seconds, instead of both.
+            time: of the model at the start, for a run that continues an earlier one.
+            timeout: seconds, in place of both limits.
 
         Raises:
             ConfigError: what the programs give and take does not fit together.
@@ -250,7 +254,7 @@ class Program:
                 )
 
     def put(self, field: Field, time: float | None = None) -> None:
-        """link.put to everybody who takes the field."""
+        """link.put to every program that takes the field."""
         if not isinstance(field, Field):
             raise no_field(field, "put")
         if self._gives.get(field.name) is not field:
@@ -263,7 +267,7 @@ class Program:
                 link.put(field, time)
 
     def get(self, field: Field[A], time: float | None = None) -> A:
-        """link.get from whoever gives the field."""
+        """link.get from the program that gives the field."""
         if not isinstance(field, Field):
             raise no_field(field, "get")
         taken = self._takes.get(field.name)
@@ -284,10 +288,10 @@ class Program:
             link.exchange(time)
 
     def report(self, picture: Path | str | None = None) -> str:
-        """Where the time went since the programs connected, and what mappings kept. Collective over all.
+        """How long each program has computed and waited, and how exact mappings are. Collective over all.
 
         Args:
-            picture: an SVG file that rank 0 draws the times into.
+            picture: name of an SVG file, in which rank 0 draws the times.
         """
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
         busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}

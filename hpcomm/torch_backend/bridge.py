@@ -20,7 +20,7 @@ _groups: weakref.WeakKeyDictionary[Any, ProcessGroupMPI] = weakref.WeakKeyDictio
 
 
 def from_torch(group: object = None) -> Communicator:
-    """The Communicator of a process group's ranks. Collective over them when first asked.
+    """The Communicator of a process group's ranks. The first call is collective over them.
 
     Args:
         group: of any backend; None is the default group.

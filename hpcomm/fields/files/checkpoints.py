@@ -56,8 +56,8 @@ def save(
 
     Args:
         fields: with different names, by which load() finds them.
-        step: its number, 0 or more; the highest is loaded first.
-        metadata: anything that JSON holds; rank 0's counts.
+        step: its number, 0 or more. load() takes the highest.
+        metadata: anything that JSON can hold. That of rank 0 is written.
         keep: how many checkpoints to leave there, this one included; None: all.
         sync: wait until it is on the disk before it counts.
 
@@ -65,8 +65,8 @@ def save(
         The folder of this checkpoint.
 
     Raises:
-        UsageError: fields without names or with equal ones; metadata that JSON does not hold; a step or
-            a number to keep that is none.
+        UsageError: fields have no names or equal ones, JSON cannot hold metadata, or step or keep is not a
+            valid number.
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
     comm, fields = file_folder.named(fields, "save")
@@ -92,9 +92,9 @@ def save(
 def load(
     folder: file_folder.PathLike, fields: Field | Sequence[Field], step: int | None = None
 ) -> Checkpoint:
-    """Fill fields by their names from the newest good checkpoint, or from that of step. Collective.
+    """Fill fields, by their names, from the newest undamaged checkpoint, or from that of step. Collective.
 
-    A damaged checkpoint is passed over with a warning, unless step asks for it. No field is touched
+    A damaged checkpoint is skipped with a warning, unless step asks for it. No field is touched
     before all of them have been read and verified.
 
     Raises:

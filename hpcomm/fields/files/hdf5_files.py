@@ -41,12 +41,12 @@ def save(
 ) -> None:
     """Write fields to a file, each as the dataset of its name, the unit as attribute. Collective.
 
-    The file is written beside its name and renamed when it is complete; if anything fails, what was there
-    before stays. bfloat16 is stored as the 16-bit integers of its bits.
+    The file is written under another name and renamed when it is complete. If anything fails, an older file
+    of that name stays. bfloat16 is stored as the 16-bit integers of its bits.
 
     Args:
         fields: over one communicator, with different names.
-        chunks: their shape, or True for the pieces of the ranks; None: datasets in one piece.
+        chunks: shape of the chunks; True: the parts of the ranks; None: datasets in one piece.
         compression: of the chunks, as h5py's create_dataset has it ("gzip", "lzf", ...).
         sync: wait until the bytes are on the disk.
 

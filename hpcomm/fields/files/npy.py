@@ -41,13 +41,13 @@ _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
 def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, sync: bool = False) -> None:
     """Write the whole field to one .npy file. Collective.
 
-    The file is written beside its name and renamed when it is complete; if anything fails, what was
-    there before stays.
+    The file is written under another name and renamed when it is complete. If anything fails, an older file
+    of that name stays.
 
     Args:
-        collective: ranks write together (MPI_File_write_all), which gathers small pieces into large ones;
-            False: each for itself.
-        sync: wait until the bytes are on the disk, not only with the operating system.
+        collective: ranks write together (MPI_File_write_all), which joins small pieces into large ones.
+            False: each writes for itself.
+        sync: wait until the operating system has written the bytes to the disk.
 
     Raises:
         TransportError: on every rank, if any of them could not write (a full disk, no permission).

@@ -34,13 +34,14 @@ def save(
 ) -> None:
     """Write fields to a zarr group, each as the array of its name, the unit as attribute. Collective.
 
-    The group is a folder. It is written beside its name and renamed when it is complete; if anything
-    fails, what was there before stays; if the job is killed in the moment of renaming, only load finds it.
+    The group is a folder. It is written under another name and renamed when it is complete. If anything
+    fails, an older group of that name stays. If the job is killed while it renames, only load finds the
+    group.
     bfloat16 is stored as the 16-bit integers of its bits.
 
     Args:
         fields: over one communicator, with different names.
-        chunks: their shape; True: the pieces of the ranks, so that nothing travels.
+        chunks: shape of the chunks; True: the parts of the ranks, so that no messages are needed.
         options: as zarr's create_array has them: compressors, shards, fill_value, ...
 
     Raises:

@@ -29,15 +29,22 @@ _RENAMED = {"fold_per_byte": "reduce_per_byte is its name now"}
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as data. Times in seconds, per byte where the name says so.
+    """A machine as data. Times are in seconds, or in seconds per byte where the name says so.
 
-    node: ranks per node; pod: nodes per pod, 0: no pods. latency, per_byte: by level, node, pod, system.
-    nic_per_byte, uplink_per_byte: of what the ranks of a node, the nodes of a pod share; 0: not shared.
-    base: once per collective. curve: (bytes, seconds) of messages as measured, in place of per_byte; between
-    them straight lines. copy_per_byte: of the memory that a schedule works on, to fill and to empty it.
-    cores: where there are more ranks, they take turns; 0: they never do.
-    families: other values for single algorithms, by name. nodewise: algorithms
-    that treat nodes apart (their parameter node). sources: where each value comes from.
+    Attributes:
+        node: ranks per node.
+        pod: nodes per pod; 0: no pods.
+        overhead: time once per message.
+        latency, per_byte: one value for each level: node, pod, system.
+        nic_per_byte, uplink_per_byte: of the link that a node's ranks, a pod's nodes share; 0: not shared.
+        reduce_per_byte: to combine two operands.
+        base: time once per collective.
+        curve: measured (bytes, seconds) of messages, in place of per_byte, with straight lines between.
+        copy_per_byte: to copy x into the memory that a schedule works on, and back.
+        cores: more ranks than cores take turns; 0: they never do.
+        families: other values for single algorithms, by name.
+        nodewise: algorithms that distinguish nodes (their parameter node).
+        sources: where each value comes from.
     """
 
     name: str
@@ -100,7 +107,7 @@ class Machine:
 
 
 def machines() -> list[str]:
-    """Names of the machines that come along."""
+    """Names of the machines that come with hpcomm."""
     return sorted(path.stem for path in PRESETS.glob("*.json"))
 
 
@@ -108,7 +115,7 @@ def machine(name: str) -> Machine:
     """A machine by name, or from a JSON file.
 
     Raises:
-        ConfigError: there is none, or the file says something that a machine does not have.
+        ConfigError: there is no such machine, or the file has unknown entries.
     """
     path = PRESETS / f"{name}.json"
     if not path.exists():
@@ -140,7 +147,7 @@ def _number(value: object, least: float) -> bool:
 
 
 def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:
-    """Seconds that no algorithm can beat: the larger of latency and volume over the best link."""
+    """Lower bound in seconds for any algorithm: the larger of latency and volume over the best link."""
     level = 0 if ranks <= on.node else 1
     rounds = (ranks - 1).bit_length()
     volume = {

@@ -48,14 +48,16 @@ _BLOCK = 1 << 20  # messages looked at together
 
 @dataclass
 class Simulation:
-    """What a simulation found.
+    """Result of a simulation.
 
-    nbytes: of one slot. on: the machine as it is for this algorithm.
-    seconds: from the common start to the end of the last rank. load: bytes by kind of link:
-    {"rank": ..., "nic": ..., "uplink": ...}, what leaves by the busiest one and by all together. stepped,
-    iterations: how many of the iterations were computed one by one.
-    messages: with trace: (iteration, source, dest, bytes, begin, end) of every message. path: with trace, the
-    critical one: [(iteration, rank)], each waiting for the one before.
+    Attributes:
+        nbytes: of x, or of one block (see simulate).
+        on: the machine, with its values for this algorithm.
+        seconds: from the common start to the end of the last rank.
+        load: bytes by kind of link, "rank", "nic" and "uplink": sent by the busiest one, and by all.
+        stepped, iterations: how many of the iterations were computed one by one.
+        messages: with trace: (iteration, source, dest, bytes, begin, end) of every message.
+        path: with trace: the critical path [(iteration, rank)]. Each entry waits for the one before.
     """
 
     schedule: Schedule
@@ -80,8 +82,8 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
     """Simulate a schedule.
 
     Args:
-        nbytes: of one slot: for all_reduce, broadcast, reduce and scan x, else one block.
-        trace: keep every message, and find the critical path; for small cases.
+        nbytes: of x for all_reduce, broadcast, reduce and scan; of one block for the other verbs.
+        trace: keep every message, and find the critical path. For small cases only.
     """
     on = on.running(schedule.name)
     chunk, ends = nbytes / schedule.chunks, 0 if trace else few(schedule, on)
@@ -111,14 +113,14 @@ def _run(clock: Clock) -> bool:
 
 
 def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -> Simulation:
-    """Simulate an algorithm by name, as it would run there: see meant()."""
+    """Simulate an algorithm by its name, with the schedule of meant()."""
     return simulate(meant(verb, algorithm, ranks, nbytes, on), on, nbytes)
 
 
 def meant(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine, root: int = 0) -> Schedule:
-    """The schedule that a name stands for: in as many chunks as the executor cuts x of nbytes into.
+    """The schedule of an algorithm by its name, with as many chunks as the executor cuts nbytes into.
 
-    Algorithms that can treat nodes apart do so where the machine says it.
+    Algorithms with a parameter `node` get the machine's ranks per node.
     """
     name = algorithm.partition(":")[0]
     if (
