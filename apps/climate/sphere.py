@@ -119,8 +119,8 @@ def plotting(title):
 
 def draw(pyplot, title, x, unit):
     """(figure, axes, image) of a map."""
-    figure, axes = pyplot.subplots(figsize=(7, 3.5))
+    figure, axes = pyplot.subplots(figsize=(7, 3.5), layout="constrained")
     image = axes.imshow(x, origin="lower", extent=(0, 360, -90, 90), cmap="RdYlBu_r")
-    figure.colorbar(image, label=unit)
+    figure.colorbar(image, axes.inset_axes((1.03, 0, 0.03, 1)), label=unit)  # as high as the map
     axes.set(title=title, xlabel="longitude", ylabel="latitude")
     return figure, axes, image

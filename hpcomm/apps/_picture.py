@@ -45,7 +45,7 @@ def draw_field(whole: AnyArray, name: str, boxes: Sequence[Box], path: str) -> N
 
     figure, axes = _subplots(1)
     image = axes.imshow(whole, origin="lower", cmap="inferno")
-    figure.colorbar(image, label=name)
+    figure.colorbar(image, axes.inset_axes((1.03, 0, 0.04, 1)), label=name)  # as high as the map
     for box in boxes:
         (y, x), (height, width) = box.start, box.shape
         axes.add_patch(Rectangle((x - 0.5, y - 0.5), width, height, fill=False, edgecolor="white", lw=0.7))

@@ -142,5 +142,5 @@ def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     figure.legend(fontsize=7, loc="outside right upper")
     axes.set_xlabel("bytes")
     axes.set_ylabel("ranks")
-    axes.set_title(f"fastest {verb}: 2 to {ranks} ranks, {on.name}, as simulated", fontsize=10)
+    axes.set_title(f"fastest {verb}: {several[0]} to {ranks} ranks, {on.name}, as simulated", fontsize=10)
     return figure

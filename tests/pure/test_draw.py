@@ -136,6 +136,7 @@ def test_ranks_are_whole_numbers_and_titles_say_ranks_bytes_and_machine(
         "tree --view steps": "all_reduce by tree: 5 ranks, 64 KiB, cluster",
         "ring,tree --view cost": "all_reduce: 5 ranks, cluster, as simulated",
         "ring,tree --view winners": "fastest all_reduce: 2 to 5 ranks, cluster, as simulated",
+        "ring --view winners --ranks 1024": "fastest all_reduce: 11 to 1024 ranks, cluster, as simulated",
     }
     for words in said:
         assert main(["draw", *f"--ranks 5 {words}".split(), "-o", str(tmp_path / "x.svg")]) == 0
