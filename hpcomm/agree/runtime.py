@@ -20,11 +20,11 @@ import os
 import sys
 import threading
 import time
+import weakref
 from contextlib import redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..errors import ConfigError, UsageError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from ..core.comm import Comm
     from ..node.segment import NodeSegment
     from .heartbeat import Heartbeat
 
@@ -99,7 +100,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
 def _be_no_rank() -> None:
     """In a child that was forked: all communicators refuse calls, as if they were closed."""
     process_role.fork()
-    for each in tuple(living):
+    for each in living():
         each.forget_mpi()
 
 
@@ -364,13 +365,18 @@ def _notice_finalize() -> None:
     MPI.COMM_SELF.Set_attr(key, True)
 
 
-class Living(Protocol):
-    """What calls MPI. forget_mpi(): do so no more, but raise."""
-
-    def forget_mpi(self) -> None: ...
+_noted: dict[int, weakref.ref[Comm]] = {}
 
 
-living: WeakSet[Living] = WeakSet()
+def note(comm: Comm) -> None:
+    """Know of a communicator as long as it lives."""
+    key = id(comm)
+    _noted[key] = weakref.ref(comm, lambda _: _noted.pop(key, None))
+
+
+def living() -> list[Comm]:
+    """The communicators of this rank, whichever thread asks."""
+    return [comm for reference in list(_noted.values()) if (comm := reference()) is not None]
 
 
 def _stop_progress() -> None:
@@ -384,7 +390,7 @@ def _forget_mpi() -> None:
     """MPI is finalized: whoever calls it afterwards would be aborted."""
     say_end()
     _stop_progress()
-    for each in tuple(living):
+    for each in living():
         each.forget_mpi()
 
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import weakref
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +37,7 @@ from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError, is_ours
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
+from . import runtime
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, names_of, owner
 from .one_thread import ConcurrentCalls
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from .heartbeat import Heartbeat
 
-__all__ = ["follow", "start"]
+__all__ = ["start"]
 
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
 _BRIEF_S = 0.02
@@ -76,15 +76,6 @@ def start(
     threading.Thread(target=_watch, args=told, name="hpcomm-watchdog", daemon=True).start()
 
 
-_followed: dict[int, weakref.ref[Comm]] = {}
-
-
-def follow(comm: Comm) -> None:
-    """Watch the calls of comm as long as it lives."""
-    key = id(comm)
-    _followed[key] = weakref.ref(comm, lambda _: _followed.pop(key, None))
-
-
 def _is_troubled() -> bool:
     """Whether a call might be waiting in vain, as far as the node segment tells.
 
@@ -92,10 +83,7 @@ def _is_troubled() -> bool:
     a frame evaluation such as torch's in between, a frame may be half gone while it is read. So in a job
     where nobody has ended and nobody disagrees, no stack is read.
     """
-    for reference in list(_followed.values()):
-        comm = reference()
-        if comm is None:
-            continue
+    for comm in runtime.living():
         if comm.partners is not None or comm.patience_s is not None:
             return True  # there is a deadline, and end notices come by message: the call must be known
         watched = comm.watched
@@ -126,8 +114,8 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
 
 def _serve() -> None:
     """Answer ranks that ask who of another program has ended."""
-    for reference in list(_followed.values()):
-        if (comm := reference()) is not None and comm.partners is not None:
+    for comm in runtime.living():
+        if comm.partners is not None:
             comm.partners.serve()
 
 

@@ -6,23 +6,22 @@ divides and ends communicators.
 
 from __future__ import annotations
 
-import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..agree import agreement, arrivals, runtime, watchdog
+from .._lazy import once
+from ..agree import agreement, runtime
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
 from ..core.closing import ClosedByAll
 from ..core.html import sheet
 from ..core.outstanding import Outstanding
 from ..errors import UsageError, where
-from ..node import call_log, native, segment
-from ..node.call_log import CallLogs
-from ..node.segment import exchanged
+from ..node import segment
 from . import (
     collectives,
     extremes,
@@ -44,6 +43,7 @@ from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
 from .dropped import Children, Groups
 from .known_messages import forget
+from .meeting import least, meet
 from .pickling import encode
 from .timeouts import Timeout
 
@@ -54,14 +54,16 @@ if TYPE_CHECKING:
     from ..core.operation import Observer
     from ..core.request import Request
     from ..node._native import core
-    from ..node.call_log import CallLog
+    from ..node.call_log import CallLog, CallLogs
     from ..node.segment import Region
     from .payload import Payload
     from .pickling import Pickler
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
 
 __all__ = ["Communicator"]
-
-_ENTRY = struct.Struct("4q")  # of a rank, for those of its node: see _meet
 
 
 class Communicator(ClosedByAll):
@@ -86,13 +88,34 @@ class Communicator(ClosedByAll):
     """
 
     home: tuple[Children, int] | None = None  # what has made it, and its number there
+    remote_size = 0
+    tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
+    observers: tuple[Observer, ...] = ()
+    disagreed = ""  # why other ranks may have gone on to other calls
+    timeout_s: float | None = None
+    begun: int = 0  # collective calls that two groups have begun together
+    call_logs: CallLogs | None = None  # of the ranks on this node
+    node_regions: Mapping[int, Region] = MappingProxyType({})  # records of the other ranks on this node
+    # The native core's collectives, if all ranks are on one node; what verbs try first (direct.py):
+    node: core.Node | None = None
+    direct: Any = NO_DIRECT
+    devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
+    exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (fields/exchange.py)
+    kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
+    partners: Partners | None = None  # on a link: who of the other program has ended,
+    patience_s: float | None = None  # and how long a blocking call may wait for it
+
+    # What not every communicator needs:
+    children = once(lambda comm: Children())
+    grouped = once(lambda comm: Groups())
+    call_numbers = once(lambda comm: count())  # of calls in which ranks pass on what is for others
+    outstanding = once(lambda comm: Outstanding())  # calls in the background, and plans
+    call_guard = once(CallGuard)  # which thread of this rank makes a collective call
 
     def __init__(
         self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
         pickler: object = None,
     ) -> None:  # fmt: skip
-        from mpi4py import MPI
-
         if not isinstance(mpi, MPI.Comm) or mpi == MPI.COMM_NULL:
             what = f"{mpi!r} is no communicator of mpi4py"
             hint = "its dup() makes another one" if isinstance(mpi, Communicator) else "MPI.COMM_WORLD, say"
@@ -111,62 +134,49 @@ class Communicator(ClosedByAll):
         plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
         parent: one that has all ranks of mpi.
         """
-        from mpi4py import MPI
-
         level = groups.require_known(check, gpu)
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         self.mpi_handle: MPI.Comm = mpi
         self.rank: int = mpi.Get_rank()
         self.size: int = mpi.Get_size()
         self.is_inter: bool = mpi.Is_inter()
-        self.remote_size: int = mpi.remote_size if self.is_inter else 0  # type: ignore[attr-defined]
+        if self.is_inter:
+            self.remote_size = mpi.remote_size  # type: ignore[attr-defined]
         self.name: str = name or "comm"
-        self.tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
-        self.pickler = pickler or pickling.chosen(None)  # of objects; None: pickle
-        self.encode: Callable[[Any], Payload] = (
-            partial(encode, pickler=self.pickler) if self.pickler else encode
-        )
-        may_have_devices = not plain and groups.meet(self, level)
+        self.pickler = pickler if parent else pickler or pickling.chosen(None)
+        self._gpu = gpu
+        self.asked_check = level  # what was asked for, and is again of communicators made of this one,
+        if level == "light" and not self.is_inter and segment.has_foreigners(mpi):
+            level = "full"  # ranks of two jobs see no records of each other's
+        self.compared = "off" if plain or self.size == 1 else level  # and what all can do
+        self.near_ranks: list[int] = [self.rank]  # on this node,
+        self.noting: list[int] = []  # and who else notes calls there, the next one first
+        self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
+        self.known_sends: dict[Any, Any] = {}  # see known_messages.py
+        self.known_receives: dict[Any, Any] = {}
+        may_have_devices = not plain and meet(self, level)
         self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
         # What follows their headers, apart from both:
         self.block_channel = channel(mpi, parent, may_have_devices)
-        # For what ranks pass on, and the numbers of the calls in which they do:
+        # For what ranks pass on:
         self.inner_comm = self.block_channel if plain else inside(mpi, self.block_channel)
-        self.call_numbers = count()
-        self.begun = 0  # collective calls that two groups have begun together
-        self.children = Children()
-        self.groups = Groups()
-        # For planned exchanges, once there is one (fields/exchange.py):
-        self.exchange_channel: list[Any] | None = None
-        self.observers: tuple[Observer, ...] = ()
-        self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
-        self.outstanding = Outstanding()  # calls in the background, and plans
-        self.disagreed = ""  # why other ranks may have gone on to other calls
-        self.call_guard: CallGuard = CallGuard(self)  # which thread of this rank makes a collective call
-        self.kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
-        self.call_logs: CallLogs | None = None  # of the ranks on this node
-        self.watched: tuple[CallLog, list[tuple[int, Region, CallLog]]] | None = None
-        self.node_regions: dict[int, Region] = {}  # blocks of the other ranks in the node segment
-        self._gpu = gpu
-        self.devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
         if may_have_devices:
             from ..transport.device.dispatch import DeviceDispatch
 
             self.devices = DeviceDispatch(self, gpu)
-        # The native core's collectives, if all ranks are on one node; what verbs try first (direct.py):
-        self.node: core.Node | None = None
-        self.direct: Any = NO_DIRECT
-        self.message_kinds: Kinds | None = None  # of elements in messages within the node
-        self.partners: Partners | None = None  # on a link: who of the other program has ended,
-        self.patience_s: float | None = None  # and how long a blocking call may wait for it
-        self.asked_check = level  # what was asked for, and is again of communicators made of this one
-        self.agreement: agreement.Agreement = self._agree(level) if not plain else agreement.off()
-        self.check: str = self.agreement.level
-        self.known_sends: dict[Any, Any] = {}  # see known_messages.py
-        self.known_receives: dict[Any, Any] = {}
-        self.timeout_s: float | None = None
+            if self.node is not None:
+                self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
         self.go_direct()
-        runtime.living.add(self)
+        runtime.note(self)
+
+    @property
+    def encode(self) -> Callable[[Any], Payload]:
+        """What pickles an object."""
+        return partial(encode, pickler=self.pickler) if self.pickler else encode
+
+    @property
+    def check(self) -> str:
+        return self.agreement.level
 
     def any_rank(self, here: bool) -> bool:
         """Whether it is so on any rank, of either group."""
@@ -251,8 +261,6 @@ class Communicator(ClosedByAll):
 
     def Split(self, color: int = 0, key: int = 0) -> Communicator | MPI.Comm:  # noqa: N802
         """As split, but who is in no part (MPI.UNDEFINED) gets MPI.COMM_NULL, as of mpi4py."""
-        from mpi4py import MPI
-
         return self.split(None if color == MPI.UNDEFINED else color, key) or MPI.COMM_NULL
 
     def Dup(self) -> Communicator:  # noqa: N802
@@ -281,7 +289,7 @@ class Communicator(ClosedByAll):
     group = groups.group
     dup = groups.dup
     create_intercomm = groups.create_intercomm
-    bytewise_min = groups.least
+    bytewise_min = least
     merge = groups.merge
 
     mesh = groups.mesh
@@ -435,56 +443,32 @@ class Communicator(ClosedByAll):
         self.to_itself = [kept for kept in self.to_itself if not kept.done()]
         self.to_itself.append(request)
 
-    def _meet(self, level: str) -> list[tuple[int, Region, bool]]:
-        """Learn which ranks are on this node, the next one first: (rank, record, whether it notes calls).
+    @once
+    def watched(self) -> tuple[CallLog, list[tuple[int, Region, CallLog]]] | None:
+        """This rank's call log, and of the others on this node that note calls, the next one first: rank,
+        record, log; None: there is nobody to compare with."""
+        assert self.object_comm  # an AttributeError while the ranks still meet: the watchdog looks
+        if self.call_logs is None or not self.noting or self.compared == "off":
+            return None
+        order, logs, regions = self.near_ranks, self.call_logs, self.node_regions
+        return logs.mine, [(rank, regions[rank], logs[order.index(rank)]) for rank in self.noting]
 
-        Where there is room, all get a place in the core's memory, for their call logs: call_logs. Its
-        collectives are for them, too, where they are all ranks and none compares in full: node. Collective.
-        Nobody is told of ranks of other nodes, so that costs and memory follow the ranks of a node, not all.
-        """
-        near = segment.current
-        if near is None:
-            return []
-        records = dict(near.near(self.mpi_handle))
-        ranks, posts = sorted(records), level != "off"
-        goes = level != "full" and len(ranks) == self.size
-        room = (
-            call_log.reserve(near.shared, len(ranks)) if self.rank == ranks[0] and len(ranks) > 1 else (0, 0)
-        )
-        entries = exchanged(self.object_comm, [*records], _ENTRY.pack(posts, goes, *room))
-        there = {rank: _ENTRY.unpack(entry) for rank, entry in entries.items()}
-        place, at = there[ranks[0]][2:]
-        if place:
-            node = native.node(near, place, ranks.index(self.rank), arrivals.hook(self), posts)
-            self.call_logs = CallLogs(node, near.shared, at)
-            self.node = node if all(its[1] for its in there.values()) else None
-            if self.node is not None and self.devices is not None:
-                self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
-        del there[self.rank]
-        return [(rank, near.regions[records[rank]], bool(its[0] and place)) for rank, its in there.items()]
+    @once
+    def message_kinds(self) -> Kinds | None:
+        """Of elements in messages within the node."""
+        if self.watched is None or self.devices is not None:
+            return None
+        own, peers = self.watched
+        return Kinds(self, own.kinds, {rank: log.kinds for rank, _, log in peers})
 
-    def _agree(self, level: str) -> agreement.Agreement:
-        """The agreement of this communicator's ranks."""
-        if self.is_inter:  # programs may have been started with different levels
-            is_full = not self.any_rank(level != "full")
+    @once
+    def agreement(self) -> agreement.Agreement:
+        """How the ranks find out that they make the same call."""
+        if self.is_inter:
+            is_full = self.compared == "full"
             return agreement.between(self, self.object_comm) if is_full else agreement.counted(self)
-        if self.size == 1:
+        if self.compared == "full":
+            return agreement.full(self, self.object_comm, self.watched[0] if self.watched else None)
+        if self.watched is None or segment.current is None:
             return agreement.off()
-        if level == "light" and segment.has_foreigners(self.mpi_handle):
-            level = "full"  # ranks of two jobs see no records of each other's
-        near, is_full = self._meet(level), level == "full"
-        self.node_regions = {rank: region for rank, region, _ in near}
-        logs, node_segment = self.call_logs, segment.current
-        if node_segment is None or logs is None or level == "off":
-            return agreement.full(self, self.object_comm) if is_full else agreement.off()
-        order = sorted([self.rank, *self.node_regions])
-        peers = [(rank, region, logs[order.index(rank)]) for rank, region, posts in near if posts]
-        if self.devices is None:
-            self.message_kinds = Kinds(self, logs.mine.kinds, {rank: log.kinds for rank, _, log in peers})
-        if not peers:
-            return agreement.full(self, self.object_comm) if is_full else agreement.off()
-        self.watched = (logs.mine, peers)
-        watchdog.follow(self)
-        if is_full:
-            return agreement.full(self, self.object_comm, logs.mine)
-        return agreement.light(self, node_segment, logs.mine, peers)
+        return agreement.light(self, segment.current, *self.watched)

@@ -12,13 +12,12 @@ from zlib import crc32
 
 from ..agree.agreement import refused
 from ..core.signature import head
-from ..device import driver
 from ..errors import ConfigError, MismatchError, RankError, UsageError, where
 from ..job import process_role
 from ..transport.device.path_choice import PATHS
 from ..transport.matching import tag_number
 from .block_channel import making, rank_there
-from .pickling import Pickler, chosen, mark_of
+from .pickling import Pickler, chosen
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -40,7 +39,6 @@ __all__ = [
     "dup",
     "graph",
     "group",
-    "least",
     "made",
     "merge",
     "mesh",
@@ -61,7 +59,6 @@ _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given the
     "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
 }  # fmt: skip
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank
-_MARK = 4  # bytes of a communicator's mark
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
 _NAMED = 16  # ranks that are named one by one
@@ -141,7 +138,7 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
         new = made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
     finally:
         some.Free()
-    comm.groups.note(new, members, tag)
+    comm.grouped.note(new, members, tag)
     return new
 
 
@@ -290,48 +287,6 @@ def mapped(comm: Communicator, verb: str, make: Callable[..., T], *arguments: ob
         failed = failure(error, verb, comm)
         failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
         raise failed from None
-
-
-def meet(comm: Communicator, level: str) -> bool:
-    """Whether any rank may have arrays on devices; all compare in full, or none, and pickle alike.
-
-    Raises:
-        MismatchError: some ranks would wait in each call for others that do not compare, or
-            pickle otherwise.
-    """
-    is_full = level == "full"
-    mark = os.urandom(_MARK) if comm.rank == 0 else b"\xff" * _MARK  # so the least is that of rank 0
-    alike = mark_of(comm.pickler)
-    heard = comm.bytewise_min(bytes([not driver.possible(), not is_full, is_full]) + alike + mark)
-    nowhere, nobody, everybody = heard[:3]
-    comm.tag_base = int.from_bytes(heard[-_MARK:], "little")
-    if not (nobody or everybody or comm.is_inter):  # between groups: see _agree
-        error = MismatchError(
-            f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere",
-            where("communicator", comm),
-            "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?",
-        )
-        comm.mpi_handle.Free()
-        raise error
-    if heard[3:-_MARK] != alike:
-        own = comm.pickler.__name__ if comm.pickler else "pickle"
-        comm.mpi_handle.Free()
-        raise MismatchError(
-            f"objects are pickled by {own} on rank {comm.rank}, and by another module elsewhere",
-            where("communicator", comm),
-            "the same HPCOMM_PICKLER and pickler= for all ranks",
-        )
-    return not nowhere
-
-
-def least(comm: Communicator, here: bytes) -> bytes:
-    """The least value of each byte on any rank, of either group."""
-    known = [here]
-    for _ in range(1 + comm.is_inter):  # between groups: what is so there, then what they heard of here
-        heard = bytearray(len(here))
-        comm.mpi_handle.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
-        known.append(bytes(heard))
-    return bytes(map(min, *known))
 
 
 def no_attribute(comm: Communicator, name: str) -> str:

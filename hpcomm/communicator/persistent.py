@@ -71,7 +71,7 @@ class Plan(ClosedByAll, Generic[T_co]):
             self._fill, self._complete = None, 0
             return
         self._prepared = prepared
-        comm.outstanding.plans.add(self)
+        comm.outstanding.keep_plan(self)
         self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"

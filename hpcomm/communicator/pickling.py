@@ -10,6 +10,7 @@ import copyreg
 import os
 import pickle
 import sys
+from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -72,7 +73,12 @@ def chosen(asked: Any) -> Pickler | None:
 
 def mark_of(pickler: Pickler | None) -> bytes:
     """Of which all ranks have the same if they have the same pickler: the least, and 255 less the most."""
-    mark = crc32((pickler or pickle).__name__.encode()).to_bytes(4, "little")
+    return _mark((pickler or pickle).__name__)
+
+
+@lru_cache(maxsize=8)
+def _mark(name: str) -> bytes:
+    mark = crc32(name.encode()).to_bytes(4, "little")
     return mark + bytes(255 - each for each in mark)
 
 

@@ -19,7 +19,7 @@ import sys
 from operator import index
 from typing import TYPE_CHECKING, cast
 
-from ..agree import runtime, watchdog
+from ..agree import runtime
 from ..agree.agreement import refused
 from ..errors import ConfigError, UsageError
 from ..job.launcher import HYDRA, PRRTE, launcher_of, name_of
@@ -148,7 +148,6 @@ def _watch(local: Communicator, inter: Communicator, name: str) -> None:
     mpi = cast("MPI.Intercomm", inter.mpi_handle.Dup())
     inter.partners = Partners(mpi, carries, name, foreign=True, mates=mates, begun=lambda: inter.begun)
     runtime.farewells.append(inter.close)
-    watchdog.follow(inter)
 
 
 def parent() -> Communicator | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mpi4py import MPI
 
     from .operation import Observer
@@ -26,19 +28,14 @@ class Comm(Protocol):
     mpi_handle: MPI.Comm
     object_comm: MPI.Comm
 
-    check: str
     disagreed: str
     asked_check: str
-    agreement: Any
-    call_guard: Any
-    message_kinds: Any
     observers: tuple[Observer, ...]
     partners: Any
     patience_s: float | None
     timeout_s: float | None
-    watched: tuple[Any, list[tuple[int, Any, Any]]] | None
 
-    node_regions: dict[int, Any]
+    node_regions: Mapping[int, Any]
     node: Any
     direct: Any
     block_channel: MPI.Comm
@@ -46,10 +43,21 @@ class Comm(Protocol):
     devices: Any
     exchange_channel: list[Any] | None
     kept_schedules: Any
-    outstanding: Any
     begun: int
     plan: Any
 
+    @property
+    def check(self) -> str: ...
+    @property
+    def agreement(self) -> Any: ...
+    @property
+    def call_guard(self) -> Any: ...
+    @property
+    def message_kinds(self) -> Any: ...
+    @property
+    def outstanding(self) -> Any: ...
+    @property
+    def watched(self) -> tuple[Any, list[tuple[int, Any, Any]]] | None: ...
     @property
     def is_closed(self) -> bool: ...
     def any_rank(self, here: bool) -> bool: ...
@@ -57,5 +65,6 @@ class Comm(Protocol):
     def check_open(self, verb: str) -> None: ...
     def dup(self, name: str | None = None, check: str | None = None) -> Comm: ...
     def fall_out(self, why: str = ...) -> None: ...
+    def forget_mpi(self) -> None: ...
     def last_call(self) -> int: ...
     def move_on(self) -> None: ...

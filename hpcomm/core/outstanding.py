@@ -6,7 +6,7 @@ in Open MPI. So close() says that it is no longer wanted, and it is freed then o
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -42,6 +42,12 @@ class Planned(Protocol):
     def forget_mpi(self) -> None: ...
 
 
+class Exchanging(Protocol):
+    """An exchange of fields."""
+
+    def forget_mpi(self) -> None: ...
+
+
 class Kept(Protocol):
     """What is prepared, such as own schedules."""
 
@@ -52,12 +58,14 @@ class Outstanding:
     """The calls in the background and the plans of one communicator.
 
     Attributes:
-        plans: those that somebody has.
+        plans, exchanges: those that somebody has.
         requests: of MPI's, also some that were waited for; who adds one sees that they do not outgrow room.
     """
 
+    plans: Collection[Planned] = ()
+    exchanges: Collection[Exchanging] = ()
+
     def __init__(self) -> None:
-        self.plans: WeakSet[Planned] = WeakSet()
         self.requests: list[MPI.Request] = []
         self.room = _FEW
         self._calls: list[Any] = []  # generators, also some that are over
@@ -65,6 +73,12 @@ class Outstanding:
         self._is_lost = False
         self._left: list[Freed] = []
         self._schedules: Kept | None = None
+
+    def keep_plan(self, plan: Planned) -> None:
+        vars(self).setdefault("plans", WeakSet()).add(plan)
+
+    def keep_exchange(self, exchange: Exchanging) -> None:
+        vars(self).setdefault("exchanges", WeakSet()).add(exchange)
 
     def begin(self, stages: Begun) -> Begun:
         """Note a call in the background, and return it."""
@@ -80,12 +94,12 @@ class Outstanding:
         self.room = _FEW + 2 * len(self.requests)
 
     def forget_mpi(self, kept: list[Request[object]]) -> None:
-        """MPI is finalized: plans can be started no more, and nobody may ask for what is under way.
+        """MPI is finalized: nothing can be started any more, and nobody may ask for what is under way.
 
         kept: messages of a rank to itself.
         """
-        for plan in tuple(self.plans):
-            plan.forget_mpi()
+        for each in (*self.plans, *self.exchanges):
+            each.forget_mpi()
         abandon(*kept, *self._calls)
         kept.clear()
 

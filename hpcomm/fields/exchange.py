@@ -29,7 +29,6 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..agree import runtime
 from ..core.limits import STARTED_ALONE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..transport.datatypes import divided, gathered, gathers, spec
@@ -138,7 +137,7 @@ class Exchange:
         self._going: list[Plan[object]] = []
         self._is_plain = not self._plans and not self._sites  # then a call is all its acts in turn
         self._calls = [[*starts, *ends] for starts, ends in zip(self._starts, self._ends, strict=True)]
-        runtime.living.add(self)
+        comm.outstanding.keep_exchange(self)
 
     def __call__(self, timeout: float | None = None) -> None:
         """Start it and wait for it."""

@@ -7,7 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from ..agree import ended_ranks, runtime, watchdog
+from ..agree import ended_ranks, runtime
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, UsageError, WaitTimeoutError, where
@@ -91,7 +91,6 @@ class Link:
             begun = partial(getattr, comm, "begun")
             comm.partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates, begun=begun)
             runtime.farewells.append(comm.partners.say_farewell)
-        watchdog.follow(comm)
         return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
 
     @property

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ._native import core
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
 
 __all__ = [
     "NodeSegment",
@@ -157,8 +161,6 @@ class NodeSegment:
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
-        from mpi4py import MPI
-
         if self._group is None:
             return []
         group = mpi.Get_group()
@@ -186,8 +188,6 @@ current: NodeSegment | None = None  # of this node, once MPI is up; None where r
 def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
     """Set up the node segment of this node (collective over world); None where ranks share no memory, or have
     no core."""
-    from mpi4py import MPI
-
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         shared = opened(node, _NBYTES)
@@ -216,8 +216,6 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
 
 def opened(node: MPI.Comm, nbytes: int) -> core.Segment | None:
     """Memory of the native core for the ranks of node; None on all where one cannot have it. Collective."""
-    from mpi4py import MPI
-
     core, made, name = native.core(), None, bytearray(_NAME)
     if core is not None and node.rank == 0:
         with suppress(OSError):  # no /dev/shm, or it is full: doctor shows it
@@ -235,8 +233,6 @@ def opened(node: MPI.Comm, nbytes: int) -> core.Segment | None:
 
 def all_of(node: MPI.Comm, here: bool) -> bool:
     """Whether it is so on all ranks of node."""
-    from mpi4py import MPI
-
     worst = bytearray([here])
     node.Allreduce(MPI.IN_PLACE, [worst, MPI.BYTE], MPI.BAND)
     return bool(worst[0])
@@ -255,8 +251,6 @@ def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, by
 
     Cost: log2 of their number messages (Bruck), whatever the number of ranks of mpi.
     """
-    from mpi4py import MPI
-
     nbytes, n, here = len(entry), len(ranks), ranks.index(mpi.Get_rank())
     entries = memoryview(bytearray(nbytes * n))
     entries[:nbytes] = entry
@@ -273,8 +267,6 @@ def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, by
 
 def _cores(node: MPI.Comm) -> int:
     """How many cores the ranks of node may use: each alone may be bound to one."""
-    from mpi4py import MPI
-
     mine = cores()
     node.Allreduce(MPI.IN_PLACE, [mine, MPI.BYTE], MPI.BOR)
     return int.from_bytes(mine, "little").bit_count()

@@ -7,6 +7,7 @@ import gc
 import os
 import pickle
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -627,6 +628,24 @@ def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_com
         if own_comm.rank in members:
             own_comm.group(members, tag=i % 2).close()
     assert not any(freed)
+
+
+def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
+    """What not every communicator needs is made when it is asked for. (137 calls before that.)"""
+    own_comm.dup().close()
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    traced = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        own_comm.dup().close()
+    finally:
+        sys.setprofile(traced)
+    assert calls < 100
 
 
 def test_what_some_rank_still_has_is_not_closed_for_it(own_comm: Any) -> None:

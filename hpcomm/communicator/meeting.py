@@ -1,0 +1,112 @@
+"""Meeting: what the ranks of a new communicator tell each other, and what of a node's memory they share then.
+
+    ranks of a node    each tells the others its settings; the first one, where it has reserved memory
+    all ranks          the least of the settings, where they are on several nodes or in two groups
+
+Nobody is told of ranks of other nodes, so that costs and memory follow the ranks of a node, not all.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from ..agree import arrivals
+from ..device import driver
+from ..errors import MismatchError, where
+from ..node import call_log, native, segment
+from ..node.call_log import CallLogs
+from .pickling import mark_of
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..node.segment import NodeSegment
+    from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["least", "meet"]
+
+_MARK = 4  # bytes of a communicator's mark
+_ROOM = struct.Struct(
+    f"2q?{_MARK}s"
+)  # of a rank: the memory that it has reserved, whether it notes calls, mark
+
+
+def meet(comm: Communicator, level: str) -> bool:
+    """Whether any rank may have arrays on devices; all compare in full, or none, and pickle alike.
+
+    Where there is room, ranks of a node get a place in the core's memory, for their call logs. Its
+    collectives are for them, too, where they are all ranks and none compares in full. Collective.
+
+    Raises:
+        MismatchError: some ranks would wait in each call for others that do not compare, or
+            pickle otherwise.
+    """
+    is_full, alike = level == "full", mark_of(comm.pickler)
+    heard = bytes([not driver.possible(), not is_full, is_full]) + alike
+    mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
+    if not comm.is_inter and comm.size > 1 and segment.current is not None:
+        heard, mark = _meet_on_node(comm, segment.current, level, heard, mark)
+    if comm.is_inter or len(comm.near_ranks) < comm.size:
+        heard = comm.bytewise_min(heard + (b"\xff" * _MARK if comm.rank else mark))
+        heard, mark = heard[:-_MARK], heard[-_MARK:]
+    comm.tag_base = int.from_bytes(mark, "little")
+    nowhere, nobody, everybody = heard[:3]
+    if comm.is_inter:  # programs may have been started with different levels
+        comm.compared = "full" if everybody else "off"
+    elif not (nobody or everybody):
+        what = f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere"
+        hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
+        _part(comm, what, hint)
+    if heard[3:] != alike:
+        its = comm.pickler.__name__ if comm.pickler else "pickle"
+        what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
+        _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
+    return not nowhere
+
+
+def _meet_on_node(
+    comm: Communicator, near: NodeSegment, level: str, own: bytes, mark: bytes
+) -> tuple[bytes, bytes]:
+    """Tell the others of this node of own, and hear the least of it, and the first one's mark."""
+    records = dict(near.near(comm.mpi_handle))
+    comm.near_ranks = ranks = [*records]
+    first, posts = ranks[0], level != "off"
+    room = call_log.reserve(near.shared, len(ranks)) if comm.rank == first and len(ranks) > 1 else (0, 0)
+    heard = segment.exchanged(comm.mpi_handle, ranks, _ROOM.pack(*room, posts, mark) + own)
+    said = {rank: _ROOM.unpack_from(each) for rank, each in heard.items()}
+    place, at, _, mark = said[first]
+    del said[comm.rank]
+    if place:
+        node = native.node(near, place, ranks.index(comm.rank), arrivals.hook(comm), posts)
+        comm.call_logs = CallLogs(node, near.shared, at)
+        comm.noting = [rank for rank, its in said.items() if its[2]]
+        if len(ranks) == comm.size and level != "full":
+            comm.node = node
+    comm.node_regions = {rank: near.regions[records[rank]] for rank in said}
+    differing = {each[_ROOM.size :] for each in heard.values()}
+    return bytes(map(min, *differing)) if len(differing) > 1 else own, mark
+
+
+def _part(comm: Communicator, what: str, hint: str) -> NoReturn:
+    """Give up a communicator about which the ranks disagree."""
+    comm.node = None
+    if comm.call_logs is not None:
+        comm.call_logs.close()
+    comm.mpi_handle.Free()
+    raise MismatchError(what, where("communicator", comm), hint)
+
+
+def least(comm: Communicator, here: bytes) -> bytes:
+    """The least value of each byte on any rank, of either group."""
+    known = [here]
+    for _ in range(1 + comm.is_inter):  # between groups: what is so there, then what they heard of here
+        heard = bytearray(len(here))
+        comm.mpi_handle.Allreduce([known[-1], MPI.UINT8_T], [heard, MPI.UINT8_T], MPI.MIN)
+        known.append(bytes(heard))
+    return bytes(map(min, *known))
