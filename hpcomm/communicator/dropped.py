@@ -2,23 +2,16 @@
 
 To free one is collective, and Python's garbage goes at another time on each rank. So a dropped one is kept,
 and closed when the one that it was made of makes more: there all ranks say which they still have. Members of
-a group do so when they make another one of the same ranks, on that.
+a group, and two groups that are joined, do so when they make another one of the same ranks, on that.
 """
 
 from __future__ import annotations
 
 import gc
-from array import array
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 __all__ = ["Children", "Groups"]
 
@@ -27,11 +20,7 @@ _MANY = 64  # after so many Python is asked to look for garbage: a communicator'
 
 
 class Children:
-    """What one communicator has made, by number: the same on all its ranks, also on those in no part.
-
-    Left out are those with ranks of other groups (inter-communicators): there is no call of all their ranks
-    in which these could ask each other.
-    """
+    """What one communicator has made, by number: the same on all its ranks, also on those in no part."""
 
     def __init__(self) -> None:
         self._known: set[int] = set()  # that are not closed
@@ -42,8 +31,6 @@ class Children:
 
     def begin(self, comm: Communicator) -> None:
         """For another one, on all ranks of comm: now and then close those that nobody has any more."""
-        if comm.is_inter:
-            return
         if len(self._open) >= self._room:
             if len(self._open) >= _MANY:
                 gc.collect()
@@ -56,10 +43,9 @@ class Children:
         """Close those that nobody has any more, and what they have made and nobody has; on all ranks."""
         if not self._open:
             return
-        has = bytearray(map(self._has, self._open))
-        comm.mpi_handle.Allreduce(MPI.IN_PLACE, [has, MPI.UINT8_T], MPI.MAX)
-        gone = [number for number, here in zip(self._open, has, strict=True) if not here]
-        self._open = [number for number, here in zip(self._open, has, strict=True) if here]
+        lacks = comm.bytewise_min(bytes(not self._has(number) for number in self._open))
+        gone = [number for number, nowhere in zip(self._open, lacks, strict=True) if nowhere]
+        self._open = [number for number, nowhere in zip(self._open, lacks, strict=True) if not nowhere]
         for number in gone:
             if (child := self._dropped.pop(number, None)) is not None:
                 child.children.sweep(child)
@@ -67,9 +53,8 @@ class Children:
 
     def add(self, child: Communicator) -> None:
         """Note what was made last."""
-        if not child.is_inter:
-            child.home = self, self._next - 1
-            self._known.add(self._next - 1)
+        child.home = self, self._next - 1
+        self._known.add(self._next - 1)
 
     def drop(self, number: int, child: Communicator) -> None:
         """Keep a child that its program has dropped; in whatever call Python says so."""
@@ -88,13 +73,17 @@ class Children:
 
 
 class Groups:
-    """The groups that this rank is in, of one communicator: a list for each choice of members and tag."""
+    """Of one communicator, those that some of its ranks have made, or with others: a list for each sort."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, bytes], Children] = {}
 
-    def note(self, group: Communicator, members: list[int], tag: int) -> None:
-        """Note a new group, and close those of the same members that none of them has any more."""
-        children = self._children.setdefault((tag, array("i", members).tobytes()), Children())
+    def note(self, group: Communicator, sort: tuple[int, bytes]) -> None:
+        """Note a new one, and close those that none of its ranks has any more.
+
+        Args:
+            sort: the same for those with the same ranks, which all of them make in the same order.
+        """
+        children = self._children.setdefault(sort, Children())
         children.begin(group)
         children.add(group)

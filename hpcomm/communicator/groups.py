@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -138,7 +139,7 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
         new = made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
     finally:
         some.Free()
-    comm.grouped.note(new, members, tag)
+    comm.grouped.note(new, (tag, array("i", members).tobytes()))
     return new
 
 
@@ -213,7 +214,12 @@ def create_intercomm(
     create = comm.mpi_handle.Create_intercomm  # type: ignore[attr-defined]
     name = name or f"{comm.name}<->"
     with agreed(comm, "create_intercomm"):
-        return made(comm, "create_intercomm", name, create, local_leader, mpi, there, number)
+        new = made(comm, "create_intercomm", name, create, local_leader, mpi, there, number)
+    theirs = bytearray(8)  # the mark of what the other group has made it of
+    own = comm.tag_base.to_bytes(8, "little")
+    new.mpi_handle.Allreduce([own, MPI.UINT8_T], [theirs, MPI.UINT8_T], MPI.MIN)
+    comm.grouped.note(new, (-1, bytes(theirs)))
+    return new
 
 
 def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:
@@ -272,7 +278,7 @@ def made(
     new = mapped(
         comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind, pickler=pickler), mpi, name
     )
-    if verb != "group":
+    if verb not in ("group", "create_intercomm"):  # not all of its ranks are comm's, or the reverse
         comm.children.add(new)
     return new
 

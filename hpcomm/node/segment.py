@@ -170,7 +170,7 @@ class NodeSegment:
 
 
 def has_foreigners(mpi: MPI.Comm) -> bool:
-    """Whether some of mpi's ranks are of another job, such as spawned ones: all find the same. Asks nobody."""
+    """Whether some of mpi's ranks are of another job, such as spawned ones: the same on all. Asks nobody."""
     from mpi4py import MPI
 
     mine, its = MPI.COMM_WORLD.Get_group(), mpi.Get_group()

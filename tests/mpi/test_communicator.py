@@ -630,6 +630,24 @@ def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_com
     assert not any(freed)
 
 
+@pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="two groups")
+def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_the_same(own_comm: Any) -> None:
+    half, there = own_comm.split(own_comm.rank % 2), 1 - own_comm.rank % 2
+    first = half.create_intercomm(0, own_comm, there)
+    freed = []
+    for made in (first, first.dup(), first.merge()):
+        freed.append(made.mpi_handle)
+        del made
+    for i in range(30):
+        made = half.create_intercomm(0, own_comm, there, tag=i)
+        freed += [made.mpi_handle] * (i < 9)
+        first.dup().close()
+        if i == own_comm.rank:
+            gc.collect()
+    assert [handle for handle in freed if handle] == [first.mpi_handle]
+    first.close()
+
+
 def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
     """What not every communicator needs is made when it is asked for. (137 calls before that.)"""
     own_comm.dup().close()
