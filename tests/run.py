@@ -5,8 +5,8 @@
 
 First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
 ranks, what own schedules compute on 5, and those that start jobs of their own. These wait more than they
-compute, so three go at a time, and two of several programs beside them; those that time what they do (marked
-`timed`) go before, alone. The first environment tries every number of ranks; another MPI adds those where it
+compute, so several go at a time, in three lanes; those that time what they do (marked `timed`) go before,
+alone. The first environment tries every number of ranks; another MPI adds those where it
 may differ: two ranks, and three, which are no power of two. A line per step, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
@@ -81,15 +81,15 @@ class Step(NamedTuple):
         return LOGS / self.name.replace(" ", "-").replace(",", "")
 
 
-def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
-    """All there is to run, for environments given as {name: its Python}; each list side by side."""
+def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
+    """All there is to run, in lanes side by side, for environments given as {name: its Python}."""
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
     # In two processes, long files first: these tests have no ranks that need the cores.
     two = ["-n", "2", "--dist", "loadfile", *NO_OTHER, "-m", "not release"]
-    yield [Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)]
+    yield [[Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)]]
     yield [
-        on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))
+        [on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))]
         for name, python in environments.items()
     ]
     jobs, programs, hosts = [], [], []
@@ -97,32 +97,34 @@ def steps(environments: dict[str, str]) -> Iterator[list[Step]]:
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
             chosen = "not once" if again else "not few" if ranks > 3 else ""
-            yield [on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]
-        yield [on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]
+            yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]]
+        yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
         for ranks in TORCH_RANKS_AGAIN if again else TORCH_RANKS:
-            yield [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]
+            yield [
+                [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]
+            ]
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
-        yield [Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]
+        yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
         chosen = [*pytest, f"not timed{once}", *BESIDE, "-n"]
         jobs.append(Step(f"{name}, jobs", [*chosen, "3", "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
         chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n"]
         programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
-    yield from map(list, zip(jobs, programs[1:] + programs[:1], hosts, strict=True))
+    yield [jobs[:1], programs[::-1], [*hosts, *jobs[1:]]]  # of about the same length
 
 
-def quick_steps(environments: dict[str, str]) -> Iterator[list[Step]]:
+def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     """Those of all that find most in three minutes, in the first environment."""
     name, python = next(iter(environments.items()))
     chosen = "not timed and not release"
     pytest = [python, "-m", "pytest", "-q", "-n", "3", *BESIDE, "-m", chosen]
-    yield [Step("pure", [*pytest, *QUICK_PURE], PURE_S)]
-    yield [on_ranks(Step(f"{name}, 3 ranks", [], MPI_S, 3), python, "tests/mpi", "not few")]
-    yield [on_ranks(Step(f"{name}, 2 ranks", [], MPI_S, 2), python, "tests/mpi", "few and not once")]
-    yield [on_ranks(Step(f"{name}, torch, 2 ranks", [], TORCH_S, 2), python, QUICK_TORCH)]
-    yield [Step(f"{name}, jobs", [*pytest, *QUICK_JOBS], JOBS_S)]
+    yield [[Step("pure", [*pytest, *QUICK_PURE], PURE_S)]]
+    yield [[on_ranks(Step(f"{name}, 3 ranks", [], MPI_S, 3), python, "tests/mpi", "not few")]]
+    yield [[on_ranks(Step(f"{name}, 2 ranks", [], MPI_S, 2), python, "tests/mpi", "few and not once")]]
+    yield [[on_ranks(Step(f"{name}, torch, 2 ranks", [], TORCH_S, 2), python, QUICK_TORCH)]]
+    yield [[Step(f"{name}, jobs", [*pytest, *QUICK_JOBS], JOBS_S)]]
 
 
 def on_ranks(step: Step, python: str, folder: str, chosen: str = "") -> Step:
@@ -152,8 +154,9 @@ def main(words: list[str]) -> int:
     total: Counter[str] = Counter()
     failures: list[str] = []
     start = time.monotonic()
-    for beside in planned:
-        chosen = [step for step in beside if not asked.only or any(word in step.name for word in asked.only)]
+    words = asked.only or [""]
+    for lanes in planned:
+        chosen = [[step for step in lane if any(word in step.name for word in words)] for lane in lanes]
         for step, outcome, seconds in run(chosen, start + BUDGET_S):
             total += outcome
             print(f"{step.name:26s}{told(outcome):44s}{seconds:6.1f} s", flush=True)
@@ -169,28 +172,30 @@ def told(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
-def run(beside: list[Step], deadline: float) -> list[tuple[Step, Counter[str], float]]:
-    """Carry out steps side by side before the deadline: what came of each, and its seconds."""
+def run(lanes: list[list[Step]], deadline: float) -> list[tuple[Step, Counter[str], float]]:
+    """Carry out lanes of steps side by side before the deadline: what came of each step, and its seconds."""
     # Thousands of processes load the same modules: where none may keep what it has compiled, as some machines
     # have it, each compiles all of them anew, which takes as long as the rest of its start-up.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environs = [{**kept, **settings(kept)} for _ in beside]
-    done = [(step, Counter(failed=1), 0.0) for step in beside]
+    environs = {step.name: {**kept, **settings(kept)} for lane in lanes for step in lane}
+    done = {step.name: (step, Counter(failed=1), 0.0) for lane in lanes for step in lane}
 
-    def carry_out(at: int) -> None:
-        begin = time.monotonic()
-        done[at] = (beside[at], run_one(beside[at], environs[at], deadline), time.monotonic() - begin)
+    def carry_out(lane: list[Step]) -> None:
+        for step in lane:
+            begin = time.monotonic()
+            outcome = run_one(step, environs[step.name], deadline)
+            done[step.name] = (step, outcome, time.monotonic() - begin)
 
-    threads = [threading.Thread(target=carry_out, args=(at,), daemon=True) for at in range(len(beside))]
+    threads = [threading.Thread(target=carry_out, args=(lane,), daemon=True) for lane in lanes]
     for thread in threads:
         thread.start()
     try:
         for thread in threads:
             thread.join()
     finally:  # also when told to end
-        for environ in environs:
+        for environ in environs.values():
             kill_members(mark_of(environ))
-    return done
+    return list(done.values())
 
 
 def mark_of(environ: dict[str, str]) -> str:
