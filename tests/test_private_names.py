@@ -31,6 +31,7 @@ REASONS = [
         },
         "torch's profiler offers backends nothing else",
     ),
+    ("device/library.py", {"_type_"}, "ctypes documents that name for what a pointer points to"),
     ("agree/", {"_call", "_stages"}, "the watchdog reads frames of calls, whatever they belong to"),
 ]
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, by Python's documentation

@@ -1,8 +1,9 @@
-"""CUDA's driver library by ctypes: no compiler, no toolkit, one way for CuPy and torch.
+"""CUDA's driver: no compiler, no toolkit, one way for CuPy and torch.
 
 Both of them work in the primary context of a device, and so does this. A symbol with a suffix (`_v2`) is
 the version whose signature stands here; a driver of CUDA 12 or 13 keeps all of these for ever, since
-programs of before link to them.
+programs of before link to them. NVIDIA's cuda-bindings call these functions where they are installed, else
+ctypes does (library.py).
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import ctypes
 import threading
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, LayoutError, TransportError
+from .library import Library, bound_cuda, loaded
 from .nccl import Nccl
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "cuCtxGetCurrent": [POINTER(_CONTEXT)],
     "cuCtxPushCurrent_v2": [_CONTEXT],
     "cuCtxPopCurrent_v2": [POINTER(_CONTEXT)],
-    "cuPointerGetAttribute": [c_void_p, c_int, _ADDRESS],
+    "cuPointerGetAttribute": [POINTER(c_uint64), c_int, _ADDRESS],  # of what it writes, this is the widest
     "cuMemAlloc_v2": [POINTER(_ADDRESS), c_size_t],
     "cuMemFree_v2": [_ADDRESS],
     "cuMemGetAddressRange_v2": [POINTER(_ADDRESS), POINTER(c_size_t), _ADDRESS],
@@ -97,20 +99,16 @@ class CudaDriver:
 
     name = "cuda"
 
-    def __init__(self, path: str = "libcuda.so.1") -> None:
-        try:
-            self._library = ctypes.CDLL(path)
-        except OSError as error:
-            raise ConfigError(
-                f"CUDA's driver cannot be loaded: {error}", hint="a machine with an NVIDIA driver; nvidia-smi"
-            ) from None
-        for name, arguments in SIGNATURES.items():
-            function = getattr(self._library, name, None)
-            if function is None:
-                raise ConfigError(f"{path} has no {name}", hint="a driver of CUDA 12 or later")
-            function.argtypes, function.restype = arguments, c_int
+    def __init__(self, path: str | None = None) -> None:
+        self.library: Library = (None if path else bound_cuda(SIGNATURES)) or loaded(
+            path or "libcuda.so.1",
+            SIGNATURES,
+            "CUDA's driver cannot be loaded",
+            ("a machine with an NVIDIA driver; nvidia-smi", "a driver of CUDA 12 or later"),
+        )
+        self.ask = self.library.functions  # (status, what it writes), where more than success is an answer
         self.call("cuInit", 0)
-        self.version = self._number("cuDriverGetVersion")
+        self.version: int = self.call("cuDriverGetVersion")
         if self.version < OLDEST:
             raise ConfigError(
                 f"the driver speaks CUDA {self.version // 1000}.{self.version % 1000 // 10}",
@@ -120,32 +118,27 @@ class CudaDriver:
         self._nccl: Nccl | ConfigError | None = None
         self._lock = threading.Lock()
 
-    def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the library.
+    def call(self, name: str, *arguments: object) -> Any:
+        """Call a function of the library: what it writes, a tuple if that is several things.
 
         Raises:
             TransportError: it did not return success.
         """
-        result = getattr(self._library, name)(*arguments)
-        if result:
-            raise self.failure(name, result)
+        found = self.ask[name](*arguments)
+        if found[0]:
+            raise self.failure(name, found[0])
+        return found[1] if len(found) == 2 else found[1:]
 
-    def code(self, name: str, *arguments: object) -> int:
-        """What a function of the library returns, where more than success is an answer."""
-        return int(getattr(self._library, name)(*arguments))
-
-    def failure(self, name: str, result: int) -> TransportError:
-        said = []
-        for ask in ("cuGetErrorName", "cuGetErrorString"):
-            text = c_char_p()
-            if getattr(self._library, ask)(result, byref(text)) == 0 and text.value:
-                said.append(text.value.decode())
+    def failure(self, name: str, status: int) -> TransportError:
+        asked = (self.ask[name](status) for name in ("cuGetErrorName", "cuGetErrorString"))
+        said = [text[0].decode() for unknown, *text in asked if not unknown and text[0]]
         return TransportError(
-            f"{name} failed: {': '.join(said) or result}", hint="python -m hpcomm doctor", error_class=result
+            f"{name} failed: {': '.join(said) or status}", hint="python -m hpcomm doctor", error_class=status
         )
 
     def count(self) -> int:
-        return self._number("cuDeviceGetCount")
+        found: int = self.call("cuDeviceGetCount")
+        return found
 
     def device(self, index: int) -> CudaDevice:
         with self._lock:
@@ -154,18 +147,16 @@ class CudaDriver:
             return self._devices[index]
 
     def device_of(self, address: int) -> int:
-        kind, ordinal = c_uint(0), c_int(-1)
-        result = self.code("cuPointerGetAttribute", byref(kind), _MEMORY_TYPE, address)
-        if result == _INVALID_CONTEXT:  # a thread that has none yet; any will do
+        status, *kind = self.ask["cuPointerGetAttribute"](_MEMORY_TYPE, address)
+        if status == _INVALID_CONTEXT:  # a thread that has none yet; any will do
             known = [*self._devices.values()] or [self.device(0)]
             with known[0].here():
                 return self.device_of(address)
-        if result == _INVALID_VALUE or (result == 0 and kind.value == _MEMORY_HOST):
+        if status == _INVALID_VALUE or (status == 0 and kind == [_MEMORY_HOST]):
             raise LayoutError(f"address {address:#x} is no memory of a CUDA device", hint="numpy.asarray(x)")
-        if result:
-            raise self.failure("cuPointerGetAttribute", result)
-        self.call("cuPointerGetAttribute", byref(ordinal), _DEVICE_ORDINAL, address)
-        return ordinal.value
+        if status:
+            raise self.failure("cuPointerGetAttribute", status)
+        return int(self.call("cuPointerGetAttribute", _DEVICE_ORDINAL, address))
 
     def watch(self, mpi: object) -> object:
         return mpi
@@ -181,11 +172,6 @@ class CudaDriver:
                 raise self._nccl
             return self._nccl
 
-    def _number(self, name: str) -> int:
-        value = c_int()
-        self.call(name, byref(value))
-        return value.value
-
 
 class CudaDevice:
     """A device and its primary context, current for the length of each call and no longer."""
@@ -194,51 +180,36 @@ class CudaDevice:
         self.index = index
         self.driver = driver
         self._call = driver.call
-        ordinal = c_int()
-        driver.call("cuDeviceGet", byref(ordinal), index)
-        self._ordinal = ordinal.value
-        text = ctypes.create_string_buffer(128)
-        driver.call("cuDeviceGetName", text, len(text), self._ordinal)
-        self.name = text.value.decode()
-        context = c_void_p()
-        driver.call("cuDevicePrimaryCtxRetain", byref(context), self._ordinal)
-        self._context = context
+        self._ordinal: int = driver.call("cuDeviceGet", index)
+        self.name: str = driver.call("cuDeviceGetName", 128, self._ordinal).split(b"\0")[0].decode()
+        self._context: int = driver.call("cuDevicePrimaryCtxRetain", self._ordinal)
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        current = c_void_p()
-        self._call("cuCtxGetCurrent", byref(current))
-        if current.value == self._context.value:
+        if self._call("cuCtxGetCurrent") == self._context:
             yield
             return
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
         finally:
-            self._call("cuCtxPopCurrent_v2", byref(current))
+            self._call("cuCtxPopCurrent_v2")
 
     def identity(self) -> bytes:
-        uuid = Uuid()
-        self._call("cuDeviceGetUuid_v2", byref(uuid), self._ordinal)
-        return bytes(uuid.bytes)
+        found: bytes = self._call("cuDeviceGetUuid_v2", self._ordinal)
+        return found
 
     def allocate(self, nbytes: int) -> int:
         """Whole blocks of CUDA's, for what is exported is exported with all else in its blocks."""
-        address = c_uint64()
-        with self.here():
-            self._call("cuMemAlloc_v2", byref(address), -(-max(nbytes, 1) // _BLOCK) * _BLOCK)
-        return address.value
+        return self._new("cuMemAlloc_v2", -(-max(nbytes, 1) // _BLOCK) * _BLOCK)
 
     def free(self, address: int) -> None:
         with self.here():
             self._call("cuMemFree_v2", address)
 
     def pinned(self, nbytes: int) -> AnyArray:
-        address = c_void_p()
-        with self.here():
-            self._call("cuMemHostAlloc", byref(address), max(nbytes, 1), _PORTABLE)
-        assert address.value is not None
-        return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address.value))
+        address = self._new("cuMemHostAlloc", max(nbytes, 1), _PORTABLE)
+        return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
     def unpin(self, memory: AnyArray) -> None:
         with self.here():
@@ -250,12 +221,10 @@ class CudaDevice:
     def event(self, interprocess: bool = False) -> int:
         return self._new("cuEventCreate", _NO_TIMING | (_INTERPROCESS if interprocess else 0))
 
-    def _new(self, name: str, flags: int) -> int:
-        made = c_void_p()
+    def _new(self, name: str, *arguments: object) -> int:
         with self.here():
-            self._call(name, byref(made), flags)
-        assert made.value is not None
-        return made.value
+            made: int = self._call(name, *arguments)
+        return made
 
     def destroy_event(self, event: int) -> None:
         with self.here():
@@ -271,14 +240,14 @@ class CudaDevice:
 
     def synchronize(self, event: int) -> None:
         with self.here():
-            self._call("cuEventSynchronize", event)  # ctypes lets other threads run meanwhile
+            self._call("cuEventSynchronize", event)  # other threads run meanwhile
 
     def query(self, event: int) -> bool:
         with self.here():
-            result = self.driver.code("cuEventQuery", event)
-        if result not in (0, _NOT_READY):
-            raise self.driver.failure("cuEventQuery", result)
-        return result == 0
+            status, *_ = self.driver.ask["cuEventQuery"](event)
+        if status not in (0, _NOT_READY):
+            raise self.driver.failure("cuEventQuery", status)
+        return bool(status == 0)
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         if nbytes:
@@ -286,41 +255,31 @@ class CudaDevice:
                 self._call("cuMemcpyAsync", to, source, nbytes, stream)
 
     def is_capturing(self, stream: int) -> bool:
-        status = c_int()
         with self.here():
-            result = self.driver.code("cuStreamIsCapturing", stream, byref(status))
-        return bool(result or status.value)  # an error: of the default stream, while another one captures
+            failed, *status = self.driver.ask["cuStreamIsCapturing"](stream)
+        return bool(failed or status[0])  # an error: of the default stream, while another one captures
 
     def range(self, address: int) -> tuple[int, int]:
-        base, nbytes = c_uint64(), c_size_t()
         with self.here():
-            self._call("cuMemGetAddressRange_v2", byref(base), byref(nbytes), address)
-        return base.value, nbytes.value
+            base, nbytes = self._call("cuMemGetAddressRange_v2", address)
+        return base, nbytes
 
     def serial(self, address: int) -> int:
-        number = c_uint64()
-        with self.here():
-            self._call("cuPointerGetAttribute", byref(number), _BUFFER_ID, address)
-        return number.value
+        return self._new("cuPointerGetAttribute", _BUFFER_ID, address)
 
     def can_export(self, address: int) -> bool:
         """No: stream-ordered pools and expandable segments, which have no handle of this kind."""
-        allowed = c_int()  # CUDA writes a byte or a word of it
         with self.here():
-            result = self.driver.code("cuPointerGetAttribute", byref(allowed), _LEGACY_IPC, address)
-        return result == 0 and bool(allowed.value)
+            status, *allowed = self.driver.ask["cuPointerGetAttribute"](_LEGACY_IPC, address)
+        return status == 0 and bool(allowed[0])
 
     def export(self, base: int) -> bytes:
-        handle = Handle()
         with self.here():
-            self._call("cuIpcGetMemHandle", byref(handle), base)
-        return bytes(handle.bytes)
+            handle: bytes = self._call("cuIpcGetMemHandle", base)
+        return handle
 
     def open(self, handle: bytes) -> int:
-        address = c_uint64()
-        with self.here():
-            self._call("cuIpcOpenMemHandle_v2", byref(address), _handle(handle), _LAZY_PEER_ACCESS)
-        return address.value
+        return self._new("cuIpcOpenMemHandle_v2", handle, _LAZY_PEER_ACCESS)
 
     def close(self, address: int) -> None:
         with self.here():
@@ -335,17 +294,12 @@ class CudaDevice:
         return NcclHere(self.driver.nccl(), self.here)
 
     def export_event(self, event: int) -> bytes:
-        handle = Handle()
         with self.here():
-            self._call("cuIpcGetEventHandle", byref(handle), event)
-        return bytes(handle.bytes)
+            handle: bytes = self._call("cuIpcGetEventHandle", event)
+        return handle
 
     def open_event(self, handle: bytes) -> int:
-        event = c_void_p()
-        with self.here():
-            self._call("cuIpcOpenEventHandle", byref(event), _handle(handle))
-        assert event.value is not None
-        return event.value
+        return self._new("cuIpcOpenEventHandle", handle)
 
 
 class NcclHere:
@@ -379,7 +333,3 @@ class NcclHere:
     def close(self) -> None:
         with self._here():
             self._group.close()
-
-
-def _handle(raw: bytes) -> Handle:
-    return Handle.from_buffer_copy(raw)

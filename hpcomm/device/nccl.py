@@ -1,4 +1,4 @@
-"""NCCL's library by ctypes: torch's, the nvidia-nccl wheel's, or the machine's own.
+"""NCCL's library: torch's, the nvidia-nccl wheel's, or the machine's own; by nccl4py if it is installed.
 
 A Group carries out collectives and messages on device memory, in a stream, for a rank that has a GPU of its
 own.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, TransportError
+from ..errors import TransportError
+from .library import bound_nccl, loaded
 
 if TYPE_CHECKING:
     from ..core.dtypes import Dtype
@@ -72,53 +73,45 @@ class Nccl:
     """
 
     def __init__(self, path: str | None = None) -> None:
-        path = path or find()
-        try:
-            self._library = ctypes.CDLL(path)
-        except OSError as error:
-            raise ConfigError(
-                f"NCCL cannot be loaded: {error}", hint="pip install nvidia-nccl-cu12; HPCOMM_NCCL=path"
-            ) from None
-        for name, arguments in SIGNATURES.items():
-            function = getattr(self._library, name, None)
-            if function is None:
-                raise ConfigError(f"{path} has no {name}", hint="NCCL 2.7 or later")
-            function.argtypes, function.restype = arguments, c_int
-        self._library.ncclGetErrorString.restype = c_char_p
-        version = c_int()
-        self.call("ncclGetVersion", byref(version))
-        self.version = version.value  # 22703 for 2.27.3
+        named = path or os.environ.get("HPCOMM_NCCL")  # nccl4py finds one by itself
+        self.library = (None if named else bound_nccl(SIGNATURES)) or loaded(
+            path or find(),
+            SIGNATURES,
+            "NCCL cannot be loaded",
+            ("pip install nvidia-nccl-cu12; HPCOMM_NCCL=path", "NCCL 2.7 or later"),
+        )
+        self.version: int = self.call("ncclGetVersion")  # 22703 for 2.27.3
 
-    def call(self, name: str, *arguments: object) -> None:
-        """Call a function of the library.
+    def call(self, name: str, *arguments: object) -> Any:
+        """Call a function of the library: what it writes, if anything.
 
         Raises:
             TransportError: it did not return success.
         """
-        result = getattr(self._library, name)(*arguments)
-        if result:
-            said = (self._library.ncclGetErrorString(result) or b"?").decode()
+        status, *found = self.library.functions[name](*arguments)
+        if status:
+            said = self.library.functions["ncclGetErrorString"](status)[1] or b"?"
             raise TransportError(
-                f"{name} failed: {said}", hint="NCCL_DEBUG=INFO, or HPCOMM_GPU=ipc", error_class=result
+                f"{name} failed: {said if isinstance(said, str) else said.decode()}",
+                hint="NCCL_DEBUG=INFO, or HPCOMM_GPU=ipc",
+                error_class=status,
             )
+        return found[0] if found else None
 
     def unique(self) -> bytes:
         """What all ranks of a new group must be given."""
-        made = UniqueId()
-        self.call("ncclGetUniqueId", byref(made))
-        return bytes(made.bytes)
+        made: bytes = self.call("ncclGetUniqueId")
+        return made
 
     def group(self, unique: bytes, size: int, rank: int) -> Group:
         """Join a group; returns when all ranks have. The device's context must be current."""
-        made = c_void_p()
-        self.call("ncclCommInitRank", byref(made), size, UniqueId.from_buffer_copy(unique), rank)
-        return Group(self, made, size, rank)
+        return Group(self, self.call("ncclCommInitRank", size, unique, rank), size, rank)
 
 
 class Group:
     """A communicator of NCCL's."""
 
-    def __init__(self, library: Nccl, comm: c_void_p, size: int, rank: int) -> None:
+    def __init__(self, library: Nccl, comm: Any, size: int, rank: int) -> None:
         self._call, self._comm, self.size, self.rank = library.call, comm, size, rank
 
     def carry(

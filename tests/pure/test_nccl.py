@@ -25,7 +25,7 @@ from hpcomm.device.cuda import CudaDriver
 from hpcomm.core.dtypes import BY_NAME
 
 rank, p, unique = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
-device = CudaDriver(sys.argv[4]).device(0)
+device = CudaDriver(sys.argv[4] or None).device(0)
 group = device.nccl().group(unique, p, rank)
 n, stream, base = 5, device.stream(), device.allocate(4096)
 host = device.pinned(4096)
@@ -91,7 +91,7 @@ for name, arguments in {
     except hpcomm.TransportError as error:
         assert "invalid usage" in str(error) if "match" in name else "invalid argument" in str(error), error
 group.close()
-print("right")
+print("right by", group._library.library.by.replace(",", " ").split()[0])
 """
 
 
@@ -103,19 +103,27 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"FAKE_LIBCUDA": str(cuda), "HPCOMM_NCCL": str(library)}
 
 
+@pytest.mark.parametrize("by", ["ctypes", "nccl4py"])
 @pytest.mark.parametrize("p", [2, 3])  # messages want a group of two
-def test_every_verb_gives_what_it_should_and_mistakes_are_told(libraries: dict[str, str], p: int) -> None:
+def test_every_verb_gives_what_it_should_and_mistakes_are_told(
+    libraries: dict[str, str], p: int, by: str
+) -> None:
+    environ, path = {**os.environ, **libraries}, libraries["FAKE_LIBCUDA"]
+    if by == "nccl4py":
+        pytest.importorskip("nccl.bindings", reason="nccl4py is not installed")
+        environ["LD_LIBRARY_PATH"], path = str(Path(path).parent), ""  # where it looks for both libraries
+        del environ["HPCOMM_NCCL"]
     unique = nccl.Nccl(libraries["HPCOMM_NCCL"]).unique().hex()
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(p), unique, libraries["FAKE_LIBCUDA"]],
+            [sys.executable, "-c", RANK, str(rank), str(p), unique, path],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **libraries, "PYTHONPATH": str(HERE.parents[1])},
+            env={**environ, "PYTHONPATH": str(HERE.parents[1])},
         )
         for rank in range(p)
     ]  # fmt: skip
     said = [rank.communicate(timeout=60)[0] for rank in ranks]
-    assert said == ["right\n"] * p
+    assert said == [f"right by {by}\n"] * p
 
 
 def test_a_library_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
