@@ -25,6 +25,16 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from . import checkpoint as checkpoint
+    from . import compat as compat
+    from . import differentiable as differentiable
+    from . import hdf5 as hdf5
+    from . import io as io
+    from . import machine as machine
+    from . import mpmd as mpmd
+    from . import regrid as regrid
+    from . import simulate as simulate
+    from . import zarr as zarr
     from .communicator.communicator import Communicator
     from .communicator.mesh import Mesh
     from .communicator.p2p import P2POp, batch_isend_irecv
@@ -117,16 +127,21 @@ _HOMES = {
     "wait_all": "core.waiting",
     "wait_any": "core.waiting",
 }
+_MODULES = (
+    "checkpoint", "compat", "differentiable", "hdf5", "io", "machine", "mpmd", "regrid", "simulate", "zarr",
+)  # fmt: skip
 
 
 if not TYPE_CHECKING:  # where a misspelt name is an error
 
     def __getattr__(name: str) -> Any:
         """Everything but the errors is loaded when it is first asked for, MPI included."""
-        if name in _HOMES:
-            from importlib import import_module
+        from importlib import import_module
 
+        if name in _HOMES:
             value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+        elif name in _MODULES:
+            value = import_module(f".{name}", __name__)
         elif name in ("world", "self_"):
             from .communicator.lazy_world import named
 
@@ -142,4 +157,4 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -230,3 +230,16 @@ def test_a_module_says_in_one_sentence_what_it_is_and_lists_its_names(name: str)
 
 def test_the_version_is_one_that_installers_understand() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+([ab.]\w+)?", hpcomm.__version__)
+
+
+def test_modules_of_the_package_come_when_they_are_asked_for() -> None:
+    """In a fresh process: others may have imported them here."""
+    code = "import hpcomm; print(*(hasattr(getattr(hpcomm, name), '__path__') for name in hpcomm._MODULES))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    public = {each.name for each in pkgutil.iter_modules(hpcomm.__path__) if not each.name.startswith("_")}
+    assert (
+        public
+        >= set(hpcomm._MODULES)
+        >= {"checkpoint", "hdf5", "io", "machine", "regrid", "simulate", "zarr"}
+    )
