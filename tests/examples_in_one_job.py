@@ -22,7 +22,9 @@ def main(folders: list[str]) -> None:
             try:
                 with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
                     runpy.run_path("train.py", run_name="__main__")
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, SystemExit) and not error.code:
+                    continue  # it ends here, as the workers of a pool do
                 print(f"rank {rank} failed in {folder}", file=sys.stderr)
                 raise
         if (torch := sys.modules.get("torch.distributed")) and torch.is_initialized():
