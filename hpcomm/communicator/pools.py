@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from concurrent.futures import Executor, Future, as_completed
+from functools import partial
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from .communicator import Communicator
 
-__all__ = ["Pool", "TaskTraceback", "Workers", "pool"]
+__all__ = ["Pool", "PoolShutError", "TaskTraceback", "Workers", "pool"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,6 +34,10 @@ _LINES = 10  # of progress
 
 class TaskTraceback(Exception):  # noqa: N818  the cause of an exception, as a text
     """Where a task has failed: the traceback on its rank."""
+
+
+class PoolShutError(UsageError, RuntimeError):
+    """The pool takes no tasks any more: a RuntimeError, too, as of every Executor."""
 
 
 class Pool(Executor):
@@ -52,7 +57,7 @@ class Pool(Executor):
         try:
             begun: Future[T] = self._inner.submit(_run, task)
         except RuntimeError as error:
-            raise UsageError(f"the pool takes no tasks: {error}", where("submit", None)) from None
+            raise PoolShutError(f"the pool takes no tasks: {error}", where("submit", None)) from None
         return begun
 
     def map(
@@ -87,6 +92,10 @@ class Pool(Executor):
             for task in tasks:
                 task.add_done_callback(shown.count)
         return _results(tasks, timeout, ordered)
+
+    def starmap(self, fn: Callable[..., T], items: Iterable[Iterable[object]], **how: Any) -> Iterator[T]:
+        """map, whose items are the arguments of a call each; how: as map takes it."""
+        return self.map(partial(_spread, fn), items, **how)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks. Wait for those already given, or cancel those that have not begun."""
@@ -197,6 +206,10 @@ def _run(task: _Packed) -> tuple[bool, _Packed, str]:
         except Exception:  # it can only be told
             packed = _packed(RuntimeError(f"{type(error).__name__}: {error}"), None)
         return False, packed, text
+
+
+def _spread(fn: Callable[..., T], arguments: Iterable[object]) -> T:
+    return fn(*arguments)
 
 
 def _each(fn: Callable[..., T], chunk: tuple[tuple[object, ...], ...]) -> list[T]:

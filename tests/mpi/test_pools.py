@@ -27,11 +27,15 @@ def test_results_come_in_order_or_as_they_are_done(comm: Any) -> None:
         if pool:
             assert list(pool.map(square, range(20), chunksize=3)) == [i * i for i in range(20)]
             assert sorted(pool.map(square, range(9), ordered=False)) == [i * i for i in range(9)]
+            assert list(pool.starmap(pow, [(2, 3), (3, 2)], chunksize=2)) == [8, 9]
             assert pool.submit(lambda x: x + 1, 4).result(20) == 5  # by cloudpickle
             array = np.arange(300_000.0)
             assert np.array_equal(pool.submit(np.negative, array).result(20), -array)
             pids = set(pool.map(lambda i: os.getpid(), range(9)))
             assert (os.getpid() in pids) == (comm.size == 1)
+            pool.shutdown()
+            with pytest.raises(RuntimeError, match="takes no tasks"):  # as every Executor
+                pool.submit(square, 1)
     assert comm.all_reduce(1) == comm.size
 
 
