@@ -18,7 +18,7 @@ from processes import finish
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
-from _sentences import docstrings, of_docstring, of_tables, sentences, words  # noqa: E402
+from _sentences import docstrings, found, of_docstring, of_tables, sentences, words  # noqa: E402
 
 DOCUMENTS = [
     "README.md",
@@ -214,10 +214,10 @@ def test_links_between_the_documents_lead_somewhere() -> None:
 def test_sentences_are_short(page: Path) -> None:
     """`python docs/_sentences.py PAGE` prints those of more than 25 words, which is what to aim at."""
     text = page.read_text(encoding="utf-8")
-    found = [*sentences(text), *of_tables(text)]
+    all_of_it = [*sentences(text), *of_tables(text)]
     if page.parent.name == "reference" and importlib.util.find_spec("torch"):
-        found += [each for _, docstring in docstrings(page) for each in of_docstring(docstring)]
-    longest = max(found, key=words)
+        all_of_it += [each for _, docstring in docstrings(page) for each in of_docstring(docstring)]
+    longest = max(all_of_it, key=words)
     assert words(longest) <= 30, longest
 
 
@@ -229,6 +229,15 @@ def test_sentences_are_found_in_pages_tables_and_docstrings() -> None:
     assert of_tables(page) == ["In", "a cell.", "Two"]
     docstring = "Add up.\n\nArgs:\n    x: an array. Or a\n        number.\n\nExample:\n    >>> 1 + 1\n    2\n"
     assert of_docstring(docstring) == ["Add up.", "an array.", "Or a number."]
+
+
+def test_names_in_the_package_that_pages_give_exist() -> None:
+    for page in PAGES:
+        for name in re.findall(r"`(hpcomm(?:\.\w+)+)[`(]", page.read_text(encoding="utf-8")):
+            try:
+                found(name)
+            except (AttributeError, ImportError):
+                pytest.fail(f"{page}: there is no {name}")
 
 
 def test_outer_links_are_well_formed() -> None:
