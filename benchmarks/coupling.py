@@ -4,7 +4,7 @@
     (--quick, given to both, takes fewer sizes and rounds)
 
 Three ways take turns: `link.exchange()`; point-to-point written by hand with mpi4py, its indices known; and
-by way of the roots: gathered at one, sent to the other, scattered. Blocks: both programs own consecutive
+by the roots (gather, send, scatter). Blocks: both programs own consecutive
 points, the second in the opposite order of ranks. Scattered: points dealt out at random.
 """
 

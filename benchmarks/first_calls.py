@@ -3,8 +3,8 @@
     python benchmarks/first_calls.py [--save] [--rounds 7] [--no-torch]
 
 Jobs of 2 fresh processes, mpi4py's and hpcomm's in turn; medians over the jobs, of the slower rank. numpy,
-mpi4py and torch are imported before; calls come in the order of the table, so a later row does not pay again
-for what an earlier one has brought.
+mpi4py and torch are imported before. Calls come in the order of the table, so a later row does not pay
+again for what an earlier one has loaded.
 """
 
 from __future__ import annotations

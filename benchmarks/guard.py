@@ -2,8 +2,8 @@
 
     hpcomm run -n 2 python benchmarks/guard.py [--save]
 
-Messages there and back by raw mpi4py, received as they are, with the datatype that guards, and after a look
-at how long the message is. `new`: each is written before it is sent; `same`: it was sent before as it is.
+Messages there and back by raw mpi4py. They are received plainly, with the datatype that guards, and after a
+probe for their length. `new`: each is written before it is sent; `same`: it was sent before as it is.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
     hpcomm run -n 2 python benchmarks/halo.py [--save] [--quick]
 
-Each rank has a halo of one element on a ring of the ranks along one axis, so two faces go out and two
-come in, on two ranks between the same two. By hand: Isend and Irecv of faces copied with numpy or described
-by derived datatypes, both also as persistent requests, and one persistent Neighbor_alltoallw on a Cartesian
-communicator.
+Each rank has a halo of one element on a ring of the ranks along one axis. So two faces go out and two come
+in. By hand: Isend and Irecv of faces copied with numpy or described by derived datatypes, both also as
+persistent requests. Also one persistent Neighbor_alltoallw on a Cartesian communicator.
 
-Before each exchange the faces that go out are written anew, as by a program that computes: what nobody has
-changed is found in the cache of who read it last. The time of writing alone is subtracted.
+Before each exchange the faces that are sent are written anew, as by a program that computes. Unchanged data
+would be in the cache of the rank that read it last. The time of writing alone is subtracted.
 """
 
 from __future__ import annotations

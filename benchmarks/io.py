@@ -2,11 +2,12 @@
 
     hpcomm run -n 2 python benchmarks/io.py [--save] [--folder FOLDER] [--mebibytes 256]
 
-By hand: File.Open, Write_at_all or Read_at_all of each rank's rows, Close, and for blocks a file view of a
-subarray and Write_all, behind a header as long as that of a .npy file. Neither side waits for the disk (no
+By hand: File.Open, Write_at_all or Read_at_all of each rank's rows, Close. For blocks: a file view of a
+subarray, and Write_all. The data begins behind a header as long as that of a .npy file. Neither side waits
+for the disk (no
 sync). "read": into a field that is there, and stays as it was if that fails. "load": into a new one. By hand
-both read into new memory. "write": where no file is. "replace": over an older file, by hand too beside its
-name and renamed; ext4 then begins to write the data out at once, which takes longer than writing into its
+both read into new memory. "write": where no file is. "replace": over an older file, by hand too under
+another name and renamed. ext4 then writes the data to the disk at once, which takes longer than writing to
 memory.
 The checkpoint adds checksums, a manifest and a sync, and is listed with what it writes per second.
 """

@@ -1,7 +1,8 @@
 """What `hpcomm run` sets, and what it is worth: python benchmarks/launching.py
 
-Runs the same jobs, in turn, by the launcher at hand as it comes and by `hpcomm run`: 4 ranks that start and
-end, and an 8-byte all-reduce of plain mpi4py on twice as many ranks as there are cores. Takes a minute.
+Runs the same jobs, in turn, by the plain launcher and by `hpcomm run`. One job starts 4 ranks, which end.
+The other one makes 8-byte all-reduces by plain mpi4py, on twice as many ranks as there are cores. Takes a
+minute.
 """
 
 import argparse

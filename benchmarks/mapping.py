@@ -3,7 +3,7 @@
     python benchmarks/mapping.py [--save] [--quick]
 
 Values at the centres of one grid are mapped to another and compared with the function there, at four
-resolutions: the error is the root mean square over the area, relative to that of the function. The integral
+resolutions. The error is the root mean square over the area, relative to that of the function. The integral
 lost is relative to that of the function's absolute value; overshoot is how far results lie outside the
 range of what was given. The smooth function is analytic; the rough one jumps between 0 and 1, so that
 only order 1/2 can be expected of any mapping.

@@ -5,8 +5,8 @@
 The same array lives on in all contenders; raw mpi4py always works on numpy arrays. "checks off" is a
 communicator made with check="off", "hpcomm" the default. "tensor" is raw mpi4py given a torch tensor.
 
-Tensors have communicators of their own: how long calls of one verb and size go is found out for all arrays
-together, but raw mpi4py's time differs between the two, by the pages on which they lie.
+Tensors have communicators of their own. Otherwise the lengths of calls would be found for arrays and
+tensors together, though raw mpi4py's times differ between the two, by the pages on which they lie.
 """
 
 from __future__ import annotations

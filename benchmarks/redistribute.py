@@ -5,8 +5,8 @@
 By hand: Alltoallw over subarray datatypes (what mpi4py-fft does), and Alltoall of blocks copied with numpy
 before and after. Arrays live on from call to call in all contenders.
 
-Before each call what goes out is written anew, as by a program that computes: what nobody has changed is
-found in the cache of who read it last. The time of writing alone is subtracted.
+Before each call the data that is sent is written anew, as by a program that computes. Unchanged data would
+be in the cache of the rank that read it last. The time of writing alone is subtracted.
 """
 
 from __future__ import annotations

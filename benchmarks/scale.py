@@ -2,11 +2,12 @@
 
     python benchmarks/scale.py [RANKS ...] [--save]
 
-The package's own code runs, on a stand-in for MPI's communicator (`Echo`) that answers as if all other ranks
-did the same as this one, or as messages laid out before say. A node has 128 ranks. Memory is what Python
+The package's own code runs on a stand-in for MPI's communicator (`Echo`). It answers as if all other ranks
+did the same as this one, or with messages that were prepared. A node has 128 ranks. Memory is what Python
 and numpy allocate, without what MPI itself needs: `kept` is what is left of it, `peak` the most at a time.
-Asked of each line at 100,000 ranks: at most 20 MiB (beside what the caller gets, as of all_gather_object),
-1 s and 1000 messages; of fewer ranks in proportion. The exit status is 1 where memory or messages are more.
+The limits of each line at 100,000 ranks are 20 MiB (without the result, as of all_gather_object), 1 s and
+1000 messages. For fewer ranks they are less in proportion. The exit status is 1 where memory or messages
+are more.
 """
 
 from __future__ import annotations

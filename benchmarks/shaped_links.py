@@ -2,8 +2,8 @@
 
     sudo python benchmarks/shaped_links.py      # root, `ip` and `tc`; the MPI of this Python
 
-Makes three namespaces joined by a bridge, shapes each one's way out with a token bucket, runs one rank in
-each, and takes everything away again.
+Makes three network namespaces joined by a bridge, and limits each one's rate with a token bucket. It runs
+one rank in each, and removes all at the end.
 """
 
 from __future__ import annotations

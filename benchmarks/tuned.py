@@ -3,7 +3,8 @@
     python benchmarks/tuned.py        # 2 ranks; the MPI of this Python
 
 Writes benchmarks/results/tuned_<mpi>.{json,txt}: per verb and size, also sizes that were not tuned for, us,
-medians of rounds that alternate between both; and what an own schedule of 8 bytes takes beside the default.
+medians of rounds that alternate between both. Then what a schedule of hpcomm takes for 8 bytes, beside the
+default.
 """
 
 from __future__ import annotations

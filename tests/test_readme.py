@@ -43,7 +43,11 @@ DOCUMENTS = [
         )
     ),
 ]
-PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if "_made" not in page.parts)]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in (ROOT / "docs").rglob("*.md") if "_made" not in page.parts),
+]
 IN_ONE_JOB = ROOT / "tests/examples_in_one_job.py"
 TIMEOUT_S = 60
 

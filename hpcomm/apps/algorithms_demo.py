@@ -4,8 +4,8 @@
 
 Each is proved before its first call and compared with what numpy makes of everybody's x. The model is
 LogGP (hpcomm/simulate.py), fitted to a few calls on all ranks. These are timed in turn with the algorithms,
-several times over, so that all of them meet the same machine. Calls that it was not fitted to tell how sure
-it is: if it fails there, or if the machine is too busy with other things, no prediction is printed.
+several times over, so that all of them meet the same machine. Calls that it was not fitted to show how good
+it is. If it fails there, or if the machine is too busy with other work, no prediction is printed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m hpcomm run -n 4 python -m hpcomm.apps.allreduce_demo
 
-Every rank can compute every rank's input, so each one works out the result alone, in one process and in
-the widest type of the family, and compares. Blocking, in place and in the background go by turns.
+Every rank can compute the inputs of all ranks. So each one computes the result alone, in the widest type of
+the family, and compares. Blocking, in place and in the background go by turns.
 """
 
 from __future__ import annotations

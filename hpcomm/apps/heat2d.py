@@ -4,8 +4,8 @@
     python -m hpcomm run -n 3 python -m hpcomm.apps.heat2d --checkpoint FOLDER [--every 100]
 
 While the rim of each piece is on its way the inside is computed. With --checkpoint the run goes on from
-the newest one found there, on any number of ranks. At the end rank 0 computes the same alone: both results
-are the same to the last bit, because every point is computed by the same operations in the same order.
+the newest one found there, on any number of ranks. At the end rank 0 computes the same alone. Both results
+are equal to the last bit, because every point is computed by the same operations in the same order.
 """
 
 from __future__ import annotations

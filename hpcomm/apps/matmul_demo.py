@@ -2,8 +2,8 @@
 
     python -m hpcomm run -n 4 python -m hpcomm.apps.matmul_demo [--size 240]
 
-SUMMA (van de Geijn & Watts 1997): C = A B in blocks over a mesh; panel after panel, the owners broadcast
-columns of A along their row of ranks and rows of B along their column. Tensor parallel: W1 cut by columns,
+SUMMA (van de Geijn & Watts 1997): C = A B in blocks over a mesh. Panel after panel, the owners broadcast
+columns of A along their row of ranks, and rows of B along their column. Tensor parallel: W1 cut by columns,
 W2 by rows, one all_reduce (Shoeybi et al. 2019). Both are compared with numpy on rank 0.
 """
 

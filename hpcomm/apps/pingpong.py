@@ -3,8 +3,8 @@
     python -m hpcomm run -n 2 python -m hpcomm.apps.pingpong --plot pingpong.png
 
 Ping-pong: rank 0 sends, the peer answers; half of the round trip is the one-way latency. Exchange: both
-send at the same time by sendrecv, which cannot deadlock; send followed by recv on both sides would, as
-soon as a message is too large to wait in a buffer of MPI's.
+ranks send at the same time by sendrecv, which cannot deadlock. If both called send and then recv, they
+would deadlock as soon as a message is too large for MPI's buffers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m hpcomm run -n 4 python -m hpcomm.apps.softmax_demo
 
-softmax(x)_i = exp(x_i) / sum_j exp(x_j). In float64 exp overflows past 709, so everybody first agrees on
-the greatest element m and computes exp(x_i - m) instead: the same quotient, and no term exceeds 1
+softmax(x)_i = exp(x_i) / sum_j exp(x_j). In float64 exp overflows past 709. So all ranks first agree on the
+greatest element m, and compute exp(x_i - m) instead. The quotient is the same, and no term exceeds 1
 (Blanchard, Higham & Higham 2021). The norm is scaled by the greatest magnitude for the same reason.
 Two numbers per rank travel for each result, whatever the length of the vector.
 """
