@@ -84,11 +84,11 @@ class Machine:
             )
 
     def running(self, algorithm: str) -> Machine:
-        """This machine as it is for one algorithm."""
+        """The machine with its values for one algorithm."""
         return replace(self, **self.families.get(algorithm.partition(":")[0], {}), families={})
 
     def port(self, nbytes: Array, level: Array) -> Array:
-        """How long a port is busy with messages."""
+        """Seconds that a port is busy with a message of this size, at this level."""
         if not self.curve:
             return np.asarray(self.overhead + nbytes * np.asarray(self.per_byte)[level])
         size, seconds = np.array(self.curve).T
@@ -97,11 +97,11 @@ class Machine:
 
     @property
     def group(self) -> int:
-        """Ranks so far apart have nothing in common."""
+        """Number of ranks of a pod, or of a node if there are no pods."""
         return self.node * max(1, self.pod)
 
     def links(self) -> list[tuple[str, int, float]]:
-        """What ranks share: (name, by how many each, seconds per byte); by level, from 1."""
+        """Links that ranks share: (name, by how many ranks, seconds per byte), from the node up."""
         nic = [("nic", self.node, self.nic_per_byte)]
         return nic + [("uplink", self.group, self.uplink_per_byte)] * bool(self.pod)
 

@@ -72,7 +72,7 @@ class Simulation:
 
     @cached_property
     def finish(self) -> Array:
-        """When each rank is done with its messages; looked for when it is asked for."""
+        """When each rank has ended its messages, in seconds. Computed at the first use."""
         clock = Clock(self.schedule, self.on, self.nbytes / self.schedule.chunks, bool(self.messages))
         _run(clock)
         return clock.time
