@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from zlib import crc32
 
 from ..agree.agreement import refused
-from ..core.signature import head
+from ..core.signature import head, signature
 from ..errors import ConfigError, MismatchError, RankError, UsageError, where
 from ..job import process_role
 from ..transport.device.path_choice import PATHS
@@ -237,8 +237,11 @@ def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Co
 class agreed:  # noqa: N801  a context, read as a word
     """While all ranks of comm make something by verb, and name the same what.
 
+    Where the native core has them all, it begins when all have come: then none is inside MPI yet when
+    another one refuses its part.
+
     Raises:
-        MismatchError: another rank makes another call, or names something else.
+        MismatchError: another rank makes another call, or names something else. PeerFailedError: refuses it.
     """
 
     def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
@@ -248,7 +251,9 @@ class agreed:  # noqa: N801  a context, read as a word
     def __enter__(self) -> None:
         self.call_guard.__enter__()
         try:
-            self.agreement.enter(*self._call)
+            if self._comm.node is not None:
+                self._comm.node.arrive(signature(*self._call))
+            self.agreement.enter(*self._call)  # who has left meanwhile stands in the call log
             self._comm.children.begin(self._comm)
         except BaseException as error:
             self.call_guard.__exit__(type(error), error, None)

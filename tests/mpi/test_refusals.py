@@ -143,3 +143,21 @@ def test_what_all_ranks_refuse_leaves_them_in_step(own_comm: Any) -> None:
         with pytest.raises(hpcomm.UsageError):
             own_comm.all_reduce(np.ones(2), "plus") if own_comm.rank else own_comm.broadcast(1, root=99)
         assert own_comm.all_reduce(np.ones(2)).tolist() == [own_comm.size] * 2
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("verb", ["split", "dup", "cart"])
+def test_what_one_rank_will_not_make_no_other_one_makes(own_comm: Any, verb: str) -> None:
+    """Not even begins to: none is inside MPI when it hears of it."""
+    if own_comm.node is None:
+        pytest.skip("needs the node core: MPI cannot be stopped")
+    wrong, right = {
+        "split": ([-2], [0]),
+        "dup": ([None, "quick"], []),
+        "cart": ([[own_comm.size, 2]], [[-1]]),
+    }[verb]
+    if own_comm.rank == 0:
+        time.sleep(0.05)  # the others wait by then
+    with pytest.raises(hpcomm.HpcommError) as caught:
+        getattr(own_comm, verb)(*(right if own_comm.rank else wrong))
+    assert own_comm.rank == 0 or "refused" in str(caught.value)
