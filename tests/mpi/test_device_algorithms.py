@@ -30,6 +30,9 @@ from hpcomm.transport.device import host_copy, workspace
 from hpcomm.transport.device.staging import DeviceSink, DeviceSource
 from hpcomm.transport.scheduled import rounds
 
+# Of MPI it takes messages alone; test_schedules.py has more ranks, on hosts.
+pytestmark = [pytest.mark.few, pytest.mark.once]
+
 __all__ = ["comm", "device", "path"]  # fixtures
 
 LONG = 1500  # elements of float32 that do not fit into a workspace at once
