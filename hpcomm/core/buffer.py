@@ -304,7 +304,7 @@ def _torch(x: Tensor, torch: ModuleType) -> Buffer:
         if math.prod(shape) * dtype.itemsize < RESULT_LARGE:
             return _torch(torch.empty(shape, dtype=own), torch)
         memory = torch.from_numpy(
-            result_memory.empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8))
+            result_memory.empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8), at=0)
         )
         return _torch(memory.view(own).view(shape), torch)
 

@@ -38,9 +38,8 @@ NETWORK_TICK_S = 0.25  # between looks at calls of torch that go over the networ
 NETWORK_PATIENCE_S = 2.0  # for a call that a rank which has ended may have left in good order
 
 # New results: bytes.
-# No benchmark keeps it yet: an all_reduce of 64 MiB without out= took 1.7 times one with it. The C library
-# keeps memory of up to 32 MiB itself.
-RESULT_LARGE = 32 << 20  # of a result whose memory is used again
+# Results of 16 and 64 MiB in such memory take about as long as with out= (benchmarks/node_core.py, "new").
+RESULT_LARGE = 4 << 20  # of a result whose memory is used again
 RESULT_KEPT = 512 << 20  # of memory that nobody uses and a process keeps
 
 # Receives: bytes.

@@ -21,7 +21,7 @@ import ranks  # noqa: E402
 
 core.know_numpy(np)
 
-SIZES = [1, 1000, 3000, 400_001]  # of elements: in the cells, in one piece, in many
+SIZES = [1, 1000, 3000, 200_001]  # of elements: in the cells, in one piece, in many
 
 
 def plain(x):

@@ -110,11 +110,12 @@ static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_
 }
 
 /* Between the root and each other rank: the root moves the last `few` bytes of a block, the others all else. The root
-   has p - 1 blocks to do with, and its own to copy, which takes half as long as another's: few is such that it takes as
-   long as the others. */
+   has p - 1 blocks to do with, and its own to copy unless that is in place, which takes half as long as another's: few is
+   such that it takes as long as the others. */
 static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather */
   const size_t block = c->nbytes, ranks = (size_t)n->size, calls = (ranks - 2) * CALL;
-  const size_t share = c->verb == BY_BROADCAST ? block : block / 2;
+  const int in_place = direct_address(n, c->root, X) == direct_address(n, c->root, OUT);
+  const size_t share = c->verb == BY_BROADCAST && in_place ? block : block / 2;
   const size_t few = share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
   const int me = n->rank, is_gather = c->verb == BY_GATHER, is_cut = c->verb == BY_SCATTER;
   const size_t mine = c->verb == BY_BROADCAST ? 0 : (size_t)me * block;

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <structmember.h>
 
-#define RESULT_LARGE (32u << 20) /* bytes, as in core/limits.py */
+#define RESULT_LARGE (4u << 20) /* bytes, as in core/limits.py */
 
 PyTypeObject *segment_type;
 int node_forks;
