@@ -70,7 +70,6 @@ class Outstanding:
         self.room = _FEW
         self._calls: list[Any] = []  # generators, also some that are over
         self._room_of_calls = _FEW
-        self._is_lost = False
         self._left: list[Freed] = []
         self._schedules: Kept | None = None
 
@@ -110,11 +109,12 @@ class Outstanding:
             is_lost: never: ranks that disagreed may have left messages, which must not arrive on the next
                 communicator of that number.
         """
-        self._left, self._schedules, self._is_lost = left, schedules, is_lost
+        self._left, self._schedules = left, schedules
         for plan in tuple(self.plans):
             if not plan.is_under_way:
                 plan.close()
-        _closed.append(self)
+        if not is_lost:
+            _closed.append(self)
         for each in tuple(_closed):
             if not each._is_any():
                 _closed.remove(each)
@@ -122,7 +122,7 @@ class Outstanding:
 
     def _is_any(self) -> bool:
         calls = any(each.gi_frame for each in self._calls) or any(self.requests)
-        return self._is_lost or calls or any(plan.is_under_way for plan in self.plans)
+        return calls or any(plan.is_under_way for plan in self.plans)
 
     def _free(self) -> None:
         for plan in tuple(self.plans):
