@@ -12,8 +12,8 @@
      scan, exscan             others get of it. So x may be out: nobody else needs that slice of any x
 
    The arrays' addresses came with the arrivals. Nobody leaves before all have finished; a rank that gives up says so
-   before it returns, and who has read from it since fails too. Others may still write to its out then, until they
-   come to the next call: it keeps that memory (module.c).
+   before it returns, and who has read from it since fails too, before those who got something of it could pass. Others
+   may still write to its out then, until they come to the next call: it keeps that memory (module.c).
 
    Some memory is read by its process but by no other (what a device's driver has mapped): then all go through pieces.
    So each rank tries its own, and remembers for which arrays it has. */
@@ -214,6 +214,11 @@ static int move(struct node *n, const struct call *c) {
 int direct_run(struct node *n, const struct call *c) {
   const int fills = c->verb == BY_EXSCAN && n->rank == 0, in_place = c->x == c->out;
   if (move(n, c)) return -1;
+  /* What was read of a rank that has given up meanwhile may have been anything, and others may have got it from here: so
+     before we say that we have finished. */
+  atomic_thread_fence(memory_order_seq_cst); /* first their arrays were read, then whether they had given up */
+  for (int r = 0; r < n->size; r++)
+    if (r != n->rank && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r)) return -1;
   node_post(&node_mine(n)->finished, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
   if (fills && !in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   for (int r = 0; r < n->size; r++)

@@ -195,6 +195,7 @@ void long_begin_steps(struct node *n) { post_all(n, n->settled ? NODE_FIRST_STEP
 
 int long_give_up(struct node *n) {
   post_all(n, n->gave_up + 1 == n->calls ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
+  atomic_thread_fence(memory_order_seq_cst); /* before the program writes to its arrays */
   n->gave_up = n->calls;
   return -1;
 }

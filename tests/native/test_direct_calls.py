@@ -1,0 +1,59 @@
+"""Long calls in which ranks reach one another's arrays: who leaves one or is wrong, what others get then."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+core = pytest.importorskip("hpcomm.node._native.core")
+pytestmark = pytest.mark.once
+
+import ranks  # noqa: E402
+
+core.know_numpy(np)
+
+
+def interrupted_in(seconds):
+    """Ctrl-C in a while."""
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+@pytest.mark.parametrize("verb", ["reduce", "exscan"])  # where nobody writes to the rank that leaves
+def test_what_was_read_of_a_rank_that_has_left_meanwhile_is_given_to_nobody(verb):
+    def hook(reason, who, mine, theirs):
+        if reason != "waits":
+            time.sleep(0.1)  # it takes its time to say that the call fails
+            raise RuntimeError(reason)
+
+    def body(node):
+        x, out = np.full(30_000, node.rank + 1.0), np.zeros(30_000)
+        arguments = [2, out if node.rank == 2 else None] if verb == "reduce" else [out]
+
+        def call():
+            getattr(node, verb)(x, "sum", *arguments)
+
+        call()
+        assert node.direct
+        right = out.copy()
+        slow = int(node.broadcast(np.array([os.getpid()]), 1)[0])
+        if node.rank == 0:
+            interrupted_in(0.3)
+            with pytest.raises(KeyboardInterrupt):
+                call()
+            x[:] = 1000  # it is the program's again
+            os.kill(slow, signal.SIGCONT)
+            return None
+        if node.rank == 2:
+            time.sleep(0.1)
+            os.kill(slow, signal.SIGSTOP)  # it has come, and has read nothing yet
+        try:
+            call()
+        except RuntimeError as error:
+            return str(error)
+        np.testing.assert_array_equal(out, right)
+        return None
+
+    assert ranks.together(3, body, direct_from=0, hook=hook)[1] == "gave up"
