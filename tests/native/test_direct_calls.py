@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -57,3 +58,25 @@ def test_what_was_read_of_a_rank_that_has_left_meanwhile_is_given_to_nobody(verb
         return None
 
     assert ranks.together(3, body, direct_from=0, hook=hook)[1] == "gave up"
+
+
+def test_only_the_array_that_others_may_write_to_is_kept_and_only_once():
+    def body(node):
+        x, out = np.ones(30_000), np.ones(30_000)
+        node.all_reduce(x, "sum", out)
+        if node.rank:
+            time.sleep(0.2)
+            with pytest.raises(RuntimeError, match="gave up"):
+                node.all_reduce(x, "sum", out)
+            return None
+        held = sys.getrefcount(x), sys.getrefcount(out)
+        interrupted_in(0.05)
+        with pytest.raises(KeyboardInterrupt):
+            node.all_reduce(x, "sum", out)
+        node.close()
+        with pytest.raises(ValueError, match="closed"):
+            node.all_reduce(x, "sum", out)
+        assert (sys.getrefcount(x), sys.getrefcount(out)) == (held[0], held[1] + 1)
+        return None
+
+    ranks.together(2, body, direct_from=0)

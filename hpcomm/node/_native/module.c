@@ -194,14 +194,10 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
     bad = node_run(&self->node, &c);
     self->busy = 0;
     bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
+    if (bad == -2 && self->node.gave_up == self->node.calls) Py_XINCREF(result); /* others may write to it still */
   }
   array_done(&x);
   array_done(&out);
-  if (bad == -2 && self->node.gave_up == self->node.calls) { /* others may be in the call still: their arrays stay */
-    Py_XINCREF(g.x);
-    Py_XINCREF(g.out);
-    Py_XINCREF(result);
-  }
   if (bad == 0) return result ? result : Py_NewRef(Py_None);
   Py_XDECREF(result);
   return bad == -1 ? Py_NewRef(Py_NotImplemented) : NULL;
