@@ -80,3 +80,16 @@ def test_only_the_array_that_others_may_write_to_is_kept_and_only_once():
         return None
 
     ranks.together(2, body, direct_from=0)
+
+
+def test_nobody_writes_behind_a_shorter_array_where_signatures_are_not_compared():
+    def body(node):
+        n = 40_000 if node.rank else 30_000
+        memory = np.full(40_000, 7.0)
+        node.all_reduce(np.ones(20_000), "sum")  # all learn whether they reach one another's memory
+        with pytest.raises(RuntimeError, match="mismatch"):
+            node.all_reduce(np.ones(n), "sum", memory[:n])
+        node.barrier()
+        assert (memory[n:] == 7).all()
+
+    ranks.together(2, body, direct_from=0, checks=False)

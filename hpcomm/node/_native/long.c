@@ -242,8 +242,9 @@ static int meet(struct node *n, const struct call *c) {
   if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
   const int afresh = long_afresh(n);
   uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
-  if (is_direct(n, c))
-    addresses[2] = !direct_reaches(n, c->x, c->nbytes) || (is_written(c->verb) && !direct_reaches(n, c->out, c->nbytes));
+  if (is_direct(n, c) && direct_reaches(n, c->x, c->nbytes) &&
+      (!is_written(c->verb) || direct_reaches(n, c->out, c->nbytes)))
+    addresses[2] = c->nbytes;
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
   if (node_await_all(n)) return long_give_up(n);
@@ -262,13 +263,16 @@ int long_settle(struct node *n, const struct call *c) {
 }
 
 /* Nobody's x may change while others read it: an all_to_all in place goes through pieces. Nor may an array be what a
-   device's driver has mapped, which the system reads for nobody else. */
-static int may_reach(const struct node *n, const struct call *c) {
+   device's driver has mapped, which the system reads for nobody else. < 0: one is of another length, where signatures
+   are not compared: nobody writes behind another's array. */
+static int may_reach(struct node *n, const struct call *c) {
+  int may = n->direct;
   for (int r = 0; r < n->size; r++) {
-    if (c->verb == BY_ALL_TO_ALL && direct_address(n, r, 0) == direct_address(n, r, 1)) return 0;
-    if (direct_address(n, r, 2)) return 0;
+    const uint64_t nbytes = direct_address(n, r, 2);
+    if (nbytes && nbytes != c->nbytes) return node_fail(n, NODE_MISMATCH, r);
+    may &= nbytes && !(c->verb == BY_ALL_TO_ALL && direct_address(n, r, 0) == direct_address(n, r, 1));
   }
-  return n->direct;
+  return may;
 }
 
 int long_run(struct node *n, const struct call *c) {
@@ -276,8 +280,9 @@ int long_run(struct node *n, const struct call *c) {
   if (n->has_long < 0) return NODE_NO_ROOM; /* all know it since the first, so nobody comes */
   if (meet(n, c)) return -1;
   if (n->has_long < 0) return NODE_NO_ROOM;
-  int unlocked = node_unlock(n), bad = settle(n);
-  if (!bad && is_direct(n, c) && may_reach(n, c)) {
+  int unlocked = node_unlock(n), bad = settle(n), may = 0;
+  if (!bad && is_direct(n, c)) bad = (may = may_reach(n, c)) < 0;
+  if (!bad && may) {
     bad = direct_run(n, c);
   } else if (!bad) {
     plan(&s);
