@@ -93,3 +93,17 @@ def test_nobody_writes_behind_a_shorter_array_where_signatures_are_not_compared(
         assert (memory[n:] == 7).all()
 
     ranks.together(2, body, direct_from=0, checks=False)
+
+
+@pytest.mark.parametrize(("code", "nan"), [(10, 0x7C01), (11, 0x7F81)], ids=["float16", "bfloat16"])
+def test_a_half_that_is_not_a_number_has_the_same_bits_whichever_way_a_scan_goes(code, nan):
+    def body(node):
+        x = np.full(20_000, nan, np.uint16)
+        found = []
+        for way in (0, 1 << 60):
+            node.barrier()
+            node.direct_from = way
+            found += [node.scan(x, "sum", None, code), node.exscan(x, "sum", None, code)]
+        np.testing.assert_array_equal(found[:2], found[2:])
+
+    ranks.together(3, body)

@@ -144,7 +144,7 @@ static int prefixes(struct node *n, const struct call *c, const void **in, char 
   for (int r = is_scan ? 0 : 1; r < n->size && !bad; r++) {
     const int inputs = is_scan ? r + 1 : r, goes_on = inputs > 1 && !is_half;
     const void *two[] = {last, in[inputs - 1]};
-    if (inputs > 1 || c->op >= OP_LAND) {
+    if (inputs > 1 || is_half || c->op >= OP_LAND) { /* of what is not a number a half may get other bits */
       reduce_arrays(c->dtype, c->op, n->size, room, goes_on ? two : in, goes_on ? 2 : inputs, count);
       last = room;
     }
