@@ -150,6 +150,34 @@ def test_memory_that_the_system_reads_for_nobody_goes_through_pieces():
     ranks.together(2, body, direct_from=0)
 
 
+def test_what_was_tried_of_memory_that_has_become_another_array_is_forgotten_with_a_failed_call():
+    n = 300_000
+    secret(1)
+
+    def body(node):
+        rows, tries = np.empty((2, n), np.float32), []
+        plain = mmap.mmap(-1, 4 * n)
+        x = np.frombuffer(plain, np.float32)
+        node.all_gather(x, rows)
+        at = x.ctypes.data
+        del x
+        plain.close()
+        x = secret(n) if node.rank == 0 else np.zeros(n, np.float32)
+        if node.rank == 0 and x.ctypes.data != at:
+            tries.append("moved")
+        for _ in range(2):
+            x[:] = node.rank + 1
+            try:
+                node.all_gather(x, rows)
+                tries.append(rows[:, -1].tolist())
+            except RuntimeError as error:
+                tries.append(str(error))
+        return tries
+
+    first, second = ranks.together(2, body, direct_from=0)
+    assert first[-1] == second[-1] == [1, 2]
+
+
 def test_every_verb_takes_tensors():
     torch = pytest.importorskip("torch")
     core.know_torch(torch)

@@ -197,6 +197,7 @@ int long_give_up(struct node *n) {
   post_all(n, n->gave_up + 1 == n->calls ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
   atomic_thread_fence(memory_order_seq_cst); /* before the program writes to its arrays */
   n->gave_up = n->calls;
+  memset(n->reached, 0, sizeof n->reached); /* an address may have become another array's */
   return -1;
 }
 
