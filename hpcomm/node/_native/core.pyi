@@ -40,7 +40,7 @@ class Node:
     timeout: float
     spins: int
     most: int  # bytes of a rank's block, above which calls are not taken
-    direct_from: int  # bytes; four times as many for all_reduce and broadcast
+    direct_from: int  # bytes; more for all_reduce and broadcast
     def __new__(
         cls,
         segment: Segment,

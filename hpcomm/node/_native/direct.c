@@ -110,8 +110,8 @@ static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_
 }
 
 /* Between the root and each other rank: the root moves the last `few` bytes of a block, the others all else. The root
-   has p - 1 blocks to do with, and its own to copy unless that is in place, which takes half as long as another's: few is
-   such that it takes as long as the others. */
+   has p - 1 blocks to do with, and its own to copy unless a broadcast is in place, which takes half as long as another's: few
+   is such that it takes as long as the others. */
 static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather */
   const size_t block = c->nbytes, ranks = (size_t)n->size, calls = (ranks - 2) * CALL;
   const int in_place = direct_address(n, c->root, X) == direct_address(n, c->root, OUT);

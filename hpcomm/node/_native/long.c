@@ -201,7 +201,7 @@ int long_give_up(struct node *n) {
   return -1;
 }
 
-/* In the first long call all learn whether all can read all memory. */
+/* In the first long call all learn whether all can reach all memory. */
 static int settle(struct node *n) {
   struct node_rank *mine = node_mine(n);
   if (n->settled) return 0;

@@ -66,7 +66,7 @@ struct node_rank {
     node_word waiting;          /* number of the call in which it has begun to wait slowly; 0: it does not */
     node_word since;            /* ns of CLOCK_MONOTONIC */
     node_word rank;             /* for whom; NODE_RANKS: nobody */
-    node_word pid, token_at;    /* a word in its own memory holds `token`: whoever reads it there may read all */
+    node_word pid, token_at;    /* a word in its own memory holds `token`: whoever reads it there may reach all */
     node_word token;
     node_word direct; /* 1: it can reach all others' memory; set in the first long call */
   } status;
@@ -157,7 +157,7 @@ struct node {
   uint64_t arrival;                /* of the call under way, as it stands in cells */
   uint64_t token;                  /* see status.token_at */
   int has_long;                    /* there are pieces: 1; there is no room for them: -1; 0: no long call yet */
-  int settled, direct;             /* set at the first one: memory of others can be read */
+  int settled, direct;             /* set at the first one: memory of others can be read and written */
   uint64_t direct_from;            /* bytes from which that is done: see long.c; the same on all ranks */
   char *scratch;                   /* for what is read so, and reduced */
   struct reached {
@@ -222,9 +222,9 @@ struct call {
 enum { NODE_NO_ROOM = -2 };
 int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
 int long_run(struct node *, const struct call *);
-#define NODE_FIRST_STEP 1 /* step 0: come, but it has not said yet whether it can read our memory */
+#define NODE_FIRST_STEP 1 /* step 0: come, but it has not said yet whether it can reach our memory */
 int long_reached(struct node *, const node_word *, uint64_t step, int rank);
-int long_settle(struct node *, const struct call *); /* all know whether all can read all memory: n->direct */
+int long_settle(struct node *, const struct call *); /* all know whether all can reach all memory: n->direct */
 int long_afresh(struct node *);                       /* 0: not before all have come: see meet */
 void long_begin_steps(struct node *);
 int long_give_up(struct node *);
