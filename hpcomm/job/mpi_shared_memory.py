@@ -2,6 +2,7 @@
 
 MPICH keeps the name of its file until MPI_Finalize. Whose it is shows in the maps of the processes that use
 it, and no longer when they have ended. So `hpcomm run` hears of each new file, and looks at its ranks then.
+The files of a job's hosts have one name, followed by the number of the host.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import os
 import re
 import select
 import struct
+import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .launcher import below
+from .launcher import below, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +32,9 @@ _MAPPED_S = 5.0  # by then who makes a file has mapped it, also where many share
 _LOOKS_S = (0.01, 0.2)  # shortest and longest time between two looks at who has
 _IN_CREATE = 0x100  # of inotify(7)
 _EVENT = struct.Struct("iIII")
+_REMOVE_S = 5.0  # for one host to remove a file
 _noticed: set[Path] = set()
+_elsewhere: set[tuple[str, ...]] = set()  # what runs a command on another host of the job, in front of it
 
 
 def stale_segments() -> list[Path]:
@@ -87,7 +91,10 @@ def notice(file: int, launcher: int) -> None:
             unknown.update((Path(_FOLDER, name), until) for name in made)
             wait_s = shortest
         if unknown:
-            _noticed.update(unknown.keys() & mapped(below(launcher)))
+            started = below(launcher)
+            if ours := unknown.keys() & mapped(started):
+                _noticed.update(ours)
+                _elsewhere.update(filter(None, map(_agent, started)))
             now = time.monotonic()
             unknown = {path: end for path, end in unknown.items() if path not in _noticed and now < end}
             wait_s = min(2 * wait_s, longest)
@@ -101,7 +108,28 @@ def _made(events: bytes) -> Iterator[str]:
         yield events[at - length : at].rstrip(b"\0").decode(errors="replace")
 
 
+def _agent(pid: int) -> tuple[str, ...]:
+    """The words `ssh HOST` of a process `ssh HOST .../hydra_pmi_proxy ...`; none: it is another one."""
+    words = words_of(pid)
+    at = next((i for i, word in enumerate(words) if "hydra_pmi_proxy" in word), 0)
+    return tuple(words[:at])
+
+
 def remove_noticed() -> None:
-    """Take away what notice() has seen of a job that has ended."""
+    """Take away what notice() has seen of a job that has ended, on all hosts."""
     for path in tuple(_noticed):
         path.unlink(missing_ok=True)
+    shared = {str(path).rpartition("_")[0] for path in _noticed}
+    names = [f"{name}_{host}" for name in shared for host in range(len(_elsewhere) + 1)]
+    asked = [
+        subprocess.Popen(
+            [*agent, "rm", "-f", "--", *names], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for agent in _elsewhere
+    ]
+    until = time.monotonic() + _REMOVE_S
+    for each in asked:
+        with suppress(subprocess.TimeoutExpired):  # a host that does not answer: its file stays
+            each.wait(max(0.0, until - time.monotonic()))
+            continue
+        each.kill()

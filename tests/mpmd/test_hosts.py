@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hosts import Hosts, why_not
@@ -245,3 +246,30 @@ def test_ranks_spawn_others_on_all_hosts(hosts):
     assert process.returncode == 0, out
     assert re.search(r"there \['h1', '(h1', 'h2|h2', 'h1)'\]", out), out
     assert out.count("merged 5") == out.count("went on") == 2, out
+
+
+KILLED = """
+import os, signal
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+print([line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/mpich" in line][0], flush=True)
+comm.Barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.Barrier()
+"""
+
+
+@pytest.mark.skipif(find_mpi().vendor != "mpich", reason="Open MPI's daemons remove their ranks' files")
+def test_what_a_killed_rank_leaves_is_removed_on_its_host(hosts):
+    """Of a program without hpcomm. The hosts share /dev/shm here, so what they are told counts, too."""
+    (hosts.folder / "killed.py").write_text(KILLED)
+    command = [sys.executable, "-m", "hpcomm", "run", "--hosts", "h1:1,h2:1", "python", "killed.py"]
+    process = hosts.start(command, hosts.environ("mpich"))
+    out = end(process, 60)
+    assert process.returncode == 137, out
+    assert "rank 1 on h2 was ended by signal 9 (SIGKILL)" in out
+    files = sorted(re.findall(r"/dev/shm/mpich_shm_\w+", out))
+    assert len(files) == 2
+    assert not [file for file in files if Path(file).exists()]
+    assert f"h2 rm -f -- {' '.join(files)}\n" in (hosts.folder / "agent.log").read_text()
