@@ -1,7 +1,8 @@
-"""Windows: memory of every rank that the others read and write without its doing, comm.window(shape, dtype).
+"""Windows: memory of every rank that the others read and write directly, comm.window(shape, dtype).
 
-MPI's one-sided communication (passive target): each rank has an array, and a call names rank and place there.
-A counter is a window of one number: comm.counter(), which hands work out to whoever is ready for more.
+MPI's one-sided communication (passive target): each rank has an array, and a call names a rank and a
+place in its array. A counter is a window of one number: comm.counter(), by which ranks take the next piece
+of work.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Window(ClosedByAll):
 
     @property
     def array(self) -> Any:
-        """This rank's own part, a numpy array. It shows what others have written after fence()."""
+        """This rank's own part, a numpy array. After fence() it shows what others have written."""
         self._open("array")
         return self._array.view(dtypes.numpy_dtype(self._record))
 
