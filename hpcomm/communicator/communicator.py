@@ -74,7 +74,7 @@ class Communicator(ClosedByAll):
 
     Attributes:
         rank, size: this rank's number among the ranks of this communicator, and how many there are.
-        name: for messages.
+        name: shown in errors.
         mpi: the mpi4py communicator that this one uses, for what only MPI can do.
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
@@ -83,8 +83,8 @@ class Communicator(ClosedByAll):
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
 
     On an inter-communicator the verbs mean what MPI says. all_reduce gives each group the other group's
-    result. As root, the other group gives the root's rank, the root itself hpcomm.ROOT, and the other ranks
-    of its group hpcomm.PROC_NULL.
+    result. If a verb has a root, the root itself passes root=hpcomm.ROOT, and the other ranks of its group
+    pass hpcomm.PROC_NULL. The ranks of the other group pass the root's rank.
     """
 
     home: tuple[Children, int] | None = None  # what has made it, and its number there
@@ -379,7 +379,7 @@ class Communicator(ClosedByAll):
 
     # -- looking on ----------------------------------------------------------------------------------
     def observe(self, observer: Observer) -> Callable[[], None]:
-        """Call observer.before(call) and observer.after(call) at every call. Returns what stops it.
+        """Call observer.before(call) and observer.after(call) at every call. Returns a function to stop.
 
         While there is an observer, calls take the general path, which costs some microseconds.
         """

@@ -155,7 +155,7 @@ def dup(
     """A second communicator of the same ranks, whose messages never meet those of this one. Collective.
 
     Args:
-        name: of the new one, for messages.
+        name: of the new one, shown in errors.
         check: its level of agreement (docs/errors.md); None: this one's.
         gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
         pickler: a module, or its name, that pickles objects there and on communicators made of it.

@@ -227,7 +227,7 @@ def scatter_object(
 def scatter_object(
     comm: Communicator, objs: Sequence[object] | None = None, root: int = 0, *, async_op: bool = False
 ) -> object:
-    """Give each rank its own of root's objects, a list as long as there are ranks; None elsewhere.
+    """Give each rank one object of root's list, which has one for each rank; others pass None.
 
     Args:
         async_op: begin, and return a Request to wait for.

@@ -51,7 +51,7 @@ class Pool(Executor):
         """Let a worker call fn(*args, **kwargs).
 
         Raises:
-            UsageError: the task cannot be pickled, or the pool has ended.
+            UsageError: the task cannot be pickled, or the pool has ended (then also a RuntimeError).
         """
         task = _packed((fn, args, kwargs), fn)
         try:

@@ -243,7 +243,7 @@ def scatter_ragged(
 def scatter_ragged(
     comm: Communicator, xs: Sequence[ArrayLike] | None = None, root: int = 0, *, async_op: bool = False
 ) -> object:
-    """Give each rank its own of root's arrays, a list as long as there are ranks; None elsewhere.
+    """Give each rank one array of root's list, which has one for each rank; others pass None.
 
     Args:
         async_op: begin, and return a Request to wait for.

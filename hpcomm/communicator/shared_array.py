@@ -53,7 +53,7 @@ class SharedArray(ClosedByAll):
 
     @property
     def array(self) -> NDArray[Any]:
-        """The array. The other ranks of the node see what is written into it after fence()."""
+        """The array. After fence() every rank of the node sees what the others have written into it."""
         if self._array is None:
             raise UsageError("this shared array is closed", where("array", None), "use it before close()")
         return self._array
@@ -88,8 +88,8 @@ def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLik
         shape, dtype: the same on every rank.
 
     Raises:
-        LayoutError, DtypeError: shape or dtype is not possible.
-        MismatchError: the ranks of a node give different ones.
+        LayoutError: shape is not possible, or the ranks of a node give different shapes or dtypes.
+        DtypeError: there is no such dtype.
         ConfigError: the node has not enough shared memory.
 
     Example:

@@ -61,7 +61,7 @@ def spawn(
 
     Args:
         program: a file, or a file and its arguments, or "-m", a module and its arguments.
-        name: of the new ranks, for messages.
+        name: of the new ranks, shown in errors.
         timeout: seconds until all must be there. After that the job ends, because MPI's call cannot be
             interrupted.
 

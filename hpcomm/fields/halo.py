@@ -38,7 +38,7 @@ class Halo(Exchange):
     """The halos of some fields over the same ranks, exchanged together. Making one is collective.
 
     start() sends what the fields hold then. Until wait(), elements that a rank owns may be read, halos may
-    not. Elements that are in no neighbour's halo may be written as well. Calling it does both.
+    not. Elements that are in no neighbour's halo may be written as well. Calling the object does both steps.
 
     Raises:
         UsageError: no field, no fields of hpcomm, or fields over different communicators.

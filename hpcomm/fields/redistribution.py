@@ -152,7 +152,7 @@ class Redistribution:
         return Redistribution(self.comm, target, self.source, self.target_ranks, self.source_ranks)
 
     def close(self) -> None:
-        """Give back what the last call has planned."""
+        """Free the messages and buffers that the last call has prepared."""
         self._repeated = None
         if self._last is not None:
             self._last[2].close()

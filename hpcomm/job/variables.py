@@ -31,7 +31,7 @@ VARIABLES = (
         "which way arrays of a GPU go",
     ),
     Variable(
-        "HPCOMM_INIT_TIMEOUT", "seconds", "60, or 30 where not all is seen",
+        "HPCOMM_INIT_TIMEOUT", "seconds", "60; 30 if it cannot see all processes",
         "how long programs of a job may be apart in coming up",
     ),
     Variable("HPCOMM_NCCL", "path of a library", "torch's, or nvidia-nccl's", "which NCCL is loaded"),

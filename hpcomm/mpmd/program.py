@@ -142,12 +142,12 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, uncovered: as in a spec. If a spec has them, it
-                counts.
+            mapping, every, lag, time, neighbours, timeout, uncovered: as in a spec, whose
+                values take precedence.
 
         Raises:
-            ConfigError: one of these is not possible.
-            LayoutError, DtypeError: values or points are not.
+            ConfigError: an argument such as mapping or every is not valid.
+            LayoutError, DtypeError: values or points are not valid.
         """
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
