@@ -25,14 +25,14 @@ class Variable(NamedTuple):
 
 
 VARIABLES = (
-    Variable("HPCOMM_CHECK", "off, light, full", "light", "how far ranks compare their calls"),
+    Variable("HPCOMM_CHECK", "off, light, full", "light", "how much ranks compare of their calls"),
     Variable(
         "HPCOMM_GPU", "auto, off, nccl, ipc, direct, schedule, pipeline", "auto",
         "which way arrays of a GPU go",
     ),
     Variable(
         "HPCOMM_INIT_TIMEOUT", "seconds", "60; 30 if it cannot see all processes",
-        "how long programs of a job may be apart in coming up",
+        "how much later one program of a job may start than another",
     ),
     Variable("HPCOMM_NCCL", "path of a library", "torch's, or nvidia-nccl's", "which NCCL is loaded"),
     Variable("HPCOMM_NODE", "on, off", "on", "whether the node core serves ranks of one node"),
@@ -41,24 +41,27 @@ VARIABLES = (
     ),
     Variable(
         "HPCOMM_SECRET", "a word, the same for all ranks", "none",
-        "part of the secret by which ranks of torchrun know each other under MPICH",
+        "part of the secret by which ranks of torchrun authenticate each other under MPICH",
     ),
     Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
     Variable(
         "HPCOMM_TUNED", "path of a JSON file", "in the user's cache", "the table of algorithm=\"tuned\""
     ),
-    Variable("HPCOMM_DEVICE", "cpu, gpu", "", "what the spec says of this program's device", True),
-    Variable("HPCOMM_IS_RANK", "process, when it began, rank", "", "tells children of a rank apart", True),
-    Variable("HPCOMM_JOB", "marks, with commas", "", "the jobs that this process belongs to", True),
+    Variable("HPCOMM_DEVICE", "cpu, gpu", "", "the device that the spec gives this program", True),
+    Variable(
+        "HPCOMM_IS_RANK", "process, when it began, rank", "",
+        "distinguishes a rank from its child processes", True,
+    ),
+    Variable("HPCOMM_JOB", "identifiers, with commas", "", "the jobs that this process belongs to", True),
     Variable("HPCOMM_LIVING", "a folder", "", "where each rank has a file until it ends well", True),
     Variable("HPCOMM_ON_FAILURE", "end, continue", "", "whether the job ends with this program", True),
     Variable("HPCOMM_PROGRAM", "a name", "", "this program's, in a job of several", True),
     Variable("HPCOMM_PROGRAMS", "ocean=0-1 air=2-2", "", "who takes part, with which ranks", True),
-    Variable("HPCOMM_PROGRESS", "a file descriptor", "", "where a program says how far it is", True),
+    Variable("HPCOMM_PROGRESS", "a file descriptor", "", "where a program reports its progress", True),
     Variable("HPCOMM_RECORD", "a folder", "", "where exchanges are kept (--record)", True),
     Variable("HPCOMM_REPLAY", "a folder", "", "where exchanges are read from (--only)", True),
     Variable("HPCOMM_SPEC", "path of a spec", "", "of this job", True),
-    Variable("HPCOMM_TOLD", "rank/size/port", "", "which of torch's variables are of hpcomm's making", True),
+    Variable("HPCOMM_TOLD", "rank/size/port", "", "which of torch's variables hpcomm has set", True),
 )  # fmt: skip
 OWN = tuple(each.name for each in VARIABLES if each.own)
 
