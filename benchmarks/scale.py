@@ -58,7 +58,9 @@ class Group:
     def __init__(self, size: int, ranks: list[int] | None = None) -> None:
         self.size, self.ranks = size, ranks
 
-    def Translate_ranks(self, ranks: Any, group: Group) -> list[int]:  # noqa: N802
+    def Translate_ranks(self, ranks: Any, group: Any) -> list[int]:  # noqa: N802
+        if isinstance(group, MPI.Group):  # of the real world, which these ranks are to be in
+            return list(ranks)
         return [rank if rank < group.size else MPI.UNDEFINED for rank in range(self.size)]
 
     def Incl(self, ranks: list[int]) -> Group:  # noqa: N802

@@ -114,7 +114,7 @@ def run_apps(n: int, apps: list[tuple[str, str, list[str]]], job: Any, folder: P
     """What each of (app, statements that spoil hpcomm, arguments) printed, one rank after another."""
     (folder / "all.py").write_text(ALL, encoding="utf-8")
     (folder / "apps.json").write_text(json.dumps(apps), encoding="utf-8")
-    job(n, ["python", str(folder / "all.py")])
+    job(n, ["python", str(folder / "all.py")], timeout=100)
     return {app: "".join((folder / f"{app}-{rank}").read_text() for rank in range(n)) for app, _, _ in apps}
 
 

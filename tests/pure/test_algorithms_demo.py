@@ -47,7 +47,7 @@ def test_the_model_that_is_fitted_is_the_one_that_the_times_come_from(model: Mod
     assert again == {name: pytest.approx(seconds, rel=0.1) for name, seconds in predicted.items()}
     assert doubts(times, again, 1) == []
     rows = rows_of(times, again, P, sure=True)
-    assert all(row[-1] != "-" for row in rows)
+    assert all(row[-1] is not None for row in rows)
     assert f"{len(rows)} predictions: off by" in told(rows, [])
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_predicted_where_the_model_fails_on_calls_it_was_not_fitted_t
     (why,) = doubts(times, predicted, 1)
     assert why == "the model is off by -50% on all_gather by tree"
     rows = rows_of(times, predicted, P, sure=False)
-    assert all(row[-2:] == ["-", "-"] for row in rows)
+    assert all(row[-2:] == [None, None] for row in rows)
     assert told(rows, [why]).splitlines() == ["No predictions:", f"  {why}"]
 
 
@@ -70,4 +70,4 @@ def test_nothing_is_predicted_where_times_are_unsteady(model: Model) -> None:
     times["all_reduce", "tree"] = Timed(times["all_reduce", "tree"].seconds, 0.6)  # one alone
     assert doubts(times, predicted, 1) == []
     rows = rows_of(times, predicted, P, sure=True)
-    assert [row[1] for row in rows if row[-1] == "-"] == ["tree"]
+    assert [row[1] for row in rows if row[-1] is None] == ["tree"]

@@ -25,7 +25,7 @@ def runner(tmp_path, monkeypatch):
 
 def outcome(runner, code, limit_s=30.0):
     step = runner.Step("a step", [sys.executable, "-c", code], limit_s)
-    [(_, counts, _)] = runner.run([step], time.monotonic() + 60)
+    [(_, counts, _)] = runner.run([[step]], time.monotonic() + 60)
     return (counts["passed"], counts["failed"], counts["skipped"]), (step.logs / "log").read_text()
 
 
@@ -63,7 +63,7 @@ def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
 
 def test_what_needs_no_second_mpi_runs_in_the_first_environment_only(runner):
     beside = runner.steps({"openmpi": "python-a", "mpich": "python-b"})
-    jobs = {step.name: step.command for steps in beside for step in steps}
+    jobs = {step.name: step.command for lanes in beside for lane in lanes for step in lane}
     assert "not timed" in jobs["openmpi, jobs"]
     assert "not timed and not once" in jobs["mpich, jobs"]
 
@@ -88,7 +88,7 @@ def test_of_tests_beside_each_other_one_that_hangs_or_ends_its_process_fails(run
     )
     pytest_s = [sys.executable, "-m", "pytest", "-v", "-n", "1", *runner.BESIDE, "-c", "/dev/null"]
     step = runner.Step("a step", [*pytest_s, str(tmp_path)], 100.0)
-    [(_, counts, seconds)] = runner.run([step], time.monotonic() + 100)
+    [(_, counts, seconds)] = runner.run([[step]], time.monotonic() + 100)
     assert (counts["passed"], counts["failed"]) == (passed, 1)
     assert seconds < 90
     assert [what.rpartition("::")[2] for what in runner.failed(step)] == ["test_bad"]
@@ -130,23 +130,22 @@ STEPS = [
 
 def test_the_first_environment_tries_all_numbers_of_ranks_and_others_those_that_may_differ(runner):
     beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
-    [pure], *others = beside
+    [[pure]], *others = beside
     assert pure.name == "pure"
-    steps = [step for steps in others for step in steps]
+    steps = [step for lanes in others for lane in lanes for step in lane]
     assert Counter(step.name for step in steps) == Counter(STEPS)
     assert all(step.command[0] == f"python-{step.name[0]}" for step in steps)
 
 
 def test_side_by_side_go_those_of_one_rank_and_jobs_beside_several_programs(runner):
     beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
-    assert [[step.name for step in steps] for steps in beside if len(steps) > 1] == [
-        ["a, 1 rank", "b, 1 rank"],
-        ["a, jobs", "b, mpmd", "a, hosts"],
-        ["b, jobs", "a, mpmd", "b, hosts"],
+    assert [[[step.name for step in lane] for lane in lanes] for lanes in beside if len(lanes) > 1] == [
+        [["a, 1 rank"], ["b, 1 rank"]],
+        [["a, jobs"], ["b, mpmd", "a, mpmd"], ["a, hosts", "b, hosts", "b, jobs"]],
     ]
 
 
-def test_steps_of_a_list_go_side_by_side(runner, tmp_path):
+def test_lanes_go_side_by_side(runner, tmp_path):
     code = """
 import sys, time
 from pathlib import Path
@@ -160,7 +159,7 @@ print("3 passed in 0.10s")
         runner.Step(name, [sys.executable, "-c", code, *words], 30.0)
         for name, words in (("one", files), ("other", files[::-1]))
     ]
-    done = runner.run(steps, time.monotonic() + 60)
+    done = runner.run([[step] for step in steps], time.monotonic() + 60)
     assert [(step.name, counts["passed"], counts["failed"]) for step, counts, _ in done] == [
         ("one", 3, 0),
         ("other", 3, 0),
