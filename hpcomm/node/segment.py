@@ -180,7 +180,7 @@ def has_foreigners(mpi: MPI.Comm) -> bool:
     mine, its = MPI.COMM_WORLD.Get_group(), mpi.Get_group()
     looked_at = range(its.size) if its.size <= _LOOKED_AT else (0, its.size - 1)
     try:
-        return MPI.UNDEFINED in its.Translate_ranks(looked_at, mine)  # type: ignore[arg-type]
+        return MPI.UNDEFINED in its.Translate_ranks(looked_at, mine)
     finally:
         its.Free()
         mine.Free()

@@ -59,9 +59,9 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         "HPCOMM_NCCL": str(tmp_path / "none.so"),  # not that of such a torch
         "PYTHONPATH": f"{ROOT}:{PURE / 'stand_in'}",
     }
-    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", "100", sys.executable, *words]
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", "160", sys.executable, *words]
     done = subprocess.run(
-        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     if words[-1] == "doctor":
