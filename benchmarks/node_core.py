@@ -12,7 +12,6 @@ to arrays that live on.
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +36,7 @@ def nodes() -> dict[str, core.Node]:
     segment = core.Segment(256 << 20) if WORLD.rank == 0 else None
     name = WORLD.bcast(segment.name if segment else None)
     segment = segment or core.Segment(256 << 20, name)
-    spins = 0 if WORLD.size > len(os.sched_getaffinity(0)) else 2000
+    spins = hpcomm.world.node.spins if hpcomm.world.node else 0  # a rank may be bound to one of several cores
     made = {}
     for name, given in (("core", None), ("pieces", NEVER), ("direct", 0)):
         place = WORLD.bcast(segment.reserve(WORLD.size) if WORLD.rank == 0 else None)
