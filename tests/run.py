@@ -4,10 +4,10 @@
     --only WORD   steps with WORD in their names, such as "mpich, 3 ranks"; may be given several times
 
 First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
-ranks, what own schedules compute on 5, and those that start jobs of their own. These wait more than they
-compute, so several go at a time, in three lanes; those that time what they do (marked `timed`) go before,
-alone. The first environment tries every number of ranks; another MPI adds those where it
-may differ: two ranks, and three, which are no power of two. A line per step, and at the end one line for all.
+ranks, and those that start jobs of their own. These wait more than they compute, so several go at a time, in
+three lanes; those that time what they do (marked `timed`) go before, alone. The first environment tries every
+number of ranks, what own schedules compute on 5, and what goes by MPI where there is no native core; another
+MPI adds those where it may differ: two ranks, and three, which are no power of two. A line per step, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure.
@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
@@ -49,6 +49,19 @@ BESIDE = ["--dist", "load", *NO_OTHER, "-o", "timeout_method=signal"]
 RANKS = (2, 3, 4)  # in the first environment
 RANKS_AGAIN = (2, 3)  # in the others
 FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
+WITHOUT_CORE = " ".join(  # all that the core does otherwise, by MPI alone
+    f"tests/mpi/test_{name}.py"
+    for name in (
+        "collectives",
+        "reductions",
+        "p2p",
+        "objects",
+        "ragged",
+        "fields",
+        "untouched",
+        "random_programs",
+    )
+)
 TORCH_RANKS, TORCH_RANKS_AGAIN = (2, 4), (3,)
 QUICK_PURE = [
     *("tests/test_layers.py", "tests/test_public_names.py", "tests/pure"),
@@ -98,7 +111,11 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         for ranks in RANKS_AGAIN if again else RANKS:
             chosen = "not once" if again else "not few" if ranks > 3 else ""
             yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]]
-        yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
+        if not again:
+            yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
+            off = ["-x", "HPCOMM_NODE=off"]
+            without = Step(f"{name}, 2 ranks, no core", [], MPI_S, 2)
+            yield [[on_ranks(without, python, f"{WITHOUT_CORE} {QUICK_TORCH}", options=off)]]
         for ranks in TORCH_RANKS_AGAIN if again else TORCH_RANKS:
             yield [
                 [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]
@@ -127,11 +144,21 @@ def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     yield [[Step(f"{name}, jobs", [*pytest, *QUICK_JOBS], JOBS_S)]]
 
 
-def on_ranks(step: Step, python: str, folder: str, chosen: str = "") -> Step:
-    """step, with the command that runs on its ranks the tests of folder, those whose marks are chosen."""
-    launch = [python, "-m", "hpcomm", "run", "-n", str(step.ranks), "--timeout", f"{step.limit_s:g}"]
+def on_ranks(step: Step, python: str, tests: str, chosen: str = "", options: Sequence[str] = ()) -> Step:
+    """step, with the command that runs these tests on its ranks, those whose marks are chosen."""
+    launch = [
+        python,
+        "-m",
+        "hpcomm",
+        "run",
+        "-n",
+        str(step.ranks),
+        "--timeout",
+        f"{step.limit_s:g}",
+        *options,
+    ]
     return step._replace(
-        command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs), folder, chosen]
+        command=[*launch, "python", "tests/run.py", "--as-rank", str(step.logs), tests, chosen]
     )
 
 
@@ -306,8 +333,8 @@ def show(step: Step) -> None:
         shown |= {failures} if failures else set()
 
 
-def as_rank(logs: Path, folder: str, chosen: str) -> NoReturn:
-    """Become the pytest of one rank for those tests of folder, which writes to a file of its own."""
+def as_rank(logs: Path, tests: str, chosen: str) -> NoReturn:
+    """Become the pytest of one rank for those of tests, which writes to a file of its own."""
     names = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
     rank = next(os.environ[name] for name in names if name in os.environ)
     log = os.open(logs / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -325,7 +352,7 @@ def as_rank(logs: Path, folder: str, chosen: str) -> NoReturn:
         "--with-mpi",
         "-m",
         chosen,
-        folder,
+        *tests.split(),
     ]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *options])
 
