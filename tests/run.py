@@ -7,7 +7,8 @@ First the tests that need no ranks, in the first environment; then, in each, the
 ranks, and those that start jobs of their own. These wait more than they compute, so several go at a time, in
 three lanes; those that time what they do (marked `timed`) go before, alone. The first environment tries every
 number of ranks, what own schedules compute on 5, and what goes by MPI where there is no native core; another
-MPI adds those where it may differ: two ranks, and three, which are no power of two. A line per step, and at the end one line for all.
+MPI adds those where it may differ: two ranks, and three, which are no power of two. A line per step, and at
+the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure.
