@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .launcher import below, words_of
+from .launcher import below, children_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -91,10 +91,9 @@ def notice(file: int, launcher: int) -> None:
             unknown.update((Path(_FOLDER, name), until) for name in made)
             wait_s = shortest
         if unknown:
-            started = below(launcher)
-            if ours := unknown.keys() & mapped(started):
+            if ours := unknown.keys() & mapped(below(launcher)):
                 _noticed.update(ours)
-                _elsewhere.update(filter(None, map(_agent, started)))
+                _elsewhere.update(filter(None, map(_agent, children_of(launcher))))
             now = time.monotonic()
             unknown = {path: end for path, end in unknown.items() if path not in _noticed and now < end}
             wait_s = min(2 * wait_s, longest)
@@ -111,7 +110,7 @@ def _made(events: bytes) -> Iterator[str]:
 def _agent(pid: int) -> tuple[str, ...]:
     """The words `ssh HOST` of a process `ssh HOST .../hydra_pmi_proxy ...`; none: it is another one."""
     words = words_of(pid)
-    at = next((i for i, word in enumerate(words) if "hydra_pmi_proxy" in word), 0)
+    at = next((i for i, word in enumerate(words) if word.strip('"').endswith("hydra_pmi_proxy")), 0)
     return tuple(words[:at])
 
 
