@@ -51,12 +51,18 @@ def making(comm: Communicator, tag: int) -> tuple[Any, int]:
     return mpi, half + 1 + (comm.tag_base + tag) % half
 
 
-def channel(mpi: MPI.Comm, parent: Communicator | None, is_apart: bool) -> Any:
-    """Where blocks of mpi's ranks travel: with those of its parent, which has them all; else apart."""
+def channel(mpi: MPI.Comm, parent: Communicator | None, is_apart: bool, is_duplicate: bool) -> Any:
+    """Where blocks of mpi's ranks travel: with those of its parent, which has them all; else apart.
+
+    Args:
+        is_duplicate: the parent has the same ranks.
+    """
     if is_apart or mpi.Is_inter():
         return mpi.Dup()
     theirs = None if parent is None else parent.block_channel
-    return theirs.of(mpi) if type(theirs) is Blocks else Blocks(mpi.Dup())
+    if type(theirs) is not Blocks:
+        return Blocks(mpi.Dup())
+    return theirs.of(theirs.ranks if is_duplicate else _Ranks(mpi, theirs.mpi))
 
 
 def rank_there(comm: Communicator, rank: int) -> int:
@@ -79,10 +85,10 @@ class Blocks:
         self._users = [1]  # of all that share it
         self.ranks: Any = None  # in the channel; None: the same
 
-    def of(self, mpi: MPI.Comm) -> Blocks:
-        """The same channel for a communicator of some of its ranks."""
+    def of(self, ranks: Any) -> Blocks:
+        """The same channel for another communicator of some of its ranks."""
         other = Blocks.__new__(Blocks)
-        other.mpi, other._users, other.ranks = self.mpi, self._users, _Ranks(mpi, self.mpi)
+        other.mpi, other._users, other.ranks = self.mpi, self._users, ranks
         self._users[0] += 1
         return other
 

@@ -39,9 +39,10 @@ from . import (
     windows,
 )
 from .block_channel import channel
+from .carriers import Carriers
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
-from .dropped import Children, Groups
+from .dropped import Children, Groups, let_go
 from .known_messages import forget
 from .meeting import least, meet
 from .pickling import encode
@@ -88,6 +89,9 @@ class Communicator(ClosedByAll):
     """
 
     home: tuple[Children, int] | None = None  # what has made it, and its number there
+    carriers: Carriers  # none of MPI's once it is closed
+    is_duplicate = False  # of what has made it
+    has_foreigners = False  # ranks of another job
     remote_size = 0
     tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
     observers: tuple[Observer, ...] = ()
@@ -126,27 +130,32 @@ class Communicator(ClosedByAll):
         self.adopt(mpi.Dup(), name, check, gpu=gpu, pickler=pickler)
 
     def adopt(
-        self, mpi: MPI.Comm, name: str | None, check: str | None, plain: bool = False, gpu: str | None = None,
-        parent: Communicator | None = None, pickler: Pickler | None = None,
+        self, mpi: MPI.Comm | None, name: str | None, check: str | None, plain: bool = False,
+        gpu: str | None = None, parent: Communicator | None = None, pickler: Pickler | None = None,
     ) -> None:  # fmt: skip
-        """Become the owner of mpi, which nobody else uses.
+        """Become the owner of mpi, which nobody else uses; None: of a duplicate of parent's, within a node.
 
         plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
         parent: one that has all ranks of mpi.
         """
         level = groups.require_known(check, gpu)
-        mpi.Set_errhandler(MPI.ERRORS_RETURN)
-        self.mpi_handle: MPI.Comm = mpi
-        self.rank: int = mpi.Get_rank()
-        self.size: int = mpi.Get_size()
-        self.is_inter: bool = mpi.Is_inter()
-        if self.is_inter:
-            self.remote_size = mpi.remote_size  # type: ignore[attr-defined]
+        twin = parent if mpi is None else None
         self.name: str = name or "comm"
+        if mpi is not None:
+            mpi.Set_errhandler(MPI.ERRORS_RETURN)
+            self.carriers = Carriers(mpi, mpi.Dup(), self.name)
+            self.rank, self.size, self.is_inter = mpi.Get_rank(), mpi.Get_size(), mpi.Is_inter()
+            if self.is_inter:
+                self.remote_size = mpi.remote_size  # type: ignore[attr-defined]
+            else:
+                self.has_foreigners = segment.has_foreigners(mpi)
+        elif twin is not None:
+            self.rank, self.size, self.is_inter = twin.rank, twin.size, False
+            self.has_foreigners, self.is_duplicate = twin.has_foreigners, True
         self.pickler = pickler if parent else pickler or pickling.chosen(None)
         self._gpu = gpu
         self.asked_check = level  # what was asked for, and is again of communicators made of this one,
-        if level == "light" and not self.is_inter and segment.has_foreigners(mpi):
+        if level == "light" and self.has_foreigners:
             level = "full"  # ranks of two jobs see no records of each other's
         self.compared = "off" if plain or self.size == 1 else level  # and what all can do
         self.near_ranks: list[int] = [self.rank]  # on this node,
@@ -154,12 +163,14 @@ class Communicator(ClosedByAll):
         self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
         self.known_sends: dict[Any, Any] = {}  # see known_messages.py
         self.known_receives: dict[Any, Any] = {}
-        may_have_devices = not plain and meet(self, level)
-        self.object_comm: MPI.Comm = mpi.Dup()  # objects and ragged arrays, apart from plain ones,
-        # What follows their headers, apart from both:
-        self.block_channel = channel(mpi, parent, may_have_devices)
+        may_have_devices, may_use_spare = (False, False) if plain else meet(self, level, twin)
+        if twin is not None:
+            self.carriers = twin.children.take(may_use_spare, self.name) or twin.carriers.duplicate(self.name)
+        carrier = self.carriers.plain
+        # What follows the headers of objects and ragged arrays, apart from both:
+        self.block_channel = channel(carrier, parent, may_have_devices, self.is_duplicate)
         # For what ranks pass on:
-        self.inner_comm = self.block_channel if plain else inside(mpi, self.block_channel)
+        self.inner_comm = self.block_channel if plain else inside(carrier, self.block_channel)
         if may_have_devices:
             from ..transport.device.dispatch import DeviceDispatch
 
@@ -298,9 +309,10 @@ class Communicator(ClosedByAll):
     as_process_group = groups.as_process_group
 
     def derive(
-        self, mpi: MPI.Comm, name: str, check: str | None = None, gpu: str | None = None,
+        self, mpi: MPI.Comm | None, name: str, check: str | None = None, gpu: str | None = None,
         kind: type[Communicator] | None = None, pickler: Pickler | None = None,
     ) -> Communicator:  # fmt: skip
+        """One of mpi's ranks, which are some of this one's; None: of the same ranks, all of a node."""
         made = object.__new__(kind or Communicator)
         made.adopt(
             mpi, name, check or self.asked_check, gpu=gpu or self._gpu, parent=self,
@@ -333,23 +345,25 @@ class Communicator(ClosedByAll):
             self.devices.close()
         if self.partners is not None:
             self.partners.part()
-        if self.home is not None:
-            self.home[0].forget(self.home[1])
-        mpi, self.mpi_handle = self.mpi_handle, type(self.mpi_handle)()
-        left = [self.block_channel, self.object_comm, mpi]
+        left = [self.block_channel, let_go(self)]
         if self.inner_comm is not self.block_channel:
             left.append(self.inner_comm)
         self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
 
+    def lose_mpi(self) -> None:
+        """Have no carriers any more."""
+        self.mpi_handle = self.object_comm = nothing = type(self.carriers.plain)()
+        self.carriers = Carriers(nothing, nothing, self.name)
+
     def forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""
-        self.mpi_handle = type(self.mpi_handle)()
+        self.lose_mpi()
         self.leave_direct()
         self.outstanding.forget_mpi(self.to_itself)
 
     @property
     def is_closed(self) -> bool:
-        return not self.mpi_handle
+        return not self.carriers.plain
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         """Messages to this rank itself have nobody else to take note of their end; MPI is freed later."""
@@ -400,6 +414,15 @@ class Communicator(ClosedByAll):
     # -- for the verbs -------------------------------------------------------------------------------
     check_open = groups.check_open
 
+    @once
+    def mpi_handle(self) -> MPI.Comm:
+        """Once it was asked for, something may have been sent there."""
+        return self.carriers.plain
+
+    @once
+    def object_comm(self) -> MPI.Comm:
+        return self.carriers.objects
+
     def fall_out(self, why: str = "are out of step since they disagreed about a call") -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""
         if not self.disagreed:
@@ -447,7 +470,7 @@ class Communicator(ClosedByAll):
     def watched(self) -> tuple[CallLog, list[tuple[int, Region, CallLog]]] | None:
         """This rank's call log, and of the others on this node that note calls, the next one first: rank,
         record, log; None: there is nobody to compare with."""
-        assert self.object_comm  # an AttributeError while the ranks still meet: the watchdog looks
+        assert self.carriers  # an AttributeError while the ranks still meet: the watchdog looks
         if self.call_logs is None or not self.noting or self.compared == "off":
             return None
         order, logs, regions = self.near_ranks, self.call_logs, self.node_regions

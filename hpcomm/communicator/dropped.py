@@ -10,17 +10,27 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from .carriers import Spare
+
 if TYPE_CHECKING:
+    from .carriers import Carriers
     from .communicator import Communicator
 
-__all__ = ["Children", "Groups"]
+__all__ = ["Children", "Groups", "let_go"]
 
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
 _MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it
 
 
 class Children:
-    """What one communicator has made, by number: the same on all its ranks, also on those in no part."""
+    """What one communicator has made, by number: the same on all its ranks, also on those in no part.
+
+    Attributes:
+        spare: of its last duplicate that was closed; None: no duplicate was, or the next one has it.
+    """
+
+    spare: Spare | None = None
+    _is_over = False
 
     def __init__(self) -> None:
         self._known: set[int] = set()  # that are not closed
@@ -64,12 +74,52 @@ class Children:
         """Its program has closed it."""
         self._known.discard(number)
 
+    def keep(self, spare: Spare) -> None:
+        """Keep the carriers of a closed duplicate, if there is room; on all ranks."""
+        if self.spare is None and not self._is_over:
+            self.spare = spare
+        else:
+            spare.give_up()
+
+    def take(self, may_use: bool, name: str) -> Carriers | None:
+        """The spare carriers, for one of this name, if all ranks may use theirs; else free them. On all."""
+        spare, self.spare = self.spare, None
+        if spare is None:
+            return None
+        if may_use:
+            return spare.carriers._replace(name=name)
+        spare.give_up()
+        return None
+
+    def end(self) -> None:
+        """Their parent is closed."""
+        self._is_over = True
+        self.take(False, "")
+
     def _has(self, number: int) -> bool:
         """Whether this rank has it, or does not know yet that it has been dropped."""
         if number in self._dropped:
             child = self._dropped[number]
             return bool(child.disagreed) or not all(request.done() for request in child.to_itself)
         return number in self._known  # also while Python is about to drop it
+
+
+def let_go(comm: Communicator) -> Carriers | Spare:
+    """Let a communicator that is being closed have no carriers any more; returns what is to be freed."""
+    carriers = comm.carriers
+    is_unused = not comm.disagreed and not vars(comm).keys() & {"mpi_handle", "object_comm"}
+    comm.lose_mpi()
+    if (children := vars(comm).get("children")) is not None:
+        children.end()
+    if comm.home is None:
+        return carriers
+    siblings, number = comm.home
+    siblings.forget(number)
+    if not comm.is_duplicate:
+        return carriers
+    spare = Spare(carriers, is_unused)
+    siblings.keep(spare)
+    return spare
 
 
 class Groups:

@@ -172,9 +172,8 @@ def dup(
     except ConfigError as error:
         raise refused(comm, "dup", error) from None
     with agreed(comm, "dup"):
-        return made(
-            comm, "dup", name or f"{comm.name}.dup", comm.mpi_handle.Dup, check=check, gpu=gpu, pickler=by
-        )
+        make = comm.mpi_handle.Dup if comm.node is None else None
+        return made(comm, "dup", name or f"{comm.name}.dup", make, check=check, gpu=gpu, pickler=by)
 
 
 def create_intercomm(
@@ -271,15 +270,18 @@ def made(
     comm: Communicator,
     verb: str,
     name: str,
-    make: Callable[..., MPI.Comm],
+    make: Callable[..., MPI.Comm] | None,
     *arguments: object,
     check: str | None = None,
     gpu: str | None = None,
     kind: type[Communicator] | None = None,
     pickler: Pickler | None = None,
 ) -> Communicator:
-    """One that MPI makes by make(*arguments), of this kind (None: a Communicator)."""
-    mpi = mapped(comm, verb, make, *arguments)
+    """One that MPI makes by make(*arguments), or a duplicate within a node (None).
+
+    kind: its class; None: Communicator.
+    """
+    mpi = None if make is None else mapped(comm, verb, make, *arguments)
     new = mapped(
         comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind, pickler=pickler), mpi, name
     )

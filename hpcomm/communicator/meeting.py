@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..agree import arrivals
+from ..core.signature import head
 from ..device import driver
 from ..errors import MismatchError, where
-from ..node import call_log, native, segment
+from ..node import native, segment
 from ..node.call_log import CallLogs
 from .pickling import mark_of
 
@@ -29,66 +30,89 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["least", "meet"]
+__all__ = ["Met", "least", "meet"]
 
 _MARK = 4  # bytes of a communicator's mark
-_ROOM = struct.Struct(
-    f"2q?{_MARK}s"
-)  # of a rank: the memory that it has reserved, whether it notes calls, mark
+_ROOM = struct.Struct(f"q?{_MARK}s")  # of a rank: a place in the core's memory, whether it notes calls, mark
 
 
-def meet(comm: Communicator, level: str) -> bool:
-    """Whether any rank may have arrays on devices; all compare in full, or none, and pickle alike.
+class Met(NamedTuple):
+    """What is so of all ranks. devices: some may have arrays there. spare: parent's carriers may be used."""
+
+    devices: bool
+    spare: bool
+
+
+def meet(comm: Communicator, level: str, parent: Communicator | None) -> Met:
+    """Let the ranks of comm know each other; all compare in full, or none, and pickle alike.
 
     Where there is room, ranks of a node get a place in the core's memory, for their call logs. Its
     collectives are for them, too, where they are all ranks and none compares in full. Collective.
+
+    Args:
+        parent: what comm is a duplicate of: the ranks meet in its core.Node, before comm has anything of
+            MPI's.
 
     Raises:
         MismatchError: some ranks would wait in each call for others that do not compare, or
             pickle otherwise.
     """
     is_full, alike = level == "full", mark_of(comm.pickler)
-    heard = bytes([not driver.possible(), not is_full, is_full]) + alike
+    if parent is None:
+        nowhere, is_unused = not driver.possible(), False
+    else:
+        nowhere, spare = parent.devices is None, parent.children.spare
+        is_unused = spare is not None and spare.is_unused
+    heard = bytes([nowhere, not is_full, is_full, is_unused]) + alike
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
     if not comm.is_inter and comm.size > 1 and segment.current is not None:
-        heard, mark = _meet_on_node(comm, segment.current, level, heard, mark)
+        heard, mark = _meet_on_node(comm, segment.current, level, heard, mark, parent)
     if comm.is_inter or len(comm.near_ranks) < comm.size:
         heard = comm.bytewise_min(heard + (b"\xff" * _MARK if comm.rank else mark))
         heard, mark = heard[:-_MARK], heard[-_MARK:]
     comm.tag_base = int.from_bytes(mark, "little")
-    nowhere, nobody, everybody = heard[:3]
+    nowhere, nobody, everybody, is_unused = map(bool, heard[:4])
     if comm.is_inter:  # programs may have been started with different levels
         comm.compared = "full" if everybody else "off"
     elif not (nobody or everybody):
         what = f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere"
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
         _part(comm, what, hint)
-    if heard[3:] != alike:
+    if heard[4:] != alike:
         its = comm.pickler.__name__ if comm.pickler else "pickle"
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
-    return not nowhere
+    return Met(not nowhere, is_unused)
 
 
 def _meet_on_node(
-    comm: Communicator, near: NodeSegment, level: str, own: bytes, mark: bytes
+    comm: Communicator, near: NodeSegment, level: str, own: bytes, mark: bytes, parent: Communicator | None
 ) -> tuple[bytes, bytes]:
     """Tell the others of this node of own, and hear the least of it, and the first one's mark."""
-    records = dict(near.near(comm.mpi_handle))
-    comm.near_ranks = ranks = [*records]
+    if parent is None:
+        records = dict(near.near(comm.mpi_handle))
+        comm.near_ranks = [*records]
+        comm.node_regions = {rank: near.regions[its] for rank, its in records.items() if rank != comm.rank}
+    else:
+        comm.near_ranks, comm.node_regions = parent.near_ranks, parent.node_regions
+    ranks = comm.near_ranks
     first, posts = ranks[0], level != "off"
-    room = call_log.reserve(near.shared, len(ranks)) if comm.rank == first and len(ranks) > 1 else (0, 0)
-    heard = segment.exchanged(comm.mpi_handle, ranks, _ROOM.pack(*room, posts, mark) + own)
+    place = near.shared.reserve(len(ranks)) if comm.rank == first and len(ranks) > 1 else None
+    entry = _ROOM.pack(place or 0, posts, mark) + own
+    if parent is None or parent.node is None:
+        heard = segment.exchanged(comm.mpi_handle, ranks, entry)
+    else:
+        told = parent.node.tell(head("dup"), entry)
+        heard = {rank: told[rank] for rank in (*ranks[comm.rank :], *ranks[: comm.rank])}
     said = {rank: _ROOM.unpack_from(each) for rank, each in heard.items()}
-    place, at, _, mark = said[first]
+    place, _, mark = said[first]
     del said[comm.rank]
     if place:
         node = native.node(near, place, ranks.index(comm.rank), arrivals.hook(comm), posts)
-        comm.call_logs = CallLogs(node, near.shared, at)
-        comm.noting = [rank for rank, its in said.items() if its[2]]
+        comm.call_logs = CallLogs(node, near.shared)
+        comm.noting = [rank for rank, its in said.items() if its[1]]
         if len(ranks) == comm.size and level != "full":
             comm.node = node
-    comm.node_regions = {rank: near.regions[records[rank]] for rank in said}
     differing = {each[_ROOM.size :] for each in heard.values()}
     return bytes(map(min, *differing)) if len(differing) > 1 else own, mark
 
@@ -98,7 +122,8 @@ def _part(comm: Communicator, what: str, hint: str) -> NoReturn:
     comm.node = None
     if comm.call_logs is not None:
         comm.call_logs.close()
-    comm.mpi_handle.Free()
+    if "carriers" in vars(comm):
+        comm.carriers.Free()
     raise MismatchError(what, where("communicator", comm), hint)
 
 

@@ -25,9 +25,6 @@ class Comm(Protocol):
     name: str
     is_inter: bool
     remote_size: int
-    mpi_handle: MPI.Comm
-    object_comm: MPI.Comm
-
     disagreed: str
     asked_check: str
     observers: tuple[Observer, ...]
@@ -46,6 +43,10 @@ class Comm(Protocol):
     begun: int
     plan: Any
 
+    @property
+    def mpi_handle(self) -> MPI.Comm: ...
+    @property
+    def object_comm(self) -> MPI.Comm: ...
     @property
     def check(self) -> str: ...
     @property

@@ -4,7 +4,7 @@ It is in the native core, but of calls that the core does not carry out: those i
 that go by MPI. Beside it a rank leaves words: why it has refused a call, and of which types its messages were
 (agree/message_kinds.py).
 
-    words of a communicator    of each rank: call refused, why (a text), message types
+    words of a rank    call refused, why (a text), message types
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from .words import Words, words_of_text
 if TYPE_CHECKING:
     from ._native import core
 
-__all__ = ["KINDS", "CallLog", "CallLogs", "reserve"]
+__all__ = ["KINDS", "CallLog", "CallLogs"]
 
 KINDS = 136  # words for message types
 _REFUSED, _WHY, _WHY_BYTES = 0, 1, 376
-_KINDS = _WHY + words_of_text(_WHY_BYTES)
-_WORDS = _KINDS + KINDS
+_KINDS = _WHY + words_of_text(_WHY_BYTES)  # and KINDS more: at most core.WORDS
 
 
 class CallLog:
@@ -29,8 +28,8 @@ class CallLog:
 
     __slots__ = ("_node", "_rank", "_words", "kinds")
 
-    def __init__(self, node: core.Node, rank: int, memory: core.Segment, at: int) -> None:
-        self._node, self._rank = node, rank
+    def __init__(self, node: core.Node, rank: int, memory: core.Segment) -> None:
+        self._node, self._rank, at = node, rank, node.words(rank)
         self._words, self.kinds = Words(memory, at), Words(memory, at + 8 * _KINDS)
 
     def post(self, signature: int) -> int:
@@ -61,25 +60,14 @@ class CallLog:
         return self._words.read(_WHY, _WHY_BYTES) if self._words[_REFUSED] == call else ""
 
 
-def reserve(memory: core.Segment, ranks: int) -> tuple[int, int]:
-    """Room for the logs of so many ranks: a place for their Node, and where the words begin; 0, 0: none."""
-    at = memory.reserve_words(ranks * _WORDS)
-    place = memory.reserve(ranks) if at else None
-    if at and place:
-        return place, at
-    if at:
-        memory.release_words(at, ranks * _WORDS)
-    return 0, 0
-
-
 class CallLogs:
-    """Those of the ranks of a communicator on this node, in order; at: where the words begin."""
+    """Those of the ranks of a communicator on this node, in order."""
 
-    def __init__(self, node: core.Node, memory: core.Segment, at: int) -> None:
-        self._node, self._memory, self._at = node, memory, at
+    def __init__(self, node: core.Node, memory: core.Segment) -> None:
+        self._node, self._memory = node, memory
 
     def __getitem__(self, rank: int) -> CallLog:
-        return CallLog(self._node, rank, self._memory, self._at + 8 * rank * _WORDS)
+        return CallLog(self._node, rank, self._memory)
 
     @property
     def mine(self) -> CallLog:
@@ -87,6 +75,4 @@ class CallLogs:
 
     def close(self) -> None:
         """Leave; the memory may serve others when all ranks have left."""
-        ranks = self._node.size
-        if self._node.close():
-            self._memory.release_words(self._at, ranks * _WORDS)
+        self._node.close()

@@ -649,7 +649,7 @@ def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_th
 
 
 def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
-    """What not every communicator needs is made when it is asked for. (137 calls before that.)"""
+    """What not every communicator needs is made when it is asked for, and MPI's communicators serve again."""
     calls = [0]  # the least counts: garbage may be collected meanwhile, or others be closed
 
     def count(frame: object, event: str, argument: object) -> None:
@@ -664,6 +664,59 @@ def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
         finally:
             sys.setprofile(traced)
     assert min(calls[1:]) < 100
+
+
+def test_the_next_duplicate_has_the_carriers_of_a_closed_one_that_no_rank_has_used(own_comm: Any) -> None:
+    if own_comm.node is None:
+        pytest.skip("the ranks meet in MPI")
+    first = own_comm.dup()
+    carriers = first.carriers
+    assert first.all_reduce(np.ones(2)).tolist() == [own_comm.size] * 2  # by the core
+    first.close()
+    second = own_comm.dup()
+    assert second.carriers.plain is carriers.plain
+    if own_comm.rank == own_comm.size - 1:
+        assert second.mpi.size == own_comm.size
+    second.close()
+    third = own_comm.dup()
+    assert third.carriers.plain is not carriers.plain
+    assert not carriers.plain
+    third.close()
+    assert third.is_closed
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="a message")
+@pytest.mark.parametrize("send", ["send", "send_object", "send_ragged"])
+def test_what_is_left_on_a_closed_communicator_does_not_come_on_the_next_one(
+    own_comm: Any, send: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = own_comm.dup()
+    if own_comm.rank == 0:
+        getattr(first, send)(np.full(3, 5.0), 1)
+    first.close()
+    second = own_comm.dup()
+    if own_comm.rank == 1:
+        assert second.iprobe(0) is None
+        said = "a message of rank 0 with tag 0 on 'own.dup', which is closed, was never received"
+        assert said in capfd.readouterr().err or own_comm.node is None
+    second.barrier()
+    if own_comm.rank == 1:
+        assert second.recv(np.empty(3), 0).tolist() == [7.0] * 3
+    elif own_comm.rank == 0:
+        second.send(np.full(3, 7.0), 1)
+    second.close()
+
+
+def test_a_duplicate_outlives_its_parent(own_comm: Any) -> None:
+    parent = own_comm.dup()
+    parent.dup().close()  # leaves carriers
+    spare = parent.children.spare
+    child = parent.dup()
+    parent.close()
+    assert child.all_reduce_object(child.rank) == sum(range(child.size))
+    assert child.bcast(np.arange(3), 0).tolist() == [0, 1, 2]
+    child.close()
+    assert spare is None or not spare.carriers.plain
 
 
 def test_what_some_rank_still_has_is_not_closed_for_it(own_comm: Any) -> None:

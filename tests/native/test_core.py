@@ -524,10 +524,22 @@ def test_words_are_seen_by_all_who_have_the_segment():
         segment.load_bytes(at, 1 << 60)
     with pytest.raises(TypeError):
         segment.store_bytes(at, b"seven..")
-    segment.release_words(at, 5000)
-    assert other.reserve_words(5000) == at
-    assert segment.load_bytes(at, 5) == bytes(40)
     assert segment.reserve_words(1 << 60) is None
+
+
+def test_each_rank_of_a_place_has_cleared_words_of_its_own():
+    segment = core.Segment(1 << 20, file=os.memfd_create("words"))
+    for _ in range(2):  # the second time in the same place
+        nodes = [core.Node(segment, place, rank) for place in [segment.reserve(2)] for rank in range(2)]
+        at = [nodes[0].words(rank) for rank in range(2)]
+        assert at == [nodes[1].words(rank) for rank in range(2)]
+        assert [segment.load_bytes(each, core.WORDS) for each in at] == [bytes(8 * core.WORDS)] * 2
+        segment.store_bytes(at[0], b"\1" * 8 * core.WORDS)
+        segment.store_bytes(at[1], b"\2" * 8 * core.WORDS)
+        assert segment.load_bytes(at[0], core.WORDS) == b"\1" * 8 * core.WORDS
+        assert [node.close() for node in nodes] == [False, True]
+    with pytest.raises(ValueError, match="closed"):
+        nodes[0].words(0)
 
 
 def test_names_that_are_not_ours_are_refused(tmp_path):

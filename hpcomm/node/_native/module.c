@@ -278,6 +278,11 @@ static PyObject *began(PyObject *me, PyObject *given) {
   int rank = rank_of(n, given);
   return rank < 0 ? NULL : PyLong_FromUnsignedLongLong(node_load(&n->place->rank[rank].log.began));
 }
+static PyObject *words(PyObject *me, PyObject *given) { /* where those of a rank begin in the segment */
+  struct node *n = open_node(me);
+  int rank = rank_of(n, given);
+  return rank < 0 ? NULL : PyLong_FromSize_t((size_t)((char *)n->place->rank[rank].words - (char *)n->segment->head));
+}
 static PyObject *begun(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   struct node *n = open_node(me);
   uint64_t signature, number = n && count == 2 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
@@ -418,10 +423,12 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(all_to_all),
                                      {"share", (PyCFunction)(void (*)(void))node_share, METH_FASTCALL, NULL},
                                      FAST(arrive),
+                                     {"tell", (PyCFunction)(void (*)(void))node_tell, METH_FASTCALL, NULL},
                                      FAST(begun),
                                      {"come", come, METH_O, NULL},
                                      {"begin", begin, METH_O, NULL},
                                      {"began", began, METH_O, NULL},
+                                     {"words", words, METH_O, NULL},
                                      {"barrier", barrier, METH_NOARGS, NULL},
                                      {"calls", node_calls, METH_NOARGS, NULL},
                                      {"close", node_close, METH_NOARGS, NULL},
@@ -464,6 +471,7 @@ PyMODINIT_FUNC PyInit_core(void) {
   if (!m || !node || !channel || !segment_type || PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
       PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Channel", channel) ||
       PyModule_AddIntConstant(m, "RANKS", NODE_RANKS) || PyModule_AddIntConstant(m, "LOG", NODE_LOG) ||
+      PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||
       PyModule_AddIntConstant(m, "INLINE", NODE_INLINE) ||
       PyModule_AddIntConstant(m, "UNIT", NODE_UNIT))
     return NULL;

@@ -7,9 +7,9 @@
 
      place     | head | rank 0 | rank 1 | ...                      for as long as the communicator lives
 
-     rank      | status | log | put | taken | finished | cell 0 | cell 1 |
-                 what it  what it  steps of long calls   call k uses cell k % 2
-                 waits    has
+     rank      | status | log | words | put | taken | finished | cell 0 | cell 1 |
+                 what it  what  the     steps of long calls   call k uses cell k % 2
+                 waits    it has program's
                  for      begun
 
      cell      | arrival | signature | data ...                    arrival: number of the call and state,
@@ -30,6 +30,7 @@
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls that a rank has begun which others can look up */
+#define NODE_WORDS 192        /* of a rank, for what the program has to tell of it */
 #define NODE_CELL 8192u       /* bytes of a cell */
 #define NODE_INLINE (NODE_CELL - 16u)
 #define NODE_LINE 64
@@ -74,6 +75,7 @@ struct node_rank {
     node_word began; /* number of the last entry */
     struct node_entry entry[NODE_LOG];
   } log;
+  _Alignas(NODE_APART) node_word words[NODE_WORDS];
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
   _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or reduced */
   _Alignas(NODE_APART) node_word finished; /* steps whose results it has taken */

@@ -1,4 +1,5 @@
-/* parcels.c: Node.share, as Python sees it: blocks of memory of any number and length (share.c). */
+/* parcels.c: Node.share and Node.tell, as Python sees them: blocks of memory of any number and length (share.c), and a
+   few bytes of each rank. */
 #include "module.h"
 
 #include <stdlib.h>
@@ -102,4 +103,28 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Py_XDECREF(got);
   if (bad == NODE_NO_ROOM) return Py_NewRef(Py_NotImplemented);
   return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+}
+
+/* tell(signature, said): come to a call with a few bytes, as many on each rank, and hear those of all, in order. */
+PyObject *node_tell(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+  Node *self = (Node *)me;
+  struct node *n = &self->node;
+  char *said;
+  Py_ssize_t nbytes;
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "tell takes a signature and bytes");
+  uint64_t signature = PyLong_AsUnsignedLongLong(a[0]);
+  if (PyErr_Occurred() || PyBytes_AsStringAndSize(a[1], &said, &nbytes)) return NULL;
+  if ((size_t)nbytes > NODE_INLINE) return PyErr_Format(PyExc_ValueError, "at most %d bytes", NODE_INLINE);
+  if (enter_call(self)) return NULL;
+  int bad = node_enter(n, signature);
+  if (!bad) {
+    memcpy(node_cell(n, n->rank, n->calls)->data, said, (size_t)nbytes);
+    node_arrive(n);
+    bad = node_await_all(n);
+  }
+  PyObject *heard = bad ? NULL : PyList_New(n->size);
+  for (int r = 0; heard && r < n->size; r++)
+    PyList_SetItem(heard, r, PyBytes_FromStringAndSize((const char *)node_cell(n, r, n->calls)->data, nbytes));
+  self->busy = 0;
+  return heard;
 }

@@ -108,13 +108,6 @@ static PyObject *segment_reserve_words(PyObject *self, PyObject *count) {
   if (at) memset(at, 0, nbytes);
   return PyErr_Occurred() ? NULL : offset_of(s, at);
 }
-static PyObject *segment_release_words(PyObject *self, PyObject *const *a, Py_ssize_t n) { /* at, how many */
-  Segment *s = (Segment *)self;
-  const size_t count = n == 2 ? PyLong_AsSize_t(a[1]) : 0;
-  node_word *at = n == 2 && !PyErr_Occurred() ? word_of(s, a[0], count) : NULL;
-  if (at) segment_release(&s->segment, at, (count * 8 + NODE_UNIT - 1) / NODE_UNIT, 0);
-  return at ? Py_NewRef(Py_None) : PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "a place, and how many");
-}
 static PyObject *segment_load(PyObject *self, PyObject *given) {
   const node_word *at = word_of((Segment *)self, given, 1);
   return at ? PyLong_FromLongLong((int64_t)node_load(at)) : NULL;
@@ -183,7 +176,6 @@ static PyObject *segment_nbytes(PyObject *self, void *none) {
 static PyMethodDef segment_methods[] = {{"reserve", segment_reserve_place, METH_O, NULL},
                                         {"reserve_channel", segment_reserve_channel, METH_O, NULL},
                                         {"reserve_words", segment_reserve_words, METH_O, NULL},
-                                        FAST(release_words),
                                         {"load", segment_load, METH_O, NULL},
                                         FAST(store),
                                         FAST(add),
