@@ -2,7 +2,13 @@
 
 MPICH keeps the name of its file until MPI_Finalize. Whose it is shows in the maps of the processes that use
 it, and no longer when they have ended. So `hpcomm run` hears of each new file, and looks at its ranks then.
-The files of a job's hosts have one name, followed by the number of the host.
+The files of a job's hosts have one name, followed by the number of the host. Where the launcher's host has no
+rank, one of the others is asked to look:
+
+    hpcomm run, on h1 ─┬─ mpiexec ─┬─ ssh h2 hydra_pmi_proxy ─── rank 0
+                       │           └─ ssh h3 hydra_pmi_proxy ─── rank 1
+                       ├─ ssh h2 python (main) ──> names            as long as the job
+                       └─ ssh h2 rm names, ssh h3 rm names          when it has ended by a failure
 """
 
 from __future__ import annotations
@@ -13,21 +19,33 @@ import select
 import struct
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .launcher import below, children_of, words_of
+from .launcher import after, below, call, children_of, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["YOUNG_S", "mapped", "notice", "remove_noticed", "sizes", "stale_segments", "watch"]
+__all__ = [
+    "YOUNG_S",
+    "ask",
+    "main",
+    "mapped",
+    "notice",
+    "remove_noticed",
+    "sizes",
+    "stale_segments",
+    "watch",
+]
 
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _FOLDER = "/dev/shm"
 _SEGMENT = re.compile(_FOLDER + r"/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's
+_MPICH = re.compile(_FOLDER + r"/mpich_shm_\w+")
 _MAPPED_S = 5.0  # by then who makes a file has mapped it, also where many share a core
 _LOOKS_S = (0.01, 0.2)  # shortest and longest time between two looks at who has
 _IN_CREATE = 0x100  # of inotify(7)
@@ -81,8 +99,54 @@ def watch() -> int:
 
 def notice(file: int, launcher: int) -> None:
     """Remember MPICH's files that processes below launcher make. Never returns; file: of watch()."""
+    for found in _new(file, lambda: below(launcher)):
+        _note(found, launcher)
+
+
+def ask(launcher: int, mark: str) -> None:
+    """Remember what a host of the job tells of MPICH's files, if no rank is here. Returns when it ends."""
+    wait_s, longest = _LOOKS_S
+    while not (begun := [words_of(child) for child in children_of(launcher)]) or words_of(launcher) in begun:
+        time.sleep(wait_s)  # it has begun none, or one is still a copy of itself
+        wait_s = min(2 * wait_s, longest)
+    if not all(map(_agent, begun)) or after(begun[0], "--launcher") not in ("ssh", "rsh"):
+        return
+    import shlex
+
+    command = [*_agent(begun[0]), shlex.join(call("job.mpi_shared_memory", mark))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as asked:
+        for line in asked.stdout or ():
+            _note(map(Path, _MPICH.findall(line)), launcher)
+
+
+def main(words: Sequence[str]) -> None:
+    """MARK: print MPICH's files that this job makes on this host, until the standard input ends."""
+    from .supervise import members
+
+    def ranks() -> list[int]:
+        return [pid for pid, _ in members(words[0])]
+
+    def end() -> None:
+        sys.stdin.read()
+        os._exit(0)
+
+    threading.Thread(target=end, daemon=True).start()
+    file = watch()
+    print(*mapped(ranks()), flush=True)
+    for found in _new(file, ranks):
+        print(*found, flush=True)
+
+
+def _note(files: Iterable[Path], launcher: int) -> None:
+    _noticed.update(files)
+    _elsewhere.update(filter(None, map(_agent, map(words_of, children_of(launcher)))))
+
+
+def _new(file: int, whose: Callable[[], Iterable[int]]) -> Iterator[set[Path]]:
+    """MPICH's new files that processes of whose() have mapped, for ever; file: of watch()."""
     shortest, longest = _LOOKS_S
-    unknown: dict[Path, float] = {}  # new files, and until when somebody below launcher may map them
+    unknown: dict[Path, float] = {}  # new files, and until when one of these processes may map them
     wait_s = shortest
     while True:
         if select.select([file], [], [], wait_s if unknown else None)[0]:
@@ -91,11 +155,10 @@ def notice(file: int, launcher: int) -> None:
             unknown.update((Path(_FOLDER, name), until) for name in made)
             wait_s = shortest
         if unknown:
-            if ours := unknown.keys() & mapped(below(launcher)):
-                _noticed.update(ours)
-                _elsewhere.update(filter(None, map(_agent, children_of(launcher))))
+            if ours := unknown.keys() & mapped(whose()):
+                yield ours
             now = time.monotonic()
-            unknown = {path: end for path, end in unknown.items() if path not in _noticed and now < end}
+            unknown = {path: end for path, end in unknown.items() if path not in ours and now < end}
             wait_s = min(2 * wait_s, longest)
 
 
@@ -107,9 +170,8 @@ def _made(events: bytes) -> Iterator[str]:
         yield events[at - length : at].rstrip(b"\0").decode(errors="replace")
 
 
-def _agent(pid: int) -> tuple[str, ...]:
-    """The words `ssh HOST` of a process `ssh HOST .../hydra_pmi_proxy ...`; none: it is another one."""
-    words = words_of(pid)
+def _agent(words: Sequence[str]) -> tuple[str, ...]:
+    """The words `ssh HOST` of `ssh HOST .../hydra_pmi_proxy ...`; none: the words are others."""
     at = next((i for i, word in enumerate(words) if word.strip('"').endswith("hydra_pmi_proxy")), 0)
     return tuple(words[:at])
 

@@ -171,7 +171,9 @@ def start(command: list[str], environ: dict[str, str], **streams: Any) -> subpro
     launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
     threading.Thread(target=_free, args=(launcher,), daemon=True).start()
     if made >= 0:
+        mark = environ[MARK].rpartition(",")[2]
         threading.Thread(target=mpi_shared_memory.notice, args=(made, launcher.pid), daemon=True).start()
+        threading.Thread(target=mpi_shared_memory.ask, args=(launcher.pid, mark), daemon=True).start()
     return launcher
 
 

@@ -17,8 +17,15 @@ while [ $# -gt 0 ]; do case "$1" in -[lop]) shift 2;; -*) shift;; *) break;; esa
 host=$1; shift
 case "$host" in {net}.*) host=h${{host##*.}};; esac
 echo "$host $*" >> {folder}/agent.log
-ip netns exec {prefix}${{host#h}} unshare -u bash -c \\
-  "hostname $host; export TMPDIR={folder}/$host; cd {cwd}; $*"
+there() {{
+  ip netns exec {prefix}${{host#h}} unshare -u bash -c \\
+    "hostname $host; export TMPDIR={folder}/$host; cd {cwd}; $*"
+}}
+[ -e {folder}/apart ] || {{ there "$@"; exit; }}
+mkfifo {folder}/$$
+( (there "$@"; echo $? > {folder}/$$) <&0 & )
+read status < {folder}/$$
+exit $status
 """
 
 
@@ -82,6 +89,10 @@ class Hosts:
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
             subprocess.run(["ip", "link", "del", f"hpcommv{i}"], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+
+    def set_apart(self) -> None:
+        """From now on what the agent runs on a host is no child of it, as with ssh; and may outlive it."""
+        (self.folder / "apart").touch()
 
     def cut(self, i: int) -> None:
         """Pull the cable of host i."""

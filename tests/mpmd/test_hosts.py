@@ -261,15 +261,20 @@ comm.Barrier()
 
 
 @pytest.mark.skipif(find_mpi().vendor != "mpich", reason="Open MPI's daemons remove their ranks' files")
-def test_what_a_killed_rank_leaves_is_removed_on_its_host(hosts):
+@pytest.mark.parametrize("where", ["h1,h2", "h2,h3"])  # the launcher is on h1
+def test_what_a_killed_rank_leaves_is_removed_on_its_host(hosts, where):
     """Of a program without hpcomm. The hosts share /dev/shm here, so what they are told counts, too."""
+    hosts.set_apart()
     (hosts.folder / "killed.py").write_text(KILLED)
-    command = [sys.executable, "-m", "hpcomm", "run", "--hosts", "h1:1,h2:1", "python", "killed.py"]
+    command = [sys.executable, "-m", "hpcomm", "run", "--hosts", where, "python", "killed.py"]
     process = hosts.start(command, hosts.environ("mpich"))
     out = end(process, 60)
     assert process.returncode == 137, out
-    assert "rank 1 on h2 was ended by signal 9 (SIGKILL)" in out
+    first, second = where.split(",")
+    assert f"rank 1 on {second} was ended by signal 9 (SIGKILL)" in out
     files = sorted(re.findall(r"/dev/shm/mpich_shm_\w+", out))
     assert len(files) == 2
     assert not [file for file in files if Path(file).exists()]
-    assert f"h2 rm -f -- {' '.join(files)}\n" in (hosts.folder / "agent.log").read_text()
+    asked = (hosts.folder / "agent.log").read_text()
+    for host in {first, second} - {"h1"}:
+        assert f"{host} rm -f -- {' '.join(files)}" in asked
