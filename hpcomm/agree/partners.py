@@ -66,6 +66,8 @@ class Partners:
         self._carries = carries
         self._gone: set[int] = set()
         self._begun, self._they_began = begun, dict[int, int]()  # the latter: of those that said farewell
+        self._is_told = self._notary is None or self._notary.is_told  # else they say it to others
+        self._call, self._came_not = -1, set[int]()  # of which call others are asked; who did not come to it
         self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -99,7 +101,9 @@ class Partners:
             if self._threads or threading.current_thread() is threading.main_thread():
                 self._hear()
                 if self._notary is not None:
-                    self._gone |= self._notary.ask()
+                    gone, before = self._notary.ask(self._call)
+                    self._gone |= gone
+                    self._came_not |= before
             return set(self._gone)
 
     def serve(self) -> None:
@@ -110,12 +114,20 @@ class Partners:
 
     def lost(self) -> set[int]:
         """Those of whom nothing more comes: they ended a while ago, so that what they sent is through."""
+        return self._since_a_while(self.gone())
+
+    def _since_a_while(self, gone: set[int]) -> set[int]:
         now = time.monotonic()
-        return {rank for rank in self.gone() if now - self._since.setdefault(rank, now) >= _UNDER_WAY_S}
+        return {rank for rank in gone if now - self._since.setdefault(rank, now) >= _UNDER_WAY_S}
 
     def lost_before(self, call: int) -> set[int]:
         """Those that do not come to a collective call any more: they ended before it."""
-        return {rank for rank in self.lost() if self._they_began.get(rank, -1) < call}
+        self._call = call
+        return self._before(call, self.lost())
+
+    def _before(self, call: int, lost: set[int]) -> set[int]:
+        unknown = -1 if self._is_told else call
+        return {rank for rank in lost if rank in self._came_not or self._they_began.get(rank, unknown) < call}
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
@@ -168,7 +180,7 @@ class Partners:
             if status.count == len(said):  # programs without hpcomm say nothing
                 self._they_began[status.source] = struct.unpack("q", said)[0]
         if self._notary is not None and self._inter:
-            self._notary.serve(self._gone)
+            self._notary.serve(self._gone, lambda call: self._before(call, self._since_a_while(self._gone)))
 
 
 def _process() -> tuple[int, int, int]:
