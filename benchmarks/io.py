@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     need_two_ranks("io")
-    folder = Path(comm.broadcast_object(tempfile.mkdtemp(dir=options.folder)))
+    folder = Path(comm.broadcast_object(comm.rank or tempfile.mkdtemp(dir=options.folder)))
     n = int((options.mebibytes << 20) / 8 / 4096)
     head = f"{'':>24} {'raw, ms':>10} {'hpcomm, ms':>12} {'hpcomm, GB/s':>14} {'speed to raw':>14}"
     text = [f"{options.mebibytes} MiB of float64 (median of {options.rounds} alternated rounds)", head]

@@ -60,7 +60,9 @@ def main(argv: list[str] | None = None) -> int:
         require_folder(parser, comm, given)
     if given and comm.broadcast_object({*checkpoints.steps(given)} - {1, 2}):
         parser.error(f"{given} holds checkpoints of something else: another folder")
-    folder = Path(comm.broadcast_object(given or tempfile.mkdtemp(prefix="restart_demo-")))
+    if not given and comm.rank == 0:
+        options.folder = tempfile.mkdtemp(prefix="restart_demo-")
+    folder = Path(comm.broadcast_object(options.folder))
 
     writers = comm.split(0 if comm.rank < (comm.size + 1) // 2 else None)
     if writers is not None:

@@ -83,12 +83,13 @@ def missing(patterns: list[str], n: int, output: str) -> list[str]:
 
 # Runs apps one after another on the same ranks, each as `python -m` would: starting takes longest.
 ALL = """
-import json, pathlib, runpy, sys
+import json, pathlib, runpy, sys, tempfile
 from contextlib import redirect_stderr, redirect_stdout
 import hpcomm.checkpoint, hpcomm.fields.exchange
 from hpcomm import Communicator
 rank = hpcomm.world.rank
 folder = pathlib.Path(__file__).parent
+tempfile.tempdir = str(folder)
 places = [Communicator, hpcomm.fields.exchange.Exchange, hpcomm.checkpoint]
 for app, wrong, arguments in json.loads((folder / "apps.json").read_text()):
     kept = [dict(vars(place)) for place in places]
@@ -115,6 +116,8 @@ def run_apps(n: int, apps: list[tuple[str, str, list[str]]], job: Any, folder: P
     (folder / "all.py").write_text(ALL, encoding="utf-8")
     (folder / "apps.json").write_text(json.dumps(apps), encoding="utf-8")
     job(n, ["python", str(folder / "all.py")], timeout=100)
+    left = [path for path in folder.glob("*-*") if path.is_dir()]
+    assert not left, "an app leaves its temporary folder behind"
     return {app: "".join((folder / f"{app}-{rank}").read_text() for rank in range(n)) for app, _, _ in apps}
 
 
