@@ -2,7 +2,9 @@
 
 Beside random_programs.py, which mixes the verbs of arrays: objects and ragged arrays, windows, counters,
 shared arrays and pools, communicators that are divided, joined, closed and dropped in any order, background
-calls waited for in another order on each rank, and wrong calls, which must give an error on every rank.
+calls waited for in another order on each rank, and wrong calls, which must give an error on every rank. And
+from random_between.py: x and out in one memory, MPI's own calls, calls between two groups, and calls that are
+waited for when their communicator is closed.
 Each step draws from a generator of its own, which is the same on all ranks. So every rank knows what all
 bring, and what has to come out.
 """
@@ -23,56 +25,13 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from random_between import Between
+from random_things import array, same, short, thing
 
 import hpcomm
 
-DTYPES = ("float64", "int32", "uint8", "complex128", "float16", "bool", "int64")
 LIMIT_S = 60.0  # one program
 STEPS = 16
-
-
-def thing(rng: random.Random, depth: int = 0) -> Any:
-    """Any object, with arrays in it or without."""
-    kind = rng.randrange(8 if depth < 3 else 6)
-    if kind == 0:
-        return rng.choice([None, True, 3.5, -(1 << 70), "", "text" * rng.randrange(500)])
-    if kind == 1:
-        return bytes(rng.randrange(256) for _ in range(rng.choice([0, 1, 30])))
-    if kind in (2, 3):
-        return array(rng)
-    if kind == 4:
-        return bytearray(rng.choice([5, 5000, 200_000]))
-    if kind == 5:
-        return rng.randrange(1000)
-    if kind == 6:
-        return [thing(rng, depth + 1) for _ in range(rng.randrange(4))]
-    return {f"k{i}": thing(rng, depth + 1) for i in range(rng.randrange(4))}
-
-
-def array(rng: random.Random) -> Any:
-    """An array of any shape: long, short, empty, strided, of Fortran's order."""
-    dtype = np.dtype(rng.choice(DTYPES))
-    shape = rng.choice([(), (0,), (1,), (7,), (3, 4), (2, 0, 3), (5, 2, 2), (3000,), (70_000,), (300_001,)])
-    step = rng.choice([1, 1, 2]) if shape and shape[0] < 5000 else 1
-    whole = (shape[0] * step, *shape[1:]) if shape else ()
-    x = (np.arange(int(np.prod(whole)), dtype="int64").reshape(whole) * 7 + rng.randrange(90)) % 97
-    x = x.astype(dtype)[::step] if shape else np.array(rng.randrange(90)).astype(dtype)
-    return x.T if rng.randrange(4) == 0 else x
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(b, np.ndarray):
-        is_alike = isinstance(a, np.ndarray) and a.dtype == b.dtype and a.shape == b.shape
-        return is_alike and np.array_equal(a, b)
-    if isinstance(b, dict):
-        return isinstance(a, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in b)
-    if isinstance(b, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
-    return type(a) is type(b) and bool(a == b)
-
-
-def short(x: Any) -> str:
-    return f"{x.dtype}{x.shape}" if isinstance(x, np.ndarray) else repr(x)[:80]
 
 
 def cube(x: int) -> int:
@@ -86,7 +45,7 @@ class Circle:
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
 
 
-class Mixture:
+class Mixture(Between):
     """One program, on this rank."""
 
     def __init__(self, seed: int, world: Any, steps: int, show: bool) -> None:
@@ -100,8 +59,9 @@ class Mixture:
 
     def run(self) -> list[str]:
         kinds: list[Callable[[random.Random, Circle], None]] = [
-            *[self.collect] * 6, *[self.ragged] * 4, *[self.message] * 5, *[self.numbers] * 2, self.window,
+            *[self.collect] * 6, *[self.ragged] * 4, *[self.message] * 5, *[self.numbers] * 6, self.window,
             self.counter, self.shared, self.pool, *[self.divide] * 2, self.join, self.leave,
+            *[self.mail] * 2, *[self.between] * 2, *[self.raw] * 2,
             *[self.refuse] * 2, self.one_refuses, self.differ,
         ]  # fmt: skip
         for number in range(self.steps):
@@ -114,8 +74,7 @@ class Mixture:
                 kind(rng, circle)
             while self.pending and self.own.randrange(3) == 0:
                 self.wait(self.own.randrange(len(self.pending)))
-        while self.pending:
-            self.wait(self.own.randrange(len(self.pending)))
+        self.settle()
         self.now = "the end"
         for circle in self.circles[1:]:
             if circle.comm is not None and self.seed % 2:
@@ -125,7 +84,11 @@ class Mixture:
 
     # -- how results are looked at ---------------------------------------------------------------------
     def check(self, got: Any, expected: Any, what: str = "") -> None:
-        if not same(got, expected):
+        if callable(expected):
+            wrong = expected(got)
+            if wrong:
+                self.problems.append(f"{self.now} {what}: {wrong}")
+        elif not same(got, expected):
             self.problems.append(f"{self.now} {what}: {short(got)}, not {short(expected)}")
 
     def later(self, request: Any, expected: Any) -> None:
@@ -137,13 +100,22 @@ class Mixture:
         self.check(request.wait(), expected)
         self.now = now
 
-    def call(self, rng: random.Random, circle: Circle, verb: str, *given: Any, expected: Any) -> None:
-        """A collective call, blocking or in the background: alike on all ranks."""
+    def settle(self) -> None:
+        while self.pending:
+            self.wait(self.own.randrange(len(self.pending)))
+
+    def call(
+        self, rng: random.Random, comm: Any, verb: str, *given: Any, expected: Any, **words: Any
+    ) -> None:
+        """A collective call, blocking or in the background: alike on all ranks.
+
+        expected: what it gives; or a function of that, which says what is wrong with it.
+        """
         self.now += f", {verb}"
         if rng.randrange(2):
-            self.later(getattr(circle.comm, verb)(*given, async_op=True), expected)
+            self.later(getattr(comm, verb)(*given, async_op=True, **words), expected)
         else:
-            self.check(getattr(circle.comm, verb)(*given), expected)
+            self.check(getattr(comm, verb)(*given, **words), expected)
 
     # -- what is right ---------------------------------------------------------------------------------
     def collect(self, rng: random.Random, circle: Circle) -> None:
@@ -169,7 +141,7 @@ class Mixture:
             "scatter": ((things if me == root else None, root), things[me]),
             "all_to_all": ((table[me],), [row[me] for row in table]),
         }[verb]
-        self.call(rng, circle, f"{verb}_object", *give, expected=expected)
+        self.call(rng, circle.comm, f"{verb}_object", *give, expected=expected)
 
     def ragged(self, rng: random.Random, circle: Circle) -> None:
         n, me, root = circle.size, circle.ranks.index(self.rank), rng.randrange(circle.size)
@@ -183,16 +155,7 @@ class Mixture:
             "scatter": ((arrays if me == root else None, root), arrays[me]),
             "all_to_all": ((table[me],), [row[me] for row in table]),
         }[verb]
-        self.call(rng, circle, f"{verb}_ragged", *give, expected=expected)
-
-    def numbers(self, rng: random.Random, circle: Circle) -> None:
-        n, me = circle.size, circle.ranks.index(self.rank)
-        length, verb = rng.choice([0, 1, 5, 4000, 100_000]), rng.choice(["all_reduce", "scan", "all_gather"])
-        x = [np.arange(length) + rng.randrange(50) for _ in range(n)]
-        expected = {
-            "all_reduce": np.sum(x, 0), "scan": np.sum(x[: me + 1], 0), "all_gather": np.stack(x),
-        }[verb]  # fmt: skip
-        self.call(rng, circle, verb, x[me], expected=expected)
+        self.call(rng, circle.comm, f"{verb}_ragged", *give, expected=expected)
 
     def message(self, rng: random.Random, circle: Circle) -> None:
         """Each rank sends to another one, round the ring or crosswise; sources and tags known or any."""
@@ -341,7 +304,7 @@ class Mixture:
 
     def refuse(self, rng: random.Random, circle: Circle) -> None:
         """Wrong on all ranks: each says so, and goes on."""
-        n, comm = circle.size, circle.comm
+        n, comm, memory = circle.size, circle.comm, np.ones(2 * circle.size + 9)
         wrong: list[Callable[[], Any]] = [
             lambda: comm.broadcast_object(1, n + 2),
             lambda: comm.broadcast(np.ones(3), root=-n - 1),
@@ -363,6 +326,8 @@ class Mixture:
             lambda: comm.merge(),
             lambda: comm.plan("all_reduce", np.ones(3), op="median"),
             lambda: comm.reduce_scatter(np.ones((n + 1, 2))),
+            lambda: comm.all_reduce(memory[:-1], out=memory[1:]),
+            lambda: comm.all_gather(memory[1:3], out=memory[: 2 * n].reshape(n, 2)),
         ]
         which = rng.randrange(len(wrong))
         self.now += f", wrong {which}"
@@ -373,7 +338,7 @@ class Mixture:
         if self.rank not in circle.ranks or circle.size < 2:
             return
         comm, me, culprit = circle.comm.dup(), circle.ranks.index(self.rank), rng.randrange(circle.size)
-        bad = me == culprit
+        bad, memory = me == culprit, np.ones(9)
         calls: list[Callable[[], Any]] = [
             lambda: comm.all_gather_object((lambda: 0) if bad else 1),
             lambda: comm.all_reduce(np.array(["x"]) if bad else np.ones(3)),
@@ -383,6 +348,7 @@ class Mixture:
             lambda: comm.scatter_object([1] if bad else None, culprit),
             lambda: comm.all_reduce(np.ones(3), "median" if bad else "sum"),
             lambda: comm.split(-2 if bad else 0),
+            lambda: comm.all_reduce(memory[:-1], out=memory[1:] if bad else np.ones(8)),
             lambda: comm.scatter_ragged([np.ones(2)] * (comm.size - 1) if bad else None, culprit),
         ]
         which = rng.randrange(len(calls))
