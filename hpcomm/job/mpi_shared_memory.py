@@ -171,22 +171,24 @@ def _made(events: bytes) -> Iterator[str]:
 
 
 def _agent(words: Sequence[str]) -> tuple[str, ...]:
-    """The words `ssh HOST` of `ssh HOST .../hydra_pmi_proxy ...`; none: the words are others."""
+    """The words `ssh HOST` of `ssh HOST .../hydra_pmi_proxy ...`, to ask nothing; none: they are others."""
     at = next((i for i, word in enumerate(words) if word.strip('"').endswith("hydra_pmi_proxy")), 0)
-    return tuple(words[:at])
+    batch = ("-o", "BatchMode=yes") if at and Path(words[0]).name == "ssh" else ()
+    return (*words[:1], *batch, *words[1:at]) if at else ()
 
 
 def remove_noticed() -> None:
-    """Take away what notice() has seen of a job that has ended, on all hosts."""
-    for path in tuple(_noticed):
+    """Take away what notice() and ask() have seen of a job that has ended, on all hosts."""
+    noticed, agents = tuple(_noticed), tuple(_elsewhere)  # a thread may still add some
+    for path in noticed:
         path.unlink(missing_ok=True)
-    shared = {str(path).rpartition("_")[0] for path in _noticed}
-    names = [f"{name}_{host}" for name in shared for host in range(len(_elsewhere) + 1)]
+    shared = {str(path).rpartition("_")[0] for path in noticed}
+    names = [f"{name}_{host}" for name in shared for host in range(len(agents) + 1)]
     asked = [
         subprocess.Popen(
             [*agent, "rm", "-f", "--", *names], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        for agent in _elsewhere
+        for agent in agents
     ]
     until = time.monotonic() + _REMOVE_S
     for each in asked:

@@ -14,7 +14,7 @@ from processes import finish
 
 from hpcomm.errors import ConfigError
 from hpcomm.job.launcher import KILLED, command_of, named
-from hpcomm.job.mpi_shared_memory import YOUNG_S, sizes, stale_segments
+from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
 from hpcomm.job.supervise import _folder, settings
 
 
@@ -91,6 +91,15 @@ def test_a_file_that_a_killed_rank_has_made_is_removed(segment):
     )
     done = finish([sys.executable, "-c", code, MAKER, str(path)], 20)
     assert (done.returncode, path.exists()) == (0, False), done
+
+
+def test_a_host_is_asked_as_the_launcher_reaches_it_but_for_a_password():
+    proxy = ['"/usr/bin/hydra_pmi_proxy"', "--launcher", "ssh"]
+    batch = ["-o", "BatchMode=yes"]
+    assert [*_agent(["/usr/bin/ssh", "-x", "h2", *proxy])] == ["/usr/bin/ssh", *batch, "-x", "h2"]
+    assert [*_agent(["my-ssh", "h2", *proxy])] == ["my-ssh", "h2"]
+    assert not _agent(proxy)  # of the launcher's own host
+    assert not _agent(["/usr/bin/prted"])
 
 
 @pytest.mark.parametrize(
