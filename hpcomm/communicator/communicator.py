@@ -334,7 +334,7 @@ class Communicator(ClosedByAll):
             request.wait()
         self.to_itself.clear()
         self.leave_direct()
-        self.node = self.watched = None
+        self.node = self.watched = self.message_kinds = None  # their memory may be another one's soon
         if self.call_logs is not None:
             self.call_logs.close()
         if self.exchange_channel is not None:
