@@ -29,6 +29,7 @@ class Between:
     later: Any
     call: Any
     settle: Any
+    raises: Any
 
     # -- arrays ------------------------------------------------------------------------------------------
     def numbers(self, rng: random.Random, circle: Any) -> None:
@@ -201,5 +202,29 @@ class Between:
             self.later(coming, things[source])
         if rng.randrange(2):
             self.later(comm.all_gather_object(me, async_op=True), list(range(n)))
+        if rng.randrange(2):
+            comm.close()
+
+    def late(self, rng: random.Random, circle: Any) -> None:
+        """Receives that are given up for a while, or for good, before their messages are sent."""
+        n, me, comm = circle.size, circle.ranks.index(self.rank), circle.comm.dup()
+        source, dest, things = (me - 1) % n, (me + 1) % n, [thing(rng) for _ in range(n)]
+        arrays = [np.arange(3) + r for r in range(n)]
+        coming = comm.irecv_object(source, 1), comm.irecv(np.empty_like(arrays[0]), source, 2)
+        for each in coming:
+            self.raises(lambda each=each: each.wait(timeout=0.002), hpcomm.WaitTimeoutError)
+        is_given_up = rng.randrange(2)
+        if is_given_up:
+            comm.timeout = 0.002
+            self.raises(lambda: comm.recv(np.empty_like(arrays[0]), source, 3), hpcomm.WaitTimeoutError)
+            comm.timeout = None
+        comm.barrier()
+        for tag in (2, 3)[: 1 + is_given_up]:
+            self.later(comm.isend(arrays[me], dest, tag), None)
+        self.later(comm.isend_object(things[me], dest, 1), None)
+        if is_given_up:
+            self.check(comm.recv(np.empty_like(arrays[0]), source, 3), arrays[source])
+        self.later(coming[0], things[source])
+        self.later(coming[1], arrays[source])
         if rng.randrange(2):
             comm.close()

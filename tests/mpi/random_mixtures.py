@@ -38,6 +38,10 @@ def cube(x: int) -> int:
     return x**3
 
 
+def inverse(x: int) -> float:
+    return 1 / x
+
+
 class Circle:
     """A communicator of the program. ranks: of the world, in its order; comm: None on ranks in no part."""
 
@@ -61,7 +65,7 @@ class Mixture(Between):
         kinds: list[Callable[[random.Random, Circle], None]] = [
             *[self.collect] * 6, *[self.ragged] * 4, *[self.message] * 5, *[self.numbers] * 6, self.window,
             self.counter, self.shared, self.pool, *[self.divide] * 2, self.join, self.leave,
-            *[self.mail] * 2, *[self.between] * 2, *[self.raw] * 2,
+            *[self.mail] * 2, self.late, *[self.between] * 2, *[self.raw] * 2,
             *[self.refuse] * 2, self.one_refuses, self.differ,
         ]  # fmt: skip
         for number in range(self.steps):
@@ -229,6 +233,9 @@ class Mixture(Between):
         with circle.comm.pool(root) as pool:
             if pool:
                 self.check(list(pool.map(cube, range(most))), [i**3 for i in range(most)])
+                divisor = rng.randrange(2)
+                error = pool.submit(inverse, divisor).exception()
+                self.check(type(error).__name__, "NoneType" if divisor else "ZeroDivisionError")
 
     # -- communicators -----------------------------------------------------------------------------------
     def divide(self, rng: random.Random, circle: Circle) -> None:
