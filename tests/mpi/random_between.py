@@ -228,3 +228,22 @@ class Between:
         self.later(coming[1], arrays[source])
         if rng.randrange(2):
             comm.close()
+
+    def halo(self, rng: random.Random, circle: Any) -> None:
+        """A field's halo, under way while its communicator is closed, or while others are."""
+        comm, rows, columns = circle.comm.dup(), rng.randrange(2, 6), rng.choice([1, 3, 9000])
+        width, dtype = rng.randrange(3), rng.choice(["float64", "float32", "int16", "complex128"])
+        shape = (rows * circle.size, columns)
+        whole = (np.arange(shape[0] * columns) % 199).reshape(shape).astype(dtype)
+        parts = hpcomm.Partition(shape, {"y": circle.size}, ("y", None))
+        field = hpcomm.Field(comm, parts, dtype=dtype, halo=(width, 0), periodic=[0])
+        field.inner[...] = whole[field.box.slices()]
+        exchange, first = hpcomm.Halo(field), comm.rank * rows
+        exchange.start()
+        if rng.randrange(2):
+            comm.close()
+        if rng.randrange(2):
+            self.check(circle.comm.all_gather_object(self.rank), circle.ranks)
+        exchange.wait()
+        there = range(first - width, first + rows + width)
+        self.check(np.asarray(field.array), whole.take(there, axis=0, mode="wrap"), "halo")

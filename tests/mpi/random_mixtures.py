@@ -65,7 +65,7 @@ class Mixture(Between):
         kinds: list[Callable[[random.Random, Circle], None]] = [
             *[self.collect] * 6, *[self.ragged] * 4, *[self.message] * 5, *[self.numbers] * 6, self.window,
             self.counter, self.shared, self.pool, *[self.divide] * 2, self.join, self.leave,
-            *[self.mail] * 2, self.late, *[self.between] * 2, *[self.raw] * 2,
+            *[self.mail] * 2, self.late, self.halo, *[self.between] * 2, *[self.raw] * 2,
             *[self.refuse] * 2, self.one_refuses, self.differ,
         ]  # fmt: skip
         for number in range(self.steps):
