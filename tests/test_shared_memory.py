@@ -10,7 +10,6 @@ MODULES = {"mmap", "shared_memory"}
 ATTRIBUTES = {"from_address", "memmove", "memset", "Allocate_shared", "Shared_query"}
 MAY = {
     "core/result_memory.py": {"mmap"},  # private memory of large results
-    "device/queues.py": {"mmap"},  # device memory of the model that tests have for a driver
     "device/library.py": {"memmove"},  # structures of CUDA's bindings, in this process
     "device/cuda.py": {"from_address"},  # pinned host memory, the process's own
     # of an array that the program itself writes, where there is no core:

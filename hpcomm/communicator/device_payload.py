@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import loaded
 from ..core import buffer, dtypes
 from ..core.operation import Call
+from ..device.libraries import LIBRARIES, library_of
 from ..transport.progress import Moving
 from .block_channel import part_tag
 from .payload import OnDevice, Payload
@@ -39,18 +40,10 @@ else:
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     staging = LazyModule("hpcomm.transport.device.staging")
 
-__all__ = ["block_of", "copied", "has_device_arrays", "library_of", "load", "unload"]
+__all__ = ["block_of", "copied", "has_device_arrays", "load", "unload"]
 
 _DEVICE_MARK = b"\x95laden"  # how a manifest begins; no description of a payload does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes
-_MODEL = "hpcomm.device.model"
-_LIBRARIES = ("cupy", _MODEL)  # beside torch, which has its own ways
-
-
-def library_of(array: object) -> str:
-    """The module by which a receiver may make such an array."""
-    module = type(array).__module__
-    return module if module == _MODEL else module.partition(".")[0]
 
 
 def block_of(look: DeviceBuffer) -> OnDevice:
@@ -176,13 +169,9 @@ def _text(padded: bytes) -> str:
 
 def _room(library: str, dtype: Dtype, shape: Shape) -> Buffer:
     """A new array of library on its current device, if this process has both; else one in host memory."""
-    module = loaded(library)
-    if module is not None and library == "torch":
-        where = "cuda" if module.cuda.is_available() else "cpu"
-        return buffer.as_buffer(module.empty(shape, dtype=dtypes.torch_dtype(dtype), device=where))
-    if module is not None and library in _LIBRARIES and (library != "cupy" or module.cuda.is_available()):
-        return buffer.as_buffer(module.empty(shape, dtypes.numpy_dtype(dtype)))
-    return buffer.empty(shape, dtype)
+    known = LIBRARIES.get(library) if loaded(library) is not None else None
+    made = None if known is None else known.room(shape, dtype)
+    return buffer.empty(shape, dtype) if made is None else buffer.as_buffer(made)
 
 
 def _fill(look: Buffer, data: AnyArray, after: staging.After) -> None:

@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..core import buffer
+    from ..device import libraries
     from . import device_payload
 else:
     from .._lazy import LazyModule
 
     buffer = LazyModule("hpcomm.core.buffer")
+    libraries = LazyModule("hpcomm.device.libraries")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
 
 __all__ = ["Pickler", "chosen", "decode", "encode", "mark_of"]
 
 _PICKLED = 0x80  # how every pickle begins
-_ON_DEVICES = (("cupy", "ndarray"), ("hpcomm.device.model", "DeviceArray"))
 
 
 class Pickler(Protocol):
@@ -123,7 +124,10 @@ class _Ways(dict[type, Any]):
             self[kind] = _take_array_apart
         elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
             self[kind] = _take_tensor_apart
-        elif any(kind is getattr(sys.modules.get(name), array, None) for name, array in _ON_DEVICES):
+        elif any(
+            kind is getattr(sys.modules.get(name), its.array, None)
+            for name, its in libraries.LIBRARIES.items()
+        ):
             self[kind] = _take_device_array_apart
         else:
             return (copyreg.dispatch_table if self._others is None else self._others)[kind]

@@ -6,7 +6,6 @@ or waited for, whose work must be in order with it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import loaded
 from ..core import dtypes
 from ..errors import DtypeError, LayoutError
-from .driver import DEFAULT_STREAM, driver
+from .driver import driver
+from .libraries import LIBRARIES, library_of, stream_of
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -90,12 +90,9 @@ def _torch(x: Any, torch: ModuleType) -> Place:
     if lazy:
         plain = plain.resolve_conj().resolve_neg()
     strides = None if plain.is_contiguous() else tuple(n * plain.element_size() for n in plain.stride())
-    device = x.device
     return Place(
-        plain, plain.data_ptr(), tuple(plain.shape), strides, dtype, known.device(device.index),
-        lambda: torch.cuda.current_stream(device).cuda_stream or DEFAULT_STREAM,
-        lambda shape: torch.empty(shape, dtype=x.dtype, device=device),
-        lambda: plain.clone(memory_format=torch.contiguous_format), lazy,
+        plain, plain.data_ptr(), tuple(plain.shape), strides, dtype, known.device(x.device.index),
+        *LIBRARIES["torch"].way(plain), lazy,
     )  # fmt: skip
 
 
@@ -108,39 +105,10 @@ def _interface(x: Any) -> Place:
     shape = tuple(seen["shape"])
     known = driver()
     strides = _strides(seen.get("strides"), shape, dtype.itemsize)
-    if type(x).__module__.partition(".")[0] == "cupy":
-        index, (stream, make, pack) = x.device.id, _of_cupy(x)
-    else:
-        index, stream, make, pack = known.device_of(address) if address else 0, _stream(x), None, None
-    if type(x).__module__ == "hpcomm.device.model":
-        model = sys.modules["hpcomm.device.model"]
-        make, pack = lambda shape: model.empty(shape, x.dtype), x.copy
-    return Place(x, address or 0, shape, strides, dtype, known.device(index), stream, make, pack, readonly)
-
-
-def _stream(x: Any) -> Callable[[], int]:
-    return lambda: x.__cuda_array_interface__.get("stream") or DEFAULT_STREAM
-
-
-def _of_cupy(x: Any) -> tuple[Callable[[], int], Callable[[Shape], Any], Callable[[], Any]]:
-    """The current stream on the device of x, how CuPy makes an array there, and brings x into C order.
-
-    Another device may be the thread's current one: then CuPy would name the stream there, and copy to there.
-    """
-    cupy = sys.modules["cupy"]
-
-    def there(work: Callable[..., Any]) -> Callable[..., Any]:
-        def done(*arguments: object) -> Any:
-            with cupy.cuda.Device(x.device.id):
-                return work(*arguments)
-
-        return done
-
-    return (
-        there(_stream(x)),
-        there(lambda shape: cupy.empty(shape, x.dtype)),
-        there(lambda: x.copy(order="C")),
-    )
+    name = library_of(x)
+    index = x.device.id if name == "cupy" else known.device_of(address) if address else 0
+    way = LIBRARIES[name].way(x) if name in LIBRARIES else (stream_of(x), None, None)
+    return Place(x, address or 0, shape, strides, dtype, known.device(index), *way, readonly)
 
 
 def _strides(strides: Any, shape: Shape, itemsize: int) -> Shape | None:

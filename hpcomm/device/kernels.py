@@ -1,7 +1,7 @@
-"""Elementwise kernels on device memory, taken from CuPy, torch or the model.
+"""Elementwise kernels on device memory, taken from CuPy or torch.
 
-Memory is named by address, so arrays of any library are worked on. Kernels(place) puts work into the stream
-of the `on` that surrounds it, and waits for nothing.
+Memory is named by address, so arrays of any library are worked on. Kernels put work into the stream
+of the `on` that surrounds it, and wait for nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ..core.dtypes import Dtype
-    from .arrays import Place
     from .driver import Device
 
-__all__ = ["FUNCTIONS", "CuPy", "Kernels", "Torch", "kernels"]
+__all__ = ["FUNCTIONS", "CuPy", "Kernels", "Torch"]
 
 FUNCTIONS = {
     "SUM": "add", "PROD": "multiply", "MIN": "minimum", "MAX": "maximum", "BAND": "bitwise_and",
@@ -165,18 +164,3 @@ def _as_in(x: Any, value: Any) -> object:
     bits = 8 * x.element_size()
     low = int(value) & ((1 << bits) - 1)
     return low - (1 << bits) if x.dtype.is_signed and low >> (bits - 1) else low
-
-
-def kernels(place: Place) -> Kernels | str:
-    """The kernels for an array: of its own library, else of one that is loaded; or why there are none."""
-    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    if type(place.array).__module__ == "hpcomm.device.model":
-        made: Kernels = sys.modules["hpcomm.device.model"].ModelKernels()
-        return made
-    if torch is not None and isinstance(place.array, torch.Tensor):
-        return Torch(place.device)
-    if cupy is not None:
-        return CuPy(place.device)
-    if torch is not None and torch.cuda.is_available():
-        return Torch(place.device)
-    return f"neither CuPy nor torch is loaded, whose kernels could work on a {type(place.array).__name__}"

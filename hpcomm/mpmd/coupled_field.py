@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from ..communicator.device_payload import library_of
 from ..core.buffer import as_buffer
+from ..device.libraries import LIBRARIES, library_of
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError
 from ..transport.device.host_copy import from_host, to_host
 from .route import coupled_route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType
-
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import TypeVar
 
@@ -204,12 +200,12 @@ def scatter(values: Any, where: coupled_route.Selection, rows: AnyArray) -> None
 
 def chooses(values: object) -> bool:
     """Whether values lie on a device, in a library that is known to choose rows there."""
-    return as_buffer(values).place is not None and library_of(values) in _INDEX
+    return as_buffer(values).place is not None and library_of(values) in LIBRARIES
 
 
 def index(values: object, where: coupled_route.Selection) -> Any:
     """Rows as an array takes them in brackets: a range, or indices where the array lies."""
-    return where if isinstance(where, slice) else _INDEX[library_of(values)](values, where)
+    return where if isinstance(where, slice) else LIBRARIES[library_of(values)].index(values, where)
 
 
 def copied(values: object) -> object:
@@ -218,18 +214,3 @@ def copied(values: object) -> object:
     assert there is not None
     assert there.pack is not None  # of every such library
     return there.pack()
-
-
-# library -> (an array, indices of the host) -> the indices as it takes them
-_INDEX: dict[str, Callable[[Any, NDArray[np.int64]], Any]] = {
-    "torch": lambda values, where: sys.modules["torch"].from_numpy(where).to(values.device),
-    "cupy": lambda values, where: _settled(sys.modules["cupy"], where),
-    "hpcomm.device.model": lambda values, where: where,
-}
-
-
-def _settled(cupy: ModuleType, where: NDArray[np.int64]) -> object:
-    """Indices for calls in any streams: CuPy only begins to bring them, in the current one."""
-    made = cupy.asarray(where)
-    cupy.cuda.get_current_stream().synchronize()
-    return made

@@ -6,11 +6,11 @@ import itertools
 import time
 from typing import Any
 
+import device_model as model
 import numpy as np
+from device_model.queues import Waited, complete
 
-from hpcomm.device import model
 from hpcomm.device.kernels import FUNCTIONS
-from hpcomm.device.queues import Waited, complete
 
 
 class ModelNccl:

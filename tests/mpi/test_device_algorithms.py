@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import device_model as model
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -24,7 +25,7 @@ from test_devices import (
 )
 
 import hpcomm
-from hpcomm.device import driver, model
+from hpcomm.device import driver
 from hpcomm.schedule.registry import algorithms
 from hpcomm.transport.device import host_copy, workspace
 from hpcomm.transport.device.staging import DeviceSink, DeviceSource

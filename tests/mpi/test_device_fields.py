@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import device_model as model
 import numpy as np
 import pytest
 from test_devices import comm, device, found_races, path, told_edges
@@ -16,7 +17,7 @@ import hpcomm
 from hpcomm import Field, Halo, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
 from hpcomm.apps import _library, gpu_demo, overlap_demo
 from hpcomm.apps._library import Library
-from hpcomm.device import driver, model
+from hpcomm.device import driver
 from hpcomm.fields.files.checksum import checksum
 
 __all__ = ["comm", "device", "path"]  # fixtures

@@ -11,15 +11,17 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import device_model as model
 import numpy as np
 import pytest
+from device_model import order
 from mpi4py import MPI
 from stand_ins import ModelNccl
 
 import hpcomm
-from hpcomm.communicator import device_payload, payload, pickling
+from hpcomm.communicator import payload, pickling
 from hpcomm.core import buffer
-from hpcomm.device import driver, model, order
+from hpcomm.device import driver, libraries
 from hpcomm.mpmd.coupling.device_operations import DeviceOperations
 from hpcomm.transport.device import cuda_aware, dispatch, ipc, pipeline, staging, workspace
 
@@ -737,7 +739,7 @@ def test_where_their_library_is_not_loaded_arrays_come_to_the_host(
     comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     if comm.rank % 2:
-        monkeypatch.setattr(device_payload, "_LIBRARIES", ())
+        monkeypatch.delitem(libraries.LIBRARIES, "device_model")
     got = comm.all_gather_object((given(n, comm.rank), 7))
     parts = comm.all_gather_ragged(given(n, comm.rank))
     for rank in set(range(comm.size)) - {comm.rank}:

@@ -1,6 +1,7 @@
 """Fields between programs: M x N, dtypes, mappings, model time; and what happens when they do not fit."""
 
 import re
+from pathlib import Path
 
 import pytest
 from steady import steady_time
@@ -34,6 +35,7 @@ def couple(programs, tmp_path):
     return run
 
 
+WITH_MODEL = {"PYTHONPATH": str(Path(__file__).parents[1])}  # of a device
 SIZES = [{"a": 2, "b": 3}, {"b": 1, "a": 3}]
 FIELDS = """
 TOTAL = 37
@@ -113,7 +115,9 @@ def test_tensors_are_fields_too(couple):
 
 ON_A_DEVICE = """
 from hpcomm.transport.device import dispatch
-from hpcomm.device import driver, model, order
+import device_model as model
+from device_model import order
+from hpcomm.device import driver
 from hpcomm.transport.device import ipc
 from hpcomm.transport.device.device_messages import Messages
 dispatch.DEVICE_EAGER, ipc.IPC_DIRECT = LIMIT, 200
@@ -170,12 +174,14 @@ for way in ("ipc", "pipeline"):
 )
 @pytest.mark.parametrize("eager", [30, 1 << 20])  # most shares go as messages of arrays, or none
 def test_a_field_may_lie_on_a_device_at_either_end(couple, eager, sizes):
-    couple(ON_A_DEVICE.replace("LIMIT", str(eager)), sizes)
+    couple(ON_A_DEVICE.replace("LIMIT", str(eager)), sizes, env=WITH_MODEL)
 
 
 TIMED_ON_A_DEVICE = """
 from hpcomm.transport.device import dispatch
-from hpcomm.device import driver, model, order
+import device_model as model
+from device_model import order
+from hpcomm.device import driver
 device = model.Model()
 driver.install(device)
 dispatch.DEVICE_EAGER = 30
@@ -207,12 +213,14 @@ else:
 
 @pytest.mark.once
 def test_a_field_on_a_device_keeps_model_time(couple):
-    couple(TIMED_ON_A_DEVICE, {"a": 2, "b": 1})
+    couple(TIMED_ON_A_DEVICE, {"a": 2, "b": 1}, env=WITH_MODEL)
 
 
 MAPPED_ON_A_DEVICE = """
 from hpcomm.transport.device import dispatch
-from hpcomm.device import driver, model, order
+import device_model as model
+from device_model import order
+from hpcomm.device import driver
 from hpcomm.mpmd.coupling import device_operations as there
 device = model.Model()
 driver.install(device)
@@ -291,7 +299,7 @@ assert not races, races[:3]
     ids=str,
 )
 def test_mappings_and_model_time_give_the_same_numbers_on_a_device(couple, eager, sizes):
-    couple(MAPPED_ON_A_DEVICE.replace("LIMIT", str(eager)), sizes)
+    couple(MAPPED_ON_A_DEVICE.replace("LIMIT", str(eager)), sizes, env=WITH_MODEL)
 
 
 MAPPED = """

@@ -5,10 +5,9 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
+from device_model.order import Access, Actor, Moment, Order, Run, races
 from hypothesis import given
 from hypothesis import strategies as st
-
-from hpcomm.device.order import Access, Actor, Moment, Order, Run, races
 
 ACTORS = ("host", "stream 1", "stream 2")
 work = st.tuples(

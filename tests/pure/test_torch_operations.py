@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hpcomm import regrid
-from hpcomm.mpmd.coupling.device_operations import _WAYS, DeviceOperations, Mapped
+from hpcomm.device.libraries import LIBRARIES
+from hpcomm.mpmd.coupling.device_operations import DeviceOperations, Mapped
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("scipy")
@@ -18,7 +19,7 @@ class OnCpu(DeviceOperations):
     """Where tensors lie that have no device; so without streams."""
 
     def __init__(self) -> None:
-        self._library, self._ways, self._like = "torch", _WAYS["torch"], torch.zeros(1)
+        self._library, self._ways, self._like = "torch", LIBRARIES["torch"], torch.zeros(1)
 
     def holds(self, values: Any) -> bool:
         return isinstance(values, torch.Tensor)

@@ -1,6 +1,6 @@
 """CUDA tensors: each call of a group takes the Communicator's own path, in order with the streams around it.
 
-There is no GPU: memory and streams are those of the driver's model (hpcomm.device.model), which begins memory
+There is no GPU: memory and streams are those of the driver's model (tests/device_model), which begins memory
 as poison, executes as late as it may and tells races. What stands for torch's tensors has of theirs what the
 backend uses.
 """
@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import device_model as model
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from device_model import order
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.device import driver, model, order
+from hpcomm.device import driver
 from hpcomm.torch_backend import cuda_streams
 
 CUDA = torch.device("cuda", 0)

@@ -5,22 +5,17 @@ Numbers are those of the host: every value is made in the same steps of the same
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...communicator.device_payload import library_of
-from ...core import dtypes
 from ...core.buffer import as_buffer
+from ...device.libraries import LIBRARIES, library_of
 from ...transport.device.staging import station
 from ..coupled_field import copied, host, index, scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import ModuleType, TracebackType
-
-    from numpy.typing import NDArray
+    from types import TracebackType
 
     from ...core.types import AnyArray
     from ...grids.weights import Weights
@@ -38,7 +33,7 @@ class DeviceOperations:
 
     def __init__(self, values: object) -> None:
         self._library = library_of(values)
-        self._ways = _WAYS[self._library]
+        self._ways = LIBRARIES[self._library]
         self._like = self.empty((1,), np.dtype(float), values)
         place = as_buffer(self._like).place
         assert place is not None
@@ -155,45 +150,3 @@ class Mapped(Picked):
                 head = made[: len(part)]
                 head += part
         return made
-
-
-class _Ways(NamedTuple):
-    """How a library makes arrays on the device of another one, and works on them."""
-
-    empty: Callable[[Any, tuple[int, ...], np.dtype[Any]], Any]
-    up: Callable[[Any, NDArray[Any]], Any]
-    cast: Callable[[Any, np.dtype[Any]], Any]
-    plain: Callable[[Any], Any]
-
-
-def _module(name: str) -> ModuleType:
-    return sys.modules[name]
-
-
-def _torch_dtype(dtype: np.dtype[np.generic]) -> object:
-    return dtypes.torch_dtype(dtypes.parse(dtype)[0])
-
-
-_MODEL = "hpcomm.device.model"
-_WAYS = {
-    "torch": _Ways(
-        lambda like, shape, dtype: _module("torch").empty(
-            shape, dtype=_torch_dtype(dtype), device=like.device
-        ),
-        lambda like, array: _module("torch").from_numpy(array).to(like.device),
-        lambda values, dtype: values.to(_torch_dtype(dtype)),
-        lambda values: values.detach(),
-    ),
-    "cupy": _Ways(
-        lambda like, shape, dtype: _module("cupy").empty(shape, dtype),
-        lambda like, array: _module("cupy").asarray(array),
-        lambda values, dtype: values.astype(dtype),
-        lambda values: values,
-    ),
-    _MODEL: _Ways(
-        lambda like, shape, dtype: _module(_MODEL).empty(shape, dtype),
-        lambda like, array: _module(_MODEL).asarray(array),
-        lambda values, dtype: values.astype(dtype),
-        lambda values: values,
-    ),
-}

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.buffer import Buffer, DeviceBuffer
 from ...core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS
-from ...device.kernels import kernels
+from ...device.libraries import kernels
 from ...errors import LayoutError
 from . import device_columns
 from .staging import station

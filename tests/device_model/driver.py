@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, LayoutError, TransportError
+from hpcomm.errors import ConfigError, LayoutError, TransportError
+
 from .order import Noted, Order, site
 from .queues import EVENT, EVENTS, HEAP, Event, Heap, Stream, Waited, Work, catch_up, complete
 from .watch import Watched
 
 if TYPE_CHECKING:
-    from ..core.types import AnyArray
+    from hpcomm.core.types import AnyArray
 
 __all__ = ["Model", "ModelDevice"]
 

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hpcomm import device
+
 __all__ = ["Access", "Actor", "Moment", "Noted", "Order", "Run", "Tie", "races"]
+
+_FOLDERS = (*device.__path__, str(Path(__file__).parent))
 
 Table = NDArray[np.intp]
 Actor = tuple[int, str]  # process, name
@@ -200,8 +205,8 @@ def _conflicts(accesses: list[Access]) -> tuple[Table, Table]:
 
 
 def site() -> str:
-    """The innermost line outside of this folder: `pipeline.py:41`."""
+    """The innermost line outside of this folder and hpcomm.device: `pipeline.py:41`."""
     frame = sys._getframe(1)
-    while "/hpcomm/device/" in frame.f_code.co_filename and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(_FOLDERS) and frame.f_back is not None:
         frame = frame.f_back
     return f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ..core.types import AnyArray
-    from ..device.order import Moment
+    from hpcomm.core.types import AnyArray
+
+    from .order import Moment
 
 __all__ = ["EVENT", "EVENTS", "HEAP", "Event", "Heap", "Stream", "Waited", "Work", "catch_up", "complete"]
 

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ..core import dtypes
-from ..core.dtypes import Dtype
-from .kernels import FUNCTIONS
-from .modelled import Model
+from hpcomm.core import dtypes
+from hpcomm.core.dtypes import Dtype
+from hpcomm.device import driver
+from hpcomm.device.kernels import FUNCTIONS
+from hpcomm.device.libraries import stream_of
+
+from .driver import Model
 from .queues import Work
 
 if TYPE_CHECKING:
-    from ..core.types import AnyArray
+    from hpcomm.core.types import AnyArray
 
 Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
-__all__ = ["DeviceArray", "Model", "ModelKernels", "asarray", "current_stream", "empty", "stream"]
+__all__ = ["DeviceArray", "Library", "asarray", "current_stream", "empty", "stream"]
 
 _current: dict[int, int] = {}  # thread -> its current stream
 
@@ -45,9 +48,7 @@ def current_stream() -> int:
 
 
 def _model() -> Model:
-    from .driver import driver
-
-    found = driver()
+    found = driver.driver()
     assert isinstance(found, Model)
     return found
 
@@ -249,3 +250,33 @@ class _View(DeviceArray):
     def __init__(self, address: int, shape: Any, kind: Dtype) -> None:
         super().__init__(address, shape, kind.storage)
         self.kind = kind
+
+
+class Library:
+    """What hpcomm asks of the library of these arrays; see hpcomm.device.libraries.Library."""
+
+    array = "DeviceArray"
+
+    def way(self, x: DeviceArray) -> Any:
+        return stream_of(x), lambda shape: empty(shape, x.dtype), x.copy
+
+    def kernels(self, device: object) -> ModelKernels:
+        return ModelKernels()
+
+    def room(self, shape: tuple[int, ...], dtype: Dtype) -> DeviceArray:
+        return empty(shape, dtypes.numpy_dtype(dtype))
+
+    def index(self, like: object, rows: NDArray[np.int64]) -> Any:
+        return rows
+
+    def empty(self, like: object, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
+        return empty(shape, dtype)
+
+    def up(self, like: object, array: object) -> DeviceArray:
+        return asarray(array)
+
+    def cast(self, values: DeviceArray, dtype: DTypeLike) -> DeviceArray:
+        return values.astype(dtype)
+
+    def plain(self, values: DeviceArray) -> DeviceArray:
+        return values

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import TransportError
+from hpcomm.errors import TransportError
+
 from .order import Moment, Order, site
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-    from ..core.types import AnyArray
+    from hpcomm.core.types import AnyArray
 
 __all__ = ["Watched"]
 
