@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from local_threads import run
 
 from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import algorithms, build, verbs
-from hpcomm.transport.scheduled.local_threads import run
 
 
 @pytest.mark.parametrize("name", algorithms("all_reduce"))

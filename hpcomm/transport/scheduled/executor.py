@@ -1,7 +1,7 @@
 """Executor of schedules, over any channel.
 
 A channel is what a schedule needs of a transport below: prepare(sends, recvs) -> exchange, and an exchange
-has start() and wait(). schedule_channels.py has it over MPI, local_threads.py between threads.
+has start() and wait(). schedule_channels.py has it over MPI, a test between threads.
 """
 
 from __future__ import annotations

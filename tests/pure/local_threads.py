@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...errors import WaitTimeoutError
-from ...schedule.rank_program import program
+from hpcomm.errors import WaitTimeoutError
+from hpcomm.schedule.rank_program import program
+from hpcomm.transport.scheduled.executor import Executor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from ...schedule.stream import Schedule
+    from hpcomm.schedule.stream import Schedule
 
     Array = NDArray[Any]
 
@@ -83,8 +84,6 @@ def run(
     Raises:
         WaitTimeoutError, or what else a rank met; the first one's.
     """
-    from .executor import Executor
-
     hub, failed = Hub(schedule.size), []
     memory = [np.empty_like(x) if wire is None else np.array(x) for x in given]
 
