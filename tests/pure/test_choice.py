@@ -9,7 +9,8 @@ import pytest
 from hpcomm.schedule.rank_program import program
 from hpcomm.transport.device import cuda_aware
 from hpcomm.transport.device.path_choice import COLLECTIVE, choose
-from hpcomm.transport.scheduled.rounds import algorithm, schedule
+from hpcomm.transport.scheduled.proved import proved
+from hpcomm.transport.scheduled.rounds import algorithm
 
 BEST: dict[str, Any] = {
     "all_on_devices": True, "reduces": True, "kernels": "", "converts": "", "pairs": ["", ""], "nccl": "",
@@ -61,7 +62,7 @@ def test_the_temporary_of_every_schedule_fits_beside_its_work() -> None:
         for p in (1, 2, 3, 4, 5, 8, 13):
             for nbytes in (1, 1 << 40):
                 for root in (0, p - 1):
-                    made = schedule(verb, algorithm(verb, p, nbytes), p, root)
+                    made = proved(verb, algorithm(verb, p, nbytes), p, root)
                     for count in (1, 101):
                         rooms = [program(made, rank, count).room for rank in range(p)]
                         assert max(rooms) <= made.slots * count, (verb, p, nbytes, count, rooms)

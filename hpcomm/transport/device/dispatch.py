@@ -34,7 +34,8 @@ from .. import mpi as transport
 from ..progress import Thread, drive
 from ..scheduled import schedule_transport
 from ..scheduled.comm_cache import own
-from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting, schedule
+from ..scheduled.proved import proved
+from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting
 from . import cuda_aware, device_columns, host_copy, nccl_transport
 from .device_call import Job, copy_of, on_device, piece_of, refuse_overlap
 from .device_headers import announced_length
@@ -255,11 +256,10 @@ class DeviceDispatch:
         most = None
         if job.algorithm is not None:
             most = yield from self._most(name, call, wide)
+        slots = proved(call.verb, name, space.size, call.root).slots
         if path == "nccl":
-            slots = schedule(call.verb, name, space.size, call.root).slots
             return ByNccl(space, self._nccl, call.verb, slots, op, wide, call.root)
         if path == "direct":
-            slots = schedule(call.verb, name, space.size, call.root).slots
             return cuda_aware.Direct(space, self.channel, call.verb, slots, reduce, wide, call.root)
         return Rounds(space, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
 

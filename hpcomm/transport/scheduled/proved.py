@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ...core.verbs import ROOTED
 from ...schedule.assured import assured
 from ...schedule.prove import keeps_order
 from ...schedule.rank_program import program
@@ -19,7 +20,8 @@ __all__ = ["in_order", "part", "proved"]
 
 @lru_cache(maxsize=256)
 def proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:
-    return assured(verb, algorithm, p, root)
+    """root: of a verb without one it does not matter."""
+    return assured(verb, algorithm, p, root if verb in ROOTED else 0)
 
 
 @lru_cache(maxsize=64)

@@ -8,25 +8,21 @@ pinned memory, in pieces. The host passes words, and waits for no device but for
 from __future__ import annotations
 
 import struct
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from ...core.limits import SCHEDULE_RING
-from ...core.verbs import ROOTED
-from ...schedule.rank_program import program
-from ...schedule.registry import build
 from ...schedule.stream import AFTER, COPY
 from ..device.pipeline import receive_bytes, send_bytes
 from ..progress import Together
+from .proved import part, proved
 
 if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.request import Stages
     from ...device.kernels import Kernels
-    from ...schedule.rank_program import Message, Program
-    from ...schedule.stream import Schedule
+    from ...schedule.rank_program import Message
     from ..device.workspace import Workspace
 
 __all__ = ["TAGS", "Rounds", "algorithm"]
@@ -48,22 +44,12 @@ def algorithm(verb: str, p: int, nbytes: int) -> str:
     }[verb]  # fmt: skip
 
 
-@lru_cache(maxsize=256)
-def schedule(verb: str, name: str, p: int, root: int) -> Schedule:
-    return build(verb, name, p, root if verb in ROOTED else 0)
-
-
-@lru_cache(maxsize=64)
-def _program(verb: str, name: str, p: int, root: int, rank: int, count: int) -> Program:
-    return program(schedule(verb, name, p, root), rank, count)
-
-
 def fitting(space: Workspace, verb: str, name: str, root: int, itemsize: int) -> int:
     """Elements of a slot so that work memory and this rank's temporary fit into its workspace; 0: none do."""
-    slots = schedule(verb, name, space.size, root).slots
+    slots = proved(verb, name, space.size, root).slots
     count = space.nbytes // (slots * itemsize)
     while count:
-        need = (slots * count + _program(verb, name, space.size, root, space.rank, count).room) * itemsize
+        need = (slots * count + part(verb, name, space.size, root, space.rank, count).room) * itemsize
         if need <= space.nbytes:
             break
         count = min(count - 1, count * space.nbytes // need)
@@ -77,7 +63,7 @@ class Rounds:
                  root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip
         self.workspace, self.channel, self.kernels = space, channel, kernels
         self.key, self.op, self.dtype = (verb, name, space.size, root), op, dtype
-        self.slots = schedule(*self.key).slots
+        self.slots = proved(*self.key).slots
         half = space.nbytes // (
             2 * self.slots * dtype.itemsize
         )  # what the default ones hold in the temporary
@@ -85,16 +71,16 @@ class Rounds:
 
     def move(self, count: int) -> Stages:
         """All rounds, on slots of count elements."""
-        part = _program(*self.key, self.workspace.rank, count)
+        own = part(*self.key, self.workspace.rank, count)
         device, stream, work = self.workspace.device, self.workspace.stream, self.workspace.work
         size = self.dtype.itemsize
         room = work + self.slots * count * size
-        assert (self.slots * count + part.room) * size <= self.workspace.nbytes
+        assert (self.slots * count + own.room) * size <= self.workspace.nbytes
 
         def at(message: Message) -> int:
             return (room if message.staged else work) + message.low * size
 
-        for each in part.rounds:
+        for each in own.rounds:
             for start, low, high in each.packs:
                 device.copy(room + start * size, work + low * size, (high - low) * size, stream)
             if any(self.workspace.peers[m.peer].gives for m in each.sends):

@@ -157,7 +157,7 @@ def named(call: Call, algorithm: str, reduce: Reduction | None, nbytes: int) -> 
     """algorithm with its pieces, for a call on slots of nbytes; raises as schedule_call does."""
     verb, p, root = call.moves or call.verb, call.comm.size, call.root
     name = cut(verb, algorithm, nbytes)
-    schedule = proved(verb, name, p, root if verb in ROOTED else 0)
+    schedule = proved(verb, name, p, root)
     if reduce is not None and not call.moves and not operator_of(reduce)[1] and not in_order(schedule):
         fitting = [a for a in algorithms(verb) if in_order(build(verb, a, p, schedule.root))]
         raise UsageError(
