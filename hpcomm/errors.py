@@ -201,6 +201,14 @@ def demand(x: object, kind: type | tuple[type, ...], name: str, verb: str, hint:
         raise UsageError(f"{name} is of type {type(x).__name__}", where(verb, None), hint)
 
 
+def did_you_mean(word: object, known: Iterable[str], otherwise: str) -> str:
+    """The hint where a word is none of those known: the one that looks most like it, else otherwise."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(str(word), list(known), 1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
 def where_called() -> str:
     """`train.py:41`: the line that called us; empty in commands and threads of our own."""
     raising = sys._getframe(2)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..communicator.mesh import axes_of, ranks_of
 from ..core.html import sheet
 from ..core.partition import Partition
-from ..errors import LayoutError, MissingError, UsageError, where
+from ..errors import LayoutError, UsageError, where
+from ..job.optional_packages import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,8 +138,4 @@ def _names(field: Any) -> list[str]:
 
 
 def _xarray(verb: str) -> Any:
-    try:
-        import xarray
-    except ImportError:
-        raise MissingError("xarray is not installed", verb, "pip install xarray") from None
-    return xarray
+    return load("xarray", "xarray cannot be loaded", verb, "pip install xarray")

@@ -16,12 +16,11 @@ Cells that are given lie beside each other, not over each other.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError, DtypeError, LayoutError
+from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
 from .gradients import around_cells, around_rectangles, gradients
 from .grid import Cells, Gaussian, Grid, LatLon, Plane, Points, Rectangles, areas_against, from_spec, size_of
@@ -115,8 +114,7 @@ def _lie_over(what: str, where: str) -> LayoutError:
 
 def _check(source: Any, target: Any, mapping: str) -> None:
     if mapping not in MAPPINGS:
-        close = get_close_matches(str(mapping), MAPPINGS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(MAPPINGS)}"
+        hint = did_you_mean(mapping, MAPPINGS, f"one of {', '.join(MAPPINGS)}")
         raise ConfigError(f"there is no mapping {mapping!r}", "regrid.weights", hint)
     for each in (source, target):
         if not isinstance(each, Grid):

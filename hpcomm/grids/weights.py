@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import MissingError
+from ..job.optional_packages import load
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -112,10 +113,5 @@ def sparse_matrices() -> Any:
     Raises:
         MissingError: there is no SciPy.
     """
-    try:
-        import scipy.sparse
-    except ImportError:
-        raise MissingError(
-            "mappings between grids need SciPy", "regrid", "pip install 'hpcomm[mpmd]'"
-        ) from None
-    return scipy.sparse
+    lack = "mappings between grids need SciPy"
+    return load("scipy.sparse", lack, "regrid", "pip install 'hpcomm[mpmd]'")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingError
 from . import process_role
@@ -11,7 +12,21 @@ from . import process_role
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["load_mpi", "load_torch"]
+__all__ = ["load", "load_mpi", "load_torch"]
+
+
+def load(name: str, lack: str, where: str | None, hint: str) -> Any:
+    """The module called name.
+
+    Args:
+        lack: what is said if there is none. where: what needs it. hint: what brings it.
+    Raises:
+        MissingError: there is none.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingError(f"{lack}: {error}", where, hint) from None
 
 
 def load_mpi(where: str) -> ModuleType:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ConfigError, HpcommError
+from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import misfit
 from .coupled_field import Field
 from .coupling import unit
@@ -115,12 +114,11 @@ def agreed(
         for program, role in ((each.source, "gives"), (each.target, "takes")):
             if each.name not in sides[program][role]:
                 known = list(sides[program][role])
-                close = get_close_matches(each.name, known, 1)
                 raise ConfigError(
                     f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}, but it"
                     f" declares {', '.join(map(repr, known)) or 'none'}",
                     "connect",
-                    f"did you mean {close[0]!r}?" if close else f"me.{role}({each.name!r}, ...) in {program}",
+                    did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}"),
                 )
         given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
         if tuple(given["shape"]) != tuple(taken["shape"]):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 from ..grids.methods import GRID_KEYS
 from .coupling import unit
 from .route import grid_checks
@@ -134,8 +133,7 @@ def read_field(
 def _check_program(tables: Tables, table: dict[str, Any], key: str, programs: dict[str, ProgramSpec]) -> None:
     name = table[key]
     if name not in programs:
-        close = get_close_matches(name, programs, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"programs: {', '.join(programs)}"
+        hint = did_you_mean(name, programs, f"programs: {', '.join(programs)}")
         tables.fail(f"there is no program {name!r}", hint, key)
     if not programs[name].joins:
         tables.fail(f"program {name!r} has joins = false, so no field can go {key} it", "joins = true", key)
@@ -144,10 +142,7 @@ def _check_program(tables: Tables, table: dict[str, Any], key: str, programs: di
 def _grid_name(tables: Tables, table: dict[str, object], key: str, grids: dict[str, GridSpec]) -> str | None:
     name: str | None = tables.text(table, key)
     if name is not None and name not in grids:
-        close = get_close_matches(name, grids, 1)
-        tables.fail(
-            f"there is no grid {name!r}", f"did you mean {close[0]!r}?" if close else f"[grid.{name}]", key
-        )
+        tables.fail(f"there is no grid {name!r}", did_you_mean(name, grids, f"[grid.{name}]"), key)
     return name
 
 

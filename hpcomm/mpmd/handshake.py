@@ -29,7 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -355,10 +355,8 @@ def _check_announced(
 
 def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: str) -> ConfigError:
     """The error for a program that is not in the job."""
-    from difflib import get_close_matches
-
-    close = get_close_matches(str(wanted), [name for name in programs if name != by], 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"start {wanted!r} in the same job: mpirun a : b"
+    others = [name for name in programs if name != by]
+    hint = did_you_mean(wanted, others, f"start {wanted!r} in the same job: mpirun a : b")
     return _error(f"{by!r} asks for a program {wanted!r}, which is not in this job.\n{came}", hint)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from ..agree import runtime
 from ..agree.deadline import within
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError, UsageError, did_you_mean
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
@@ -97,9 +96,7 @@ class Program:
             if self.spec is None:
                 hint = "hpcomm run SPEC.toml starts a job with one; or hpcomm.regrid.LatLon(nlat, nlon)"
                 raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
-            close = get_close_matches(name, self.spec.grids, 1)
-            known = ", ".join(self.spec.grids)
-            hint = f"did you mean {close[0]!r}?" if close else f"grids: {known or 'none'}"
+            hint = did_you_mean(name, self.spec.grids, f"grids: {', '.join(self.spec.grids) or 'none'}")
             raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
         from ..grids import remap
 
@@ -330,8 +327,7 @@ def _check_wish(wish: FieldSpec) -> None:
     known: tuple[str, ...]
     for key, value, known in (("mapping", wish.mapping, MAPPINGS), ("time", wish.time, TIMES)):
         if value not in known:
-            close = get_close_matches(str(value), known, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(map(repr, known))}"
+            hint = did_you_mean(value, known, f"one of {', '.join(map(repr, known))}")
             raise ConfigError(f"field {wish.name!r} has no {key} {value!r}", "takes", hint)
     for what, hint in _misfits(wish):
         raise ConfigError(f"field {wish.name!r}: {what}", "takes", hint)

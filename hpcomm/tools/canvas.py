@@ -6,9 +6,11 @@ have a colour for each of them, as their legends say.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ..errors import MissingError, UsageError
+from ..errors import UsageError
+from ..job.optional_packages import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,15 +49,10 @@ def pyplot() -> ModuleType:
     Raises:
         MissingError: it is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingError("pictures need matplotlib", hint="pip install 'hpcomm[plot]'") from None
+    matplotlib = load("matplotlib", "pictures need matplotlib", None, "pip install 'hpcomm[plot]'")
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "hpcomm"  # the same picture gives the same file
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
+    return import_module("matplotlib.pyplot")
 
 
 def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MissingError
 from ..job.command_line import Command
+from ..job.optional_packages import load
 from .commands import COMMANDS, parser_of
 
 if TYPE_CHECKING:
@@ -29,12 +29,8 @@ _hpcomm_program() {{
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
-    try:
-        import shtab
-    except ImportError:
-        raise MissingError(
-            "completion needs shtab", "hpcomm completion", "pip install 'hpcomm[completion]'"
-        ) from None
+    hint = "pip install 'hpcomm[completion]'"
+    shtab = load("shtab", "completion needs shtab", "hpcomm completion", hint)
     preamble: Any = {"bash": _PROGRAM.format(_apps())}
     print(shtab.complete(_whole(shtab.FILE, shtab.DIRECTORY), shell=options.shell, preamble=preamble))
     return 0

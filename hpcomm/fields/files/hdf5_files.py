@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...communicator.mesh import Mesh, ranks_of
-from ...errors import HpcommError, MissingError, demand
+from ...errors import HpcommError, demand
+from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder, npy
 from .chunks import Chunks, boxes, chunk_shape, share, values
@@ -133,13 +134,7 @@ def explain() -> str:
 
 # -- writing ------------------------------------------------------------------------------------------------
 def _library() -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingError(
-            f"h5py cannot be loaded: {error}", "hpcomm.hdf5", "pip install 'hpcomm[hdf5]'"
-        ) from error
-    return h5py
+    return load_package("h5py", "h5py cannot be loaded", "hpcomm.hdf5", "pip install 'hpcomm[hdf5]'")
 
 
 def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:

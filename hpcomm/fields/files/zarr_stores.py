@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...communicator.mesh import Mesh, ranks_of
 from ...errors import HpcommError, MissingError, demand
+from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder
 from .chunks import Chunks, boxes, chunk_shape, share, values
@@ -130,10 +131,7 @@ def read_into(field: Field, path: file_folder.PathLike, name: str | None = None)
 # -- how ----------------------------------------------------------------------------------------------------
 def _library() -> ModuleType:
     hint = "pip install 'hpcomm[zarr]'"
-    try:
-        import zarr
-    except ImportError as error:
-        raise MissingError(f"zarr cannot be loaded: {error}", "hpcomm.zarr", hint) from error
+    zarr: ModuleType = load_package("zarr", "zarr cannot be loaded", "hpcomm.zarr", hint)
     if int(zarr.__version__.split(".")[0]) < 3:
         raise MissingError(f"zarr is version {zarr.__version__}, 3 is needed", "hpcomm.zarr", hint)
     return zarr

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
+from ...job.optional_packages import load
 
 __all__ = ["check", "conversion"]
 
@@ -15,13 +15,8 @@ _SPELLING = "as pint writes it: 'W/m^2', 'degC', 'K'"
 
 @lru_cache(maxsize=1)
 def _registry() -> Any:
-    try:
-        import pint
-    except ImportError:
-        raise ConfigError(
-            "units need pint", hint="pip install 'hpcomm[mpmd]', or leave the units out"
-        ) from None
-    return pint.UnitRegistry()
+    hint = "pip install 'hpcomm[mpmd]', or leave the units out"
+    return load("pint", "units need pint", None, hint).UnitRegistry()
 
 
 def check(name: str) -> None:
@@ -37,8 +32,7 @@ def check(name: str) -> None:
         registry.parse_units(name)
     except pint.errors.UndefinedUnitError as error:
         missing = error.unit_names if isinstance(error.unit_names, str) else error.unit_names[0]
-        close = get_close_matches(missing, list(registry), 1)
-        hint = f"did you mean {close[0]!r}?" if close else _SPELLING
+        hint = did_you_mean(missing, registry, _SPELLING)
         raise ConfigError(f"there is no unit {missing!r}", hint=hint) from None
     except Exception as error:  # pint's parser raises whatever it meets
         reason = f": {error}" if str(error) else ""

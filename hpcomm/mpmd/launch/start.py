@@ -8,11 +8,10 @@ import re
 import shlex
 import subprocess
 import sys
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 from ...job import launch
 from ...job.command_line import Command
 from ...job.installation import VENDORS, Mpi, check_python, find_mpi, which
@@ -295,8 +294,7 @@ def run_alone(spec: specs.JobSpec, asked: argparse.Namespace) -> int:
     """`--only PROGRAM`: its ranks alone, the others replaced by what was recorded."""
     name = asked.only
     if name not in spec.programs:
-        close = get_close_matches(name, spec.programs, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(spec.programs)}"
+        hint = did_you_mean(name, spec.programs, f"one of {', '.join(spec.programs)}")
         raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
     folder = Path(asked.record or "recorded").resolve()
     if not any(folder.glob(f"{name}.*")):

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigError, MissingError
+from ...errors import ConfigError
 from ...job.command_line import Command
+from ...job.optional_packages import load
 from ..record_reader import read
 
 if TYPE_CHECKING:
@@ -160,12 +161,9 @@ def svg(spec: JobSpec) -> str:
     Raises:
         MissingError: pygraphviz, which brings Graphviz, is not installed.
     """
-    try:
-        from pygraphviz import AGraph
-    except ImportError:
-        hint = "pip install 'hpcomm[graph]'; hpcomm plan says the same in words"
-        raise MissingError("drawing a spec needs pygraphviz", "hpcomm mpmd draw", hint) from None
-    graph = AGraph(directed=True, strict=False, nodesep=0.6, ranksep=0.7)
+    hint = "pip install 'hpcomm[graph]'; hpcomm plan says the same in words"
+    graphviz = load("pygraphviz", "drawing a spec needs pygraphviz", "hpcomm mpmd draw", hint)
+    graph = graphviz.AGraph(directed=True, strict=False, nodesep=0.6, ranksep=0.7)
     graph.node_attr.update(shape="box", style="rounded,filled", fontname=_FONT, fontsize=12)
     graph.edge_attr.update(fontname=_FONT, fontsize=11)
     for name, ranks in spec.world_ranks().items():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import sys
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 from ...job.installation import which
 
 if TYPE_CHECKING:
@@ -89,6 +88,6 @@ def _check_python(words: list[str], workdir: Path, env: Mapping[str, str]) -> No
             raise ConfigError(f"there is no module {name}", hint=f"modules are looked for in {workdir} too")
     elif rest and rest[0].endswith(".py") and not (workdir / rest[0]).is_file():
         folder = (workdir / rest[0]).parent
-        near = get_close_matches(Path(rest[0]).name, [path.name for path in folder.glob("*.py")], 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"paths count from {workdir}"
+        scripts = [path.name for path in folder.glob("*.py")]
+        hint = did_you_mean(Path(rest[0]).name, scripts, f"paths count from {workdir}")
         raise ConfigError(f"there is no script {rest[0]}", hint=hint)

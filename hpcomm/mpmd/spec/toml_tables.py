@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import tomllib
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ...errors import ConfigError
+from ...errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,8 +102,7 @@ class Tables:
             self.fail(f"{what} must be a table, not {table!r}", head)
         for key in table:
             if key not in keys:
-                close = get_close_matches(key, keys, 1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(keys)}"
+                hint = did_you_mean(key, keys, f"known: {', '.join(keys)}")
                 self.fail(f"{what} has no key {key!r}", hint, key)
 
     def text(self, table: dict[str, object], key: str, default: str | None = None) -> Any:
@@ -174,8 +172,7 @@ class Tables:
     def choice(self, table: dict[str, object], key: str, choices: tuple[str, ...], default: str) -> str:
         value = table.get(key, default)
         if value not in choices:
-            close = get_close_matches(str(value), choices, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"one of {', '.join(choices)}"
+            hint = did_you_mean(value, choices, f"one of {', '.join(choices)}")
             self.fail(f"there is no {key} {value!r}", hint, key)
         return str(value)
 
