@@ -75,6 +75,18 @@ class Call:
         self.settle: Callable[[], Any] | None = None
         self.look: Any = ""
 
+    def then_fill(self, step: Callable[[], object]) -> None:
+        """Do step now, and at each start of a plan after what is done there already."""
+        first = self.fill
+
+        def fill() -> None:
+            if first is not None:
+                first()
+            step()
+
+        step()
+        self.fill = fill
+
     def let_go(self) -> None:
         """Forget how it was carried out, once it was: that holds the call, and so its arrays, in a circle."""
         self.carry = self.stages = self.prepare = self.settle = None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import __version__
 from ..errors import ConfigError
-from ..job.command_line import Command, table
+from ..job.command_line import Command, spans, table
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.launch import usable_cores
 from ..job.mpi_shared_memory import sizes, stale_segments
@@ -32,7 +32,7 @@ from .mpi_probe import ANSWER, Mpi
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Finding", "examine", "main", "parser", "render", "spans"]
+__all__ = ["Finding", "examine", "main", "parser", "render"]
 
 LIMIT_S = 30.0  # for MPI to come up, in a process of its own
 SHM_NEEDED = 32 * 2**20  # bytes in /dev/shm that a few ranks of either MPI take
@@ -487,14 +487,3 @@ def _size(nbytes: int) -> str:
 
 def _on(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: "
-
-
-def spans(ranks: Sequence[int]) -> str:
-    """`0-3, 8`: ascending ranks, with runs drawn together."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

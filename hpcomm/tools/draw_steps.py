@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.verbs import REDUCTIONS
 from ..errors import UsageError
+from ..job.command_line import spans
 from ..schedule.steps import Step, steps
 from .canvas import pyplot, step_colour
 
@@ -120,13 +121,7 @@ def label(schedule: Schedule, chunk: Chunk) -> str:
         return _letter(chunk)
     if schedule.size <= 5:
         return _letter(chunk) + "".join(map(str, chunk.ranks))
-    runs: list[list[int]] = []
-    for rank in chunk.ranks:
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return _letter(chunk) + ",".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)
+    return _letter(chunk) + spans(chunk.ranks).replace(" ", "")
 
 
 def _letter(chunk: Chunk) -> str:

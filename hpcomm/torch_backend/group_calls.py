@@ -132,6 +132,12 @@ def _stacked(tensors: list[Tensor]) -> Tensor | None:
     return first.detach().as_strided((n, *first.shape), (first.numel(), *first.stride()))
 
 
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """Equal tensors as one, a copy only where they do not lie so."""
+    there = _stacked(tensors)
+    return torch.stack([x.detach() for x in tensors]) if there is None else there
+
+
 def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
     for x, part in zip(tensors, stack, strict=True):
         x.data.copy_(part)
@@ -225,10 +231,7 @@ def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, ro
 
 @staged("output", takes_devices=True)
 def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
-    stack = None
-    if inputs is not None:
-        stack = _stacked(inputs)
-        stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
+    stack = None if inputs is None else _stack(inputs)
 
     def run() -> None:
         into = target(output)
@@ -244,9 +247,7 @@ def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor
         return _reduce_scatter_uneven(comm, output, inputs, op)
 
     def run() -> None:
-        stack = _stacked(inputs)
-        stack = torch.stack([x.detach() for x in inputs]) if stack is None else stack
-        _reduce_rows(comm, output, stack, op)
+        _reduce_rows(comm, output, _stack(inputs), op)
 
     return run
 

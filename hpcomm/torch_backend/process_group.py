@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,9 +30,6 @@ from .process_group_base import CommProcessGroup
 from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import MessageWork, Work
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ProcessGroupMPI"]
 

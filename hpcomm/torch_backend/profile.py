@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.futures import Future
 
-from .names import options
+from .calls import SAYS_LATER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,6 @@ __all__ = ["recorded", "recording"]
 
 recording: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
-_BY_FUTURE = not hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 loses what ends on other threads
-
 
 def recorded(verb: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
     """Begin a record; calling what is returned ends it.
@@ -30,7 +28,7 @@ def recorded(verb: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
     ends elsewhere than it began. torch 2.6 must be told so by a future, and learns no shapes.
     """
     name, over = f"mpi:{verb}", Future[None]()
-    if _BY_FUTURE:
+    if not SAYS_LATER:  # torch 2.6 loses what ends on other threads
         handle = torch.ops.profiler._record_function_enter_new(name, None)
         torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(handle, over)
         exit_ = partial(over.set_result, None)

@@ -7,6 +7,7 @@ a gather they count it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -40,16 +41,10 @@ def have_counted(call: Call) -> None:
 
 def _cut_for_each(call: Call) -> None:
     array, count, kind = call.recv
-    given, fill = array.reshape(-1), call.fill
+    given = array.reshape(-1)
     each = np.empty((call.comm.remote_size, given.size), given.dtype)
-
-    def refill() -> None:
-        if fill is not None:
-            fill()
-        each[...] = given
-
-    refill()
-    call.fill, call.send, call.recv = refill, (each, count, kind), None
+    call.then_fill(partial(np.copyto, each, given))
+    call.send, call.recv = (each, count, kind), None
 
 
 def _reduce_here(call: Call) -> None:

@@ -7,7 +7,7 @@ here, because not every MPI takes them.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -292,25 +292,12 @@ def _be_alike(call: Call, verb: str, waits: bool) -> None:
     is_short = count * kind.Get_size() <= BACKGROUND_COPIED
     if verb == "all_gather" or (verb == "all_reduce" and (waits or is_short)):
         if call.send is not MPI.IN_PLACE:
-            _copy_first(call, place, call.send[0].reshape(-1))
+            call.then_fill(partial(np.copyto, place, call.send[0].reshape(-1)))
             call.send = MPI.IN_PLACE
     elif call.send is MPI.IN_PLACE:
         copy = np.empty_like(place)
-        _copy_first(call, copy, place)
+        call.then_fill(partial(np.copyto, copy, place))
         call.send = copy, count, kind
-
-
-def _copy_first(call: Call, target: AnyArray, given: AnyArray) -> None:
-    """Copy given to target, now and at each start of a plan."""
-    fill = call.fill
-
-    def refill() -> None:
-        if fill is not None:
-            fill()
-        np.copyto(target, given)
-
-    np.copyto(target, given)
-    call.fill = refill
 
 
 def _arguments(call: Call, send: object, recv: object) -> tuple[object, ...]:

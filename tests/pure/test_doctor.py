@@ -9,9 +9,9 @@ import pytest
 
 import hpcomm
 from hpcomm.errors import ConfigError
+from hpcomm.job.command_line import spans
 from hpcomm.node import native
 from hpcomm.tools import doctor
-from hpcomm.tools.doctor import spans
 
 MPI = {
     "vendor": "Open MPI",

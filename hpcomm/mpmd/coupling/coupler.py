@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +50,7 @@ class Outgoing:
         self.peer_kind: str | None = None  # of the grid at the other side
         self.part = Part(field, rows, field.dtype, device_side)
         self._timed = schedule.every_s is not None
-        self._sent = Field.__new__(Field)
-        self._sent.__dict__.update(field.__dict__)
+        self._sent = copy(field)
         self._turns: Turns | None = None
         if wire is not None:
             part, stamped = Part(self._sent, rows, field.dtype, device_side), self._timed
@@ -175,8 +175,7 @@ class Incoming:
         count = len(field.points) if weights is None else weights.columns
         self._inbox = field
         if not self._as_it_comes:
-            self._inbox = Field.__new__(Field)
-            self._inbox.__dict__.update(field.__dict__)
+            self._inbox = copy(field)
             self._inbox.values = np.zeros((count, *field.shape), dtype)
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources

@@ -6,12 +6,12 @@ between the points are not known. So a known function is sent through the same m
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from ...grids import remap
-from ..coupled_field import Field
 from .coupling_channel import Channel, Part
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ def measure(
     assert field.grid is not None  # of a field with weights
     exact = _smooth(field.grid.centres(field.points), within)
     made = exact if weights is None else np.zeros(weights.columns)
-    carrier = Field.__new__(Field)
-    points = field.points if weights is None else weights.sources
-    carrier.__dict__.update(field.__dict__, values=made, shape=(), points=points, plain_dtype=made.dtype)
+    carrier = copy(field)
+    carrier.values, carrier.plain_dtype, carrier.shape = made, made.dtype, ()
+    carrier.points = field.points if weights is None else weights.sources
     part = Part(carrier, side.part.rows, made.dtype)
     channel = Channel(
         wire, [part], _FIRST_TAG + number, sends=weights is None, direct=True, timeout_s=side.timeout_s
