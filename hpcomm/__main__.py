@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from .errors import ConfigError, HpcommError
 from .job import launch
 from .job.command_line import is_another_rank
 from .tools.commands import COMMANDS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["COMMANDS", "main"]
 

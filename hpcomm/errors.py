@@ -18,11 +18,9 @@ Every message has the same lines in the same order: what happened, where, what t
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Protocol
 
 __all__ = [
     "ConfigError",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from . import runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["within"]
 

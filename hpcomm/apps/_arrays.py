@@ -12,11 +12,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
     from ..core.types import AnyArray
 
 __all__ = ["DTYPES", "Kind", "family", "kinds_at_hand", "values", "wide"]

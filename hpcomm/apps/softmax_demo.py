@@ -11,19 +11,16 @@ Two numbers per rank travel for each result, whatever the length of the vector.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 import hpcomm
 
 from .. import Communicator
 from ._arguments import moderate, positive, require_memory
 from ._report import Parser, Report
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 Vector = NDArray[np.float64]
 

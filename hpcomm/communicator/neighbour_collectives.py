@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Call
-from ..core.request import Request, Stages
+from ..core.request import Pending, Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
 from ..errors import HpcommError, LayoutError, UsageError, where
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from ..core import buffer
     from ..core.buffer import Buffer
-    from ..core.request import Pending
     from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
     from ..transport import mpi as transport
     from ..transport import progress

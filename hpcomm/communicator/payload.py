@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.limits import EAGER_OBJECT, HEADER
-from ..errors import PeerFailedError
+from ..errors import HpcommError, PeerFailedError
 from .block_channel import part_tag
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from ..core.buffer import DeviceBuffer
     from ..core.types import Bytes
-    from ..errors import HpcommError
 else:
     from .._lazy import LazyModule
 

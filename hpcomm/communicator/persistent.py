@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..core.operation import Call
-from ..core.request import T_co, abandon, deadline
+from ..core.request import Stages, T_co, abandon, deadline
 from ..core.signature import MAKERS, VERBS, head
 from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..core import buffer, types
-    from ..core.request import Stages
     from ..core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
     from ..transport import mpi as transport
     from ..transport import prepare

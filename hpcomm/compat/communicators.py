@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -13,9 +13,6 @@ from .messages import Messages
 from .objects import Objects
 from .requests import Request
 from .surface import Like, Surface, met, named, theirs
-
-if TYPE_CHECKING:
-    from typing import Self
 
 __all__ = [
     "Cartcomm",

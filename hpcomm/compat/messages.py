@@ -6,7 +6,7 @@ both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -17,8 +17,6 @@ from .requests import Request, is_short, note
 from .surface import Like, Surface, beside, watched
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from mpi4py.typing import Buffer, BufSpec
 
     from .buffers import Array

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpi4py import MPI
 
@@ -13,8 +13,6 @@ from ..errors import MismatchError
 from .surface import Like
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from ..core.request import Request as OwnRequest
 
 __all__ = ["Request", "is_short", "note"]

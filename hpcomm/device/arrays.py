@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import loaded
 from ..core import dtypes
 from ..errors import DtypeError, LayoutError
-from .driver import driver
+from .driver import Device, driver
 from .libraries import LIBRARIES, library_of, stream_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..core.dtypes import Dtype
-    from .driver import Device
 else:
     from .._lazy import LazyModule
 

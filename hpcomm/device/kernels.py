@@ -7,14 +7,13 @@ of the `on` that surrounds it, and wait for nothing.
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from ..core.dtypes import Dtype
     from .driver import Device

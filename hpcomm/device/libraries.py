@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .._lazy import loaded
 from ..core import dtypes
-from .driver import DEFAULT_STREAM
+from .driver import DEFAULT_STREAM, Device
 from .kernels import CuPy, Kernels, Torch
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..core.dtypes import Dtype
     from ..core.types import AnyArray
     from .arrays import Place
-    from .driver import Device
 
 __all__ = ["LIBRARIES", "Library", "Shape", "Way", "kernels", "library_of", "stream_of"]
 

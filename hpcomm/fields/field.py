@@ -21,7 +21,7 @@ from .numpy_protocol import NumpyLike
 from .redistribution import Redistribution
 from .routing import Region, Width, halo_width, rings
 from .routing import halo as halo_route
-from .slices import meeting, parse
+from .slices import Step, meeting, parse
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ..core import buffer, dtypes
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, ArrayLike, Scalar
-    from .slices import Step
 
     A = TypeVar("A", default=Any)
     Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]

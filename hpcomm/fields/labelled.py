@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..communicator.mesh import axes_of, ranks_of
+from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.html import sheet
 from ..core.partition import Partition
 from ..errors import LayoutError, UsageError, where
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ..communicator.communicator import Communicator
-    from ..communicator.mesh import Mesh
 else:
     from .._lazy import LazyModule
 

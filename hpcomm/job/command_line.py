@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from zlib import crc32
 
 from ..errors import ConfigError
 from .process_role import is_child
 from .rank_output import world_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 __all__ = ["Command", "Parser", "is_another_rank", "table"]
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "Mpi",

@@ -17,9 +17,10 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..errors import ConfigError
 from . import supervise
@@ -27,9 +28,6 @@ from .command_line import Command
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import host_and_slots, named, wrong_name
 from .rank_output import told_apart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = [
     "Job",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from ..errors import MissingError
 from . import process_role
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 __all__ = ["load", "load_mpi", "load_torch"]
 

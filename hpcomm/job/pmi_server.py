@@ -32,18 +32,15 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError
 from .launcher import call
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["connect", "listen", "main", "node", "start"]
 

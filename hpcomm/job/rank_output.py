@@ -13,11 +13,9 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import IO
 
 __all__ = ["begin", "copy", "finish", "main", "told_apart", "world_rank"]
 

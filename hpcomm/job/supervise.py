@@ -27,15 +27,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from . import mpi_shared_memory
 from .launcher import KILLED, LOCKED_S, forget, is_locked
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = [
     "ENDING",

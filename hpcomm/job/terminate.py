@@ -13,8 +13,8 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .launcher import (
     LOCKED_S,
@@ -32,9 +32,6 @@ from .launcher import (
     takes,
     ways,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["leave", "main"]
 

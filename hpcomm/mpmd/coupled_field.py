@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from ..core.buffer import as_buffer
+from ..core.buffer import Buffer, as_buffer
 from ..device.libraries import LIBRARIES, library_of
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError
 from ..transport.device.host_copy import from_host, to_host
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from ..communicator.communicator import Communicator
-    from ..core.buffer import Buffer
     from ..core.dtypes import Dtype
     from ..core.types import AnyArray
     from ..grids.grid import Grid

@@ -5,12 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from ..agree import runtime
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["AT", "DONE", "JOINED", "PIPE", "Progress", "progress"]
 

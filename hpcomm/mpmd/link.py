@@ -12,7 +12,7 @@ from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, UsageError, WaitTimeoutError, where
 from .coupled_field import A, Field
-from .coupling.coupling_channel import TIMEOUT_S
+from .coupling.coupling_channel import TIMEOUT_S, Channel, Turns
 from .coupling.coupling_clock import check_time, is_number
 from .plain_link import PlainCommunicator
 from .report import link_lines
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .coupling.coupler import Incoming, Outgoing
-    from .coupling.coupling_channel import Channel, Turns
     from .coupling.wire import Wire
     from .coupling_progress import Progress
 

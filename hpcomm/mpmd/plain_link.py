@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = ["PlainCommunicator"]
 

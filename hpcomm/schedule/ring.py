@@ -6,13 +6,10 @@ all_gather; backwards it is a reduce_scatter, and both together an all_reduce.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise as pairwise_of
-from typing import TYPE_CHECKING
 
 from .stream import AFTER, BEFORE, Run, Schedule, Stream, ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 __all__ = ["bruck", "bruck_exchange", "chain", "chain_scan", "circulant", "dissemination", "pairwise",
            "pairwise_exchange", "parallel_trees", "prefix", "ring", "ring_barrier"]  # fmt: skip

@@ -6,15 +6,13 @@ hpcomm completion zsh > ~/.zfunc/_hpcomm                       in a folder of $f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..job.command_line import Command
 from ..job.optional_packages import load
 from .commands import COMMANDS, parser_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["main", "parser"]
 

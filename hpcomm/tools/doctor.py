@@ -17,9 +17,10 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import ConfigError
@@ -28,9 +29,6 @@ from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, ven
 from ..job.launch import usable_cores
 from ..job.mpi_shared_memory import sizes, stale_segments
 from .mpi_probe import ANSWER, Mpi
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["Finding", "examine", "main", "parser", "render"]
 

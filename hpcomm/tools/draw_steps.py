@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.verbs import REDUCTIONS
 from ..errors import UsageError
 from ..job.command_line import spans
-from ..schedule.steps import Step, steps
+from ..schedule.steps import Chunk, Step, steps
 from .canvas import pyplot, step_colour
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ..schedule.steps import Chunk
     from ..schedule.stream import Schedule
 
 __all__ = ["animate", "check_size", "label", "picture", "table"]

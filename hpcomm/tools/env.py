@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from ..job.command_line import Command, table
 from ..job.variables import VARIABLES, unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["main", "parser"]
 

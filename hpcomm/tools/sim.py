@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ..errors import UsageError
 from ..job.command_line import Command
 from ..job.command_line import table as laid_out
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["check_ranks", "main", "numbers", "parser", "ranks_of"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,6 @@ from .names import dist, options
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from torch import Tensor
 
     from ..core.types import Operator

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -22,19 +22,16 @@ from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S, NODE_SP
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
 from ..node import native, segment
-from ..node.segment import exchanged
+from ..node.segment import NodeSegment, Region, exchanged
 from .shutdown import remember, state
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mpi4py import MPI
     from torch._C._distributed_c10d import Store
 
     from ..communicator.communicator import Communicator
     from ..node._native import core
-    from ..node.segment import NodeSegment, Region
 
 __all__ = ["Ended", "EntryBarrier", "pause"]
 

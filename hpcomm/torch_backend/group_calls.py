@@ -16,14 +16,13 @@ from ..core.limits import TORCH_LIST_COPIED
 from ..errors import DtypeError, LayoutError
 from .calls import in_turn
 from .cuda_streams import is_onboard, staged
-from .network_collectives import exchange
+from .network_collectives import NetworkCollectives, exchange
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.reduction import Op
     from ..core.request import Request
     from ..core.types import Operator
-    from .network_collectives import NetworkCollectives
 
 __all__ = [
     "all_gather",

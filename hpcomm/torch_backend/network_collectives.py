@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,6 @@ from .calls import WHOLE
 from .network_watchdog import watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..communicator.communicator import Communicator
     from ..core.types import OPERATORS
     from .entry_barrier import EntryBarrier

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from .names import c10d, options
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["inner_group"]
 

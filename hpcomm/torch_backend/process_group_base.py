@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -29,9 +29,6 @@ from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import JointWork, QueuedWork, Work, flat
 from .worker import Poller, Worker
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["CommProcessGroup"]
 

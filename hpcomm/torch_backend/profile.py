@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch.futures import Future
 
 from .calls import SAYS_LATER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 __all__ = ["recorded", "recording"]
 

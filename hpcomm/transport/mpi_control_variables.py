@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 __all__ = ["choices", "forced", "switch", "unannounced_bytes", "vendor"]
 

@@ -16,13 +16,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
-from ..core.request import Request, Stages, StagesOf, T_co, deadline, has_rounds, move_rounds, on_rounds
+from ..core.request import (
+    Pending,
+    Request,
+    Stages,
+    StagesOf,
+    T_co,
+    deadline,
+    has_rounds,
+    move_rounds,
+    on_rounds,
+)
 from ..errors import WaitTimeoutError, is_ours
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..core.request import Pending
 else:
     from .._lazy import LazyModule
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...communicator.mesh import Mesh, ranks_of
-from ...core.partition import Partition, Points
+from ...core.partition import Partition, Points, Split
 from ...errors import HpcommError, UsageError, demand, where
 from ...transport.datatypes import strided
 from ..field import Field
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ...communicator.communicator import Communicator
-    from ...core.partition import Split
     from ...core.types import AnyArray
 else:
     from ..._lazy import LazyModule

@@ -12,12 +12,9 @@ coupling time itself included. Taken before there is a version: what was there f
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ...errors import UsageError
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 __all__ = ["Schedule", "check_time", "divides", "is_number"]
 

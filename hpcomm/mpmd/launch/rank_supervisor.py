@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from ...job import rank_output
 from ..coupling_progress import DONE, JOINED, PIPE
@@ -23,9 +24,6 @@ from ..handshake import PROGRAMS
 from ..monitor.job_monitor import MARK, told
 from ..record_reader import read
 from ..spec import spec_file as specs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["environment", "main"]
 

@@ -8,8 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from ...errors import ConfigError, did_you_mean
 from ...job import launch
@@ -19,9 +20,6 @@ from ..monitor import job_monitor
 from ..record_reader import read
 from ..spec import spec_file as specs
 from ..spec.toml_tables import at
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Composition", "compose", "main", "parser"]
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 import select
 import time
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...job.launcher import (
     HYDRA,
@@ -29,9 +29,6 @@ from ...job.launcher import (
 )
 from . import prrte
 from .startup_monitor import GRACE_S, Ended
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["Hydra", "hosts_of", "main", "placed", "told"]
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from ...agree import runtime
 from ...job.launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 __all__ = ["leave", "main"]
 

@@ -17,7 +17,8 @@ import select
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ...job.launcher import (
     PRRTE,
@@ -33,9 +34,6 @@ from ...job.launcher import (
     ways,
     words_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["GRACE_S", "Ended", "Look", "away", "cause", "judge", "main", "watched"]
 

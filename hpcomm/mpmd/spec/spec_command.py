@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import ConfigError, did_you_mean
 from ...job.installation import which
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 __all__ = ["check", "words_of"]
 

@@ -11,14 +11,13 @@ from ...core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.libraries import kernels
 from ...errors import LayoutError
 from . import device_columns
-from .staging import station
+from .staging import Sink, Source, station
 
 if TYPE_CHECKING:
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.types import Operator
     from ...device.arrays import Place
-    from .staging import Sink, Source
 
 __all__ = ["Job", "copy_of", "on_device", "piece_of", "refuse_overlap"]
 

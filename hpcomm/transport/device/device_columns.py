@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ...core import dtypes, reduction
-from ...core.dtypes import BY_NAME
+from ...core.dtypes import BY_NAME, Dtype
 from ...core.verbs import GATHERING, SCATTERING
 
 if TYPE_CHECKING:
-    from ...core.dtypes import Dtype
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from ...core.buffer import DeviceBuffer
+from ...core.buffer import Buffer, DeviceBuffer
 from ...core.limits import DEVICE_EAGER
 from ...core.operation import Call
 from ...core.signature import describe, marked, signature
@@ -49,7 +49,6 @@ from .workspace import Workspace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ...core.buffer import Buffer
     from ...core.comm import Comm
     from ...core.dtypes import Dtype
     from ...core.reduction import Reduction

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...core.limits import IPC_DIRECT, IPC_SLOT
 from ...errors import TransportError
-from .staging import station
+from .staging import Station, station
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.arrays import Place
     from ...device.driver import Device
-    from .staging import Station
 
 __all__ = ["Lent", "Offer", "Opened", "Slab", "Slot", "copies", "lends", "node", "receives", "sends", "slab"]
 

@@ -5,10 +5,8 @@ For a collective all ranks choose alike from what all know; for a message its re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 __all__ = ["COLLECTIVE", "MESSAGE", "PATHS", "Choice", "choose", "choose_message"]
 

@@ -16,19 +16,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...core.dtypes import BY_NAME
+from ...core.dtypes import BY_NAME, Dtype
 from ...core.limits import PIPELINE_PIECE
 from ...device.arrays import Place
 from .. import mpi as transport
-from .staging import DeviceSink, DeviceSource
+from .staging import DeviceSink, DeviceSource, Sink, Source
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ...core.dtypes import Dtype
     from ...core.request import Stages
     from ...device.driver import Device
-    from .staging import Sink, Source
 
 __all__ = ["cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
 

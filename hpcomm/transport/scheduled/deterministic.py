@@ -9,7 +9,7 @@ from ...errors import UsageError
 from ...schedule import exact
 from ...schedule.rank_program import program
 from .comm_cache import own
-from .executor import Executor
+from .executor import Channel, Executor
 from .proved import proved
 from .schedule_channels import Passing, Running, background
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages
-    from .executor import Channel
 
     Array = NDArray[Any]
 

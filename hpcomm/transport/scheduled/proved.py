@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from ...core.verbs import ROOTED
 from ...schedule.assured import assured
 from ...schedule.prove import keeps_order
-from ...schedule.rank_program import program
+from ...schedule.rank_program import Program, program
 from ...schedule.registry import build
 
 if TYPE_CHECKING:
-    from ...schedule.rank_program import Program
     from ...schedule.stream import Schedule
 
 __all__ = ["in_order", "part", "proved"]

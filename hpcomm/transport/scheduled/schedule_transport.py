@@ -21,7 +21,7 @@ from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
 from .deterministic import deterministic_call
-from .executor import Executor
+from .executor import Channel, CollectiveSteps, Executor, Operator
 from .proved import in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release, under_way
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages
-    from .executor import Channel, CollectiveSteps, Operator
 
     Array = NDArray[Any]
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
