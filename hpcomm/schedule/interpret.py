@@ -1,4 +1,4 @@
-"""Interpreter of schedules: their rows, iteration by iteration, on sets for proofs or on real arrays.
+"""Interpreter of schedules: their rows, iteration by iteration, on sets for proofs.
 
 Within one iteration sends read what was there when it began; receives take effect in the order of the rows.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ..errors import HpcommError
-from .layout import edges
 from .stream import AFTER, BEFORE, COPY, Schedule, Stream
 
 if TYPE_CHECKING:
@@ -18,11 +17,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..core.types import T
-
     Array = NDArray[Any]
 
-__all__ = ["Flow", "ScheduleError", "State", "advance", "checked", "interpret", "interpret_values", "place"]
+__all__ = ["Flow", "ScheduleError", "State", "advance", "checked", "interpret", "place"]
 
 
 class ScheduleError(HpcommError):
@@ -289,34 +286,3 @@ def checked(schedule: Schedule) -> dict[int, Flow]:
                             schedule, at, s.begin + k * s.every, chunk - at * cells,
                         )  # fmt: skip
     return flows
-
-
-def interpret_values(schedule: Schedule, given: list[T], op: Any) -> list[Any]:
-    """What every rank's memory holds at the end, computed on real arrays, in the executor's order.
-
-    Args:
-        given: per rank the memory it begins with: arrays of one axis, slots * count elements.
-        op: op(a, b, out=c) reduces two arrays element by element.
-    """
-    memory = [np.array(x) for x in given]
-    bounds = edges(schedule, memory[0].size // schedule.slots)
-    for t in range(schedule.iterations):
-        moves = []
-        for stream, k in schedule.active(t):
-            source, dest = stream.ends(k, schedule.size)
-            for row in range(stream.rows):
-                here, there = stream.chunks(k, row)
-                how = int(np.broadcast_to(stream.reduce, source.shape)[row])
-                for a, b in zip(here, there, strict=True):
-                    moves.append(
-                        (int(dest[row]), b, memory[source[row]][bounds[a] : bounds[a + 1]].copy(), how)
-                    )
-        for d, b, data, how in moves:
-            mine = memory[d][bounds[b] : bounds[b + 1]]
-            if how == COPY:
-                mine[:] = data
-            elif how == AFTER:
-                op(mine, data, out=mine)
-            else:
-                op(data, mine, out=mine)
-    return memory

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
@@ -14,45 +14,12 @@ from .mpi import pieces
 from .scheduled.comm_cache import own
 
 if TYPE_CHECKING:
-    from ..core.comm import Comm
     from ..core.operation import Call
 
-__all__ = ["by_library", "library_call"]
+__all__ = ["library_call"]
 
 
 _NOT_IN_PLACE = ("sparbit",)  # of Open MPI 5.0, which moves nothing then (3 ranks)
-
-
-def by_library(comm: Comm, verb: str, name: str, function: str) -> Callable[..., object]:
-    """MPI's function, carried out by the library's algorithm name.
-
-    What that takes is made when it is first called, all ranks together: then they agree about the call.
-    """
-    made: Callable[..., Any] | None = None
-
-    def call(*arguments: object) -> None:
-        nonlocal made
-        if made is None:
-            made = _switched(verb, name, getattr(own(comm).library(verb, name), function))
-        made(*arguments)
-
-    return call
-
-
-def _switched(verb: str, name: str, function: Callable[..., object]) -> Callable[..., object]:
-    """function, with what MPICH has to be told around it."""
-    if mpi_control_variables.vendor() == "openmpi":
-        return function
-    on, off = mpi_control_variables.switch(verb, name)
-
-    def called(*arguments: object) -> None:
-        on()
-        try:
-            function(*arguments)
-        finally:
-            off()
-
-    return called
 
 
 def library_call(call: Call, name: str) -> Call:
@@ -64,6 +31,7 @@ def library_call(call: Call, name: str) -> Call:
             or "leave algorithm= away"
         )
         raise UsageError(f"the MPI library offers no algorithm {name!r} for this {verb}", hint=known)
+    is_kept = mpi_control_variables.vendor() == "openmpi"  # by the communicator that it is made for
     call.code = marked(call.code, f"mpi:{name}")
 
     def carry() -> None:
@@ -72,7 +40,9 @@ def library_call(call: Call, name: str) -> Call:
                 received, count, kind = arguments[1]
                 block = received.reshape(-1)[comm.rank * count : (comm.rank + 1) * count]
                 arguments = ((block.copy(), count, kind), *arguments[1:])
-            by_library(comm, verb, name, function)(*arguments)
+            chosen = getattr(own(comm).library(verb, name), function)
+            with nullcontext() if is_kept else mpi_control_variables.forced(verb, name):
+                chosen(*arguments)
 
     call.carry = carry
     return call

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UsageError
 
-__all__ = ["choices", "forced", "switch", "unannounced_bytes", "vendor"]
+__all__ = ["choices", "forced", "unannounced_bytes", "vendor"]
 
 _SHORT = {
     "all_reduce": "allreduce",
@@ -50,8 +50,9 @@ def vendor() -> str:
     return "mpich" if "MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM" in _variables() else ""
 
 
-def switch(verb: str, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
-    """(on, off): between them the library uses this algorithm: MPICH at once, Open MPI on communicators made.
+@contextmanager
+def forced(verb: str, name: str) -> Iterator[None]:
+    """Within the block the library uses this algorithm: MPICH at once, Open MPI on communicators made there.
 
     Raises:
         UsageError: the library lists no such algorithm.
@@ -60,31 +61,20 @@ def switch(verb: str, name: str) -> tuple[Callable[[], None], Callable[[], None]
     if name not in values or name in _NEITHER:
         known = ", ".join(choices(verb)) or "no algorithm= with mpi: under this library"
         raise UsageError(f"the MPI library has no algorithm {name!r} for {verb}", hint=f"one of {known}")
-    pairs = [(_variable(verb), values[name])]
+    wanted = {_variable(verb): values[name]}
     if vendor() == "openmpi":
-        pairs.append((_DYNAMIC, 1))
-    writes = [_handle(variable).writer(value) for variable, value in pairs]
-    backs = [_handle(variable).writer(_handle(variable).read()) for variable, _ in pairs]
-    return _together(writes), _together(backs)
-
-
-def _together(writes: list[Callable[[], None]]) -> Callable[[], None]:
-    def every() -> None:
-        for write in writes:
-            write()
-
-    return writes[0] if len(writes) == 1 else every
-
-
-@contextmanager
-def forced(verb: str, name: str) -> Iterator[None]:
-    """Within the block the library uses this algorithm, as with switch()."""
-    on, off = switch(verb, name)
-    on()
+        wanted[_DYNAMIC] = 1
+    before = {variable: _handle(variable).read() for variable in wanted}
+    _write(wanted)
     try:
         yield
     finally:
-        off()
+        _write(before)
+
+
+def _write(values: dict[str, int]) -> None:
+    for variable, value in values.items():
+        _handle(variable).write(value)
 
 
 def unannounced_bytes() -> int:
@@ -177,15 +167,9 @@ class _Handle:
         _library().MPI_T_cvar_read(self.handle, ctypes.byref(value))
         return value.value
 
-    def writer(self, value: int) -> Callable[[], None]:
-        """A function that writes value: everything else is done once."""
-        write, handle, cell = _library().MPI_T_cvar_write, self.handle, ctypes.byref(ctypes.c_int64(value))
-
-        def written() -> None:
-            if write(handle, cell):
-                raise UsageError("the MPI library lets no algorithm be chosen", hint="leave mpi: away")
-
-        return written
+    def write(self, value: int) -> None:
+        if _library().MPI_T_cvar_write(self.handle, ctypes.byref(ctypes.c_int64(value))):
+            raise UsageError("the MPI library lets no algorithm be chosen", hint="leave mpi: away")
 
 
 @lru_cache

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from contract import holds_everyone
+from interpreted import interpret_values
 
 import hpcomm
 from hpcomm.core.verbs import ROOTED
-from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
 from hpcomm.transport.scheduled import comm_cache, schedule_channels, schedule_transport

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from interpreted import interpret_values
 from local_threads import run
 
-from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.registry import algorithms, build, verbs
 
 

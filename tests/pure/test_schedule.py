@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interpreted import interpret_values
 
 import hpcomm
 from hpcomm.core.verbs import ROOTED
 from hpcomm.schedule import butterfly, hierarchy, registry, ring, tree
 from hpcomm.schedule.combine import reverse, sequence, turn
 from hpcomm.schedule.exact import exact_sum
-from hpcomm.schedule.interpret import interpret_values
 from hpcomm.schedule.layout import edges
 from hpcomm.schedule.prove import ScheduleError, keeps_order, prove
 from hpcomm.schedule.rank_program import program

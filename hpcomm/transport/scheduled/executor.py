@@ -88,19 +88,6 @@ class Executor:
         for step in self.last:
             step()
 
-    def steps(self) -> tuple[CollectiveSteps, Callable[..., object] | None]:
-        """(all of run() in one line, for exchanges that are prepared; what alone makes the result, or None).
-
-        That is a reduction over all of work at the end: with another `out` it saves a copy.
-        """
-        steps = [s for before, e, after in self.rounds for s in (*before, *e.starts, *e.waits, *after)]
-        steps += self.last
-        end = steps[-1] if steps else None
-        if not isinstance(end, partial) or end.func is not self.reduce:
-            return steps, None
-        whole = end.keywords["out"].size == self.work.size
-        return (steps[:-1], partial(end.func, *end.args)) if whole else (steps, None)
-
     def _prepare(self, round_: Round, channel: Channel) -> Any:
         before: CollectiveSteps = []
         after: CollectiveSteps = []

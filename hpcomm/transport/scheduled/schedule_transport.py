@@ -16,14 +16,14 @@ from ...core import dtypes, reduction
 from ...core.limits import SCHEDULE_IN_OUT
 from ...core.signature import marked
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOTED, SCATTERING
-from ...errors import HpcommError, UsageError
+from ...errors import UsageError
 from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
 from .deterministic import deterministic_call
-from .executor import Channel, CollectiveSteps, Executor, Operator
+from .executor import Channel, Executor, Operator
 from .proved import in_order, part, proved
-from .schedule_channels import Lasting, Passing, Running, background, release, under_way
+from .schedule_channels import Lasting, Passing, Running, background, release
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int | None]
 
-__all__ = ["by_schedule", "named", "operator_of", "rounds", "schedule_call", "takes_devices", "tuned_for"]
+__all__ = ["named", "operator_of", "rounds", "schedule_call", "takes_devices", "tuned_for"]
 
 _UFUNCS: dict[str, Any] = {
     "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
@@ -186,53 +186,6 @@ def _chosen(call: Call, algorithm: str | None, reduce: Reduction | None) -> tupl
     own_op = id(reduce.op.mpi) if reduce is not None and reduce.op.mpi is not None else None
     root = call.root if verb in ROOTED else 0
     return (verb, name, root, count, array.dtype, reduce.code if reduce else 0, wire, own_op), operator
-
-
-def by_schedule(comm: Comm, name: str, dtype: Dtype, reduce: Reduction) -> Callable[..., object] | None:
-    """As MPI.Allreduce on plain arrays of numpy, by an own schedule; None: the general path must look."""
-    if name.partition(":")[0] not in algorithms("all_reduce") or "wire=" in name:
-        return None
-    operator, commutes = operator_of(reduce)
-    if not commutes:
-        return None
-    try:
-        proved("all_reduce", cut("all_reduce", name, 0), comm.size, 0)
-    except HpcommError:
-        return None
-
-    def key_of(n: int) -> Key:
-        return "all_reduce", cut("all_reduce", name, n * dtype.itemsize), 0, n, dtype, reduce.code, None, None
-
-    ready: dict[int, tuple[Executor, CollectiveSteps, Callable[..., Any] | None]] = {}
-
-    def call(send: Any, recv: Any, _: object) -> None:
-        out, n, _ = recv
-        given, found = out if send is IN_PLACE else send[0], ready.get(n)
-        if found is None or not found[0].rounds:  # none yet, or it has given way to others
-            if _is_long(comm, n * dtype.itemsize):
-                _long(comm, key_of(n), operator, given, out)
-                return
-            executor = _lasting(comm, key_of(n), operator)
-            found = ready[n] = executor, *executor.steps()
-        executor, steps, last = found
-        work = executor.work
-        work[:] = given if given.ndim == 1 else given.reshape(-1)
-        if under_way:  # schedules in the background need the waits of run(), which progress them
-            executor.run()
-        else:
-            for step in steps:
-                step()
-            if last is not None and out.ndim == 1:
-                last(out=out)
-                return
-            if last is not None:
-                last(out=work)
-        if out.ndim == 1:
-            out[:] = work
-        else:
-            out.reshape(-1)[:] = work
-
-    return call
 
 
 def _executor(comm: Comm, key: Key, operator: Operator, channel: Channel, **memory: Any) -> Executor:
