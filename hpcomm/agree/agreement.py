@@ -75,7 +75,8 @@ Error = TypeVar("Error", bound=Exception)
 class Agreement:
     """How the ranks of one communicator agree.
 
-    enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls.
+    enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls,
+    which is the same leave unless several of them can be under way.
     refuse(why) in place of a call that this rank refuses; depart() after the last one of a rank that is out
     of step.
     """
@@ -86,22 +87,26 @@ class Agreement:
         self,
         level: str,
         enter: Callable[[int, int], None],
-        leave: Callable[[], None],
-        late: Callable[[int, int], Callable[[], None]],
+        leave: Callable[[], None] = lambda: None,
+        late: Callable[[int, int], Callable[[], None]] | None = None,
         refuse: Callable[[str], None] = lambda why: None,
         depart: Callable[[], None] = lambda: None,
     ) -> None:
+        def enter_late(code: int, count: int) -> Callable[[], None]:
+            enter(code, count)
+            return leave
+
         self.level = level
         self.refuse = refuse
         self.depart = depart
         self.enter = enter
         self.leave = leave
-        self.late = late
+        self.late = late or enter_late
 
 
 def off() -> Agreement:
     """Compare nothing."""
-    return Agreement("off", lambda code, count: None, lambda: None, lambda code, count: lambda: None)
+    return Agreement("off", lambda code, count: None)
 
 
 def counted(comm: Comm) -> Agreement:
@@ -110,11 +115,7 @@ def counted(comm: Comm) -> Agreement:
     def enter(*_: object) -> None:
         comm.begun += 1
 
-    def late(*_: object) -> Callable[[], None]:
-        comm.begun += 1
-        return lambda: None
-
-    return Agreement("off", enter, lambda: None, late, enter)
+    return Agreement("off", enter, refuse=enter)
 
 
 def light(
@@ -216,11 +217,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
         with _Said(why):
             heard(REFUSED, why)
 
-    def late(code: int, count: int) -> Callable[[], None]:
-        enter(code, count)
-        return lambda: None
-
-    return Agreement("full", enter, lambda: None, late, refuse_call)
+    return Agreement("full", enter, refuse=refuse_call)
 
 
 def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
@@ -274,11 +271,7 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
         with _Said(why):
             heard(REFUSED, 0, why)
 
-    def late(code: int, count: int) -> Callable[[], None]:
-        enter(code, count)
-        return lambda: None
-
-    return Agreement("full", enter, lambda: None, late, refuse_call)
+    return Agreement("full", enter, refuse=refuse_call)
 
 
 class _Said(threading.Timer):

@@ -13,7 +13,7 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ..core.request import Request, abandon
+from ..core.request import Pause, Request, abandon
 from ..core.verbs import RAGGED
 from ..errors import UsageError, WaitTimeoutError, where
 
@@ -165,7 +165,7 @@ def _sendrecv_object(
 
 
 def _probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
-    begin, delay = time.monotonic(), 0.0
+    begin, pause = time.monotonic(), Pause()
     while (seen := comm.iprobe(source, tag)) is None:
         if time.monotonic() - begin >= (comm.timeout_s or 0):
             raise WaitTimeoutError(
@@ -173,8 +173,7 @@ def _probe(comm: Communicator, source: int | None = None, tag: int | None = None
                 where("probe", comm),
                 "look for the rank that did not send; comm.timeout sets the time",
             )
-        time.sleep(delay)
-        delay = min(delay + 2e-6, 5e-4)
+        pause.sleep()
     return seen
 
 

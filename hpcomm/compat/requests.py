@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from mpi4py import MPI
 
+from ..core.request import Pause
 from ..core.waiting import wait_any
 from ..errors import MismatchError
 from .surface import Like
@@ -285,13 +285,12 @@ def _over(requests: Sequence[MPI.Request]) -> Iterator[int]:
 def _some(requests: Sequence[MPI.Request]) -> list[int]:
     """Wait until some are complete: which."""
     own = [under for each in requests if (under := _own(each)) is not None]
-    delay = 0.0
+    pause = Pause()
     while not (ready := list(_over(requests))):
         if len(own) == sum(map(bool, requests)):
             _until_any(own)
         else:
-            time.sleep(delay)
-            delay = min(delay + 2e-6, 5e-4)
+            pause.sleep()
     return ready
 
 

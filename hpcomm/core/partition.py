@@ -255,13 +255,7 @@ class Partition:
     def cell(self, rank: int) -> Shape:
         """Number of the part that rank holds, along each array axis."""
         at = self.coords(rank)
-        found = []
-        for axes in self.axes:
-            i = 0
-            for name in axes:
-                i = i * self.mesh[name] + at[name]
-            found.append(i)
-        return tuple(found)
+        return tuple(self._combination(axes, at) for axes in self.axes)
 
     def box(self, rank: int) -> Box:
         """The indices that rank holds."""
@@ -276,9 +270,12 @@ class Partition:
 
     def summand(self, rank: int) -> int:
         """Which of the summands rank holds: 0 if nothing is partial."""
-        at = self.coords(rank)
+        return self._combination(self.partial, self.coords(rank))
+
+    def _combination(self, axes: Sequence[str], at: Mapping[str, int]) -> int:
+        """Which combination of coordinates on these mesh axes at is, the first axis varying slowest."""
         i = 0
-        for name in self.partial:
+        for name in axes:
             i = i * self.mesh[name] + at[name]
         return i
 
@@ -360,8 +357,6 @@ class Points:
     ghosts: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
-        # Check what was given and complete it, in the order in which one thing needs the other: shape, mesh,
-        # split (which mesh axes cut which array axis), bounds (where they cut). Frozen, hence setattr.
         shape = _whole(self.shape)
         object.__setattr__(self, "shape", shape)
         for given in (self.owned, () if self.ghosts is None else self.ghosts):

@@ -256,15 +256,7 @@ def _keeping_nan(name: str) -> MPI.Op:
 
     MPI's own compare, so that the last rank's value counts, or the first's, and each rank may get another.
     """
-    reduce = {"MIN": np.minimum, "MAX": np.maximum}[name]
-    dtypes_by_size = {np.dtype(char).itemsize: np.dtype(char) for char in "gdf"}
-
-    def call(given: Any, reduced: Any, kind: MPI.Datatype) -> None:
-        dtype = dtypes_by_size[kind.size]
-        out = np.frombuffer(reduced, dtype)
-        reduce(np.frombuffer(given, dtype), out, out=out)
-
-    return MPI.Op.Create(call, commute=True)
+    return _by_numpy({"MIN": np.minimum, "MAX": np.maximum}[name], "gdf")
 
 
 @lru_cache(maxsize=1)
@@ -273,13 +265,17 @@ def _wrapping_sum() -> MPI.Op:
 
     Open MPI 5.0 on processors with AVX stops most elements of long enough arrays at the dtype's ends.
     """
-    # signed ones have the same bits
-    dtypes_by_size: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("u2")}
+    return _by_numpy(np.add, "BH")  # signed ones have the same bits
+
+
+def _by_numpy(reduce: Callable[..., object], codes: str) -> MPI.Op:
+    """An operator for MPI that reduces as numpy does. codes: of dtypes, which their sizes tell apart."""
+    dtypes_by_size = {np.dtype(code).itemsize: np.dtype(code) for code in codes}
 
     def call(given: Any, reduced: Any, kind: MPI.Datatype) -> None:
         dtype = dtypes_by_size[kind.size]
         out = np.frombuffer(reduced, dtype)
-        np.add(np.frombuffer(given, dtype), out, out=out)
+        reduce(np.frombuffer(given, dtype), out, out=out)
 
     return MPI.Op.Create(call, commute=True)
 

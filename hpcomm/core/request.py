@@ -36,6 +36,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
 
 __all__ = [
+    "Pause",
     "Pending",
     "Polled",
     "Request",
@@ -248,10 +249,9 @@ class Request(Generic[T_co]):
 
     def _wait_beside_others(self) -> None:
         """Wait while there are others to be progressed: their ranks may be what this one waits for."""
-        delay = 0.0
+        pause = Pause()
         while self._stages is not None and move_rounds(self) and not self._ask():
-            time.sleep(delay)
-            delay = min(delay + 2e-6, 5e-4)
+            pause.sleep()
 
     def _wait_for_ever(self) -> None:
         while self._stages is not None:
@@ -265,13 +265,12 @@ class Request(Generic[T_co]):
             self._next_stage()
 
     def _poll(self, end: float) -> bool:
-        polled, delay = Polled([self]), 0.0
+        polled, pause = Polled([self]), Pause()
         while not self.done():
             if time.monotonic() >= end:
                 return False
             polled.turn()
-            time.sleep(delay)
-            delay = min(delay + 2e-6, 5e-4)
+            pause.sleep()
         return True
 
     def _status_of(self, i: int) -> MPI.Status:
@@ -342,12 +341,20 @@ def abandon(*memory: object) -> None:
 
 
 def has_rounds() -> bool:
-    """Whether any requests that go in rounds are not complete; forgets those that are."""
+    """Whether any requests that go in rounds are not complete."""
+    return bool(_in_rounds())
+
+
+def _in_rounds() -> list[Request[object]]:
+    """The requests that go in rounds and are not complete; forgets the others."""
+    found = []
     for key, reference in list(rounds_under_way.items()):
         request = reference()
         if request is None or request._stages is None:
             rounds_under_way.pop(key, None)
-    return bool(rounds_under_way)
+        else:
+            found.append(request)
+    return found
 
 
 def move_rounds(but: Request[object] | None = None) -> bool:
@@ -356,19 +363,28 @@ def move_rounds(but: Request[object] | None = None) -> bool:
     It takes half of the time at most: who asks each of many requests in turn comes by once for each.
     """
     global _next_sweep
-    begin, is_any = time.monotonic(), False
+    begin = time.monotonic()
     if begin < _next_sweep:
         return True
-    for key, reference in list(rounds_under_way.items()):
-        request = reference()
-        if request is None or request._stages is None:
-            rounds_under_way.pop(key, None)
-        elif request is not but:
-            is_any = True
-            request._ask()
+    others = [request for request in _in_rounds() if request is not but]
+    for request in others:
+        request._ask()
     end = time.monotonic()
     _next_sweep = end + (end - begin)
-    return is_any
+    return bool(others)
+
+
+class Pause:
+    """Between two looks at the same requests: none at first, then longer each time."""
+
+    __slots__ = ("_seconds",)
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+
+    def sleep(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(self._seconds + 2e-6, 5e-4)
 
 
 class Polled:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
+from .reduction import NAMES
 from .verbs import RAGGED, REDUCTIONS, ROOTED, TABLE
 
 __all__ = [
@@ -38,7 +39,6 @@ VERBS = [
     *MAKERS,
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}
-_OPS = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 
 
 def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
@@ -71,7 +71,7 @@ def signature(head: int, count: int) -> int:
 def operator(code: int) -> str:
     """`op='max'`: which operator a code or signature means."""
     op = code >> 6 & 31
-    return f"op={_OPS[op]!r}" if op < len(_OPS) else "op=a function"
+    return f"op={NAMES[op]!r}" if op < len(NAMES) else "op=a function"
 
 
 def describe(signature: int, size: int = 0) -> str:

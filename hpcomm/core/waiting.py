@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from ..errors import UsageError, WaitTimeoutError
-from .request import Polled, Request, deadline
+from .request import Pause, Polled, Request, deadline
 
 __all__ = ["wait_all", "wait_any"]
 
@@ -53,14 +53,13 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
 
 def _move_on(requests: list[Request[object]], end: float | None) -> None:
     """Ask all of them in turn, until they are complete or it is time: some progress only if asked."""
-    polled, delay = Polled(requests), 0.0
+    polled, pause = Polled(requests), Pause()
     while True:
         polled.requests = [request for request in polled.requests if not _has_ended(request)]
         if not polled.requests or (end is not None and time.monotonic() >= end):
             return
         polled.turn()
-        time.sleep(delay)
-        delay = min(delay + 2e-6, 5e-4)
+        pause.sleep()
 
 
 def _has_ended(request: Request[object]) -> bool:
@@ -85,7 +84,7 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
             "wait_any was given no request", "wait_any", "at least one; wait_all takes none, too"
         )
     end = None if timeout is None else deadline(timeout)
-    polled, delay = Polled(pending, is_any=True), 0.0
+    polled, pause = Polled(pending, is_any=True), Pause()
     while True:
         for i, request in enumerate(pending):
             if request.done():
@@ -97,8 +96,7 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
                 "wait again, or look for the ranks that did not make the matching calls",
             )
         polled.turn()
-        time.sleep(delay)
-        delay = min(delay + 2e-6, 5e-4)
+        pause.sleep()
 
 
 def _requests(name: str, given: Iterable[Given]) -> list[Given]:

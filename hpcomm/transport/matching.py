@@ -15,10 +15,10 @@ _matching makes a probe and the decision about it one step, where several thread
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from ..core.request import Pause
 from ..core.status import Status
 from ..errors import HpcommError, RankError, UsageError
 
@@ -87,10 +87,9 @@ class Arrival:
         if len(_waiting) == 1:  # nobody else could want it: let MPI wait, which takes no turns of Python
             self.message = self.mpi.Mprobe(self._source, self._tag, self.status)
             return self._is_here()
-        delay = 0.0
+        pause = Pause()
         while not self.Test():
-            time.sleep(delay)
-            delay = min(delay + 2e-6, 5e-4)
+            pause.sleep()
         return True
 
     def withdraw(self) -> None:
