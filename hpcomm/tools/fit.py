@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.types import ArrayLike
 
-__all__ = ["fitted", "report"]
+__all__ = ["fitted", "job", "report", "seconds_of"]
 
 FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes of the ping-pong
 CHECKED = (512, 16 << 10, 256 << 10, 2 << 20)  # bytes on which nothing was fitted
@@ -41,11 +41,13 @@ def report(path: str, as_json: bool = False) -> int:
     """Measure, write the machine to path, print its errors; returns the exit status."""
     if not Path(path).parent.is_dir():
         raise ConfigError(f"there is no folder {Path(path).parent}", hint=f"mkdir -p {Path(path).parent}")
-    points = _job(2, "pingpong")
+    points = job(2, "fit.pingpong", limit_s=LIMIT_S)
     on = fitted(points)
     Path(path).write_text(json.dumps(on, indent=1) + "\n")
     rows = [
-        row | {"predicted": _predicted(row, path)} for ranks in (2, 3) for row in _job(ranks, "collectives")
+        row | {"predicted": _predicted(row, path)}
+        for ranks in (2, 3)
+        for row in job(ranks, "fit.collectives", limit_s=LIMIT_S)
     ]
     for row in rows:
         row["error"] = row["predicted"] / row["seconds"] - 1
@@ -108,19 +110,27 @@ def _predicted(row: Mapping[str, Any], path: str) -> float:
     return predict("all_reduce", row["algorithm"], row["ranks"], row["bytes"], machine(path)).seconds
 
 
-def _job(ranks: int, part: str) -> list[dict[str, Any]]:
-    """Run a part of this module on ranks; what its rank 0 found."""
+def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:
+    """What a job of so many ranks finds.
+
+    Args:
+        function: `fit.pingpong`: of a module of this folder; all ranks call it with the path of a file, to
+            which rank 0 writes what it found as JSON, and arguments.
+
+    Raises:
+        ConfigError: the job failed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(LIMIT_S)]
-        command += ["python", "-c", f"from hpcomm.tools import fit; fit.{part}({str(out)!r})"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * LIMIT_S)
+        words = ", ".join(map(repr, (str(out), *arguments)))
+        code = f"from hpcomm.tools import {function.partition('.')[0]}; {function}({words})"
+        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(limit_s)]
+        done = subprocess.run(
+            [*command, "python", "-c", code], capture_output=True, text=True, check=False, timeout=2 * limit_s
+        )
         if done.returncode or not out.exists():
-            raise ConfigError(
-                f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="python -m hpcomm doctor"
-            )
-        found: list[dict[str, Any]] = json.loads(out.read_text())
-        return found
+            raise ConfigError(f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="hpcomm doctor")
+        return json.loads(out.read_text())
 
 
 def pingpong(path: str) -> None:
@@ -181,20 +191,19 @@ def collectives(path: str) -> None:
         Path(path).write_text(json.dumps(rows))
 
 
-def _median(comm: Communicator, call: Callable[[], object], rounds: int = 15) -> float:
-    """Seconds of one call, the slowest rank's, the median of several rounds."""
+def seconds_of(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
+    """Seconds of one call, the slowest rank's, when it is made that often."""
     from mpi4py import MPI
 
-    call()
+    comm.mpi_handle.Barrier()
     begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return float(comm.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+
+
+def _median(comm: Communicator, call: Callable[[], object], rounds: int = 15) -> float:
+    """Seconds of one call, the slowest rank's, the median of several rounds."""
     call()
-    once = comm.mpi_handle.allreduce(time.perf_counter() - begin, MPI.MAX)
-    repeats = max(1, min(200, int(2e-3 / max(once, 1e-7))))
-    times = []
-    for _ in range(rounds):
-        comm.mpi_handle.Barrier()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            call()
-        times.append(comm.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
-    return float(sorted(times)[rounds // 2])
+    repeats = max(1, min(200, int(2e-3 / max(seconds_of(comm, call, 1), 1e-7))))
+    return sorted(seconds_of(comm, call, repeats) for _ in range(rounds))[rounds // 2]

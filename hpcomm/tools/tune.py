@@ -13,10 +13,8 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
@@ -24,6 +22,7 @@ from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
 from ..job.command_line import Command
 from ..job.command_line import table as laid_out
+from .fit import job, seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,12 +82,12 @@ def main(words: Sequence[str]) -> int:
     sizes = numbers(options.bytes)
     if options.load:
         load(options.load)
-    found = _job(options.ranks, verbs, sizes, options.rounds, options.load)
+    found = _found(options, verbs, sizes)
     records: list[Record] = found["records"]
     for _ in range(AGAIN):  # where arrays lie, which differs from job to job, makes some look better
         chosen = [(r["verb"], r["bytes"], r["algorithm"]) for r in records if r["chosen"] and r["algorithm"]]
         if chosen:
-            again = _job(options.ranks, (), (), options.rounds, options.load, chosen)
+            again = _found(options, (), (), chosen)
             _withdraw(records, [row for row in chosen if list(row) not in again["records"]])
     if not options.no_model:
         _model(records)
@@ -101,13 +100,20 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
+def _found(options: Any, verbs: Sequence[str], sizes: Sequence[int], chosen: Sequence[object] = ()) -> Found:
+    """What measure() finds on so many ranks as the options say."""
+    asked = verbs, sizes, options.rounds, options.load, chosen
+    found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)
+    return found
+
+
 def measure(
     path: str,
     verbs: Sequence[str],
     sizes: Sequence[int],
     rounds: int,
-    own: str | None = None,
-    chosen: Sequence[tuple[str, int, str]] = (),
+    own: str | None,
+    chosen: Sequence[tuple[str, int, str]],
 ) -> None:
     """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path.
 
@@ -196,7 +202,7 @@ def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[Re
             if not name.startswith("mpi:"):
                 raise
     names = list(calls)
-    first = {name: _once(comm, calls[name], 3) for name in names}
+    first = {name: seconds_of(comm, calls[name], 3) for name in names}
     hopeful = [name for name in names if first[name] <= HOPELESS * first[""]]
     seconds = first | _alternated(comm, calls, hopeful, rounds)
     chosen = fastest({name: seconds[name] for name in hopeful})
@@ -249,17 +255,6 @@ def _call(comm: Communicator, verb: str, name: str, x: object, out: object) -> C
     return call
 
 
-def _once(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
-    """Seconds of one call, the slowest rank's."""
-    from mpi4py import MPI
-
-    comm.mpi_handle.Barrier()
-    begin = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return float(comm.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
-
-
 def _alternated(
     comm: Communicator, calls: dict[str, Callable[[], object]], names: list[str], rounds: int
 ) -> dict[str, float]:
@@ -274,36 +269,15 @@ def _in_turns(
     """Seconds of each, round by round."""
     once = ROUND_S
     for part in (30, 10):  # a few calls after others are slower than many
-        once = _once(comm, calls[""], max(3, min(MOST, int(ROUND_S / part / max(once, 1e-7)))))
+        once = seconds_of(comm, calls[""], max(3, min(MOST, int(ROUND_S / part / max(once, 1e-7)))))
     repeats = max(1, min(MOST, int(ROUND_S / max(once, 1e-7))))
     times: dict[str, list[float]] = {name: [] for name in names}
     order, same = list(names), random.Random(0)  # on all ranks
     for _ in range(rounds):
         same.shuffle(order)
         for name in order:
-            times[name].append(_once(comm, calls[name], repeats))
+            times[name].append(seconds_of(comm, calls[name], repeats))
     return times
-
-
-def _job(
-    ranks: int,
-    verbs: Sequence[str],
-    sizes: Sequence[int],
-    rounds: int,
-    own: str | None = None,
-    chosen: Sequence[tuple[str, int, str]] = (),
-) -> Found:
-    """Run measure() on ranks; what its rank 0 found."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        words = f"{str(out)!r}, {list(verbs)}, {list(sizes)}, {rounds}, {own!r}, {list(chosen)}"
-        code = f"from hpcomm.tools import tune; tune.measure({words})"
-        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(LIMIT_S)]
-        done = subprocess.run([*command, "python", "-c", code], capture_output=True, text=True, check=False)
-        if done.returncode or not out.exists():
-            raise ConfigError(f"the job of {ranks} ranks failed: {done.stderr[-800:]}", hint="hpcomm doctor")
-        found: Found = json.loads(out.read_text())
-        return found
 
 
 def _model(records: list[Record]) -> None:
@@ -314,7 +288,7 @@ def _model(records: list[Record]) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "here.json"
-        path.write_text(json.dumps(fit.fitted(fit._job(2, "pingpong"))))
+        path.write_text(json.dumps(fit.fitted(job(2, "fit.pingpong", limit_s=fit.LIMIT_S))))
         on = machine(str(path))
     for row in records:
         if row["algorithm"] and not row["algorithm"].startswith("mpi:"):

@@ -195,7 +195,9 @@ def test_a_choice_is_kept_if_two_more_jobs_choose_it(
 ) -> None:
     asked: list[Any] = []
 
-    def job(ranks: int, verbs: Any, sizes: Any, rounds: int, own: Any, chosen: Any = ()) -> Any:
+    def job(
+        ranks: int, function: str, verbs: Any, sizes: Any, rounds: int, own: Any, chosen: Any, **_: Any
+    ) -> Any:
         asked.append(chosen)
         rows = [
             {"verb": "broadcast", "bytes": 8, "ranks": 2, "algorithm": name, "seconds": 1e-6,
@@ -205,7 +207,7 @@ def test_a_choice_is_kept_if_two_more_jobs_choose_it(
         won = [list(each) for each in chosen] if len(asked) <= wins + 1 else []
         return {"mpi": "openmpi", "path": "", "records": won if chosen else rows}
 
-    monkeypatch.setattr(tune, "_job", job)
+    monkeypatch.setattr(tune, "job", job)
     table = tmp_path / "table.json"
     assert tune.main(["--no-model", "-o", str(table)]) == 0
     kept = json.loads(table.read_text())["ranks"]["2"]["broadcast"]

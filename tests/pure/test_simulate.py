@@ -324,13 +324,13 @@ def test_a_fit_goes_through_what_was_measured_with_straight_lines_between(tmp_pa
 def test_a_fit_says_how_far_off_it_is_apart_where_ranks_share_cores(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def job(ranks: int, part: str) -> list[dict[str, Any]]:
-        if part == "pingpong":
+    def job(ranks: int, function: str, limit_s: int) -> list[dict[str, Any]]:
+        if function == "fit.pingpong":
             return POINTS
         seconds = predict("all_reduce", "ring", ranks, 512, machine(str(tmp_path / "m.json"))).seconds
         return [{"algorithm": "ring", "ranks": ranks, "bytes": 512, "seconds": seconds / (ranks - 1)}]
 
-    monkeypatch.setattr(fit, "_job", job)
+    monkeypatch.setattr(fit, "job", job)
     monkeypatch.setattr(fit, "cores", lambda: 2)
     assert main(["sim", "--fit", str(tmp_path / "m.json")]) == 0
     said = capsys.readouterr().out
