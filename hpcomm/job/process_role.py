@@ -13,11 +13,11 @@ import sys
 from ..errors import ConfigError, UsageError
 from .launcher import began_of, environ_of, launcher_of, parent_of
 
-__all__ = ["RANKS", "check_launcher", "check_library", "check_process", "fork", "is_child", "mark"]
+__all__ = ["RANKS", "SIZES", "check_launcher", "check_library", "check_process", "fork", "is_child", "mark"]
 
 _MARK = "HPCOMM_IS_RANK"  # process, when it began, its number
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")  # who has one was launched
-_SIZES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "MPICH", "SLURM_STEP_NUM_TASKS": "Slurm"}
+SIZES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "MPICH", "SLURM_STEP_NUM_TASKS": "Slurm"}
 _OWN_LAUNCHER = (
     "start it with its own MPI's launcher, as hpcomm run does; all programs of a job load the same MPI; "
     "under srun: --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
@@ -104,12 +104,12 @@ def check_launcher(size: int, vendor: str) -> None:
         ConfigError: the launcher is of another MPI.
     """
     its = "OMPI_COMM_WORLD_SIZE" if vendor == "Open MPI" else "PMI_SIZE"
-    told = {name: int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdecimal()}
+    told = {name: int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdecimal()}
     if size > 1 or told.get(its) == 1 or max(told.values(), default=1) == 1:
         return
     name = max(told, key=lambda each: told[each])
     raise ConfigError(
-        f"{_SIZES[name]}'s launcher started {told[name]} ranks, but this program's MPI ({vendor}) sees only "
+        f"{SIZES[name]}'s launcher started {told[name]} ranks, but this program's MPI ({vendor}) sees only "
         f"itself.\n  came:  {sys.argv[0]}, alone",
         hint=_OWN_LAUNCHER,
     )

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["exact_sum", "reduce_ranks"]
+__all__ = ["UFUNCS", "exact_sum", "reduce_ranks"]
 
 _BITS = 40
-_UFUNCS: dict[str, Any] = {
+UFUNCS: dict[str, Any] = {
     "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and, "SUM": np.add,
     "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
 }  # fmt: skip
@@ -34,7 +34,7 @@ def reduce_ranks(parts: Array, op: str) -> Array:
         return exact_sum(half).view(parts.dtype)
     if op == "SUM" and parts.dtype in (np.float32, np.float64):
         return exact_sum(parts)
-    return np.asarray(reduce(_UFUNCS[op], parts))
+    return np.asarray(reduce(UFUNCS[op], parts))
 
 
 def exact_sum(parts: Array) -> Array:

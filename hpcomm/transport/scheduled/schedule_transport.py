@@ -17,6 +17,7 @@ from ...core.limits import SCHEDULE_IN_OUT
 from ...core.signature import marked
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOTED, SCATTERING
 from ...errors import UsageError
+from ...schedule.exact import UFUNCS
 from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
@@ -40,12 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["named", "operator_of", "rounds", "schedule_call", "takes_devices", "tuned_for"]
 
-_UFUNCS: dict[str, Any] = {
-    "SUM": np.add, "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and,
-    "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
-}  # fmt: skip
 _CALM = {
-    name: np.errstate(all="ignore")(ufunc) for name, ufunc in _UFUNCS.items()
+    name: np.errstate(all="ignore")(ufunc) for name, ufunc in UFUNCS.items()
 }  # as MPI is: without warnings
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX")
 IN_PLACE = MPI.IN_PLACE
@@ -260,7 +257,7 @@ def operator_of(reduce: Reduction) -> tuple[Operator, bool]:
     op = reduce.mpi_op
     if isinstance(op, str):
         quiet = reduce.mpi_type not in _FLOATS
-        return (_UFUNCS[op] if quiet else _CALM[op]), True
+        return (UFUNCS[op] if quiet else _CALM[op]), True
 
     def by_mpi(first: Array, second: Array, out: Array) -> None:
         result = np.array(second)
