@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import Box, UsageError
-from ..tools.canvas import writable
+from ..tools.canvas import pyplot, writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,9 +102,7 @@ def draw_timeline(runs: Mapping[str, Mapping[str, tuple[float, float]]], path: s
 
 
 def _subplots(columns: int) -> tuple[Figure, Any]:
-    import matplotlib as mpl
-
-    mpl.use("Agg")  # a file is drawn, no window opened
-    from matplotlib import pyplot as plt
-
-    return plt.subplots(1, columns, figsize=(4.5 * columns, 3.5), layout="constrained")
+    made: tuple[Figure, Any] = pyplot().subplots(
+        1, columns, figsize=(4.5 * columns, 3.5), layout="constrained"
+    )
+    return made

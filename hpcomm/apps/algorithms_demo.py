@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from ..schedule.cost.machine_model import Machine, machine
 from ..schedule.cost.simulator import predict
 from ..schedule.prove import prove
 from ..schedule.registry import algorithms, build, verbs
+from ..tools.fit import seconds_of
 from ._arguments import nbytes, require_memory
 from ._report import Parser, Progress, Report
 
@@ -96,17 +96,9 @@ def time_all(comm: Communicator, calls: Calls) -> dict[tuple[str, str], Timed]:
         for name, call in calls.items():
             for _ in range(WARMING):
                 call()
-            passes[name].append(float(np.median([once(comm, call) for _ in range(REPEATS)])))
+            passes[name].append(float(np.median([seconds_of(comm, call, 1) for _ in range(REPEATS)])))
             progress.step()
     return {name: Timed(min(each), float(np.median(each)) / min(each) - 1) for name, each in passes.items()}
-
-
-def once(comm: Communicator, call: Callable[[], object]) -> float:
-    """Seconds of one call, the slowest rank's."""
-    comm.mpi.Barrier()
-    start = time.perf_counter()
-    call()
-    return float(max(comm.mpi.allgather(time.perf_counter() - start)))
 
 
 def fitting_calls(comm: Communicator, nbytes: int) -> Calls:

@@ -9,8 +9,7 @@ the family, and compares. Blocking, in place and in the background go by turns.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator
+from ..tools.fit import seconds_of
 from ._arrays import DTYPES, Kind, kinds_at_hand, values
 from ._definition import OPS, definition, fault, operators
 from ._report import Parser, Progress, Report
@@ -70,15 +70,6 @@ def check_everything(comm: Communicator, kinds: list[Kind], report: Report) -> t
     return total, wrong
 
 
-def seconds(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
-    """Time of one call, all ranks starting together."""
-    comm.barrier()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - start) / repeats
-
-
 def price(comm: Communicator, nbytes: int) -> list[float]:
     """One line of the table: raw mpi4py and hpcomm by turns, so that both see the same machine."""
     x = np.ones(nbytes // 4, np.float32)
@@ -86,8 +77,8 @@ def price(comm: Communicator, nbytes: int) -> list[float]:
     rounds, repeats = (31, 20) if nbytes < 64 << 10 else (9, max(2, (1 << 20) // nbytes))
     pairs = [
         (
-            seconds(comm, lambda: comm.mpi.Allreduce(x, out), repeats),
-            seconds(comm, lambda: comm.all_reduce(x, out=out), repeats),
+            seconds_of(comm, lambda: comm.mpi.Allreduce(x, out), repeats),
+            seconds_of(comm, lambda: comm.all_reduce(x, out=out), repeats),
         )
         for _ in range(rounds)
     ]
