@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .launcher import after, below, call, children_of, words_of
+from .launcher import after, below, call, children_of, read_of, words_of
 
 __all__ = [
     "YOUNG_S",
@@ -75,12 +75,7 @@ def sizes(files: Iterable[Path]) -> list[int]:
 
 def mapped(pids: Iterable[int]) -> set[Path]:
     """MPI's files in /dev/shm that these processes have mapped."""
-    found: set[Path] = set()
-    for pid in pids:
-        with suppress(OSError):  # it has just ended, or it is somebody else's
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            found |= {Path(name) for name in _SEGMENT.findall(maps)}
-    return found
+    return {Path(name) for pid in pids for name in _SEGMENT.findall(read_of(pid, "maps"))}
 
 
 def watch() -> int:

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from . import mpi_shared_memory
-from .launcher import KILLED, LOCKED_S, forget, is_locked
+from .launcher import KILLED, LOCKED_S, environ_of, forget, is_locked
 
 __all__ = [
     "ENDING",
@@ -55,7 +55,7 @@ GRACE_S = 3.0  # a launcher gets that long for each polite request to end
 _LOOK_S = 1.0
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
-_RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK", b"PMIX_RANK", b"PMI_RANK")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
@@ -220,16 +220,12 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
 
 def members(mark: str) -> list[tuple[int, bool]]:
     """The processes of a job on this machine: (process id, whether it is a rank or a rank's child)."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (process / "environ").read_bytes()
-        except OSError:  # it has just ended, or it is somebody else's
-            continue
-        variables = dict(item.split(b"=", 1) for item in environ.split(b"\0") if b"=" in item)
-        if mark.encode() in variables.get(MARK.encode(), b"").split(b","):
-            found.append((int(process.name), any(name in variables for name in _RANK_VARIABLES)))
-    return found
+    found = {int(each.name): environ_of(int(each.name)) for each in Path("/proc").glob("[0-9]*")}
+    return [
+        (pid, any(name in environ for name in _RANK_VARIABLES))
+        for pid, environ in found.items()
+        if mark in environ.get(MARK, "").split(",")
+    ]
 
 
 def _abort_ranks(mark: str) -> None:
