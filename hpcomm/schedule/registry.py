@@ -211,43 +211,45 @@ def parameters(verb: str, name: str) -> list[str]:
     return [] if maker is None else [key for key in signature(maker).parameters if key != "p"]
 
 
+def _explained(by: Callable[..., object], first: str = "") -> Callable[[Maker], Maker]:
+    """Give a function the docstring of another one, below a first line of its own."""
+
+    def explained(maker: Maker) -> Maker:
+        maker.__doc__ = f"{first}\n\n    {by.__doc__}" if first else by.__doc__
+        return maker
+
+    return explained
+
+
 def _both_ways(gather: Maker) -> Maker:
     """The all_reduce that reduces along an all_gather backwards and then gathers."""
 
+    @_explained(gather, "all_reduce: reduce_scatter (all_gather backwards), then all_gather.")
     def all_reduce(p: int) -> Schedule:
         forth = gather(p)
         back = reverse("reduce_scatter", forth)
         return sequence("all_reduce", back, forth, slots=1, chunks=p)
 
-    all_reduce.__doc__ = (
-        f"all_reduce: reduce_scatter (all_gather backwards), then all_gather.\n\n    {gather.__doc__}"
-    )
     return all_reduce
 
 
+@_explained(ring.ring, "all_reduce: reduce_scatter, then all_gather, both to the right.")
 def ring_all_reduce(p: int) -> Schedule:
     back = reverse("reduce_scatter", ring.ring(p, -1))  # so that both halves go the same way round
     return sequence("all_reduce", back, ring.ring(p), slots=1, chunks=p)
 
 
-ring_all_reduce.__doc__ = (
-    f"all_reduce: reduce_scatter, then all_gather, both to the right.\n\n    {ring.ring.__doc__}"
-)
-
-
+@_explained(ring.ring, "reduce_scatter: around the ring, backwards.")
 def ring_reduce_scatter(p: int) -> Schedule:
     return reverse("reduce_scatter", ring.ring(p, -1))
 
 
-ring_reduce_scatter.__doc__ = f"reduce_scatter: around the ring, backwards.\n\n    {ring.ring.__doc__}"
-
-
 def _backwards(verb: str, maker: Maker) -> Maker:
+    @_explained(maker, f"{verb}: the other way round.")
     @wraps(maker)  # its parameters are those of maker
     def made(p: int, **options: object) -> Schedule:
         return reverse(verb, maker(p, **options))
 
-    made.__doc__ = f"{verb}: the other way round.\n\n    {maker.__doc__}"
     return made
 
 
@@ -274,22 +276,21 @@ def _divides(node: int, p: int) -> bool:
     return 1 < node < p
 
 
+@_explained(tree.double_tree)
 def double_tree(p: int, chunks: int = 2, node: int = 1) -> Schedule:
     if _divides(node, p):
         return tree.chained(p, node, tree.double_tree(p // node, chunks))
     return tree.double_tree(p, chunks)
 
 
+@_explained(tree_all_reduce)
 def single_tree(p: int, chunks: int = 1, node: int = 1) -> Schedule:
     if _divides(node, p):
         return tree.chained(p, node, tree_all_reduce(p // node, chunks))
     return tree_all_reduce(p, chunks)
 
 
-double_tree.__doc__ = tree.double_tree.__doc__
-single_tree.__doc__ = tree_all_reduce.__doc__
-
-
+@_explained(butterfly.recursive_halving)
 def rabenseifner(p: int) -> Schedule:
     return butterfly.recursive_halving(p)
 
@@ -302,7 +303,6 @@ def bine(p: int) -> Schedule:
     return butterfly.recursive_doubling(p, butterfly.bine)
 
 
-rabenseifner.__doc__ = butterfly.recursive_halving.__doc__
 swing.__doc__ = f"""all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}
         p = 8:   0 <-> 1, 2 <-> 3 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 3, 2 <-> 5 ...
 
@@ -313,13 +313,12 @@ bine.__doc__ = f"""all_reduce: recursive doubling with other partners. {butterfl
     Cost: that of recursive_doubling, over shorter ways."""
 
 
+@_explained(butterfly.recursive_doubling)
 def recursive_doubling(p: int) -> Schedule:
     return butterfly.recursive_doubling(p)
 
 
-recursive_doubling.__doc__ = butterfly.recursive_doubling.__doc__
-
-
+@_explained(two_level)
 def hierarchical(p: int, node: int = 0, inner: str = "ring", outer: str = "circulant") -> Schedule:
     if not node:
         node = divide(p)
@@ -329,9 +328,6 @@ def hierarchical(p: int, node: int = 0, inner: str = "ring", outer: str = "circu
     else:
         within = build("broadcast", inner, node)
     return two_level(p, within, build("all_reduce", outer, p // node))
-
-
-hierarchical.__doc__ = two_level.__doc__
 
 
 def scatter_ring(p: int) -> Schedule:
@@ -396,6 +392,7 @@ def ordered_reduce(p: int, root: int = 0) -> Schedule:
 def _after_shift(scan: Maker) -> Maker:
     """The exscan that gives x to the right first, and then scans without rank 0."""
 
+    @_explained(scan, "exscan: x goes one rank up, then a scan.")
     @wraps(scan)
     def exscan(p: int, **options: object) -> Schedule:
         if p < 2:
@@ -405,7 +402,6 @@ def _after_shift(scan: Maker) -> Maker:
         up = (s._replace(source=plus(s.source, 1), dest=plus(s.dest, 1)) for s in rest.streams)
         return Schedule("exscan", p, (shift, *later(up, 1)), chunks=rest.chunks)
 
-    exscan.__doc__ = f"exscan: x goes one rank up, then a scan.\n\n    {scan.__doc__}"
     return exscan
 
 
