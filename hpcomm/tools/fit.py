@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..job.command_line import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from ..communicator.communicator import Communicator
     from ..core.types import ArrayLike
@@ -39,18 +39,20 @@ LIMIT_S = 120
 
 def report(path: str, as_json: bool = False) -> int:
     """Measure, write the machine to path, print its errors; returns the exit status."""
+    from ..schedule.cost.machine_model import machine
+    from ..schedule.cost.simulator import predict
+
     if not Path(path).parent.is_dir():
         raise ConfigError(f"there is no folder {Path(path).parent}", hint=f"mkdir -p {Path(path).parent}")
     points = job(2, "fit.pingpong", limit_s=LIMIT_S)
     on = fitted(points)
     Path(path).write_text(json.dumps(on, indent=1) + "\n")
-    rows = [
-        row | {"predicted": _predicted(row, path)}
-        for ranks in (2, 3)
-        for row in job(ranks, "fit.collectives", limit_s=LIMIT_S)
-    ]
+    here = machine(path)
+    rows = [row for ranks in (2, 3) for row in job(ranks, "fit.collectives", limit_s=LIMIT_S)]
     for row in rows:
-        row["error"] = row["predicted"] / row["seconds"] - 1
+        found = predict("all_reduce", row["algorithm"], row["ranks"], row["bytes"], here)
+        row["predicted"] = found.seconds
+        row["error"] = found.seconds / row["seconds"] - 1
     if as_json:
         print(json.dumps({"machine": on, "points": points, "checked": rows}, indent=1))
         return 0
@@ -101,13 +103,6 @@ def cores() -> int:
     """The processors that this process, and so the jobs that it starts, may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
     return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def _predicted(row: Mapping[str, Any], path: str) -> float:
-    from ..schedule.cost.machine_model import machine
-    from ..schedule.cost.simulator import predict
-
-    return predict("all_reduce", row["algorithm"], row["ranks"], row["bytes"], machine(path)).seconds
 
 
 def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:

@@ -204,7 +204,8 @@ def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[Re
     names = list(calls)
     first = {name: seconds_of(comm, calls[name], 3) for name in names}
     hopeful = [name for name in names if first[name] <= HOPELESS * first[""]]
-    seconds = first | _alternated(comm, calls, hopeful, rounds)
+    times = _in_turns(comm, calls, hopeful, rounds)
+    seconds = first | {name: sorted(found)[len(found) // 2] for name, found in times.items()}  # the median
     chosen = fastest({name: seconds[name] for name in hopeful})
     if chosen:
         chosen = confirmed(_in_turns(comm, calls, ["", chosen], 3 * rounds), chosen)
@@ -255,18 +256,10 @@ def _call(comm: Communicator, verb: str, name: str, x: object, out: object) -> C
     return call
 
 
-def _alternated(
-    comm: Communicator, calls: dict[str, Callable[[], object]], names: list[str], rounds: int
-) -> dict[str, float]:
-    """Median seconds of each, in rounds that go through all of them, in another order each time."""
-    times = _in_turns(comm, calls, names, rounds)
-    return {name: sorted(found)[len(found) // 2] for name, found in times.items()}
-
-
 def _in_turns(
     comm: Communicator, calls: dict[str, Callable[[], object]], names: list[str], rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of each, round by round."""
+    """Seconds of each, round by round, which go through all of them, in another order each time."""
     once = ROUND_S
     for part in (30, 10):  # a few calls after others are slower than many
         once = seconds_of(comm, calls[""], max(3, min(MOST, int(ROUND_S / part / max(once, 1e-7)))))
