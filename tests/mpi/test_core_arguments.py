@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 from typing import Any
 
 import numpy as np
@@ -136,3 +137,19 @@ def test_what_only_the_general_path_takes(comm: Any, node: Any) -> None:
         assert not core_takes(node, verb, other, None, "sum", 0)
     for op in (sum, max, np.add, True, 0, None, ["sum"], comm):
         assert not core_takes(node, "all_reduce", x, None, op, 0)
+
+
+def test_arrays_of_unusual_make(comm: Any, node: Any) -> None:
+    """What is read in an array's own fields, and what the buffer protocol has to say."""
+    x = np.arange(comm.size * 2.0).reshape(comm.size, 2)
+    fixed, bytes_ = x.copy(), np.zeros(x.nbytes + 1, np.uint8)
+    fixed.setflags(write=False)
+    takes = [x, pickle.loads(pickle.dumps(x)), x.astype(np.longlong), x.astype("=f8"), x.copy(), fixed]
+    takes += [x.astype("f8", order="F")[:, :1], np.broadcast_to(x, x.shape)]  # in order all the same
+    leaves = [x.astype(">f8"), bytes_[1:].view(float).reshape(x.shape), x.view(np.matrix), np.float64(1)]
+    leaves += [x.astype(np.longdouble).view("V16"), x.astype("O"), x[:, ::2] if comm.size > 1 else x.tolist()]
+    for x in takes:
+        assert core_takes(node, "all_reduce", x, None, "sum", 0)
+    for x in leaves:
+        assert not core_takes(node, "all_reduce", x, None, "sum", 0)
+    assert not core_takes(node, "all_reduce", takes[0], fixed, "sum", 0)

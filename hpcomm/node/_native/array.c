@@ -1,7 +1,8 @@
 /* array.c: where an array lies, how many elements of which type it has. Contiguous ones in this process's memory only;
    for all else array_look says 0, and Python takes the general way.
 
-   numpy and whatever else has the buffer protocol: its format says the type. Tensors of torch have none; their
+   Arrays of numpy: the fields that its binary interface fixes (PyArrayObject_fields) are read, if trials show that they
+   lie there. Others, and whatever else has the buffer protocol: its format says the type. Tensors of torch have none; their
    structure comes from DLPack's exchange table (`__dlpack_c_exchange_api__`, torch 2.10 and later) by one call of C,
    else from Python attributes. The structures below are DLPack 1's; a test compares them with torch's own header. */
 #include "array.h"
@@ -35,6 +36,18 @@ enum { DL_CPU = 1 };
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes of buffers are like DLPack's");
 
 static PyObject *ndarray_type, *numpy_empty;
+static int has_fields;                 /* trials have found them */
+static PyObject *numpy_dtypes[DTYPES]; /* of the element types: numpy has one object for each */
+
+struct ndarray { /* the buffer protocol takes five times as long: numpy builds a description of each array */
+  PyObject_HEAD char *data;
+  int axes;
+  Py_ssize_t *shape, *steps;
+  PyObject *base, *dtype;
+  int flags;
+};
+enum { IS_CONTIGUOUS = 1, IS_WRITABLE = 0x400 };
+
 static PyObject *tensor_type, *new_empty, *empty_like; /* the last takes half as long */
 static const dl_exchange *exchange; /* NULL: by attributes */
 static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
@@ -156,6 +169,23 @@ static int look_buffer(PyObject *x, int writable, struct array *a) {
          take_shape(a, a->view.ndim, (const int64_t *)a->view.shape, NULL);
 }
 
+/* 1, 0, or -1: the buffer protocol may know more. */
+static int look_fields(const struct ndarray *x, int writable, struct array *a) {
+  int dtype = DTYPES;
+  while (--dtype && numpy_dtypes[dtype] != x->dtype) continue;
+  if (!dtype || x->flags < 0) return -1; /* another type; or one that warns before it is written to */
+  if (!(x->flags & IS_CONTIGUOUS) || (writable && !(x->flags & IS_WRITABLE))) return 0;
+  a->kind = ARRAY_NUMPY;
+  a->dtype = dtype;
+  a->at = x->data;
+  return take_shape(a, x->axes, (const int64_t *)x->shape, NULL);
+}
+
+static int look_numpy(PyObject *x, int writable, struct array *a) {
+  int yes = has_fields ? look_fields((const struct ndarray *)x, writable, a) : -1;
+  return yes < 0 ? look_buffer(x, writable, a) : yes;
+}
+
 /* As C wants it: a complex number like its parts. */
 static int is_aligned(const struct array *a, int dtype) {
   return !((uintptr_t)a->at & ((dtype_bytes(dtype) >> (dtype >= C64)) - 1));
@@ -163,7 +193,10 @@ static int is_aligned(const struct array *a, int dtype) {
 
 int array_look(PyObject *x, int writable, struct array *a) {
   a->view.obj = NULL;
-  int yes = (PyObject *)Py_TYPE(x) == tensor_type ? look_tensor(x, a) : look_buffer(x, writable, a);
+  PyObject *type = (PyObject *)Py_TYPE(x);
+  int yes = type == ndarray_type  ? look_numpy(x, writable, a)
+            : type == tensor_type ? look_tensor(x, a)
+                                  : look_buffer(x, writable, a);
   if (yes == 1) {
     a->nbytes = a->count * dtype_bytes(a->dtype);
     yes = a->dtype && is_aligned(a, a->dtype) && (a->at || !a->count); /* a freed storage is nowhere */
@@ -185,16 +218,16 @@ int array_as(struct array *a, int dtype) {
   return 1;
 }
 
+static const char *const names[DTYPES] = {
+    [BOOL] = "bool",    [I8] = "int8",       [I16] = "int16",   [I32] = "int32",     [I64] = "int64",
+    [U8] = "uint8",     [U16] = "uint16",    [U32] = "uint32",  [U64] = "uint64",    [F16] = "float16",
+    [BF16] = "bfloat16", [F32] = "float32",   [F64] = "float64", [C64] = "complex64", [C128] = "complex128"};
+
 static int know_dtypes(PyObject *torch) {
-  static const struct {
-    const char *name;
-    int dtype;
-  } known[] = {{"bool", BOOL},     {"int8", I8},     {"int16", I16},   {"int32", I32},     {"int64", I64},
-               {"uint8", U8},      {"uint16", U16},  {"uint32", U32},  {"uint64", U64},    {"float16", F16},
-               {"bfloat16", BF16}, {"float32", F32}, {"float64", F64}, {"complex64", C64}, {"complex128", C128}};
   if (!torch_dtypes && !(torch_dtypes = PyDict_New())) return -1;
-  for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-    PyObject *dtype = PyObject_GetAttrString(torch, known[i].name), *code = PyLong_FromLong(known[i].dtype);
+  for (int i = 1; i < DTYPES; i++) {
+    if (!names[i]) continue;
+    PyObject *dtype = PyObject_GetAttrString(torch, names[i]), *code = PyLong_FromLong(i);
     int bad = dtype && code ? PyDict_SetItem(torch_dtypes, dtype, code) : 0;
     if (!dtype) PyErr_Clear(); /* an older torch */
     Py_XDECREF(dtype);
@@ -204,30 +237,41 @@ static int know_dtypes(PyObject *torch) {
   return 0;
 }
 
-/* Where a new array's memory is. The buffer protocol makes numpy build a description of each array that it has not
-   seen, which takes as long as the array itself; so its first field is read, if that is seen to be the address. */
-struct ndarray {
-  PyObject_HEAD char *data;
-};
-static int has_data; /* numpy lays it there */
+/* Whether what is read in an array's fields is what the buffer protocol says. */
+static int agrees(PyObject *x, int writable) {
+  struct array a = {.count = 0}, b = {.count = 0};
+  const int one = look_fields((const struct ndarray *)x, writable, &a), other = look_buffer(x, writable, &b);
+  const int same = a.at == b.at && a.dtype == b.dtype && a.count == b.count && a.axes == b.axes &&
+                   !memcmp(a.shape, b.shape, (size_t)a.axes * sizeof *a.shape);
+  array_done(&b);
+  return one == other && (one != 1 || same);
+}
 
-static int find(PyObject *made, char **at) {
-  struct array a;
-  if ((PyObject *)Py_TYPE(made) == ndarray_type && has_data) return *at = ((struct ndarray *)made)->data, 1;
-  int yes = array_look(made, 1, &a);
-  if (yes == 1) array_done(&a);
-  return *at = a.at, yes == 1;
+static int agrees_in_all_forms(PyObject *x) {
+  PyObject *turned = PyObject_GetAttrString(x, "T");
+  int yes = turned && agrees(x, 1) && agrees(turned, 1);
+  PyObject *done = PyObject_CallMethod(x, "setflags", "i", 0);
+  yes = yes && done && agrees(x, 1) && agrees(x, 0);
+  Py_XDECREF(turned);
+  Py_XDECREF(done);
+  return yes;
 }
 
 int array_know_numpy(PyObject *numpy) {
-  PyObject *type = PyObject_GetAttrString(numpy, "ndarray"), *empty = PyObject_GetAttrString(numpy, "empty");
-  PyObject *tried = empty ? PyObject_CallFunction(empty, "i", 3) : NULL;
-  char *at;
-  if (!type || !tried) return -1;
-  numpy_empty = empty; /* kept for ever, as the module is */
-  ndarray_type = type;
-  has_data = find(tried, &at) && at == ((struct ndarray *)tried)->data;
-  Py_DECREF(tried);
+  ndarray_type = PyObject_GetAttrString(numpy, "ndarray"); /* kept for ever, as the module is */
+  numpy_empty = PyObject_GetAttrString(numpy, "empty");
+  if (!ndarray_type || !numpy_empty) return -1;
+  int yes = 1;
+  for (int i = 1; i < DTYPES; i++) {
+    if (!names[i] || i == BF16) continue; /* numpy has none */
+    PyObject *tried = PyObject_CallFunction(numpy_empty, "((ii)s)", 2, 3, names[i]);
+    if (!tried) return -1;
+    numpy_dtypes[i] = PyObject_GetAttrString(tried, "dtype");
+    yes &= agrees_in_all_forms(tried);
+    Py_DECREF(tried);
+  }
+  PyErr_Clear();
+  has_fields = yes;
   return 0;
 }
 
@@ -246,7 +290,12 @@ static PyObject *empty_array(PyObject *x, const struct array *a, int axes, const
 
 PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t *shape, char **at) {
   PyObject *made = empty_array(x, a, axes, shape);
-  if (made && !find(made, at)) Py_CLEAR(made);
+  struct array its;
+  if (made && array_look(made, 1, &its) == 1) {
+    *at = its.at;
+    array_done(&its);
+  } else
+    Py_CLEAR(made);
   if (!made) PyErr_Clear();
   return made;
 }
