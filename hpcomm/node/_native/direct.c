@@ -30,7 +30,7 @@
 #define CALL (20u << 10)     /* a call of the system takes as long as the copy of so many bytes */
 #define PAGE ((size_t)4096)
 
-enum { X, OUT };
+enum { X, OUT, NBYTES, MOVES };
 
 static int copy(struct node *n, int rank, int writes, char *ours, uint64_t theirs, size_t nbytes) {
   const struct node_rank *other = &n->place->rank[rank];
@@ -84,7 +84,7 @@ int direct_reaches(struct node *n, const char *at, size_t nbytes) {
 }
 
 uint64_t direct_address(const struct node *n, int rank, int which) {
-  uint64_t addresses[3];
+  uint64_t addresses[4];
   memcpy(addresses, node_cell(n, rank, n->calls)->data, sizeof addresses);
   return addresses[which];
 }
@@ -114,12 +114,13 @@ static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_
 
 /* Between the root and each other rank: the root moves the last `few` bytes of a block, the others all else. The root
    has p - 1 blocks to do with, and its own to copy unless a broadcast is in place, which takes half as long as another's: few
-   is such that it takes as long as the others. */
+   is such that it takes as long as the others. Where ranks are more than cores the root moves nothing: it would keep a
+   core from those who do. */
 static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather */
   const size_t block = c->nbytes, ranks = (size_t)n->size, calls = (ranks - 2) * CALL;
   const int in_place = direct_address(n, c->root, X) == direct_address(n, c->root, OUT);
   const size_t share = c->verb == BY_BROADCAST && in_place ? block : block / 2;
-  const size_t few = share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
+  const size_t few = direct_address(n, c->root, MOVES) && share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
   const int me = n->rank, is_gather = c->verb == BY_GATHER, is_cut = c->verb == BY_SCATTER;
   const size_t mine = c->verb == BY_BROADCAST ? 0 : (size_t)me * block;
   int bad = 0;
@@ -214,6 +215,12 @@ static int move(struct node *n, const struct call *c) {
   }
 }
 
+/* Whether rank r or this one reads or writes the other's memory: between the root and each other one, or all. */
+static int touches(const struct node *n, const struct call *c, int r) {
+  const int has_root = c->verb == BY_BROADCAST || c->verb == BY_SCATTER || c->verb == BY_GATHER;
+  return r != n->rank && (!has_root || r == c->root || n->rank == c->root);
+}
+
 int direct_run(struct node *n, const struct call *c) {
   const int fills = c->verb == BY_EXSCAN && n->rank == 0, in_place = c->x == c->out;
   if (move(n, c)) return -1;
@@ -221,11 +228,11 @@ int direct_run(struct node *n, const struct call *c) {
      before we say that we have finished. */
   atomic_thread_fence(memory_order_seq_cst); /* first their arrays were read, then whether they had given up */
   for (int r = 0; r < n->size; r++)
-    if (r != n->rank && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r)) return -1;
+    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r)) return -1;
   node_post(&node_mine(n)->finished, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
   if (fills && !in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   for (int r = 0; r < n->size; r++)
-    if (r != n->rank && long_reached(n, &n->place->rank[r].finished, NODE_FIRST_STEP + 1, r)) return -1;
+    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].finished, NODE_FIRST_STEP + 1, r)) return -1;
   if (fills && in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   return 0;
 }

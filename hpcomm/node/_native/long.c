@@ -242,7 +242,7 @@ static int meet(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
   if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
   const int afresh = long_afresh(n);
-  uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
+  uint64_t addresses[4] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0, n->spins > 0};
   if (is_direct(n, c) && direct_reaches(n, c->x, c->nbytes) &&
       (!is_written(c->verb) || direct_reaches(n, c->out, c->nbytes)))
     addresses[2] = c->nbytes;

@@ -234,7 +234,8 @@ int direct_run(struct node *, const struct call *);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
 int direct_probe(struct node *);
 int direct_reaches(struct node *, const char *at, size_t nbytes);
-uint64_t direct_address(const struct node *, int rank, int which); /* x, out; their bytes, 0: not to be reached */
+/* Of a rank's call: where x and out are; their bytes, 0: not to be reached; whether as root it moves bytes too. */
+uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
 int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
 int call_meet(struct node *, const struct call *);                  /* arrive, and wait for whom it takes from */
