@@ -62,14 +62,14 @@ def contenders(verb: str, nbytes: int, ways: dict[str, core.Node], others: set[s
     """What does this verb on arrays of so many bytes, by name."""
     p, n = WORLD.size, max(nbytes // 4 // WORLD.size, 1)
     whole, block, out, part = (
-        np.zeros(n * p, "f4"),
-        np.zeros(n, "f4"),
-        np.zeros(n * p, "f4"),
-        np.zeros(n, "f4"),
+        np.ones(n * p, "f4"),
+        np.ones(n, "f4"),
+        np.ones(n * p, "f4"),
+        np.ones(n, "f4"),
     )
     here, rows, blocks = hpcomm.world, whole.reshape(p, n), out.reshape(p, n)
     if nbytes < 4 * p and verb not in ("gather", "all_gather", "reduce_scatter", "all_to_all", "scatter"):
-        whole = out = np.zeros(max(nbytes // 4, 1), "f4")
+        whole = out = np.ones(max(nbytes // 4, 1), "f4")
         out = whole.copy()
     raw: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: WORLD.Allreduce(whole, out),
@@ -121,13 +121,13 @@ def contenders(verb: str, nbytes: int, ways: dict[str, core.Node], others: set[s
     if "torch" in others:
         import torch
 
-        arrays = (torch.from_numpy(x.copy()) for x in (whole, block, out, part))
+        arrays = (torch.from_numpy(x).clone() for x in (whole, block, out, part))
         found["torch"] = by_core(verb, ways["core"], *arrays)
     if "half" in others and verb == "all_reduce":
         import torch
 
         for dtype in (torch.bfloat16, torch.float16):
-            x, y = (torch.zeros(max(nbytes // 2, 1), dtype=dtype) for _ in range(2))
+            x, y = (torch.ones(max(nbytes // 2, 1), dtype=dtype) for _ in range(2))
             found[str(dtype)[6:]] = lambda x=x, y=y: ways["core"].all_reduce(x, "sum", y)
     return found
 
