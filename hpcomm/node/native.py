@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from ._native import core as native_core
     from .segment import NodeSegment
 
-__all__ = ["MOST_RANKS", "Lack", "core", "lack", "missing", "node", "warn"]
+__all__ = ["MOST_RANKS", "VERSION", "Lack", "core", "lack", "missing", "node", "warn"]
 
+VERSION = 3  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "
@@ -53,13 +54,16 @@ def _found() -> tuple[ModuleType | None, Lack | None]:
     if said == "off":
         return None, OFF
     try:
-        return import_module(f"{__package__}._native.core"), None
+        found = import_module(f"{__package__}._native.core")
     except ModuleNotFoundError:
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             return None, Lack("it needs the global lock, which this Python lacks", "another build of Python")
         return None, Lack("this installation was built without it", _AGAIN)
     except ImportError as error:
         return None, Lack(f"it cannot be loaded: {error}", _AGAIN)
+    if getattr(found, "VERSION", 0) != VERSION:
+        return None, Lack("it was built from the sources of another version", _AGAIN)
+    return found, None
 
 
 def core() -> ModuleType | None:

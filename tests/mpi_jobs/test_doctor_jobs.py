@@ -91,6 +91,10 @@ def test_one_rank_says_that_the_node_core_could_be_there(job):
     assert "this installation was built without it" in done.stderr
     assert "pip install --force-reinstall" in done.stderr
     assert "no node core" not in job(2, UNBUILT, env={"HPCOMM_NODE": "off"}).stderr
+    stale = 'sys.modules["hpcomm.node._native.core"] = type(sys)("core")'
+    done = job(2, UNBUILT.replace("from hpcomm", f"{stale}\nfrom hpcomm", 1))
+    assert done.stdout == "2\n"
+    assert "it was built from the sources of another version" in done.stderr
     wrong = job(2, UNBUILT, env={"HPCOMM_NODE": "no"}, expect=1)
     assert "ConfigError: HPCOMM_NODE is 'no'" in wrong.stderr
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+VERSION: int  # of the interface and the layout
 RANKS: int  # most ranks of a place
 INLINE: int  # bytes of an array that travel beside an arrival
 LOG: int  # calls that are begun which can be looked up

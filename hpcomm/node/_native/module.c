@@ -470,6 +470,7 @@ PyMODINIT_FUNC PyInit_core(void) {
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
   if (!m || !node || !channel || !segment_type || PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
       PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Channel", channel) ||
+      PyModule_AddIntConstant(m, "VERSION", NODE_VERSION) ||
       PyModule_AddIntConstant(m, "RANKS", NODE_RANKS) || PyModule_AddIntConstant(m, "LOG", NODE_LOG) ||
       PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||
       PyModule_AddIntConstant(m, "INLINE", NODE_INLINE) ||

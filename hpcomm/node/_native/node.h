@@ -26,7 +26,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 2
+#define NODE_VERSION 3         /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls that a rank has begun which others can look up */
