@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcomm.node.call_log import CallLogs, reserve
+from hpcomm.node.call_log import CallLogs
 from hpcomm.node.segment import _NOTE, Region
 from hpcomm.node.words import Words
 
@@ -94,8 +94,8 @@ def test_a_text_that_its_writer_left_half_written_is_no_text(region: Region) -> 
 
 def test_the_memory_of_call_logs_serves_others_when_all_ranks_have_left() -> None:
     memory = core.Segment(1 << 20, file=os.memfd_create("logs"))
-    place, at = reserve(memory, 2)
-    logs = [CallLogs(core.Node(memory, place, rank), memory, at) for rank in range(2)]
+    place = memory.reserve(2)
+    logs = [CallLogs(core.Node(memory, place, rank), memory) for rank in range(2)]
     assert logs[0].mine.post(77) == 1
     seen = logs[1][0]
     assert (seen.last_call(), seen.posted(1), seen.posted(2)) == (1, 77, None)
@@ -104,11 +104,7 @@ def test_the_memory_of_call_logs_serves_others_when_all_ranks_have_left() -> Non
     logs[1].mine.kinds[3] = -1
     assert (logs[0][1].kinds[3], seen.kinds[3]) == (-1, 0)
     logs[0].close()
-    assert reserve(memory, 2) != (place, at)
+    assert memory.reserve(2) != place
     logs[1].close()
     assert (seen.last_call(), seen.posted(1)) == (0, None)
-    assert reserve(memory, 2) == (place, at)
-    while reserve(memory, 2) != (0, 0):
-        pass
-    free = memory.reserve_words(1)
-    assert free is not None or reserve(memory, 1) == (0, 0)
+    assert memory.reserve(2) == place
