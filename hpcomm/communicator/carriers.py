@@ -8,7 +8,8 @@ the next one:
                           └────else, or when the parent closes─────────────────────> freed
 
 What a rank sends may be left there, and must not arrive on another communicator. So the ranks tell each other
-when they make the next one whether they have touched their carriers. Calls of the native core do not.
+when they make the next one whose carriers they have, and whether they have touched them. Calls of the native
+core do not.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ else:
 
 __all__ = ["Carriers", "Spare"]
 
-_LOOKS = 2  # the first one may only let MPI see what has arrived
+_LOOKS = 8  # each may only let MPI see the next message that has arrived, of whatever communicator
 
 
 class Carriers(NamedTuple):
@@ -53,10 +54,10 @@ class Carriers(NamedTuple):
 
 
 class Spare:
-    """Carriers of a closed duplicate. is_unused: this rank has not touched them."""
+    """Carriers of a closed duplicate, which was its parent's of this number. is_unused: not touched here."""
 
-    def __init__(self, carriers: Carriers, is_unused: bool) -> None:
-        self.carriers, self.is_unused = carriers, is_unused
+    def __init__(self, carriers: Carriers, number: int, is_unused: bool) -> None:
+        self.carriers, self.number, self.is_unused = carriers, number, is_unused
         self._is_idle, self._is_wanted = False, True
 
     def Free(self) -> None:  # noqa: N802

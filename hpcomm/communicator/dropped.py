@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from .carriers import Carriers
     from .communicator import Communicator
 
-__all__ = ["Children", "Groups", "let_go"]
+__all__ = ["NOTHING", "Children", "Groups", "let_go"]
 
+NOTHING = -1  # in place of a number
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
 _MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it
 
@@ -81,8 +82,15 @@ class Children:
         else:
             spare.give_up()
 
+    def usable(self) -> int:
+        """The number of the duplicate that has left spare carriers here, unused; NOTHING: none has.
+
+        Ranks that close two duplicates in another order each have those of another one.
+        """
+        return self.spare.number if self.spare is not None and self.spare.is_unused else NOTHING
+
     def take(self, may_use: bool, name: str) -> Carriers | None:
-        """The spare carriers, for one of this name, if all ranks may use theirs; else free them. On all."""
+        """The spare carriers, for one of this name, if all ranks may use the same; else free them. On all."""
         spare, self.spare = self.spare, None
         if spare is None:
             return None
@@ -117,7 +125,7 @@ def let_go(comm: Communicator) -> Carriers | Spare:
     siblings.forget(number)
     if not comm.is_duplicate:
         return carriers
-    spare = Spare(carriers, is_unused)
+    spare = Spare(carriers, number, is_unused)
     siblings.keep(spare)
     return spare
 

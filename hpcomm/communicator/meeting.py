@@ -18,6 +18,7 @@ from ..device import driver
 from ..errors import MismatchError, where
 from ..node import native, segment
 from ..node.call_log import CallLogs
+from .dropped import NOTHING
 from .pickling import mark_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ else:
 __all__ = ["Met", "least", "meet"]
 
 _MARK = 4  # bytes of a communicator's mark
-_ROOM = struct.Struct(f"q?{_MARK}s")  # of a rank: a place in the core's memory, whether it notes calls, mark
+# Of a rank: a place in the core's memory, whether it notes calls, whose carriers its parent has spare, mark
+_ROOM = struct.Struct(f"q?q{_MARK}s")
 
 
 class Met(NamedTuple):
@@ -58,37 +60,34 @@ def meet(comm: Communicator, level: str, parent: Communicator | None) -> Met:
             pickle otherwise.
     """
     is_full, alike = level == "full", mark_of(comm.pickler)
-    if parent is None:
-        nowhere, is_unused = not driver.possible(), False
-    else:
-        nowhere, spare = parent.devices is None, parent.children.spare
-        is_unused = spare is not None and spare.is_unused
-    heard = bytes([nowhere, not is_full, is_full, is_unused]) + alike
+    nowhere = not driver.possible() if parent is None else parent.devices is None
+    heard, is_same = bytes([nowhere, not is_full, is_full]) + alike, False
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
     if not comm.is_inter and comm.size > 1 and segment.current is not None:
-        heard, mark = _meet_on_node(comm, segment.current, level, heard, mark, parent)
+        heard, mark, is_same = _meet_on_node(comm, segment.current, level, heard, mark, parent)
     if comm.is_inter or len(comm.near_ranks) < comm.size:
         heard = comm.bytewise_min(heard + (b"\xff" * _MARK if comm.rank else mark))
         heard, mark = heard[:-_MARK], heard[-_MARK:]
     comm.tag_base = int.from_bytes(mark, "little")
-    nowhere, nobody, everybody, is_unused = map(bool, heard[:4])
+    nowhere, nobody, everybody = map(bool, heard[:3])
     if comm.is_inter:  # programs may have been started with different levels
         comm.compared = "full" if everybody else "off"
     elif not (nobody or everybody):
         what = f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere"
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
         _part(comm, what, hint)
-    if heard[4:] != alike:
+    if heard[3:] != alike:
         its = comm.pickler.__name__ if comm.pickler else "pickle"
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
-    return Met(not nowhere, is_unused)
+    return Met(not nowhere, is_same)
 
 
 def _meet_on_node(
     comm: Communicator, near: NodeSegment, level: str, own: bytes, mark: bytes, parent: Communicator | None
-) -> tuple[bytes, bytes]:
-    """Tell the others of this node of own, and hear the least of it, and the first one's mark."""
+) -> tuple[bytes, bytes, bool]:
+    """Tell the others of this node of own, and hear the least of it, the first one's mark, and whether all
+    may use the parent's spare carriers."""
     if parent is None:
         records = dict(near.near(comm.mpi_handle))
         comm.near_ranks = [*records]
@@ -98,14 +97,16 @@ def _meet_on_node(
     ranks = comm.near_ranks
     first, posts = ranks[0], level != "off"
     place = near.shared.reserve(len(ranks)) if comm.rank == first and len(ranks) > 1 else None
-    entry = _ROOM.pack(place or 0, posts, mark) + own
+    number = NOTHING if parent is None else parent.children.usable()
+    entry = _ROOM.pack(place or 0, posts, number, mark) + own
     if parent is None or parent.node is None:
         heard = segment.exchanged(comm.mpi_handle, ranks, entry)
     else:
         told = parent.node.tell(head("dup"), entry)
         heard = {rank: told[rank] for rank in (*ranks[comm.rank :], *ranks[: comm.rank])}
     said = {rank: _ROOM.unpack_from(each) for rank, each in heard.items()}
-    place, _, mark = said[first]
+    place, _, _, mark = said[first]
+    is_same = number != NOTHING and all(its[2] == number for its in said.values())
     del said[comm.rank]
     if place:
         node = native.node(near, place, ranks.index(comm.rank), arrivals.hook(comm), posts)
@@ -114,7 +115,7 @@ def _meet_on_node(
         if len(ranks) == comm.size and level != "full":
             comm.node = node
     differing = {each[_ROOM.size :] for each in heard.values()}
-    return bytes(map(min, *differing)) if len(differing) > 1 else own, mark
+    return bytes(map(min, *differing)) if len(differing) > 1 else own, mark, is_same
 
 
 def _part(comm: Communicator, what: str, hint: str) -> NoReturn:

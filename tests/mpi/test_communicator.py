@@ -8,6 +8,7 @@ import os
 import pickle
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -707,6 +708,33 @@ def test_what_is_left_on_a_closed_communicator_does_not_come_on_the_next_one(
     elif own_comm.rank == 0:
         second.send(np.full(3, 7.0), 1)
     second.close()
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="a message")
+def test_what_is_left_behind_others_is_seen_as_well(own_comm: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """MPICH looks at one message at a time, of all communicators."""
+    part = own_comm.split(0)
+    if own_comm.rank == 0:
+        for _ in range(4):
+            part.send(np.ones(1), 1)
+        part.send_object([1], 1)
+    else:
+        time.sleep(0.02)  # come last: MPI sees what arrives while this rank waits
+    own_comm.barrier()
+    part.close()
+    said = capfd.readouterr().err.count("was never received")
+    assert own_comm.node is None or said == 2 * (own_comm.rank == 1)
+    own_comm.barrier()
+
+
+def test_duplicates_may_be_closed_in_another_order_on_each_rank(own_comm: Any) -> None:
+    both = [own_comm.dup(), own_comm.dup()]
+    for each in both if own_comm.rank else reversed(both):
+        each.close()
+    with own_comm.dup() as third:
+        third.timeout = 20
+        assert third.all_gather_object(third.rank) == [*range(third.size)]
+        assert third.mpi.allreduce(1) == third.size
 
 
 def test_a_duplicate_outlives_its_parent(own_comm: Any) -> None:
