@@ -61,7 +61,7 @@ class Partners:
             runtime.farewells.append(self._leave_mates)
 
         self.name = name
-        self._foreign = foreign
+        self._foreign, self._is_plain = foreign, plain
         self._inter = inter
         self._carries = carries
         self._gone: set[int] = set()
@@ -149,6 +149,8 @@ class Partners:
         """Tell the ranks over there that this one ends; within a job, waits for nothing."""
         from mpi4py import MPI
 
+        if not self._inter:
+            return  # it has parted
         said = struct.pack("q", self._begun())
         for rank in told(self._inter.remote_size):
             self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
@@ -167,7 +169,9 @@ class Partners:
         while runtime.ending is None and not runtime.status and len(self.gone()) < self._inter.remote_size:
             time.sleep(_POLL_S)
         with self._lock:
-            self._inter.Free()
+            inter, self._inter = self._inter, type(self._inter)()
+            if not self._is_plain:  # else it is the link's own
+                inter.Free()
 
     def _hear(self) -> None:
         from mpi4py import MPI

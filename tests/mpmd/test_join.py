@@ -129,6 +129,8 @@ def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(program
         if NAME == "ocean":
             assert me.link("hill").comm.all_reduce(np.array([4.0]))[0] == 7.0
         print(f"{NAME} got {total[0]}\\n", end="")
+        me.link("air" if NAME == "ocean" else "ocean").comm.close()
+        me.link("lake").comm.close()  # when that says that it ends
     """
     for order in (["lake", "ocean", "air", "hill"], ["hill", "air", "lake", "ocean"]):
         commands = {"lake": (2, [str(tmp_path / "lake")]), "hill": (1, HILL)}
