@@ -19,7 +19,7 @@ from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
 from ..core.closing import ClosedByAll
 from ..core.html import sheet
-from ..core.outstanding import Outstanding
+from ..core.outstanding import Outstanding, free
 from ..errors import UsageError, where
 from ..node import segment
 from . import (
@@ -348,7 +348,10 @@ class Communicator(ClosedByAll):
         left = [self.block_channel, let_go(self)]
         if self.inner_comm is not self.block_channel:
             left.append(self.inner_comm)
-        self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
+        if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
+            self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
+        else:
+            free(left)
 
     def lose_mpi(self) -> None:
         """Have no carriers any more."""

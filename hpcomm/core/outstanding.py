@@ -6,7 +6,7 @@ in Open MPI. So close() says that it is no longer wanted, and it is freed then o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..core.request import Request
 
-__all__ = ["Outstanding"]
+__all__ = ["Outstanding", "free"]
 
 _FEW = 64
 _closed: list[Outstanding] = []  # in the order of their ends
@@ -115,10 +115,7 @@ class Outstanding:
                 plan.close()
         if not is_lost:
             _closed.append(self)
-        for each in tuple(_closed):
-            if not each._is_any():
-                _closed.remove(each)
-                each._free()
+        free(())
 
     def _is_any(self) -> bool:
         calls = any(each.gi_frame for each in self._calls) or any(self.requests)
@@ -131,3 +128,13 @@ class Outstanding:
             self._schedules.close()
         for each in self._left:
             each.Free()
+
+
+def free(left: Iterable[Freed]) -> None:
+    """Free what is left of a communicator on which nothing was begun, and of earlier ones now idle."""
+    for mpi in left:
+        mpi.Free()
+    for each in tuple(_closed):
+        if not each._is_any():
+            _closed.remove(each)
+            each._free()
