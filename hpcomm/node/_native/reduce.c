@@ -161,11 +161,15 @@ static inline uint32_t as_bits(float f) {
 WIDE static void widen_bf16(float *out, const uint16_t *in, size_t n) {
   EACH out[i] = as_float((uint32_t)in[i] << 16);
 }
-WIDE static void narrow_bf16(uint16_t *out, const float *in, size_t n) {
-  EACH {
-    uint32_t u = as_bits(in[i]), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
-    out[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : rounded);
-  }
+static inline uint16_t to_bf16(float x) {
+  uint32_t u = as_bits(x), rounded = u + 0x7fff + (u >> 16 & 1);
+  return (uint16_t)((x != x ? u | 0x400000 : rounded) >> 16);
+}
+WIDE static void narrow_bf16(uint16_t *out, const float *in, size_t n) { EACH out[i] = to_bf16(in[i]); }
+/* Sums of two halves from memory to memory; how many were done: all, or what fills registers. */
+WIDE static size_t sum_bf16(uint16_t *out, const uint16_t *a, const uint16_t *b, size_t n) {
+  EACH out[i] = to_bf16(as_float((uint32_t)a[i] << 16) + as_float((uint32_t)b[i] << 16));
+  return n;
 }
 
 #if defined(__aarch64__)
@@ -176,6 +180,12 @@ static void widen_f16(float *out, const uint16_t *in, size_t n) {
 static void narrow_f16(uint16_t *out, const float *in, size_t n) {
   __fp16 *half = (void *)out;
   EACH half[i] = (__fp16)in[i];
+}
+static size_t sum_f16(uint16_t *out, const uint16_t *a, const uint16_t *b, size_t n) {
+  __fp16 *half = (void *)out;
+  const __fp16 *left = (const void *)a, *right = (const void *)b;
+  EACH half[i] = (__fp16)((float)left[i] + (float)right[i]);
+  return n;
 }
 #else
 /* By whole numbers, so that compilers vectorise it: denormal halves are multiples of 2^-24. */
@@ -199,30 +209,31 @@ WIDE static void plainly_narrow_f16(uint16_t *out, const float *in, size_t n) {
 }
 #if defined(__x86_64__) && !defined(NODE_PLAIN)
 #include <immintrin.h>
+#define HAS_F16C __builtin_cpu_supports("avx2") > 0 /* whatever has AVX2 has F16C */
 #define F16C __attribute__((target("avx,f16c")))
-static int has_f16c(void) { return __builtin_cpu_supports("avx2") > 0; /* whatever has AVX2 has F16C */ }
-F16C static void widen_f16(float *out, const uint16_t *in, size_t n) {
-  if (!has_f16c()) {
-    plainly_widen_f16(out, in, n);
-    return;
-  }
+F16C static inline __m256 load_f16(const uint16_t *in) { return _mm256_cvtph_ps(_mm_loadu_si128((const void *)in)); }
+F16C static inline void store_f16(uint16_t *out, __m256 x) {
+  _mm_storeu_si128((void *)out, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+}
+F16C static size_t sum_f16(uint16_t *out, const uint16_t *a, const uint16_t *b, size_t n) {
   size_t i = 0;
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(in + i))));
+  for (; HAS_F16C && i + 8 <= n; i += 8) store_f16(out + i, _mm256_add_ps(load_f16(a + i), load_f16(b + i)));
+  return i;
+}
+F16C static void widen_f16(float *out, const uint16_t *in, size_t n) {
+  size_t i = 0;
+  for (; HAS_F16C && i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, load_f16(in + i));
   plainly_widen_f16(out + i, in + i, n - i);
 }
 F16C static void narrow_f16(uint16_t *out, const float *in, size_t n) {
-  if (!has_f16c()) {
-    plainly_narrow_f16(out, in, n);
-    return;
-  }
   size_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    _mm_storeu_si128((void *)(out + i), _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+  for (; HAS_F16C && i + 8 <= n; i += 8) store_f16(out + i, _mm256_loadu_ps(in + i));
   plainly_narrow_f16(out + i, in + i, n - i);
 }
 #else
 #define widen_f16 plainly_widen_f16
 #define narrow_f16 plainly_narrow_f16
+#define sum_f16(...) 0
 #endif
 #endif
 
@@ -250,7 +261,10 @@ static void divide(int dtype, void *out, int by, size_t n) {
 static void fold_halves(int dtype, int op, int divide_by, char *out, const void *const *in, int inputs, size_t count) {
   kernel *f = kernels[dtype][op];
   float sum[TILE], next[TILE];
-  for (size_t at = 0; at < count; at += TILE) {
+  size_t at = 0;
+  if (inputs == 2 && op == OP_SUM)
+    at = dtype == F16 ? sum_f16((uint16_t *)out, in[0], in[1], count) : sum_bf16((uint16_t *)out, in[0], in[1], count);
+  for (; at < count; at += TILE) {
     size_t n = count - at < TILE ? count - at : TILE;
     widen(dtype, sum, (const uint16_t *)in[0] + at, n);
     if (inputs == 1 && op >= OP_LAND) f(sum, sum, sum, n);
