@@ -669,6 +669,20 @@ def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
     assert min(calls[1:]) < 100
 
 
+def test_ranks_tell_each_other_some_bytes_by_the_core(own_comm: Any) -> None:
+    node = own_comm.node
+    if node is None:
+        pytest.skip("the ranks meet in MPI")
+    for _ in range(3):  # each cell, and again
+        told = node.tell(7, b"rank %3d" % own_comm.rank)
+        assert told == [b"rank %3d" % rank for rank in range(own_comm.size)]
+    assert node.tell(7, b"") == [b""] * own_comm.size
+    with pytest.raises(ValueError, match="at most"):
+        node.tell(7, bytes(9000))
+    with pytest.raises(TypeError):
+        node.tell(7, "text")
+
+
 def test_the_next_duplicate_has_the_carriers_of_a_closed_one_that_no_rank_has_used(own_comm: Any) -> None:
     if own_comm.node is None:
         pytest.skip("the ranks meet in MPI")
