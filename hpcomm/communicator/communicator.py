@@ -189,10 +189,6 @@ class Communicator(ClosedByAll):
     def check(self) -> str:
         return self.agreement.level
 
-    def any_rank(self, here: bool) -> bool:
-        """Whether it is so on any rank, of either group."""
-        return self.bytewise_min(bytes([not here])) == b"\0"
-
     @property
     def mpi(self) -> MPI.Comm:
         """The mpi4py communicator underneath.

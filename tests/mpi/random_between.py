@@ -107,15 +107,21 @@ class Between:
             plain.Free()
 
     # -- two groups ----------------------------------------------------------------------------------------
+    def halves(self, rng: random.Random, circle: Any) -> tuple[int, bool, Any, Any]:
+        """Where a circle is cut, whether this rank is below that, its half, what joins it with the other."""
+        me = circle.ranks.index(self.rank)
+        cut = rng.randrange(1, circle.size)
+        is_low = me < cut
+        half = circle.comm.split(int(not is_low), me)
+        inter = half.create_intercomm(0, circle.comm, cut if is_low else 0, tag=rng.randrange(3))
+        return cut, is_low, half, inter
+
     def between(self, rng: random.Random, circle: Any) -> None:
         """Calls between two halves of a circle, which is closed, dropped or merged with some under way."""
         n, me = circle.size, circle.ranks.index(self.rank)
         if n < 2:
             return
-        cut = rng.randrange(1, n)
-        is_low = me < cut
-        half = circle.comm.split(int(not is_low), me)
-        inter = half.create_intercomm(0, circle.comm, cut if is_low else 0, tag=rng.randrange(3))
+        cut, is_low, half, inter = self.halves(rng, circle)
         sizes = (cut, n - cut) if is_low else (n - cut, cut)
         for _ in range(rng.randrange(1, 6)):
             rng.choice([self.all_between, self.rooted_between, self.mail_between])(

@@ -267,10 +267,7 @@ class Mixture(Between):
         n, me = circle.size, circle.ranks.index(self.rank)
         if n < 2:
             return
-        cut = rng.randrange(1, n)
-        is_low = me < cut
-        half = circle.comm.split(int(not is_low), me)
-        inter = half.create_intercomm(0, circle.comm, cut if is_low else 0, tag=rng.randrange(3))
+        cut, is_low, half, inter = self.halves(rng, circle)
         low, high = [thing(rng) for _ in range(cut)], [thing(rng) for _ in range(n - cut)]
         mine, theirs = (low, high) if is_low else (high, low)
         self.check(inter.all_gather_object(mine[half.rank]), theirs, "all_gather_object between two")
