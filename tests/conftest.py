@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 
@@ -11,6 +12,8 @@ from hypothesis import settings
 # The same examples on every machine and rank; a failure prints how to run it again.
 settings.register_profile("hpcomm", deadline=None, derandomize=True, print_blob=True, database=None)
 settings.load_profile("hpcomm")
+
+os.environ.pop("PYTHONUNBUFFERED", None)  # with it, ranks of a job that print at one time mix parts of their lines
 
 _FOLDER = pytest.StashKey[str]()
 

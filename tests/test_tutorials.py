@@ -71,7 +71,7 @@ def test_a_reader_who_follows_the_page_sees_what_it_shows(page: Path, tmp_path: 
 def follow(command: Command, folder: Path) -> None:
     """Run a command of a page and compare."""
     words = [*COMMANDS[command.words[0]], *command.words[1:]]
-    done = finish(words, LIMIT_S, folder, {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""})  # whole lines
+    done = finish(words, LIMIT_S, folder, {"OMP_NUM_THREADS": "1"})
     output = done.stdout + done.stderr
     assert (done.returncode != 0) == is_failure("\n".join(command.shown)), output
     lost = Counter(command.shown) - Counter(line.rstrip() for line in output.splitlines())

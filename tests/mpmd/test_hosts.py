@@ -235,14 +235,18 @@ else:
         both.all_reduce(1)
     parent.barrier()
 """
+CRASHED = (134, 139)  # by SIGABRT, SIGSEGV
 
 
 def test_ranks_spawn_others_on_all_hosts(hosts):
     (hosts.folder / "spawns.py").write_text(SPAWNS)
     where = ["--spawn", "--hosts", "h1:1,h2:1"]
     command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "spawns.py"]
-    process = hosts.start(command, hosts.environ(find_mpi().vendor))
-    out = end(process, 60)
+    for _ in range(4):
+        process = hosts.start(command, hosts.environ(find_mpi().vendor))
+        out = end(process, 60)
+        if process.returncode not in CRASHED or "pmix_server_dyn.c" not in out:
+            break  # else Open MPI's launcher has crashed, as it does now and then: see docs/spawn.md
     assert process.returncode == 0, out
     assert re.search(r"there \['h1', '(h1', 'h2|h2', 'h1)'\]", out), out
     assert out.count("merged 5") == out.count("went on") == 2, out
