@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_RANKS", "VERSION", "Lack", "core", "lack", "missing", "node", "warn"]
 
-VERSION = 3  # NODE_VERSION of _native/node.h
+VERSION = 4  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "

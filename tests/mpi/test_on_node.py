@@ -19,7 +19,7 @@ import hpcomm
 
 pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
 WORLD = MPI.COMM_WORLD
-SHORT = (0, 1, 6, 7, 1023, 1024, 1025)  # of float64: beside the arrival, in a cell of 8 KiB, longer
+SHORT = (0, 1, 6, 7, 525, 526, 527)  # of float64: beside the arrival, in a cell, longer
 LONG = (2049, 40_001, 140_000)  # read directly by some verbs, in pieces, read directly by all_reduce
 DTYPES = ("float64", "float32", "int8", "complex64", "bool", "int64", "uint8", "float64")
 FORMS: list[Callable[[Any], Any]] = [

@@ -567,7 +567,7 @@ def test_where_there_is_no_room_for_long_calls_all_ranks_know_since_the_first():
         # the first one was a meeting, the second one nobody came to
         return known, node.arrive(77), float(node.all_reduce(one, "sum", one)[0])
 
-    said = ranks.together(2, body, nbytes=5 * core.UNIT)
+    said = ranks.together(2, body, nbytes=8 * core.UNIT)
     assert said == [([None, False, False], 2, 2.0)] * 2
 
 

@@ -33,7 +33,7 @@ BUILDS = {
         "threads",
         ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-DNODE_PLAIN"],
     ),
-    "two-bits": ("gcc", "threads", ["-O2", "-DNODE_NUMBER_BITS=2"]),
+    "five-bits": ("gcc", "threads", ["-O2", "-DNODE_NUMBER_BITS=5"]),
     "stops": ("gcc", "stops", ["-O1", "-DNODE_STOPS", "-DNODE_PLAIN"]),
     "aarch64": ("aarch64-linux-gnu-gcc", "threads", ["-O2", "-static"]),
 }
@@ -73,7 +73,7 @@ WAYS = [[], ["direct"], ["synchronous"]] + [["synchronous", "direct"]] * LONG
 
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
-@pytest.mark.parametrize("build", ["thread", "address", "two-bits"])
+@pytest.mark.parametrize("build", ["thread", "address", "five-bits"])
 @pytest.mark.parametrize("ranks", [2, 3, 8] if LONG else [2, 4])
 def test_random_calls_of_threads_as_ranks_are_right(built, build, ranks, way):
     run(need(built, build), str(ranks), CALLS, str(ranks * 1000 + len(way)), *way)
@@ -96,9 +96,12 @@ def test_the_same_on_aarch64(built):
     run(emulator, program, "2", "500" if LONG else "50", "6", "synchronous")
 
 
-MODELS = ["-DP=2 -DCALLS=4", "-DP=2 -DCALLS=4 -DSYNC=0", "-DP=3 -DCALLS=2 -DSYNC=0"] + [
-    "-DP=3 -DCALLS=2"
-] * LONG
+MODELS = [
+    "-DP=2 -DCALLS=4 -DCELLS=2",
+    "-DP=2 -DCALLS=5 -DCELLS=3",
+    "-DP=2 -DCALLS=7 -DCELLS=4 -DSYNC=0",
+    "-DP=3 -DCALLS=4 -DCELLS=3 -DSYNC=0",
+] + ["-DP=3 -DCALLS=3 -DCELLS=2"] * LONG
 
 
 def checked(folder, options, change=("", "")):
@@ -125,7 +128,14 @@ def test_the_model_of_the_protocol_has_no_error(tmp_path, options):
     ("options", "change"),
     [
         ("-DP=3 -DCALLS=1", ("(P > 2 -> 2 : 1)", "1")),  # pass without a second look
-        ("-DP=2 -DCALLS=4 -DSYNC=0", ("seen < published ->", "false ->")),  # do not wait for who is behind
+        (
+            "-DP=2 -DCALLS=4 -DCELLS=2 -DSYNC=0",
+            ("seen < published + 2", "seen < published + 1"),
+        ),  # nor for one behind
+        (
+            "-DP=2 -DCALLS=5 -DSYNC=0",
+            ("LAP(k) (((k) / CELLS) & 1)", "LAP(k) 0"),
+        ),  # take any signature for the call's
     ],
 )
 def test_the_model_finds_a_step_that_is_left_out(tmp_path, options, change):

@@ -1,12 +1,15 @@
 /* arrive.c: a rank comes to a call, and waits for the others to come to the same one.
 
-   Each rank has two cells; call k uses cell k % 2. A rank lays its data there, and its signature, and then its
-   arrival (release). Whoever sees that arrival (acquire) sees the data. Cell k % 2 is written again by call k + 2,
-   which a rank begins only when all others have come to call k + 1, so have left call k. Nobody is two calls ahead
-   of anybody: a cell holds the number that is waited for, or the one before, never a later one.
+   Each rank has eight cells; call k uses cell k % 8. A rank lays its data there, and its signature, and then its
+   arrival (release). Whoever sees that arrival (acquire) sees the data. Cell k % 8 is written again by call k + 8,
+   which a rank begins only when all others have come to call k + 1, so have left call k. Nobody is eight calls ahead
+   of anybody: the cell of the call that a rank is in holds the number that it waits for, or one before, never a later
+   one. Ranks run ahead in calls that wait for some ranks only: a broadcast's root waits for nobody. Where ranks share
+   cores, each so makes several calls before it gives its core to another.
 
-   A call that waits for some ranks only (a broadcast's root waits for nobody) is made good for at the next call:
-   node_enter waits until all have come to the last one, and compares their signatures with ours.
+   Of two ranks that come to a call, the later one compares their signatures (node_await, node_compare). The earlier one
+   does, too, when it next waits for all or for long, at the latest seven calls later (node_compare_earlier, all_came).
+   If the later one has gone on that far, the highest bit of a signature says that it is another call's.
 
    Withdrawal (only where n->synchronous: all ranks wait for all in every call). A rank whose time is over
 
@@ -51,7 +54,7 @@ int node_attach(struct node *n, struct segment *s, struct node_place *place, int
 
 static void publish(struct node *n, uint64_t signature, uint64_t state) {
   struct node_cell *cell = node_cell(n, n->rank, n->published);
-  node_note(&cell->signature, signature);
+  node_note(&cell->signature, signature ^ NODE_LAP(n->published));
   uint64_t arrival = NODE_ARRIVAL(n->published, state);
   if (n->synchronous)
     store_in_order(&cell->arrival, arrival);
@@ -59,26 +62,39 @@ static void publish(struct node *n, uint64_t signature, uint64_t state) {
     node_post(&cell->arrival, arrival);
 }
 
-/* Another call than ours: of call `number`, for which 0 stands where a call was never made. */
 static int differs(const struct node *n, int rank, uint64_t number, uint64_t ours) {
-  uint64_t theirs = node_peek(&node_cell(n, rank, number)->signature);
+  uint64_t theirs = node_signature(n, rank, number);
   return n->checks && theirs != ours && theirs && ours;
 }
 
 static int failed(struct node *n, int result, int rank) { return result == -100 ? -1 : node_fail(n, -result, rank); }
 
+static int tell(struct node *n, int rank, uint64_t number) {
+  n->told = n->awaited = number;
+  return node_fail(n, NODE_MISMATCH, rank);
+}
+
+static int compare(struct node *n, int rank, uint64_t number) {
+  const int is_another = number != n->told && differs(n, rank, number, node_signature(n, n->rank, number));
+  return is_another ? tell(n, rank, number) : 0;
+}
+
+/* Compare our calls that are over, and for which we did not wait, with those who have come to them. */
+int node_compare_earlier(struct node *n) {
+  for (uint64_t number = n->seen + 1; n->checks && number < n->calls; number++)
+    for (int r = 0; r < n->size; r++)
+      if (!node_is_behind(node_load(&node_cell(n, r, number)->arrival), number) && compare(n, r, number)) return -1;
+  return 0;
+}
+
 /* Wait until all others have come to this call, which is over here. */
 static int all_came(struct node *n, uint64_t number) {
-  uint64_t ours = node_peek(&node_cell(n, n->rank, number)->signature);
   n->awaited = number;
   for (int r = 0; r < n->size; r++) {
     if (r == n->rank) continue;
     int bad = node_wait(n, &node_cell(n, r, number)->arrival, NODE_PAST_CALL, NODE_ARRIVAL(number, 0), r);
     if (bad) return failed(n, bad, r);
-    if (number != n->told && differs(n, r, number, ours)) {
-      n->told = number;
-      return node_fail(n, NODE_MISMATCH, r);
-    }
+    if (compare(n, r, number)) return -1;
   }
   n->seen = number;
   return 0;
@@ -90,8 +106,9 @@ int node_enter(struct node *n, uint64_t signature) {
   uint64_t number = ++n->calls;
   n->signature = signature;
   while (n->published < number) {
-    if (n->seen < n->published && all_came(n, n->published)) return -1;
-    n->published++;
+    const uint64_t next = n->published + 1; /* where call `next` - NODE_CELLS was: who has come to the one after has left it */
+    if (n->seen + NODE_CELLS <= next && next > NODE_CELLS && all_came(n, next + 1 - NODE_CELLS)) return -1;
+    n->published = next;
     if (n->published < number) publish(n, 0, NODE_WITHDRAWN);
   }
   n->awaited = number;
@@ -105,7 +122,7 @@ int node_missing(struct node *n, unsigned char *which) {
   int missing = 0;
   for (int r = 0; r < n->size; r++) {
     uint64_t seen = load_in_order(&node_cell(n, r, n->awaited)->arrival);
-    which[r] = r != n->rank && seen >> 2 != NODE_NUMBER(n->awaited);
+    which[r] = r != n->rank && node_is_behind(seen, n->awaited);
     missing += which[r];
   }
   return missing;
@@ -135,11 +152,7 @@ int node_await(struct node *n, int rank) {
     }
   }
   if (result) return failed(n, result, rank);
-  if (differs(n, rank, n->calls, n->signature)) {
-    n->told = n->calls;
-    return node_fail(n, NODE_MISMATCH, rank);
-  }
-  return 0;
+  return differs(n, rank, n->calls, n->signature) ? tell(n, rank, n->calls) : 0;
 }
 
 /* Compare with those for whom we did not wait, as far as they have come: of two ranks that wait for nobody, as two roots
@@ -148,10 +161,7 @@ int node_compare(struct node *n) {
   atomic_thread_fence(memory_order_seq_cst); /* our arrival is out before we look: one of two sees the other */
   for (int r = 0; r < n->size; r++) {
     if (r == n->rank || node_load(&node_cell(n, r, n->calls)->arrival) != n->arrival) continue;
-    if (differs(n, r, n->calls, n->signature)) {
-      n->told = n->calls;
-      return node_fail(n, NODE_MISMATCH, r);
-    }
+    if (differs(n, r, n->calls, n->signature)) return tell(n, r, n->calls);
   }
   return 0;
 }
@@ -160,8 +170,9 @@ int node_await_all(struct node *n) {
   for (int pass = 0; pass < (n->synchronous && n->size > 2 ? 2 : 1); pass++)
     for (int r = 0; r < n->size; r++)
       if (r != n->rank && node_await(n, r)) return -1;
+  int bad = node_compare_earlier(n);
   n->seen = n->calls;
-  return 0;
+  return bad;
 }
 
 /* Background calls are not waited for: their signatures stand in a log. Each store is a release and each load an

@@ -38,8 +38,8 @@ static int look(struct node *n, int why, int rank) {
   if (why == NODE_WAITS && !hook) return 0;
   uint64_t theirs = 0, number = n->awaited ? n->awaited : n->calls, ours = n->signature;
   if (why == NODE_MISMATCH && n->place) {
-    theirs = node_peek(&node_cell(n, rank, number)->signature);
-    ours = node_peek(&node_cell(n, n->rank, number)->signature);
+    theirs = node_signature(n, rank, number);
+    ours = node_signature(n, n->rank, number);
   }
   ranks = why == NODE_WAITS || why == NODE_LATE ? ranks_of(n, rank) : Py_BuildValue("(i)", rank);
   if (!ranks) return -1;
@@ -365,15 +365,18 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
   PyObject *list = n ? PyList_New(n->size) : NULL;
   for (int r = 0; list && r < n->size; r++) {
     struct node_rank *rank = &n->place->rank[r];
-    uint64_t number[2] = {node_load(&rank->cell[0].arrival) >> 2, node_load(&rank->cell[1].arrival) >> 2};
-    int last = NODE_NUMBER(number[1] - number[0]) < NODE_NUMBER(number[0] - number[1]);
+    uint64_t number = 0;
+    for (int i = 0; i < NODE_CELLS; i++) {
+      const uint64_t arrival = node_load(&rank->cell[i].arrival);
+      if (!node_is_behind(arrival, number)) number = arrival >> 2;
+    }
     const int is_waiting = node_load(&rank->status.waiting) != 0;
     PyObject *waits = is_waiting ? PyLong_FromUnsignedLongLong(node_peek(&rank->status.rank)) : Py_NewRef(Py_None);
     PyObject *since =
         is_waiting ? PyFloat_FromDouble((double)node_peek(&rank->status.since) * 1e-9) : Py_NewRef(Py_None);
     PyList_SetItem(list, r,
-                   Py_BuildValue("(KKNN)", (unsigned long long)number[last],
-                                 (unsigned long long)node_peek(&rank->cell[last].signature), waits, since));
+                   Py_BuildValue("(KKNN)", (unsigned long long)number,
+                                 (unsigned long long)node_signature(n, r, number), waits, since));
   }
   return list;
 }

@@ -7,8 +7,8 @@
 
      place     | head | rank 0 | rank 1 | ...                      for as long as the communicator lives
 
-     rank      | status | log | words | put | taken | finished | cell 0 | cell 1 |
-                 what it  what  the     steps of long calls   call k uses cell k % 2
+     rank      | status | log | words | put | taken | finished | cell 0 | ... | cell 7 |
+                 what it  what  the     steps of long calls   call k uses cell k % 8
                  waits    it has program's
                  for      begun
 
@@ -26,12 +26,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 3         /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 4         /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls that a rank has begun which others can look up */
 #define NODE_WORDS 192        /* of a rank, for what the program has to tell of it */
-#define NODE_CELL 8192u       /* bytes of a cell */
+#define NODE_CELLS 8          /* of a rank: it may be seven calls ahead of others */
+#define NODE_CELL 4224u       /* bytes of a cell: for 4 KiB of data, and some more */
 #define NODE_INLINE (NODE_CELL - 16u)
 #define NODE_LINE 64
 #define NODE_APART 128 /* words of different writers: processors fetch lines in pairs */
@@ -39,14 +40,16 @@
 typedef _Atomic uint64_t node_word;
 
 /* -- numbers of calls ------------------------------------------------------------------------------------------
-   An arrival is number << 2 | state, a step is number << 24 | step. What is compared is only "this number or not"
-   (cells alternate, and nobody gets two calls ahead), so two bits would do; the tests are also built with two. */
+   An arrival is number << 2 | state, a step is number << 24 | step. Where one number is waited for, a cell holds this
+   number, the one before it in this cell, or the one after it: so five bits would do; the tests are also built with five.
+   The highest bit of a signature in a cell changes each time the cell is used. */
 #ifndef NODE_NUMBER_BITS
 #define NODE_NUMBER_BITS 40
 #endif
 #define NODE_NUMBER(k) ((uint64_t)(k) & ((1ull << NODE_NUMBER_BITS) - 1))
 enum { NODE_ARRIVED, NODE_DOUBTS, NODE_WITHDRAWN }; /* states of an arrival */
 #define NODE_ARRIVAL(k, state) (NODE_NUMBER(k) << 2 | (state))
+#define NODE_LAP(k) ((uint64_t)((k) / NODE_CELLS & 1) << 63)
 #define NODE_STEP(k, step) (NODE_NUMBER(k) << 24 | (step))
 #define NODE_GAVE_UP 0xffffffu       /* the step of a rank that has left a long call by an error, */
 #define NODE_GAVE_UP_TWICE 0xfffffeu /* and the long call before it too */
@@ -79,7 +82,7 @@ struct node_rank {
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
   _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or reduced */
   _Alignas(NODE_APART) node_word finished; /* steps whose results it has taken */
-  _Alignas(NODE_APART) struct node_cell cell[2];
+  _Alignas(NODE_APART) struct node_cell cell[NODE_CELLS];
 };
 
 struct node_place {
@@ -202,6 +205,7 @@ void node_arrive(struct node *);
 int node_await(struct node *, int rank);
 int node_await_all(struct node *);
 int node_compare(struct node *);
+int node_compare_earlier(struct node *);
 uint64_t node_begin(struct node *, uint64_t signature);
 int node_begun(const struct node *, int rank, uint64_t number, uint64_t *signature); /* 0: not yet, or gone */
 int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not come to the call awaited */
@@ -318,7 +322,12 @@ static inline void node_post(node_word *at, uint64_t value) { /* whoever sees it
 }
 static inline struct node_rank *node_mine(const struct node *n) { return &n->place->rank[n->rank]; }
 static inline struct node_cell *node_cell(const struct node *n, int rank, uint64_t number) {
-  return &n->place->rank[rank].cell[number & 1];
+  return &n->place->rank[rank].cell[number % NODE_CELLS];
+}
+/* Of this call of the rank, which stands in a cell of it; 0: another call's does, or it was never made. */
+static inline uint64_t node_signature(const struct node *n, int rank, uint64_t number) {
+  uint64_t signature = node_peek(&node_cell(n, rank, number)->signature) ^ NODE_LAP(number);
+  return signature >> 63 ? 0 : signature;
 }
 static inline char *node_piece_at(const struct node *n, int rank, uint64_t step) {
   size_t ring = (size_t)node_ring(n->size);
@@ -330,6 +339,10 @@ static inline char *node_result_at(const struct node *n, int rank, uint64_t step
   return node_piece_at(n, rank, 0) + ring * node_piece(n->size) + step % ring * node_chunk(n->size);
 }
 
+/* An arrival at an earlier call than this. */
+static inline int node_is_behind(uint64_t arrival, uint64_t number) {
+  return (int64_t)(((arrival >> 2) - number) << (64 - NODE_NUMBER_BITS)) < 0;
+}
 /* Whether what was seen is what was waited for: 1 yes, 0 not yet, < 0: it will never be (minus the reason). */
 static inline int node_holds(int how, uint64_t seen, uint64_t want) {
   const int behind = 40 - NODE_NUMBER_BITS;
@@ -337,7 +350,7 @@ static inline int node_holds(int how, uint64_t seen, uint64_t want) {
     case NODE_AT_CALL:
       if (seen == want) return 1;
       return seen == (want | NODE_WITHDRAWN) ? -NODE_GONE : 0;
-    case NODE_PAST_CALL: return seen >> 2 == want >> 2;
+    case NODE_PAST_CALL: return !node_is_behind(seen, want >> 2);
     case NODE_AT_STEP:
       if ((int64_t)((seen - want) << behind) < 0) return 0;
       if ((seen & 0xffffff) < NODE_GAVE_UP_TWICE) return 1;

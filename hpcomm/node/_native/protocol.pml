@@ -1,11 +1,11 @@
 /* protocol.pml: the arrivals of one rank after another call, as arrive.c makes them, for SPIN.
 
-   spin -a -DP=3 -DCALLS=3 protocol.pml && gcc -O2 -DVECTORSZ=2048 -o pan pan.c && ./pan -m100000
+   spin -a -DP=3 -DCALLS=3 -DCELLS=2 protocol.pml && gcc -O2 -DVECTORSZ=2048 -o pan pan.c && ./pan -m100000
 
    Every rank makes CALLS calls. Each may wait for all (a meeting, which any rank may withdraw from when its time is
-   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Numbers have two bits.
-   Checked: a cell is not written while anybody may read its data; nobody is two calls ahead; of each meeting with
-   deadlines either all pass or none; nobody waits for ever (no invalid end state). */
+   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Numbers go from 0 to 4 * CELLS - 1.
+   Checked: a cell is not written while anybody may read its data; a signature is taken for that of its own call only; of
+   each meeting with deadlines either all pass or none; nobody waits for ever (no invalid end state). */
 #ifndef P
 #define P 2
 #endif
@@ -15,16 +15,22 @@
 #ifndef SYNC
 #define SYNC 1
 #endif
+#ifndef CELLS
+#define CELLS 3
+#endif
 #define ARRIVED 0
 #define DOUBTS 1
 #define WITHDRAWN 2
-#define NUMBER(k) ((k) & 3)
+#define NUMBER(k) ((k) % (4 * CELLS))
+#define BEHIND(number, k) ((NUMBER((number) + 4 * CELLS - NUMBER(k))) >= 2 * CELLS)
+#define LAP(k) (((k) / CELLS) & 1)
 
 typedef rank_t {
-  byte number[2]; /* of the arrival in each cell, */
-  byte state[2];
-  byte data[2];    /* and the call whose data lie there */
-  byte reads[2];   /* others that are in a call which reads this cell */
+  byte number[CELLS]; /* of the arrival in each cell, */
+  byte state[CELLS];
+  byte data[CELLS];  /* the call whose data lie there, */
+  byte signature[CELLS]; /* and whose signature */
+  byte reads[CELLS]; /* others that are in a call which reads this cell */
 };
 rank_t rank[P];
 byte passed[CALLS + 1];
@@ -36,7 +42,11 @@ inline all_came(k) { /* others have come to call k, whether or not they have wit
   :: q < P ->
      if
      :: q == me -> q++
-     :: q != me -> atomic { rank[q].number[(k) & 1] == NUMBER(k) -> q++ }
+     :: q != me ->
+        !BEHIND(rank[q].number[(k) % CELLS], k);
+        d_step { /* they compare signatures: is it call k's? */
+          assert(LAP(rank[q].signature[(k) % CELLS]) != LAP(k) || rank[q].signature[(k) % CELLS] == (k));
+          q++ }
      fi
   :: q == P -> break
   od;
@@ -45,21 +55,21 @@ inline all_came(k) { /* others have come to call k, whether or not they have wit
 
 /* DOUBTS, look, and WITHDRAWN or ARRIVED again; each store and load is a step of its own */
 inline withdraw(k) {
-  rank[me].state[(k) & 1] = DOUBTS;
+  rank[me].state[(k) % CELLS] = DOUBTS;
   missing = 0;
   r = 0;
   do
   :: r < P ->
      if
-     :: rank[r].number[(k) & 1] != NUMBER(k) -> missing = 1
+     :: BEHIND(rank[r].number[(k) % CELLS], k) -> missing = 1
      :: else
      fi;
      r++
   :: r == P -> break
   od;
   if
-  :: missing -> rank[me].state[(k) & 1] = WITHDRAWN
-  :: else -> rank[me].state[(k) & 1] = ARRIVED
+  :: missing -> rank[me].state[(k) % CELLS] = WITHDRAWN
+  :: else -> rank[me].state[(k) % CELLS] = ARRIVED
   fi
 }
 
@@ -75,9 +85,9 @@ proctype node(byte me) {
      :: published == k -> break
      :: published < k ->
         if
-        :: seen < published ->
+        :: published + 1 > CELLS && seen < published + 2 - CELLS ->
            if
-           :: all_came(published)
+           :: all_came(published + 2 - CELLS)
            :: SYNC && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
            fi
         :: else
@@ -85,17 +95,19 @@ proctype node(byte me) {
         published++;
         if
         :: published < k ->
-           atomic { assert(rank[me].reads[published & 1] == 0);
-             rank[me].number[published & 1] = NUMBER(published); rank[me].state[published & 1] = WITHDRAWN }
+           assert(rank[me].reads[published % CELLS] == 0);
+           rank[me].signature[published % CELLS] = published;
+           atomic { rank[me].number[published % CELLS] = NUMBER(published); rank[me].state[published % CELLS] = WITHDRAWN }
         :: else
         fi
      od;
      if
      :: bad -> atomic { failed[k]++; k++ }
      :: else ->
-        assert(rank[me].reads[k & 1] == 0); /* nobody still reads what stood here */
-        rank[me].data[k & 1] = k;
-        atomic { rank[me].number[k & 1] = NUMBER(k); rank[me].state[k & 1] = ARRIVED };
+        assert(rank[me].reads[k % CELLS] == 0); /* nobody still reads what stood here */
+        rank[me].data[k % CELLS] = k;
+        rank[me].signature[k % CELLS] = k;
+        atomic { rank[me].number[k % CELLS] = NUMBER(k); rank[me].state[k % CELLS] = ARRIVED };
         if
         :: !SYNC -> atomic { passed[k]++; k++ } /* waits for nobody */
         :: true ->
@@ -110,10 +122,10 @@ proctype node(byte me) {
               :: else ->
                  if
                  :: q == me -> q++
-                 :: q != me && rank[q].number[k & 1] == NUMBER(k) && rank[q].state[k & 1] == ARRIVED -> q++
-                 :: q != me && rank[q].number[k & 1] == NUMBER(k) && rank[q].state[k & 1] == WITHDRAWN ->
+                 :: q != me && rank[q].number[k % CELLS] == NUMBER(k) && rank[q].state[k % CELLS] == ARRIVED -> q++
+                 :: q != me && rank[q].number[k % CELLS] == NUMBER(k) && rank[q].state[k % CELLS] == WITHDRAWN ->
                     withdraw(k); bad = 1
-                 :: q != me && SYNC && !late && !(rank[q].number[k & 1] == NUMBER(k) && rank[q].state[k & 1] == ARRIVED) ->
+                 :: q != me && SYNC && !late && !(rank[q].number[k % CELLS] == NUMBER(k) && rank[q].state[k % CELLS] == ARRIVED) ->
                     withdraw(k); /* its time is over */
                     if
                     :: missing -> bad = 1
@@ -131,7 +143,7 @@ proctype node(byte me) {
               do /* read what the others brought */
               :: q < P ->
                  if
-                 :: q != me -> rank[q].reads[k & 1]++; assert(rank[q].data[k & 1] == k); rank[q].reads[k & 1]--
+                 :: q != me -> rank[q].reads[k % CELLS]++; assert(rank[q].data[k % CELLS] == k && rank[q].signature[k % CELLS] == k); rank[q].reads[k % CELLS]--
                  :: else
                  fi;
                  q++

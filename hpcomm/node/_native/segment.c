@@ -106,7 +106,7 @@ struct node_place *node_reserve(struct segment *s, int size) {
   for (int r = 0; r < size; r++) { /* words only: nobody reads data before an arrival */
     struct node_rank *rank = &place->rank[r];
     memset(rank, 0, offsetof(struct node_rank, cell));
-    for (int i = 0; i < 2; i++) rank->cell[i].arrival = rank->cell[i].signature = 0;
+    for (int i = 0; i < NODE_CELLS; i++) rank->cell[i].arrival = rank->cell[i].signature = 0;
   }
   return place;
 }

@@ -52,7 +52,7 @@ int node_fail(struct node *n, int why, int rank) {
 
 static int look(struct node *n, int rank) {
   node_lock(n);
-  int ends = n->host->look(n, NODE_WAITS, rank);
+  int ends = (n->place && node_compare_earlier(n)) || n->host->look(n, NODE_WAITS, rank);
   node_unlock(n);
   return ends;
 }
