@@ -7,9 +7,10 @@
      all_gather, all_to_all   each rank reads the others' blocks
      broadcast, scatter       takers read; the root writes a part of each block, so that nobody only waits
      gather                   givers write; the root reads a part of each block
+     exscan on 2 ranks        as a broadcast of rank 0's x
      reduce_scatter           each rank reads its block of all, and reduces
-     reduce, all_reduce,      a rank has a slice of the arrays: it reads that of all, reduces, and writes what the
-     scan, exscan             others get of it. So x may be out: nobody else needs that slice of any x
+     reduce, all_reduce       a rank has a slice of the arrays: it reads that of all, reduces, and writes what the
+                              others get of it. So x may be out: nobody else needs that slice of any x
 
    The arrays' addresses came with the arrivals. Nobody leaves before all have finished; a rank that gives up says so
    before it returns, and who has read from it since fails too, before those who got something of it could pass. Others
@@ -116,54 +117,31 @@ static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_
    has p - 1 blocks to do with, and its own to copy unless a broadcast is in place, which takes half as long as another's: few
    is such that it takes as long as the others. Where ranks are more than cores the root moves nothing: it would keep a
    core from those who do. */
-static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather */
+static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather, exscan */
   const size_t block = c->nbytes, ranks = (size_t)n->size, calls = (ranks - 2) * CALL;
   const int in_place = direct_address(n, c->root, X) == direct_address(n, c->root, OUT);
   const size_t share = c->verb == BY_BROADCAST && in_place ? block : block / 2;
   const size_t few = direct_address(n, c->root, MOVES) && share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
   const int me = n->rank, is_gather = c->verb == BY_GATHER, is_cut = c->verb == BY_SCATTER;
-  const size_t mine = c->verb == BY_BROADCAST ? 0 : (size_t)me * block;
+  const size_t mine = is_gather || is_cut ? (size_t)me * block : 0;
   int bad = 0;
   if (me != c->root) {
     return is_gather ? push(n, c->root, c->x, mine, most) : pull(n, c->root, c->out, mine, most);
   }
   for (int i = 1; few && i < n->size && !bad; i++) {
     const int r = (me + i) % n->size;
-    const size_t theirs = c->verb == BY_BROADCAST ? 0 : (size_t)r * block;
+    const size_t theirs = is_gather || is_cut ? (size_t)r * block : 0;
     bad = is_gather ? pull(n, r, c->out + theirs + most, most, few) : push(n, r, c->x + theirs + most, most, few);
   }
-  keep(c->out + (is_gather ? mine : 0), c->x + (is_cut ? mine : 0), block);
+  if (c->verb != BY_EXSCAN) keep(c->out + (is_gather ? mine : 0), c->x + (is_cut ? mine : 0), block);
   return bad;
 }
 
 /* -- slices ------------------------------------------------------------------------------------------------------ */
 
-/* Each rank gets of these bytes what those before it make: in[r] is x of rank r, there is room for a result. Halves are
-   reduced anew for each rank, for they are rounded once. */
-static int prefixes(struct node *n, const struct call *c, const void **in, char *room, size_t at, size_t nbytes) {
-  const int is_scan = c->verb == BY_SCAN, is_half = c->dtype == F16 || c->dtype == BF16;
-  const size_t count = nbytes / dtype_bytes(c->dtype);
-  const void *last = in[0];
-  int bad = 0;
-  for (int r = is_scan ? 0 : 1; r < n->size && !bad; r++) {
-    const int inputs = is_scan ? r + 1 : r, goes_on = inputs > 1 && !is_half;
-    const void *two[] = {last, in[inputs - 1]};
-    if (inputs > 1 || is_half || c->op >= OP_LAND) { /* of what is not a number a half may get other bits */
-      reduce_arrays(c->dtype, c->op, n->size, room, goes_on ? two : in, goes_on ? 2 : inputs, count);
-      last = room;
-    }
-    if (r == n->rank)
-      memcpy(c->out + at, last, nbytes);
-    else
-      bad = push(n, r, last, at, nbytes);
-  }
-  return bad;
-}
-
 /* Reduce the bytes [at, at + nbytes) of all x, for those who get them. */
 static int reduce(struct node *n, const struct call *c, size_t at, size_t nbytes) {
-  const int me = n->rank, verb = c->verb, is_prefix = verb == BY_SCAN || verb == BY_EXSCAN;
-  const int here = verb != BY_REDUCE || me == c->root, inputs = verb == BY_EXSCAN ? n->size - 1 : n->size;
+  const int me = n->rank, verb = c->verb, here = verb != BY_REDUCE || me == c->root;
   const size_t most = SCRATCH / (size_t)(n->size + 1) & ~(size_t)(NODE_LINE - 1);
   const size_t from = verb == BY_REDUCE_SCATTER ? (size_t)me * (c->nbytes / (size_t)n->size) : 0;
   const void *in[NODE_RANKS];
@@ -171,20 +149,13 @@ static int reduce(struct node *n, const struct call *c, size_t at, size_t nbytes
   for (size_t length, end = at + nbytes; at < end && !bad; at += length) {
     char *room = n->scratch + (size_t)n->size * most, *to = here ? c->out + at : room;
     length = end - at < most ? end - at : most;
-    for (int r = 0; r < inputs && !bad; r++) {
+    for (int r = 0; r < n->size && !bad; r++) {
       char *copied = n->scratch + (size_t)r * most;
-      in[r] = copied;
-      if (r != me)
-        bad = pull(n, r, copied, from + at, length);
-      else if (is_prefix && c->x == c->out)
-        memcpy(copied, c->x + at, length);
-      else
-        in[r] = c->x + from + at;
+      in[r] = r == me ? c->x + from + at : copied;
+      if (r != me) bad = pull(n, r, copied, from + at, length);
     }
-    if (!bad && is_prefix) {
-      bad = prefixes(n, c, in, room, at, length);
-    } else if (!bad) {
-      reduce_arrays(c->dtype, c->op, n->size, to, in, inputs, length / dtype_bytes(c->dtype));
+    if (!bad) {
+      reduce_arrays(c->dtype, c->op, n->size, to, in, n->size, length / dtype_bytes(c->dtype));
       if (!here) bad = push(n, c->root, to, at, length);
       for (int i = 1; verb == BY_ALL_REDUCE && i < n->size && !bad; i++)
         bad = push(n, (me + i) % n->size, to, at, length);
@@ -209,6 +180,7 @@ static int move(struct node *n, const struct call *c) {
     case BY_ALL_TO_ALL: return gather(n, c);
     case BY_BROADCAST:
     case BY_SCATTER:
+    case BY_EXSCAN:
     case BY_GATHER: return rooted(n, c);
     case BY_REDUCE_SCATTER: return reduce(n, c, 0, c->nbytes / (size_t)n->size);
     default: return slice(n, c);

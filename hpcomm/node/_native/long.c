@@ -12,12 +12,16 @@
    reduce           s0    s1    s2
    take                   s0    s1
 
-   A verb that reduces cuts a step into a chunk for each rank: rank q reduces chunk q and the others take it from q's
-   results. A result is reduced into the array and copied from there: a reduction that writes where another core has just
-   read waits for one line after the other, a copy does not.
+   scan and exscan are a chain: rank q gives what rank q - 1 has given, reduced with its own x. Other verbs that reduce cut
+   a step into a chunk for each rank: rank q reduces chunk q and the others take it from q's results. A result is reduced
+   into the array and copied from there: a reduction that writes where another core has just read waits for one line after
+   the other, a copy does not.
 
    A rank that fails on the way posts NODE_GAVE_UP for all three, so that nobody waits for it. */
 #include "node.h"
+
+#define CHAIN_STEPS 8           /* of a chain, at least, */
+#define CHAIN_LEAST (16u << 10) /* if they do not get shorter than this */
 
 struct steps {
   struct node *n;
@@ -32,9 +36,7 @@ static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
 static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
-static int is_reduction(int verb) {
-  return is_shared(verb) || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
-}
+static int is_chain(int verb) { return verb == BY_SCAN || verb == BY_EXSCAN; }
 static int is_written(int verb) { /* where it is directly: others write to a rank's out */
   return verb != BY_ALL_GATHER && verb != BY_ALL_TO_ALL && verb != BY_REDUCE_SCATTER;
 }
@@ -65,16 +67,23 @@ static int reads(const struct steps *s, int q, int r) {
   int verb = s->c->verb;
   if (q == r) return 0;
   if (verb == BY_REDUCE) return 1; /* all reduce for the root */
-  if (verb == BY_SCAN || verb == BY_EXSCAN) return r < q;
   return call_takes(s->n, s->c, q) && call_gives(s->n, s->c, r);
 }
 static int reads_result(const struct steps *s, int q) {
   return s->c->verb == BY_ALL_REDUCE || (s->c->verb == BY_REDUCE && q == s->c->root);
 }
 
+/* Bytes of a step of a chain: short ones, so that all ranks have work soon, but few where ranks share cores. */
+static size_t links(const struct steps *s, size_t most) {
+  const size_t even = s->c->nbytes / CHAIN_STEPS, least = even < CHAIN_LEAST ? CHAIN_LEAST : even;
+  return direct_address(s->n, 0, 3) && least < most ? least : most;
+}
+
 static void plan(struct steps *s) {
   const int verb = s->c->verb;
-  const size_t most = verb_cuts(verb) || is_shared(verb) ? node_chunk(s->n->size) : node_piece(s->n->size);
+  const int is_half = s->c->dtype == F16 || s->c->dtype == BF16;
+  size_t most = verb_cuts(verb) || is_shared(verb) ? node_chunk(s->n->size) : node_piece(s->n->size);
+  if (is_chain(verb)) most = links(s, is_half ? most / 2 : most); /* halves are float32 there */
   const size_t ranks = is_shared(verb) ? (size_t)s->n->size : 1;
   s->whole = verb_cuts(verb) ? block(s) : s->c->nbytes;
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
@@ -114,13 +123,13 @@ static int reduce(struct steps *s, uint64_t step) {
   struct node *n = s->n;
   const struct call *c = s->c;
   const uint64_t ring = (uint64_t)node_ring(n->size);
-  const int me = n->rank, verb = c->verb, inputs = verb == BY_SCAN ? me + 1 : verb == BY_EXSCAN ? me : n->size;
+  const int me = n->rank, verb = c->verb;
   const size_t at = step * s->part, mine = is_shared(verb) ? (size_t)me * s->chunk : 0;
   const size_t length = at_least(s->whole, at + mine, s->chunk);
   const size_t in_x = (verb == BY_REDUCE_SCATTER ? (size_t)me * block(s) : mine) + at;
   const size_t in_piece = verb_cuts(verb) || is_shared(verb) ? (size_t)me * s->chunk : 0;
   const void *in[NODE_RANKS];
-  for (int q = 0; q < inputs; q++) {
+  for (int q = 0; q < n->size; q++) {
     if (reads(s, me, q) && all_put(s, q, step + 1)) return -1;
     in[q] = q == me ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
   }
@@ -128,8 +137,7 @@ static int reduce(struct steps *s, uint64_t step) {
     if (q != me && reads_result(s, q) && all_finished(s, q, step - ring + 1)) return -1;
   char *result = is_shared(verb) ? node_result_at(n, me, step) : NULL;
   char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (is_shared(verb) ? in_x : at);
-  if (length && !inputs) reduce_neutral(c->dtype, c->op, out, length / dtype_bytes(c->dtype));
-  if (length && inputs) reduce_arrays(c->dtype, c->op, n->size, out, in, inputs, length / dtype_bytes(c->dtype));
+  if (length) reduce_arrays(c->dtype, c->op, n->size, out, in, n->size, length / dtype_bytes(c->dtype));
   if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
   post(s, &node_mine(n)->taken, step + 1);
   return 0;
@@ -172,8 +180,27 @@ static int take(struct steps *s, uint64_t step) {
   return 0;
 }
 
+static int pass_on(struct steps *s, uint64_t step) { /* a link of a chain */
+  struct node *n = s->n;
+  const uint64_t ring = (uint64_t)node_ring(n->size);
+  const int me = n->rank, is_last = me + 1 == n->size;
+  const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
+  const char *before = me ? node_piece_at(n, me - 1, step) : NULL;
+  if (me && all_put(s, me - 1, step + 1)) return -1;
+  if (!is_last && step >= ring && all_taken(s, me + 1, step - ring + 1)) return -1;
+  reduce_link(s->c, at, is_last ? NULL : node_piece_at(n, me, step), before, length / dtype_bytes(s->c->dtype));
+  post(s, &node_mine(n)->taken, step + 1);
+  post(s, &node_mine(n)->put, step + 1);
+  return 0;
+}
+
 static int carry_out(struct steps *s) {
-  const int reduces = is_reduction(s->c->verb), shared = is_shared(s->c->verb), me = s->n->rank;
+  if (is_chain(s->c->verb)) {
+    for (uint64_t step = 0; step < s->count; step++)
+      if (pass_on(s, step)) return -1;
+    return 0;
+  }
+  const int shared = is_shared(s->c->verb), reduces = shared || s->c->verb == BY_REDUCE_SCATTER, me = s->n->rank;
   const int takes = shared ? reads_result(s, me) : !reduces && (call_takes(s->n, s->c, me) || me == s->c->root);
   for (uint64_t step = 0; step < s->count + 2; step++) {
     uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
@@ -231,11 +258,21 @@ int long_afresh(struct node *n) {
   return afresh;
 }
 
-/* What all take from one place goes through caches quicker than through the system, for a while. */
+/* Bytes from which a call is direct. What all take from one place goes through caches quicker than through the system,
+   for a while. Of what is cut into parts for all ranks, each call of the system moves only a part. */
 static int is_direct(const struct node *n, const struct call *c) {
-  const int is_common = c->verb == BY_ALL_REDUCE || c->verb == BY_BROADCAST;
-  const uint64_t times = !is_common ? 1 : n->size == 2 ? 4 : c->verb == BY_ALL_REDUCE ? 64 : 256;
-  return c->nbytes / times >= n->direct_from;
+  const int is_copy = c->verb == BY_EXSCAN && n->size == 2 && c->op < OP_LAND && c->dtype != F16 && c->dtype != BF16;
+  const uint64_t halves = (uint64_t)(n->size + 1) / 2;
+  switch (c->verb) {
+    case BY_SCAN: return 0;
+    case BY_EXSCAN: return is_copy && c->nbytes >= n->direct_from;
+    case BY_ALL_REDUCE: return c->nbytes / (n->size == 2 ? 4 : 64) >= n->direct_from;
+    case BY_BROADCAST: return c->nbytes / (n->size == 2 ? 4 : 256) >= n->direct_from;
+    case BY_REDUCE:
+    case BY_REDUCE_SCATTER:
+    case BY_ALL_TO_ALL: return c->nbytes / halves >= n->direct_from;
+    default: return c->nbytes >= n->direct_from;
+  }
 }
 
 static int meet(struct node *n, const struct call *c) {

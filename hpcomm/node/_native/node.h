@@ -215,6 +215,8 @@ int reduce_knows(int dtype, int op);
 void reduce_arrays(int dtype, int op, int divide_by, void *out, const void *const *in, int inputs, size_t count);
 void reduce_neutral(int dtype, int op, void *out, size_t count); /* what exscan leaves on rank 0 */
 size_t dtype_bytes(int dtype);
+struct call;
+void reduce_link(const struct call *, size_t at, char *made, const char *before, size_t count);
 
 /* -- collective.c, long.c, direct.c ---- */
 struct call {

@@ -244,6 +244,13 @@ static void widen(int dtype, float *out, const void *in, size_t n) {
     widen_bf16(out, in, n);
 }
 
+static void narrow(int dtype, void *out, const float *in, size_t n) {
+  if (dtype == F16)
+    narrow_f16(out, in, n);
+  else
+    narrow_bf16(out, in, n);
+}
+
 /* -- reducing ------------------------------------------------------------------------------------------------- */
 enum { TILE = 2048 }; /* elements reduced over all inputs at a time: stays in the first cache */
 
@@ -273,10 +280,7 @@ static void fold_halves(int dtype, int op, int divide_by, char *out, const void 
       f(sum, sum, next, n);
     }
     if (op == OP_AVG) divide_float(sum, (float)divide_by, n);
-    if (dtype == F16)
-      narrow_f16((uint16_t *)out + at, sum, n);
-    else
-      narrow_bf16((uint16_t *)out + at, sum, n);
+    narrow(dtype, (uint16_t *)out + at, sum, n);
   }
 }
 
@@ -309,5 +313,35 @@ void reduce_arrays(int dtype, int op, int divide_by, void *o, const void *const 
       sum = to;
     }
     if (op == OP_AVG) divide(dtype, out + at * size, divide_by, n);
+  }
+}
+
+/* A link of a chain: made = before op x; out is `made` in a scan, and `before` in an exscan. Halves go on as float32, and
+   are rounded in out alone. before NULL: there is nobody before; made NULL: nor behind. out may be x. */
+void reduce_link(const struct call *c, size_t at, char *made, const char *before, size_t count) {
+  const int is_half = c->dtype == F16 || c->dtype == BF16, is_scan = c->verb == BY_SCAN;
+  const size_t size = dtype_bytes(c->dtype), wide = is_half ? sizeof(float) : size;
+  kernel *f = kernels[c->dtype][c->op];
+  float widened[TILE];
+  _Alignas(64) char tile[TILE * 16];
+  for (size_t i = 0; i < count; i += TILE) {
+    const size_t n = count - i < TILE ? count - i : TILE;
+    const char *x = c->x + at + i * size, *earlier = before ? before + i * wide : NULL;
+    char *out = c->out + at + i * size, *sum = is_scan && !is_half ? out : tile;
+    if (is_half) {
+      widen(c->dtype, widened, x, n);
+      x = (const char *)widened;
+    }
+    if (earlier && (made || is_scan)) f(sum, earlier, x, n);
+    if (!earlier && c->op >= OP_LAND) f(sum, x, x, n);
+    if (!earlier && c->op < OP_LAND) memmove(sum, x, n * wide);
+    if (made) memcpy(made + i * wide, sum, n * wide);
+    const char *result = is_scan ? sum : earlier;
+    if (!result)
+      reduce_neutral(c->dtype, c->op, out, n);
+    else if (is_half)
+      narrow(c->dtype, out, (const float *)result, n);
+    else if (result != out)
+      memcpy(out, result, n * size);
   }
 }
