@@ -106,8 +106,8 @@ int node_enter(struct node *n, uint64_t signature) {
   uint64_t number = ++n->calls;
   n->signature = signature;
   while (n->published < number) {
-    const uint64_t next = n->published + 1; /* where call `next` - NODE_CELLS was: who has come to the one after has left it */
-    if (n->seen + NODE_CELLS <= next && next > NODE_CELLS && all_came(n, next + 1 - NODE_CELLS)) return -1;
+    const uint64_t next = n->published + 1; /* its cell was call next - 8's: who has come to the one after has left that */
+    if (n->seen + NODE_CELLS <= next && all_came(n, next + 1 - NODE_CELLS)) return -1;
     n->published = next;
     if (n->published < number) publish(n, 0, NODE_WITHDRAWN);
   }

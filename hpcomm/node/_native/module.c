@@ -230,11 +230,17 @@ static PyObject *barrier(PyObject *me, PyObject *none) {
   return bad ? NULL : Py_NewRef(Py_None);
 }
 
+uint64_t read_signature(PyObject *given) {
+  const uint64_t signature = PyLong_AsUnsignedLongLong(given);
+  if (signature >> 63 && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a signature has 63 bits");
+  return signature;
+}
+
 /* Come to a call that is carried out elsewhere: its number. waits: and wait for all to come to the same one. */
 static PyObject *meet(PyObject *me, PyObject *signature_, PyObject *timeout_, int waits) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
-  uint64_t signature = PyLong_AsUnsignedLongLong(signature_), timeout = n->timeout;
+  uint64_t signature = read_signature(signature_), timeout = n->timeout;
   double seconds = timeout_ && timeout_ != Py_None ? PyFloat_AsDouble(timeout_) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
   if (seconds > 0) n->timeout = (uint64_t)(seconds * 1e9) + 1;

@@ -28,6 +28,7 @@ typedef struct {
 extern const struct node_host python_host; /* module.c */
 extern int node_forks; /* since the first process: what asks for its pid at each call costs as much */
 int enter_call(Node *);   /* module.c: 0, or an exception: this thread may not */
+uint64_t read_signature(PyObject *); /* module.c: or an exception: more than 63 bits */
 PyObject *node_share(PyObject *, PyObject *const *, Py_ssize_t); /* parcels.c */
 PyObject *node_tell(PyObject *, PyObject *const *, Py_ssize_t);
 extern PyTypeObject *segment_type;

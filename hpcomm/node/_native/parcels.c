@@ -78,7 +78,7 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   if (count != 5) return PyErr_Format(PyExc_TypeError, "share takes a verb, root, signature, parcels and memory");
   struct call c = {.verb = (int)PyLong_AsLong(a[0]),
                    .root = (int)PyLong_AsLong(a[1]),
-                   .signature = PyLong_AsUnsignedLongLong(a[2])};
+                   .signature = read_signature(a[2])};
   struct share s = {.n = n, .c = &c};
   struct given g = {0};
   if (PyErr_Occurred()) return NULL;
@@ -112,7 +112,7 @@ PyObject *node_tell(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   char *said;
   Py_ssize_t nbytes;
   if (count != 2) return PyErr_Format(PyExc_TypeError, "tell takes a signature and bytes");
-  uint64_t signature = PyLong_AsUnsignedLongLong(a[0]);
+  uint64_t signature = read_signature(a[0]);
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(a[1], &said, &nbytes)) return NULL;
   if ((size_t)nbytes > NODE_INLINE) return PyErr_Format(PyExc_ValueError, "at most %d bytes", NODE_INLINE);
   if (enter_call(self)) return NULL;

@@ -85,7 +85,7 @@ proctype node(byte me) {
      :: published == k -> break
      :: published < k ->
         if
-        :: published + 1 > CELLS && seen < published + 2 - CELLS ->
+        :: seen < published + 2 - CELLS ->
            if
            :: all_came(published + 2 - CELLS)
            :: SYNC && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
