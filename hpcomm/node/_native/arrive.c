@@ -75,7 +75,7 @@ static int tell(struct node *n, int rank, uint64_t number) {
 }
 
 static int compare(struct node *n, int rank, uint64_t number) {
-  const int is_another = number != n->told && differs(n, rank, number, node_signature(n, n->rank, number));
+  const int is_another = number > n->told && differs(n, rank, number, node_signature(n, n->rank, number));
   return is_another ? tell(n, rank, number) : 0;
 }
 

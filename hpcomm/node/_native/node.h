@@ -157,7 +157,7 @@ struct node {
   uint64_t awaited;                /* number to which we wait for others to come; 0: we wait for something else */
   uint64_t seen;                   /* last number to which all others are known to have come */
   uint64_t gave_up;                /* number of the last long call that this rank has left by an error */
-  uint64_t told;                   /* number of the call whose mismatch has been reported */
+  uint64_t told;                   /* number of the last call whose mismatch has been reported: earlier ones are not looked at again */
   uint64_t signature;              /* of the call under way */
   uint64_t arrival;                /* of the call under way, as it stands in cells */
   uint64_t token;                  /* see status.token_at */
