@@ -13,9 +13,8 @@ from hypothesis import settings
 settings.register_profile("hpcomm", deadline=None, derandomize=True, print_blob=True, database=None)
 settings.load_profile("hpcomm")
 
-os.environ.pop(
-    "PYTHONUNBUFFERED", None
-)  # with it, ranks of a job that print at one time mix parts of their lines
+# With it, ranks of a job that print at one time mix parts of their lines.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 _FOLDER = pytest.StashKey[str]()
 

@@ -40,9 +40,8 @@ _GOING_S = 0.5  # for what a rank that has ended sent before
 _LEAVING_S = 0.05  # for the end of a rank that left a call to be seen
 _ANSWER_S = 1.0  # for other ranks to say what they do
 _LONGEST_S = 1e9  # of waiting
-_MEETING = (
-    16 << 6
-)  # in a signature, of no operator: whoever meets brings no data to those who make the call itself
+# In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
+_MEETING = 16 << 6
 _WORDS = 256  # bytes of what a rank called, for ranks that disagree
 _ENTRY = struct.Struct("3q")  # what a rank tells those of its node: see EntryBarrier._near
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
