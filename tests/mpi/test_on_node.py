@@ -20,7 +20,7 @@ import hpcomm
 pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
 WORLD = MPI.COMM_WORLD
 SHORT = (0, 1, 6, 7, 525, 526, 527)  # of float64: beside the arrival, in a cell, longer
-LONG = (2049, 40_001, 140_000)  # read directly by some verbs, in pieces, read directly by all_reduce
+LONG = (2049, 40_001, 140_000)  # in one piece, in several
 DTYPES = ("float64", "float32", "int8", "complex64", "bool", "int64", "uint8", "float64")
 FORMS: list[Callable[[Any], Any]] = [
     np.copy,
@@ -37,8 +37,8 @@ def comm(request: pytest.FixtureRequest) -> Iterator[hpcomm.Communicator]:
     level = getattr(request, "param", "light")
     check = "off" if level == "off" or (level == "mixed" and WORLD.rank == 0) else "light"
     with hpcomm.Communicator(WORLD, name="near", check=check) as made:
-        if level == "pieces" and made.node is not None:
-            made.node.direct_from = 1 << 40
+        if level == "direct" and made.node is not None:
+            made.node.direct_from = 0
         yield made
 
 
@@ -69,7 +69,7 @@ def is_same(found: Any, expected: Any) -> bool:
     return flat.dtype == expected.dtype and np.array_equal(flat.reshape(-1), expected.reshape(-1))
 
 
-@pytest.mark.parametrize("comm", ["light", "off", "pieces"], indirect=True)
+@pytest.mark.parametrize("comm", ["light", "off", "direct"], indirect=True)
 @pytest.mark.parametrize("verb", VERBS, ids=str)
 def test_every_length_and_form_gives_the_definition(comm: Any, verb: Verb) -> None:
     """Ranks bring different forms, and want results in different places: all meet in the same call."""

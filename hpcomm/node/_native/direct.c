@@ -31,8 +31,6 @@
 #define CALL (20u << 10)     /* a call of the system takes as long as the copy of so many bytes */
 #define PAGE ((size_t)4096)
 
-enum { X, OUT, NBYTES, MOVES };
-
 static int copy(struct node *n, int rank, int writes, char *ours, uint64_t theirs, size_t nbytes) {
   const struct node_rank *other = &n->place->rank[rank];
   const int pid = (int)node_peek(&other->status.pid);
@@ -85,16 +83,16 @@ int direct_reaches(struct node *n, const char *at, size_t nbytes) {
 }
 
 uint64_t direct_address(const struct node *n, int rank, int which) {
-  uint64_t addresses[4];
+  uint64_t addresses[3];
   memcpy(addresses, node_cell(n, rank, n->calls)->data, sizeof addresses);
   return addresses[which];
 }
 
 static int pull(struct node *n, int rank, char *to, size_t at, size_t nbytes) {
-  return copy(n, rank, 0, to, direct_address(n, rank, X) + at, nbytes);
+  return copy(n, rank, 0, to, direct_address(n, rank, CALL_X) + at, nbytes);
 }
 static int push(struct node *n, int rank, const char *from, size_t at, size_t nbytes) {
-  return copy(n, rank, 1, (char *)(uintptr_t)from, direct_address(n, rank, OUT) + at, nbytes);
+  return copy(n, rank, 1, (char *)(uintptr_t)from, direct_address(n, rank, CALL_OUT) + at, nbytes);
 }
 static void keep(char *to, const char *from, size_t nbytes) {
   if (to != from) memcpy(to, from, nbytes);
@@ -115,13 +113,12 @@ static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_
 
 /* Between the root and each other rank: the root moves the last `few` bytes of a block, the others all else. The root
    has p - 1 blocks to do with, and its own to copy unless a broadcast is in place, which takes half as long as another's: few
-   is such that it takes as long as the others. Where ranks are more than cores the root moves nothing: it would keep a
-   core from those who do. */
+   is such that it takes as long as the others. */
 static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter, gather, exscan */
   const size_t block = c->nbytes, ranks = (size_t)n->size, calls = (ranks - 2) * CALL;
-  const int in_place = direct_address(n, c->root, X) == direct_address(n, c->root, OUT);
+  const int in_place = direct_address(n, c->root, CALL_X) == direct_address(n, c->root, CALL_OUT);
   const size_t share = c->verb == BY_BROADCAST && in_place ? block : block / 2;
-  const size_t few = direct_address(n, c->root, MOVES) && share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
+  const size_t few = share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
   const int me = n->rank, is_gather = c->verb == BY_GATHER, is_cut = c->verb == BY_SCATTER;
   const size_t mine = is_gather || is_cut ? (size_t)me * block : 0;
   int bad = 0;

@@ -30,12 +30,12 @@ struct steps {
   size_t part;  /* bytes of a step: of a block, or of the whole array */
   size_t whole; /* bytes that are cut into parts */
   uint64_t count;
+  int is_shared; /* each rank reduces a chunk of a step */
 };
 
 static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
-static int is_shared(int verb) { return verb == BY_ALL_REDUCE || verb == BY_REDUCE; }
 static int is_chain(int verb) { return verb == BY_SCAN || verb == BY_EXSCAN; }
 static int is_written(int verb) { /* where it is directly: others write to a rank's out */
   return verb != BY_ALL_GATHER && verb != BY_ALL_TO_ALL && verb != BY_REDUCE_SCATTER;
@@ -64,27 +64,26 @@ static void post(const struct steps *s, node_word *at, uint64_t step) {
 
 /* Ranks between which something goes: q reads what r has put. */
 static int reads(const struct steps *s, int q, int r) {
-  int verb = s->c->verb;
   if (q == r) return 0;
-  if (verb == BY_REDUCE) return 1; /* all reduce for the root */
+  if (s->is_shared) return 1;
   return call_takes(s->n, s->c, q) && call_gives(s->n, s->c, r);
 }
 static int reads_result(const struct steps *s, int q) {
-  return s->c->verb == BY_ALL_REDUCE || (s->c->verb == BY_REDUCE && q == s->c->root);
+  return s->c->verb == BY_ALL_REDUCE || q == s->c->root;
 }
 
-/* Bytes of a step of a chain: short ones, so that all ranks have work soon, but few where ranks share cores. */
+/* Bytes of a step of a chain: short ones, so that all ranks have work soon. */
 static size_t links(const struct steps *s, size_t most) {
   const size_t even = s->c->nbytes / CHAIN_STEPS, least = even < CHAIN_LEAST ? CHAIN_LEAST : even;
-  return direct_address(s->n, 0, 3) && least < most ? least : most;
+  return least < most ? least : most;
 }
 
 static void plan(struct steps *s) {
-  const int verb = s->c->verb;
-  const int is_half = s->c->dtype == F16 || s->c->dtype == BF16;
-  size_t most = verb_cuts(verb) || is_shared(verb) ? node_chunk(s->n->size) : node_piece(s->n->size);
+  const int verb = s->c->verb, is_half = s->c->dtype == F16 || s->c->dtype == BF16;
+  s->is_shared = verb == BY_ALL_REDUCE || (verb == BY_REDUCE && s->n->size > 2); /* of two, the root reads the other's x */
+  size_t most = verb_cuts(verb) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
   if (is_chain(verb)) most = links(s, is_half ? most / 2 : most); /* halves are float32 there */
-  const size_t ranks = is_shared(verb) ? (size_t)s->n->size : 1;
+  const size_t ranks = s->is_shared ? (size_t)s->n->size : 1;
   s->whole = verb_cuts(verb) ? block(s) : s->c->nbytes;
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
   size_t even = (s->whole + s->count * ranks - 1) / (s->count * ranks);
@@ -108,7 +107,7 @@ static int give(struct steps *s, uint64_t step) {
   if (verb_cuts(verb)) {
     for (int q = 0; q < n->size; q++)
       if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + (size_t)q * block(s) + at, length);
-  } else if (is_shared(verb)) { /* all but what we reduce ourselves */
+  } else if (s->is_shared) { /* all but what we reduce ourselves */
     size_t first = at_least(length, 0, (size_t)me * s->chunk), last = at_least(length, 0, (size_t)(me + 1) * s->chunk);
     memcpy(piece, s->c->x + at, first);
     memcpy(piece + last, s->c->x + at + last, length - last);
@@ -124,19 +123,19 @@ static int reduce(struct steps *s, uint64_t step) {
   const struct call *c = s->c;
   const uint64_t ring = (uint64_t)node_ring(n->size);
   const int me = n->rank, verb = c->verb;
-  const size_t at = step * s->part, mine = is_shared(verb) ? (size_t)me * s->chunk : 0;
+  const size_t at = step * s->part, mine = s->is_shared ? (size_t)me * s->chunk : 0;
   const size_t length = at_least(s->whole, at + mine, s->chunk);
   const size_t in_x = (verb == BY_REDUCE_SCATTER ? (size_t)me * block(s) : mine) + at;
-  const size_t in_piece = verb_cuts(verb) || is_shared(verb) ? (size_t)me * s->chunk : 0;
+  const size_t in_piece = verb_cuts(verb) || s->is_shared ? (size_t)me * s->chunk : 0;
   const void *in[NODE_RANKS];
   for (int q = 0; q < n->size; q++) {
     if (reads(s, me, q) && all_put(s, q, step + 1)) return -1;
     in[q] = q == me ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
   }
-  for (int q = 0; is_shared(verb) && step >= ring && q < n->size; q++)
+  for (int q = 0; s->is_shared && step >= ring && q < n->size; q++)
     if (q != me && reads_result(s, q) && all_finished(s, q, step - ring + 1)) return -1;
-  char *result = is_shared(verb) ? node_result_at(n, me, step) : NULL;
-  char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (is_shared(verb) ? in_x : at);
+  char *result = s->is_shared ? node_result_at(n, me, step) : NULL;
+  char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (s->is_shared ? in_x : at);
   if (length) reduce_arrays(c->dtype, c->op, n->size, out, in, n->size, length / dtype_bytes(c->dtype));
   if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
   post(s, &node_mine(n)->taken, step + 1);
@@ -200,13 +199,14 @@ static int carry_out(struct steps *s) {
       if (pass_on(s, step)) return -1;
     return 0;
   }
-  const int shared = is_shared(s->c->verb), reduces = shared || s->c->verb == BY_REDUCE_SCATTER, me = s->n->rank;
-  const int takes = shared ? reads_result(s, me) : !reduces && (call_takes(s->n, s->c, me) || me == s->c->root);
+  const int shared = s->is_shared, verb = s->c->verb, me = s->n->rank, is_root = me == s->c->root;
+  const int takes = shared ? reads_result(s, me) : call_takes(s->n, s->c, me) || is_root;
+  const int reduces = shared || verb == BY_REDUCE_SCATTER || (verb == BY_REDUCE && is_root);
   for (uint64_t step = 0; step < s->count + 2; step++) {
     uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
     if (step < s->count && give(s, step)) return -1;
     if (reduces && second < s->count && reduce(s, second)) return -1;
-    if (takes && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
+    if (takes && (shared || !reduces) && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
   }
   return 0;
 }
@@ -258,20 +258,19 @@ int long_afresh(struct node *n) {
   return afresh;
 }
 
-/* Bytes from which a call is direct. What all take from one place goes through caches quicker than through the system,
-   for a while. Of what is cut into parts for all ranks, each call of the system moves only a part. */
+/* Whether a call is long enough to be direct. What goes through pieces is copied once more, but within caches and without
+   the system: quicker up to some MiB, and longer where several ranks read it. Where these share cores, for any length. */
 static int is_direct(const struct node *n, const struct call *c) {
   const int is_copy = c->verb == BY_EXSCAN && n->size == 2 && c->op < OP_LAND && c->dtype != F16 && c->dtype != BF16;
-  const uint64_t halves = (uint64_t)(n->size + 1) / 2;
+  const int is_block = verb_gathers(c->verb) || c->verb == BY_SCATTER;
+  const uint64_t nbytes = is_block ? c->nbytes * (uint64_t)n->size : c->nbytes; /* of all ranks' blocks */
   switch (c->verb) {
     case BY_SCAN: return 0;
-    case BY_EXSCAN: return is_copy && c->nbytes >= n->direct_from;
-    case BY_ALL_REDUCE: return c->nbytes / (n->size == 2 ? 4 : 64) >= n->direct_from;
-    case BY_BROADCAST: return c->nbytes / (n->size == 2 ? 4 : 256) >= n->direct_from;
-    case BY_REDUCE:
-    case BY_REDUCE_SCATTER:
-    case BY_ALL_TO_ALL: return c->nbytes / halves >= n->direct_from;
-    default: return c->nbytes >= n->direct_from;
+    case BY_EXSCAN: return is_copy && nbytes >= n->direct_from / 64;
+    case BY_SCATTER:
+    case BY_GATHER:
+    case BY_ALL_TO_ALL: return nbytes >= n->direct_from;
+    default: return nbytes / (n->spins ? 4 : 1ull << 40) >= n->direct_from;
   }
 }
 
@@ -279,10 +278,10 @@ static int meet(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
   if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
   const int afresh = long_afresh(n);
-  uint64_t addresses[4] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0, n->spins > 0};
+  uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
   if (is_direct(n, c) && direct_reaches(n, c->x, c->nbytes) &&
       (!is_written(c->verb) || direct_reaches(n, c->out, c->nbytes)))
-    addresses[2] = c->nbytes;
+    addresses[CALL_NBYTES] = c->nbytes;
   memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
   node_arrive(n);
   if (node_await_all(n)) return long_give_up(n);
@@ -306,9 +305,9 @@ int long_settle(struct node *n, const struct call *c) {
 static int may_reach(struct node *n, const struct call *c) {
   int may = n->direct;
   for (int r = 0; r < n->size; r++) {
-    const uint64_t nbytes = direct_address(n, r, 2);
+    const uint64_t nbytes = direct_address(n, r, CALL_NBYTES);
     if (nbytes && nbytes != c->nbytes) return node_fail(n, NODE_MISMATCH, r);
-    may &= nbytes && !(c->verb == BY_ALL_TO_ALL && direct_address(n, r, 0) == direct_address(n, r, 1));
+    may &= nbytes && !(c->verb == BY_ALL_TO_ALL && direct_address(n, r, CALL_X) == direct_address(n, r, CALL_OUT));
   }
   return may;
 }

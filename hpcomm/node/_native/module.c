@@ -304,7 +304,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   static char *words[] = {"segment", "place",       "rank",    "hook",        "spins",
                           "checks",  "synchronous", "timeout", "direct_from", NULL};
   Segment *segment;
-  unsigned long long offset, direct_from = 16u << 10;
+  unsigned long long offset, direct_from = 4u << 20;
   int rank, spins = 2000, checks = 1, synchronous = 0;
   double timeout = 0;
   PyObject *hook = Py_None;

@@ -163,7 +163,7 @@ struct node {
   uint64_t token;                  /* see status.token_at */
   int has_long;                    /* there are pieces: 1; there is no room for them: -1; 0: no long call yet */
   int settled, direct;             /* set at the first one: memory of others can be read and written */
-  uint64_t direct_from;            /* bytes from which that is done: see long.c; the same on all ranks */
+  uint64_t direct_from;            /* bytes from which that is done: see is_direct; the same on all ranks */
   char *scratch;                   /* for what is read so, and reduced */
   struct reached {
     const char *at;
@@ -240,7 +240,7 @@ int direct_run(struct node *, const struct call *);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
 int direct_probe(struct node *);
 int direct_reaches(struct node *, const char *at, size_t nbytes);
-/* Of a rank's call: where x and out are; their bytes, 0: not to be reached; whether as root it moves bytes too. */
+enum { CALL_X, CALL_OUT, CALL_NBYTES }; /* of a rank's call: where x and out are; their bytes, 0: not to be reached */
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
 int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
@@ -362,7 +362,7 @@ static inline int node_holds(int how, uint64_t seen, uint64_t want) {
 }
 /* Wait until the word holds; 0, or < 0: minus the reason, or -100: the host has said why. */
 static inline int node_wait(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
-  for (int i = n->spins; i > 0; i--) {
+  for (int i = n->spins; i >= 0; i--) {
     int holds = node_holds(how, node_load(at), want);
     if (holds) return holds > 0 ? 0 : holds;
     node_relax();
