@@ -15,7 +15,7 @@
    scan and exscan are a chain: rank q gives what rank q - 1 has given, reduced with its own x. Other verbs that reduce cut
    a step into a chunk for each rank: rank q reduces chunk q and the others take it from q's results. A result is reduced
    into the array and copied from there: a reduction that writes where another core has just read waits for one line after
-   the other, a copy does not.
+   the other, a copy does not. A reduce of 2 ranks is done by its root alone, which so reads fewer bytes of the other.
 
    A rank that fails on the way posts NODE_GAVE_UP for all three, so that nobody waits for it. */
 #include "node.h"
@@ -80,7 +80,7 @@ static size_t links(const struct steps *s, size_t most) {
 
 static void plan(struct steps *s) {
   const int verb = s->c->verb, is_half = s->c->dtype == F16 || s->c->dtype == BF16;
-  s->is_shared = verb == BY_ALL_REDUCE || (verb == BY_REDUCE && s->n->size > 2); /* of two, the root reads the other's x */
+  s->is_shared = verb == BY_ALL_REDUCE || (verb == BY_REDUCE && s->n->size > 2);
   size_t most = verb_cuts(verb) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
   if (is_chain(verb)) most = links(s, is_half ? most / 2 : most); /* halves are float32 there */
   const size_t ranks = s->is_shared ? (size_t)s->n->size : 1;
@@ -200,13 +200,13 @@ static int carry_out(struct steps *s) {
     return 0;
   }
   const int shared = s->is_shared, verb = s->c->verb, me = s->n->rank, is_root = me == s->c->root;
-  const int takes = shared ? reads_result(s, me) : call_takes(s->n, s->c, me) || is_root;
   const int reduces = shared || verb == BY_REDUCE_SCATTER || (verb == BY_REDUCE && is_root);
+  const int takes = shared ? reads_result(s, me) : !reduces && (call_takes(s->n, s->c, me) || is_root);
   for (uint64_t step = 0; step < s->count + 2; step++) {
     uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
     if (step < s->count && give(s, step)) return -1;
     if (reduces && second < s->count && reduce(s, second)) return -1;
-    if (takes && (shared || !reduces) && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
+    if (takes && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
   }
   return 0;
 }
@@ -259,7 +259,8 @@ int long_afresh(struct node *n) {
 }
 
 /* Whether a call is long enough to be direct. What goes through pieces is copied once more, but within caches and without
-   the system: quicker up to some MiB, and longer where several ranks read it. Where these share cores, for any length. */
+   the system: quicker up to some MiB, and longer where several ranks read it. Where these share cores, for any length. The
+   root of a scatter or gather copies the blocks of all ranks into pieces or from them, but directly they all work. */
 static int is_direct(const struct node *n, const struct call *c) {
   const int is_copy = c->verb == BY_EXSCAN && n->size == 2 && c->op < OP_LAND && c->dtype != F16 && c->dtype != BF16;
   const int is_block = verb_gathers(c->verb) || c->verb == BY_SCATTER;
@@ -268,7 +269,7 @@ static int is_direct(const struct node *n, const struct call *c) {
     case BY_SCAN: return 0;
     case BY_EXSCAN: return is_copy && nbytes >= n->direct_from / 64;
     case BY_SCATTER:
-    case BY_GATHER:
+    case BY_GATHER: return nbytes >= n->direct_from / (n->spins && n->size > 2 ? 8 : 1);
     case BY_ALL_TO_ALL: return nbytes >= n->direct_from;
     default: return nbytes / (n->spins ? 4 : 1ull << 40) >= n->direct_from;
   }
