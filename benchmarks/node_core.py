@@ -43,7 +43,7 @@ def nodes() -> dict[str, core.Node]:
     made = {}
     for name, given in (("core", None), ("pieces", NEVER), ("direct", 0)):
         place = WORLD.bcast(segment.reserve(WORLD.size) if WORLD.rank == 0 else None)
-        made[name] = core.Node(segment, place, WORLD.rank, None, spins)
+        made[name] = core.Node(segment, place, WORLD.rank, None, spins, direct=hpcomm.world.node.direct)
         made[name].direct_from = made[name].direct_from if given is None else given
     WORLD.Barrier()
     if WORLD.rank == 0:

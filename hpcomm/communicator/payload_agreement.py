@@ -167,7 +167,7 @@ _NUMBERS = {verb: head(verb) for verb in RAGGED}  # of verbs, as the native core
 
 def _may_share(comm: Communicator) -> bool:
     """Whether the native core may carry payloads."""
-    return comm.node is not None and comm.devices is None and comm.node.direct is not False
+    return comm.node is not None and comm.devices is None and comm.node.direct
 
 
 def _carried(comm: Communicator, verb: str, name: str, root: int, made: list[Payload]) -> Any:

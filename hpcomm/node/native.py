@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_RANKS", "VERSION", "Lack", "core", "lack", "missing", "node", "warn"]
 
-VERSION = 4  # NODE_VERSION of _native/node.h
+VERSION = 5  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "
@@ -107,7 +107,7 @@ def node(there: NodeSegment, place: int, rank: int, hook: native_core.Hook, chec
     assert module is not None
     know_arrays()
     spins = 0 if there.is_crowded else NODE_SPINS
-    made: native_core.Node = module.Node(there.shared, place, rank, hook, spins, checks)
+    made: native_core.Node = module.Node(there.shared, place, rank, hook, spins, checks, direct=there.direct)
     return made
 
 

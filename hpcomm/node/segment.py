@@ -1,6 +1,6 @@
 """Node segment: what every rank of a node records for the others, in words of the native core's memory.
 
-    record of a rank    ended, failed, asked, answered | answer: a text | note for the whole node: a text
+    record of a rank    ended, failed, asked, answered | mark | answer: a text | note for all: a text
 
 Others only read it, except that they may ask for the answer. A living rank holds a lock on a byte of the file
 behind the memory, whose name is gone as soon as all have it open. The kernel takes the lock away when the
@@ -42,7 +42,7 @@ __all__ = [
     "opened",
 ]
 
-_ENDED, _FAILED, _ASKED, _ANSWERED = range(4)
+_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
 _ANSWER, _ANSWER_BYTES, _NOTE_BYTES = 8, 4096, 512
 _NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)
 _WORDS = _NOTE + words_of_text(_NOTE_BYTES)  # of a rank
@@ -69,6 +69,16 @@ class Region:
         """Take the lock of one's own record, for life."""
         with suppress(OSError):  # no locks here: then only ends that are said are seen
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._byte)
+
+    @property
+    def mark(self) -> list[int]:
+        """By which another process sees whether it can reach the owner's memory."""
+        return [self._words[_MARK + i] for i in range(3)]
+
+    @mark.setter
+    def mark(self, mark: Sequence[int]) -> None:
+        for i, word in enumerate(mark):
+            self._words[_MARK + i] = word
 
     def look(self) -> None:
         """See whether the owner holds its lock: then its end can be seen. Not for one's own record."""
@@ -137,7 +147,7 @@ class NodeSegment:
 
     regions: their records; regions[here] is this rank's own. node: a number common to the node. shared: the
     native core's memory. group: whose records they are, in their order. cores: how many cores these ranks may
-    use, all together.
+    use, all together. direct: whether each of them can read and write the others' memory.
     """
 
     def __init__(
@@ -147,8 +157,10 @@ class NodeSegment:
         node: int,
         shared: core.Segment,
         cores: int = 1,
+        direct: bool = False,
         group: MPI.Group | None = None,
     ) -> None:
+        self.direct = direct
         self._group = group
         self.shared = shared
         self.regions = regions
@@ -209,11 +221,15 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         file = shared.fileno()
         regions = [Region(Words(shared, at + 8 * _WORDS * i), file, i) for i in range(node.size)]
         regions[node.rank].hold()
+        core = native.core()
+        assert core is not None
+        regions[node.rank].mark = core.mark()
         node.Barrier()
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
         its_number = int.from_bytes(number, "little")
-        return NodeSegment(regions, node.rank, its_number, shared, _cores(node), node.Get_group())
+        direct = all_of(node, all(core.reaches(*region.mark) for region in regions))
+        return NodeSegment(regions, node.rank, its_number, shared, _cores(node), direct, node.Get_group())
     finally:
         node.Free()
 

@@ -96,8 +96,8 @@ class EntryBarrier:
             place = its_place or place
         if place and core is not None:
             spins = 0 if here.is_crowded else NODE_SPINS
-            timeout = min(seconds, _LONGEST_S)
-            self.node = core.Node(shared, place, me, self._look, spins, synchronous=True, timeout=timeout)
+            limits: dict[str, Any] = {"timeout": min(seconds, _LONGEST_S), "direct": here.direct}
+            self.node = core.Node(shared, place, me, self._look, spins, synchronous=True, **limits)
 
     def close(self) -> None:
         """Let no call pass any more; the group's place in the node segment may serve another one."""

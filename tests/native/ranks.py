@@ -45,7 +45,9 @@ def _be(rank, size, segment, place, body, writing, options):
     try:
         hook = options.pop("hook", raising)
         crowded = size > len(os.sched_getaffinity(0))
-        node = core.Node(segment, place, rank, hook, **{"spins": 0 if crowded else 2000, **options})
+        node = core.Node(
+            segment, place, rank, hook, **{"spins": 0 if crowded else 2000, "direct": True, **options}
+        )
         said = (True, body(node))
         node.close()
     except BaseException:

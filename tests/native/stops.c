@@ -77,6 +77,7 @@ static void body(struct segment *segment, struct node_place *place, int rank,
   struct node n = {.host = &host,
                    .checks = 1,
                    .synchronous = 1,
+                   .direct = 1,
                    .direct_from = from,
                    .timeout =
                        signal_number == SIGSTOP ? 30000000u : 2000000000u};

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -35,7 +36,6 @@ def test_what_was_read_of_a_rank_that_has_left_meanwhile_is_given_to_nobody():
             node.reduce(x, "sum", 2, out if node.rank == 2 else None)
 
         call()
-        assert node.direct
         right = out.copy()
         slow = int(node.broadcast(np.array([os.getpid()]), 1)[0])
         if node.rank == 0:
@@ -84,13 +84,57 @@ def test_nobody_writes_behind_a_shorter_array_where_signatures_are_not_compared(
     def body(node):
         n = 40_000 if node.rank else 30_000
         memory = np.full(40_000, 7.0)
-        node.all_reduce(np.ones(20_000), "sum")  # all learn whether they reach one another's memory
         with pytest.raises(RuntimeError, match="mismatch"):
             node.all_reduce(np.ones(n), "sum", memory[:n])
         node.barrier()
         assert (memory[n:] == 7).all()
 
     ranks.together(2, body, direct_from=0, checks=False)
+
+
+@pytest.mark.parametrize("direct_from", [0, 1 << 60])
+def test_long_calls_of_two_verbs_are_a_mismatch_where_signatures_are_not_compared(direct_from):
+    def body(node):
+        n = 60_000
+        memory = np.zeros(2 * n, np.uint8)
+        call = node.gather if node.rank else node.broadcast
+        with pytest.raises(RuntimeError, match="mismatch"):
+            call(np.full(n, 7, np.uint8) if node.rank else memory[:n], 0)
+        node.barrier()
+        assert not memory.any()
+
+    ranks.together(2, body, direct_from=direct_from, checks=False)
+
+
+def test_whoever_is_still_in_a_call_hears_that_it_was_given_up_though_others_are_two_calls_ahead():
+    n = 16 << 20
+
+    def hook(reason, who, mine, theirs):
+        if reason != "waits":
+            raise RuntimeError(reason)
+
+    def body(node):
+        slow = int(node.broadcast(np.array([os.getpid()]), 1)[0])
+        x, out = np.arange(n) + 1.0, np.zeros(n)
+        node.barrier()
+        if node.rank == 0:
+            stopping = threading.Timer(0.01, os.kill, (slow, signal.SIGSTOP))
+            going_on = threading.Timer(0.6, os.kill, (slow, signal.SIGCONT))
+            stopping.start(), going_on.start()
+            interrupted_in(0.2)
+        try:
+            node.all_reduce(x, "sum", out)
+            first = "right" if (out == 2 * x).all() else "wrong"
+        except (KeyboardInterrupt, RuntimeError) as error:
+            first = str(error) or "interrupted"
+        node.broadcast(np.zeros(4), 0)  # its root waits for nobody
+        again = np.zeros(n)
+        node.all_reduce(-x, "sum", again)
+        assert (again == -2 * x).all()
+        return first
+
+    said = ranks.together(2, body, nbytes=256 << 20, spins=0, hook=hook)
+    assert said in (["interrupted", "gave up"], ["interrupted", "right"], ["right", "right"]), said
 
 
 @pytest.mark.parametrize(("code", "nan"), [(10, 0x7C01), (11, 0x7F81)], ids=["float16", "bfloat16"])

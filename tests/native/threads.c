@@ -227,6 +227,8 @@ static void *rank(void *arg) {
   struct node n = {.host = &host,
                    .checks = 1,
                    .synchronous = synchronous,
+                   .direct = direct_reaches_process(
+                       getpid(), (uint64_t)(uintptr_t)&most, most),
                    .direct_from = most};
   struct channel to = {.node = {.host = &host}},
                  from = {.node = {.host = &host}};

@@ -43,12 +43,9 @@ int node_attach(struct node *n, struct segment *s, struct node_place *place, int
   n->rank = rank;
   n->size = (int)place->size;
   n->calls = n->published = n->seen = n->told = n->gave_up = 0;
-  n->token = node_now() ^ (uint64_t)getpid() << 40 ^ (uint64_t)(uintptr_t)n;
   struct node_rank *mine = node_mine(n);
   node_note(&mine->status.rank, NODE_RANKS);
   node_note(&mine->status.pid, (uint64_t)getpid());
-  node_note(&mine->status.token_at, (uint64_t)(uintptr_t)&n->token);
-  node_note(&mine->status.token, n->token);
   return 0;
 }
 
@@ -62,21 +59,22 @@ static void publish(struct node *n, uint64_t signature, uint64_t state) {
     node_post(&cell->arrival, arrival);
 }
 
-static int differs(const struct node *n, int rank, uint64_t number, uint64_t ours) {
+/* The signature of a rank's call if it is another one than ours, else 0. */
+static uint64_t another(const struct node *n, int rank, uint64_t number, uint64_t ours) {
   uint64_t theirs = node_signature(n, rank, number);
-  return n->checks && theirs != ours && theirs && ours;
+  return n->checks && theirs != ours && ours ? theirs : 0;
 }
 
 static int failed(struct node *n, int result, int rank) { return result == -100 ? -1 : node_fail(n, -result, rank); }
 
-static int tell(struct node *n, int rank, uint64_t number) {
-  n->told = n->awaited = number;
-  return node_fail(n, NODE_MISMATCH, rank);
+static int tell(struct node *n, int rank, uint64_t number, uint64_t theirs) {
+  n->told = number;
+  return node_mismatch(n, rank, number, theirs);
 }
 
 static int compare(struct node *n, int rank, uint64_t number) {
-  const int is_another = number > n->told && differs(n, rank, number, node_signature(n, n->rank, number));
-  return is_another ? tell(n, rank, number) : 0;
+  const uint64_t theirs = number > n->told ? another(n, rank, number, node_signature(n, n->rank, number)) : 0;
+  return theirs ? tell(n, rank, number, theirs) : 0;
 }
 
 /* Compare our calls that are over, and for which we did not wait, with those who have come to them. */
@@ -132,6 +130,7 @@ int node_missing(struct node *n, unsigned char *which) {
 static int withdraw(struct node *n) {
   unsigned char which[NODE_RANKS];
   node_word *ours = &node_cell(n, n->rank, n->calls)->arrival;
+  n->awaited = n->calls;
   store_in_order(ours, NODE_ARRIVAL(n->calls, NODE_DOUBTS));
   int missing = node_missing(n, which);
   store_in_order(ours, NODE_ARRIVAL(n->calls, missing ? NODE_WITHDRAWN : NODE_ARRIVED));
@@ -152,7 +151,8 @@ int node_await(struct node *n, int rank) {
     }
   }
   if (result) return failed(n, result, rank);
-  return differs(n, rank, n->calls, n->signature) ? tell(n, rank, n->calls) : 0;
+  const uint64_t theirs = another(n, rank, n->calls, n->signature);
+  return theirs ? tell(n, rank, n->calls, theirs) : 0;
 }
 
 /* Compare with those for whom we did not wait, as far as they have come: of two ranks that wait for nobody, as two roots
@@ -161,7 +161,8 @@ int node_compare(struct node *n) {
   atomic_thread_fence(memory_order_seq_cst); /* our arrival is out before we look: one of two sees the other */
   for (int r = 0; r < n->size; r++) {
     if (r == n->rank || node_load(&node_cell(n, r, n->calls)->arrival) != n->arrival) continue;
-    if (differs(n, r, n->calls, n->signature)) return tell(n, r, n->calls);
+    const uint64_t theirs = another(n, r, n->calls, n->signature);
+    if (theirs) return tell(n, r, n->calls, theirs);
   }
   return 0;
 }

@@ -14,6 +14,8 @@ Hook = Callable[[str, tuple[int, ...], int, int], object]
 
 def know_numpy(numpy: Any) -> None: ...
 def know_torch(torch: Any) -> bool: ...
+def mark() -> tuple[int, int, int]: ...
+def reaches(pid: int, at: int, token: int, /) -> bool: ...
 
 class Segment:
     name: str
@@ -36,12 +38,11 @@ class Node:
     size: int
     number: int  # of this rank's last call
     busy: bool  # a thread of this process is in one
-    has_long: bool | None  # None: no long call yet
-    direct: bool | None
+    direct: bool
     timeout: float
     spins: int
     most: int  # bytes of a rank's block, above which calls are not taken
-    direct_from: int  # bytes; more for all_reduce and broadcast
+    direct_from: int  # bytes; more for what several ranks read
     def __new__(
         cls,
         segment: Segment,
@@ -52,6 +53,7 @@ class Node:
         checks: bool = True,
         synchronous: bool = False,
         timeout: float = 0,
+        direct: bool = False,
         direct_from: int = ...,
     ) -> Node: ...
     def barrier(self) -> None: ...

@@ -1,7 +1,7 @@
 /* direct.c: long calls that move data between the ranks' arrays where they are (process_vm_readv, process_vm_writev).
 
    One copy in place of two, but the system walks over the pages of both ends; pays for long arrays, where it is
-   allowed (not in containers that forbid it, nor where a security module does): direct_probe tries.
+   allowed (not in containers that forbid it, nor where a security module does): direct_reaches_process tries.
 
      verb                     who moves what
      all_gather, all_to_all   each rank reads the others' blocks
@@ -17,7 +17,7 @@
    may still write to its out then, until they come to the next call: it keeps that memory (module.c).
 
    Some memory is read by its process but by no other (what a device's driver has mapped): then all go through pieces.
-   So each rank tries its own, and remembers for which arrays it has. */
+   So each rank tries its own. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -36,7 +36,7 @@ static int copy(struct node *n, int rank, int writes, char *ours, uint64_t their
   const int pid = (int)node_peek(&other->status.pid);
   while (nbytes) {
     struct iovec here = {ours, nbytes}, there = {(void *)(uintptr_t)theirs, nbytes};
-    if (writes && long_reached(n, &other->put, NODE_FIRST_STEP, rank)) return -1; /* it has given up */
+    if (writes && long_reached(n, &other->put, 0, rank)) return -1; /* it has given up */
     ssize_t did = writes ? process_vm_writev(pid, &here, 1, &there, 1, 0) : process_vm_readv(pid, &here, 1, &there, 1, 0);
     if (did <= 0) return node_fail(n, NODE_LEFT_CALL, rank);
     ours += did;
@@ -50,40 +50,35 @@ int direct_pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes
   return copy(n, rank, 0, to, from, nbytes);
 }
 
-/* Whether we can reach all others' memory: their tokens show that it is theirs (pids differ between namespaces). Who may
-   read may write, if the system writes at all, which is tried on ourselves. */
-int direct_probe(struct node *n) {
-  uint64_t word = 1, copied = 0;
-  struct iovec from = {&word, sizeof word}, to = {&copied, sizeof copied};
-  if (process_vm_writev(getpid(), &from, 1, &to, 1, 0) != sizeof word) return 0;
-  for (int r = 0; r < n->size; r++) {
-    struct node_rank *rank = &n->place->rank[r];
-    uint64_t seen = 0, at = node_peek(&rank->status.token_at);
-    struct iovec ours = {&seen, sizeof seen}, theirs = {(void *)(uintptr_t)at, sizeof seen};
-    const int pid = (int)node_peek(&rank->status.pid);
-    if (r == n->rank) continue;
-    if (process_vm_readv(pid, &ours, 1, &theirs, 1, 0) != sizeof seen) return 0;
-    if (seen != node_peek(&rank->status.token)) return 0;
-  }
-  if (!n->scratch) n->scratch = malloc(SCRATCH);
-  return n->scratch != NULL;
+/* Whether we can reach the memory of a process: `token` stands there, which shows that it is that one (pids differ between
+   namespaces). Who may read may write, if the system writes at all, which is tried on ourselves. */
+int direct_reaches_process(int pid, uint64_t at, uint64_t token) {
+  uint64_t seen = 0, copied = 0;
+  struct iovec ours = {&seen, sizeof seen}, to = {&copied, sizeof copied}, theirs = {(void *)(uintptr_t)at, sizeof seen};
+  if (process_vm_writev(getpid(), &ours, 1, &to, 1, 0) != sizeof seen) return 0;
+  return process_vm_readv(pid, &ours, 1, &theirs, 1, 0) == sizeof seen && seen == token;
 }
 
 /* Whether the system reads this memory of ours for others: its first byte and its last. */
-int direct_reaches(struct node *n, const char *at, size_t nbytes) {
-  enum { KEPT = sizeof n->reached / sizeof *n->reached };
+static int is_reached(const char *at, size_t nbytes) {
   if (!at || !nbytes) return 1;
-  for (int i = 0; i < KEPT; i++)
-    if (n->reached[i].at == at && n->reached[i].nbytes == nbytes) return 1;
   char seen[2];
   struct iovec here = {seen, 2}, there[2] = {{(void *)(uintptr_t)at, 1}, {(void *)(uintptr_t)(at + nbytes - 1), 1}};
-  if (process_vm_readv(getpid(), &here, 1, there, 2, 0) != 2) return 0;
-  n->reached[n->reaches++ % KEPT] = (struct reached){at, nbytes};
-  return 1;
+  return process_vm_readv(getpid(), &here, 1, there, 2, 0) == 2;
+}
+
+static int is_written(int verb) { /* others write to a rank's out */
+  return verb != BY_ALL_GATHER && verb != BY_ALL_TO_ALL && verb != BY_REDUCE_SCATTER;
+}
+
+/* Whether this call may be direct as far as this rank is concerned. */
+int direct_may(struct node *n, const struct call *c) {
+  if (!n->scratch) n->scratch = malloc(SCRATCH);
+  return n->scratch && is_reached(c->x, c->nbytes) && (!is_written(c->verb) || is_reached(c->out, c->nbytes));
 }
 
 uint64_t direct_address(const struct node *n, int rank, int which) {
-  uint64_t addresses[3];
+  uint64_t addresses[CALL_WORDS];
   memcpy(addresses, node_cell(n, rank, n->calls)->data, sizeof addresses);
   return addresses[which];
 }
@@ -197,11 +192,11 @@ int direct_run(struct node *n, const struct call *c) {
      before we say that we have finished. */
   atomic_thread_fence(memory_order_seq_cst); /* first their arrays were read, then whether they had given up */
   for (int r = 0; r < n->size; r++)
-    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r)) return -1;
-  node_post(&node_mine(n)->finished, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
+    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].put, 0, r)) return -1;
+  node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
   if (fills && !in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   for (int r = 0; r < n->size; r++)
-    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].finished, NODE_FIRST_STEP + 1, r)) return -1;
+    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].finished, 1, r)) return -1;
   if (fills && in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   return 0;
 }

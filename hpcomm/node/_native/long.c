@@ -37,9 +37,6 @@ static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
 static int is_chain(int verb) { return verb == BY_SCAN || verb == BY_EXSCAN; }
-static int is_written(int verb) { /* where it is directly: others write to a rank's out */
-  return verb != BY_ALL_GATHER && verb != BY_ALL_TO_ALL && verb != BY_REDUCE_SCATTER;
-}
 static size_t block(const struct steps *s) {
   return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size;
 }
@@ -50,16 +47,16 @@ int long_reached(struct node *n, const node_word *at, uint64_t step, int rank) {
 }
 #define RANK(s, q) (&(s)->n->place->rank[q])
 static int all_put(const struct steps *s, int q, uint64_t step) {
-  return long_reached(s->n, &RANK(s, q)->put, NODE_FIRST_STEP + step, q);
+  return long_reached(s->n, &RANK(s, q)->put, step, q);
 }
 static int all_taken(const struct steps *s, int q, uint64_t step) {
-  return long_reached(s->n, &RANK(s, q)->taken, NODE_FIRST_STEP + step, q);
+  return long_reached(s->n, &RANK(s, q)->taken, step, q);
 }
 static int all_finished(const struct steps *s, int q, uint64_t step) {
-  return long_reached(s->n, &RANK(s, q)->finished, NODE_FIRST_STEP + step, q);
+  return long_reached(s->n, &RANK(s, q)->finished, step, q);
 }
 static void post(const struct steps *s, node_word *at, uint64_t step) {
-  node_post(at, NODE_STEP(s->n->calls, NODE_FIRST_STEP + step));
+  node_post(at, NODE_STEP(s->n->calls, step));
 }
 
 /* Ranks between which something goes: q reads what r has put. */
@@ -82,7 +79,7 @@ static void plan(struct steps *s) {
   const int verb = s->c->verb, is_half = s->c->dtype == F16 || s->c->dtype == BF16;
   s->is_shared = verb == BY_ALL_REDUCE || (verb == BY_REDUCE && s->n->size > 2);
   size_t most = verb_cuts(verb) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
-  if (is_chain(verb)) most = links(s, is_half ? most / 2 : most); /* halves are float32 there */
+  if (is_chain(verb)) most = links(s, is_half ? most / 2 & ~(size_t)(NODE_LINE - 1) : most); /* halves are float32 there */
   const size_t ranks = s->is_shared ? (size_t)s->n->size : 1;
   s->whole = verb_cuts(verb) ? block(s) : s->c->nbytes;
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
@@ -218,44 +215,42 @@ static void post_all(struct node *n, uint64_t step) {
   node_post(&mine->finished, NODE_STEP(n->calls, step));
 }
 
-void long_begin_steps(struct node *n) { post_all(n, n->settled ? NODE_FIRST_STEP : 0); }
+void long_begin_steps(struct node *n) { post_all(n, 0); }
+
+/* Whether a rank may still be in the last long call that we gave up. */
+static int may_linger(const struct node *n) { return n->gave_up && n->seen <= n->gave_up; }
 
 int long_give_up(struct node *n) {
-  post_all(n, n->gave_up + 1 == n->calls ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
+  post_all(n, may_linger(n) ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
   atomic_thread_fence(memory_order_seq_cst); /* before the program writes to its arrays */
   n->gave_up = n->calls;
-  memset(n->reached, 0, sizeof n->reached); /* an address may have become another array's */
   return -1;
 }
 
-/* In the first long call all learn whether all can reach all memory. */
-static int settle(struct node *n) {
-  struct node_rank *mine = node_mine(n);
-  if (n->settled) return 0;
-  node_note(&mine->status.direct, (uint64_t)direct_probe(n));
-  post_all(n, NODE_FIRST_STEP);
-  n->direct = 1;
-  for (int r = 0; r < n->size; r++) {
-    if (r != n->rank && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r)) return -1;
-    n->direct &= node_peek(&n->place->rank[r].status.direct) == 1;
-  }
-  n->settled = 1;
-  return 0;
-}
-
-static void reserve_pieces(struct node *n) {
-  uint64_t units = 0;
-  char *at = segment_reserve(n->segment, (size_t)n->size * node_pieces_bytes(n->size), &units);
-  node_note(&n->place->piece_units, units);
-  node_note(&n->place->pieces, at ? (uint64_t)(at - (char *)n->segment->head) : 1);
-}
-
-/* Steps are counted anew in each call. Not before all have come, where we gave up the last one: somebody may still be
-   in it, and has to see that: 0. */
+/* Steps are counted anew in each call. Not before all have come, where somebody has to see that we gave up: 0. */
 int long_afresh(struct node *n) {
-  const int afresh = n->gave_up + 1 != n->calls;
+  const int afresh = !may_linger(n);
   if (afresh) long_begin_steps(n);
   return afresh;
+}
+
+/* Whoever makes a long call first reserves the pieces. All know whether there are any before they come to their first one:
+   so also those who leave it by an error know whether the others will come to the next one. */
+static int find_pieces(struct node *n) {
+  struct node_place *place = n->place;
+  uint64_t finder = 0;
+  if (atomic_compare_exchange_strong(&place->finder, &finder, (uint64_t)n->rank + 1)) {
+    uint64_t units = 0;
+    char *at = segment_reserve(n->segment, (size_t)n->size * node_pieces_bytes(n->size), &units);
+    node_note(&place->piece_units, units);
+    node_note(&place->pieces, at ? (uint64_t)(at - (char *)n->segment->head) : 1);
+    node_post(&place->found, 1);
+  } else {
+    n->awaited = 0;
+    if (node_wait(n, &place->found, NODE_AT_VALUE, 1, (int)finder - 1)) return -1;
+  }
+  n->pieces = node_peek(&place->pieces);
+  return 0;
 }
 
 /* Whether a call is long enough to be direct. What goes through pieces is copied once more, but within caches and without
@@ -275,54 +270,49 @@ static int is_direct(const struct node *n, const struct call *c) {
   }
 }
 
+/* Bring the addresses of our arrays, and compare calls, also where short ones are not compared: ranks will write into one
+   another's memory. */
 static int meet(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
-  if (n->rank == 0 && !node_peek(&n->place->pieces)) reserve_pieces(n);
   const int afresh = long_afresh(n);
-  uint64_t addresses[3] = {(uint64_t)(uintptr_t)c->x, (uint64_t)(uintptr_t)c->out, 0};
-  if (is_direct(n, c) && direct_reaches(n, c->x, c->nbytes) &&
-      (!is_written(c->verb) || direct_reaches(n, c->out, c->nbytes)))
-    addresses[CALL_NBYTES] = c->nbytes;
-  memcpy(node_cell(n, n->rank, n->calls)->data, addresses, sizeof addresses);
+  const uint64_t may = n->direct && is_direct(n, c) && direct_may(n, c);
+  uint64_t words[CALL_WORDS] = {(uintptr_t)c->x, (uintptr_t)c->out, (uint64_t)c->nbytes << 1 | may};
+  memcpy(node_cell(n, n->rank, n->calls)->data, words, sizeof words);
   node_arrive(n);
   if (node_await_all(n)) return long_give_up(n);
-  n->has_long = node_peek(&n->place->pieces) > 1 ? 1 : -1;
   if (!afresh) long_begin_steps(n);
   n->awaited = 0;
+  for (int r = 0; r < n->size; r++) {
+    const uint64_t theirs = node_signature(n, r, n->calls);
+    if (theirs == c->signature && direct_address(n, r, CALL_NBYTES) >> 1 == c->nbytes) continue;
+    node_mismatch(n, r, n->calls, theirs);
+    return long_give_up(n);
+  }
   return 0;
 }
 
-int long_settle(struct node *n, const struct call *c) {
-  if (n->settled) return 0;
-  if (meet(n, c)) return -1;
-  int unlocked = node_unlock(n), bad = settle(n);
-  if (unlocked) node_lock(n);
-  return bad ? long_give_up(n) : 0;
-}
-
 /* Nobody's x may change while others read it: an all_to_all in place goes through pieces. Nor may an array be what a
-   device's driver has mapped, which the system reads for nobody else. < 0: one is of another length, where signatures
-   are not compared: nobody writes behind another's array. */
-static int may_reach(struct node *n, const struct call *c) {
-  int may = n->direct;
-  for (int r = 0; r < n->size; r++) {
-    const uint64_t nbytes = direct_address(n, r, CALL_NBYTES);
-    if (nbytes && nbytes != c->nbytes) return node_fail(n, NODE_MISMATCH, r);
-    may &= nbytes && !(c->verb == BY_ALL_TO_ALL && direct_address(n, r, CALL_X) == direct_address(n, r, CALL_OUT));
-  }
+   device's driver has mapped, which the system reads for nobody else. */
+static int may_reach(const struct node *n, const struct call *c) {
+  int may = 1;
+  for (int r = 0; r < n->size; r++)
+    may &= direct_address(n, r, CALL_NBYTES) & 1 &&
+           !(c->verb == BY_ALL_TO_ALL && direct_address(n, r, CALL_X) == direct_address(n, r, CALL_OUT));
   return may;
 }
 
 int long_run(struct node *n, const struct call *c) {
   struct steps s = {.n = n, .c = c};
-  if (n->has_long < 0) return NODE_NO_ROOM; /* all know it since the first, so nobody comes */
+  const int is_first = !n->has_begun_long;
+  n->has_begun_long = 1;
+  if (!n->pieces && find_pieces(n)) return ++n->calls, -1; /* others count this call, too */
+  if (n->pieces == 1 && !is_first) return NODE_NO_ROOM;    /* nobody comes */
   if (meet(n, c)) return -1;
-  if (n->has_long < 0) return NODE_NO_ROOM;
-  int unlocked = node_unlock(n), bad = settle(n), may = 0;
-  if (!bad && is_direct(n, c)) bad = (may = may_reach(n, c)) < 0;
-  if (!bad && may) {
+  if (n->pieces == 1) return NODE_NO_ROOM;
+  int unlocked = node_unlock(n), bad;
+  if (may_reach(n, c)) {
     bad = direct_run(n, c);
-  } else if (!bad) {
+  } else {
     plan(&s);
     bad = carry_out(&s);
   }

@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <structmember.h>
+#include <unistd.h>
 
 #define RESULT_LARGE (4u << 20) /* bytes, as in core/limits.py */
 
@@ -36,11 +37,8 @@ static int look(struct node *n, int why, int rank) {
   PyObject *hook = n->program, *ranks, *said;
   if (why == NODE_WAITS && PyErr_CheckSignals()) return -1;
   if (why == NODE_WAITS && !hook) return 0;
-  uint64_t theirs = 0, number = n->awaited ? n->awaited : n->calls, ours = n->signature;
-  if (why == NODE_MISMATCH && n->place) {
-    theirs = node_signature(n, rank, number);
-    ours = node_signature(n, n->rank, number);
-  }
+  const uint64_t number = n->awaited ? n->awaited : n->calls, theirs = why == NODE_MISMATCH ? n->theirs : 0;
+  const uint64_t ours = why == NODE_MISMATCH ? node_signature(n, n->rank, number) : n->signature;
   ranks = why == NODE_WAITS || why == NODE_LATE ? ranks_of(n, rank) : Py_BuildValue("(i)", rank);
   if (!ranks) return -1;
   said = hook ? PyObject_CallFunction(hook, "sOKK", reasons[why], ranks, (unsigned long long)ours,
@@ -131,6 +129,12 @@ static int say(const struct node *n, const struct arguments *g, struct call *c) 
   return !overflow && root >= 0 && root < n->size;
 }
 
+/* Whether out has as many bytes as the result: with dtype=, the arrays may have been of other types. */
+static int has_room(int verb, const struct array *x, const struct array *out, size_t ranks) {
+  const size_t cut = verb_cuts(verb) && verb != BY_ALL_TO_ALL ? ranks : 1;
+  return out->dtype == x->dtype && out->nbytes * cut == x->nbytes * (verb_gathers(verb) ? ranks : 1);
+}
+
 /* Fill in what the arrays say, as prepare.py does, and make the result. 1: the core takes them; 0: not; -1: an
    exception. *result: new, NULL where this rank receives nothing. */
 static int prepare(Node *self, const struct arguments *g, struct call *c, struct array *x, struct array *out,
@@ -151,7 +155,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   if (has_out && same) *out = *x, out->view.obj = NULL;
   if (has_x) {
     axes = shape_of_result(c->verb, x, n->size, has_out, shape);
-    if (axes < 0 || (has_out && (out->dtype != x->dtype || !has_shape(c->verb, out, axes, shape)))) return 0;
+    if (axes < 0 || (has_out && !(has_room(c->verb, x, out, ranks) && has_shape(c->verb, out, axes, shape)))) return 0;
     if (verb_cuts(c->verb) && x->count % ranks) return 0;
   }
   const struct array *seen = has_x ? x : out;
@@ -236,6 +240,10 @@ uint64_t read_signature(PyObject *given) {
   return signature;
 }
 
+static uint64_t ns_of(double seconds) { /* 0: for ever, also where it is no number */
+  return seconds > 0 ? (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9) : 0;
+}
+
 /* Come to a call that is carried out elsewhere: its number. waits: and wait for all to come to the same one. */
 static PyObject *meet(PyObject *me, PyObject *signature_, PyObject *timeout_, int waits) {
   Node *self = (Node *)me;
@@ -243,7 +251,7 @@ static PyObject *meet(PyObject *me, PyObject *signature_, PyObject *timeout_, in
   uint64_t signature = read_signature(signature_), timeout = n->timeout;
   double seconds = timeout_ && timeout_ != Py_None ? PyFloat_AsDouble(timeout_) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
-  if (seconds > 0) n->timeout = (uint64_t)(seconds * 1e9) + 1;
+  if (seconds > 0) n->timeout = ns_of(seconds) + 1;
   int bad = node_enter(n, signature);
   if (!bad) {
     node_arrive(n);
@@ -301,15 +309,15 @@ static PyObject *begun(PyObject *me, PyObject *const *a, Py_ssize_t count) {
 
 /* -- Node --------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "place",       "rank",    "hook",        "spins",
-                          "checks",  "synchronous", "timeout", "direct_from", NULL};
+  static char *words[] = {"segment", "place",       "rank",    "hook",   "spins",
+                          "checks",  "synchronous", "timeout", "direct", "direct_from", NULL};
   Segment *segment;
   unsigned long long offset, direct_from = 4u << 20;
-  int rank, spins = 2000, checks = 1, synchronous = 0;
+  int rank, spins = 2000, checks = 1, synchronous = 0, direct = 0;
   double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdK", words, segment_type, &segment, &offset, &rank,
-                                   &hook, &spins, &checks, &synchronous, &timeout, &direct_from))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdpK", words, segment_type, &segment, &offset, &rank,
+                                   &hook, &spins, &checks, &synchronous, &timeout, &direct, &direct_from))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
@@ -328,7 +336,8 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                              .checks = checks,
                              .synchronous = synchronous,
                              .most = UINT64_MAX,
-                             .timeout = (uint64_t)(timeout * 1e9),
+                             .timeout = ns_of(timeout),
+                             .direct = direct,
                              .direct_from = direct_from};
   node_attach(&self->node, &segment->segment, place, rank);
   return (PyObject *)self;
@@ -393,19 +402,8 @@ static PyObject *get_timeout(PyObject *me, void *none) {
 static int set_timeout(PyObject *me, PyObject *value, void *none) {
   (void)none;
   if (!value) return PyErr_SetString(PyExc_AttributeError, "cannot be deleted"), -1;
-  ((Node *)me)->node.timeout = (uint64_t)(PyFloat_AsDouble(value) * 1e9);
+  ((Node *)me)->node.timeout = ns_of(PyFloat_AsDouble(value));
   return PyErr_Occurred() ? -1 : 0;
-}
-static PyObject *get_direct(PyObject *me, void *none) { /* None: no long call has been made yet */
-  const struct node *n = &((Node *)me)->node;
-  (void)none;
-  return n->settled ? PyBool_FromLong(n->direct) : Py_NewRef(Py_None);
-}
-
-static PyObject *get_has_long(PyObject *me, void *none) { /* None: as above */
-  const int has_long = ((Node *)me)->node.has_long;
-  (void)none;
-  return has_long ? PyBool_FromLong(has_long > 0) : Py_NewRef(Py_None);
 }
 
 /* -- functions of the module --------------------------------------------------------------------------------------- */
@@ -416,6 +414,21 @@ static PyObject *know_torch(PyObject *module, PyObject *torch) {
   int by_table = array_know_torch(torch);
   (void)module;
   return by_table < 0 ? NULL : PyBool_FromLong(by_table);
+}
+
+/* mark(): what another process needs to see that it can reach this one's memory: pid, address, what stands there. */
+static PyObject *mark(PyObject *module, PyObject *none) {
+  static uint64_t token;
+  (void)module, (void)none;
+  if (!token) token = (node_now() ^ (uint64_t)getpid() << 40) >> 1; /* for words that have a sign */
+  return Py_BuildValue("(iKK)", (int)getpid(), (unsigned long long)(uintptr_t)&token, (unsigned long long)token);
+}
+static PyObject *reaches(PyObject *module, PyObject *const *a, Py_ssize_t count) {
+  (void)module;
+  if (count != 3) return PyErr_Format(PyExc_TypeError, "reaches takes what mark() says");
+  const int pid = (int)PyLong_AsLong(a[0]);
+  const uint64_t at = PyLong_AsUnsignedLongLong(a[1]), token = PyLong_AsUnsignedLongLong(a[2]);
+  return PyErr_Occurred() ? NULL : PyBool_FromLong(direct_reaches_process(pid, at, token));
 }
 
 /* -- tables ------------------------------------------------------------------------------------------------------- */
@@ -445,15 +458,13 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
 static PyMemberDef node_members[] = {{"rank", T_INT, offsetof(Node, node.rank), READONLY, NULL},
                                      {"size", T_INT, offsetof(Node, node.size), READONLY, NULL},
                                      {"busy", T_INT, offsetof(Node, busy), READONLY, NULL},
+                                     {"direct", T_INT, offsetof(Node, node.direct), READONLY, NULL},
                                      {"number", T_ULONGLONG, offsetof(Node, node.calls), READONLY, NULL},
                                      {"most", T_ULONGLONG, offsetof(Node, node.most), 0, NULL},
                                      {"direct_from", T_ULONGLONG, offsetof(Node, node.direct_from), 0, NULL},
                                      {"spins", T_INT, offsetof(Node, node.spins), 0, NULL},
                                      {0}};
-static PyGetSetDef node_attributes[] = {{"direct", get_direct, NULL, NULL, NULL},
-                                        {"has_long", get_has_long, NULL, NULL, NULL},
-                                        {"timeout", get_timeout, set_timeout, NULL, NULL},
-                                        {0}};
+static PyGetSetDef node_attributes[] = {{"timeout", get_timeout, set_timeout, NULL, NULL}, {0}};
 static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
                                    {Py_tp_dealloc, node_dealloc},
                                    {Py_tp_traverse, node_traverse},
@@ -467,6 +478,8 @@ static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0
 static PyMethodDef functions[] = {
     {"know_numpy", know_numpy, METH_O, NULL},
     {"know_torch", know_torch, METH_O, NULL},
+    {"mark", mark, METH_NOARGS, NULL},
+    FAST(reaches),
     {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};
 

@@ -18,7 +18,7 @@
 
      pieces    | rank 0: piece 0..R-1, result 0..R-1 | rank 1 ...  reserved at the first long call
 
-   Every word is written by one rank only, but for `left` and `owner`, which are counted and claimed. */
+   Every word is written by one rank only, but for `left`, `finder` and `owner`, which are counted and claimed. */
 #ifndef HPCOMM_NODE_H
 #define HPCOMM_NODE_H
 #include <stdatomic.h>
@@ -26,7 +26,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 4         /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 5         /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls that a rank has begun which others can look up */
@@ -66,13 +66,11 @@ struct node_entry { /* of the log; its signature is that of this number if the n
 };
 
 struct node_rank {
-  _Alignas(NODE_APART) struct { /* for others to read: what this rank waits for, and where its memory is */
+  _Alignas(NODE_APART) struct { /* for others to read: what this rank waits for, and whose memory it has */
     node_word waiting;          /* number of the call in which it has begun to wait slowly; 0: it does not */
     node_word since;            /* ns of CLOCK_MONOTONIC */
     node_word rank;             /* for whom; NODE_RANKS: nobody */
-    node_word pid, token_at;    /* a word in its own memory holds `token`: whoever reads it there may reach all */
-    node_word token;
-    node_word direct; /* 1: it can reach all others' memory; set in the first long call */
+    node_word pid;
   } status;
   _Alignas(NODE_APART) struct {
     node_word began; /* number of the last entry */
@@ -88,7 +86,9 @@ struct node_rank {
 struct node_place {
   _Alignas(NODE_APART) node_word left; /* ranks that have closed: the last one frees the units */
   node_word size, units;
-  node_word pieces, piece_units; /* offset of the pieces; 0: none yet, 1: no room for any */
+  node_word finder;              /* rank + 1 of the first one in a long call: it reserves the pieces, and says */
+  node_word found;               /* 1 when it knows */
+  node_word pieces, piece_units; /* their offset; 1: no room for any */
   struct node_rank rank[];
 };
 
@@ -157,19 +157,15 @@ struct node {
   uint64_t awaited;                /* number to which we wait for others to come; 0: we wait for something else */
   uint64_t seen;                   /* last number to which all others are known to have come */
   uint64_t gave_up;                /* number of the last long call that this rank has left by an error */
-  uint64_t told;                   /* number of the last call whose mismatch has been reported: earlier ones are not looked at again */
+  uint64_t theirs;                 /* signature of the call that is another one than ours, for the host */
+  uint64_t told;                   /* number of the last call whose mismatch has been reported */
   uint64_t signature;              /* of the call under way */
   uint64_t arrival;                /* of the call under way, as it stands in cells */
-  uint64_t token;                  /* see status.token_at */
-  int has_long;                    /* there are pieces: 1; there is no room for them: -1; 0: no long call yet */
-  int settled, direct;             /* set at the first one: memory of others can be read and written */
+  uint64_t pieces;                 /* see node_place; 0: not known yet */
+  int has_begun_long;              /* a long call, of which the others know therefore */
+  int direct;                      /* memory of all others can be read and written: the same on all ranks */
   uint64_t direct_from;            /* bytes from which that is done: see is_direct; the same on all ranks */
   char *scratch;                   /* for what is read so, and reduced */
-  struct reached {
-    const char *at;
-    size_t nbytes;
-  } reached[4]; /* our arrays that others can read: the last ones tried */
-  unsigned reaches;
 };
 
 struct channel {
@@ -195,6 +191,7 @@ enum { NODE_AT_CALL, NODE_PAST_CALL, NODE_AT_STEP, NODE_AT_VALUE }; /* what a wa
 uint64_t node_now(void);
 int node_wait_slowly(struct node *, const node_word *, int how, uint64_t want, int rank);
 int node_fail(struct node *, int why, int rank);
+int node_mismatch(struct node *, int rank, uint64_t number, uint64_t theirs);
 int node_unlock(struct node *); /* let other threads of the program run; 1 if they could not before */
 void node_lock(struct node *);
 
@@ -230,17 +227,15 @@ struct call {
 enum { NODE_NO_ROOM = -2 };
 int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
 int long_run(struct node *, const struct call *);
-#define NODE_FIRST_STEP 1 /* step 0: come, but it has not said yet whether it can reach our memory */
 int long_reached(struct node *, const node_word *, uint64_t step, int rank);
-int long_settle(struct node *, const struct call *); /* all know whether all can reach all memory: n->direct */
 int long_afresh(struct node *);                       /* 0: not before all have come: see meet */
 void long_begin_steps(struct node *);
 int long_give_up(struct node *);
 int direct_run(struct node *, const struct call *);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
-int direct_probe(struct node *);
-int direct_reaches(struct node *, const char *at, size_t nbytes);
-enum { CALL_X, CALL_OUT, CALL_NBYTES }; /* of a rank's call: where x and out are; their bytes, 0: not to be reached */
+int direct_reaches_process(int pid, uint64_t at, uint64_t token);
+int direct_may(struct node *, const struct call *);
+enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them */
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
 int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
@@ -333,7 +328,7 @@ static inline uint64_t node_signature(const struct node *n, int rank, uint64_t n
 }
 static inline char *node_piece_at(const struct node *n, int rank, uint64_t step) {
   size_t ring = (size_t)node_ring(n->size);
-  return (char *)n->segment->head + node_peek(&n->place->pieces) + (size_t)rank * node_pieces_bytes(n->size) +
+  return (char *)n->segment->head + n->pieces + (size_t)rank * node_pieces_bytes(n->size) +
          step % ring * node_piece(n->size);
 }
 static inline char *node_result_at(const struct node *n, int rank, uint64_t step) {

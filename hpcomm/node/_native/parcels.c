@@ -20,7 +20,7 @@ static void let_go(struct given *g) {
 static int look_at(PyObject *parcels, Py_ssize_t most, struct given *g) {
   const Py_ssize_t n = most ? PyList_Size(parcels) : 0; /* 0: this rank gives nothing */
   size_t total = 0;
-  for (Py_ssize_t i = 0; i < n && n <= most; i++) {
+  for (Py_ssize_t i = 0; i < n && i < most; i++) {
     const Py_ssize_t count = PyList_Size(PyList_GetItem(parcels, i));
     if (count < 0) return -1;
     total += g->counts[i] = (size_t)count;
@@ -33,7 +33,9 @@ static int look_at(PyObject *parcels, Py_ssize_t most, struct given *g) {
   for (Py_ssize_t i = 0; i < n; i++)
     for (size_t j = 0; j < g->counts[i]; j++) {
       Py_buffer *view = &g->views[g->blocks];
-      if (PyObject_GetBuffer(PyList_GetItem(PyList_GetItem(parcels, i), (Py_ssize_t)j), view, PyBUF_SIMPLE)) return -1;
+      PyObject *parcel = PyList_GetItem(parcels, i); /* the buffer of another block may have changed the lists */
+      PyObject *block = parcel ? PyList_GetItem(parcel, (Py_ssize_t)j) : NULL;
+      if (!block || PyObject_GetBuffer(block, view, PyBUF_SIMPLE)) return -1;
       g->parts[g->blocks++] = (struct node_part){(uintptr_t)view->buf, (size_t)view->len};
     }
   return 0;
@@ -123,8 +125,10 @@ PyObject *node_tell(PyObject *me, PyObject *const *a, Py_ssize_t count) {
     bad = node_await_all(n);
   }
   PyObject *heard = bad ? NULL : PyList_New(n->size);
-  for (int r = 0; heard && r < n->size; r++)
-    PyList_SetItem(heard, r, PyBytes_FromStringAndSize((const char *)node_cell(n, r, n->calls)->data, nbytes));
+  for (int r = 0; heard && r < n->size; r++) {
+    PyObject *its = PyBytes_FromStringAndSize((const char *)node_cell(n, r, n->calls)->data, nbytes);
+    if (!its || PyList_SetItem(heard, r, its)) Py_CLEAR(heard);
+  }
   self->busy = 0;
   return heard;
 }

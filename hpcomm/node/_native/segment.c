@@ -80,8 +80,10 @@ void *segment_reserve(struct segment *s, size_t nbytes, uint64_t *units) {
       continue;
     }
     *units = count;
-    if (!posix_fallocate(s->file, (off_t)(first * NODE_UNIT), (off_t)(count * NODE_UNIT)))
-      return (char *)s->head + first * NODE_UNIT;
+    int bad;
+    do bad = posix_fallocate(s->file, (off_t)(first * NODE_UNIT), (off_t)(count * NODE_UNIT));
+    while (bad == EINTR); /* older systems, at any signal */
+    if (!bad) return (char *)s->head + first * NODE_UNIT;
     free_units(s, first, count);
     return NULL;
   }
@@ -124,7 +126,8 @@ struct node_channel *channel_reserve(struct segment *s, size_t capacity) {
 
 /* This rank has left; the last one frees the units. 1 if that was we. */
 int node_left(struct segment *s, struct node_place *place) {
-  if (atomic_fetch_add(&place->left, 1) + 1 < place->size) return 0;
+  const uint64_t size = place->size; /* it may be another place once we have left */
+  if (atomic_fetch_add(&place->left, 1) + 1 < size) return 0;
   uint64_t pieces = node_load(&place->pieces);
   if (pieces > 1) segment_release(s, (char *)s->head + pieces, place->piece_units, 1);
   segment_release(s, place, place->units, 0);

@@ -60,19 +60,21 @@ static int lay(struct share *s, const struct node_part *blocks, const size_t *co
   return 0;
 }
 
+static int give_up(struct share *s) {
+  long_give_up(s->n);
+  free(s->memory); /* now that whoever reads it will know */
+  return -1;
+}
+
 /* Come to the call with what this rank gives: counts[i] of the blocks are those of parcel i. */
 int share_begin(struct share *s, const struct node_part *blocks, const size_t *counts) {
   struct node *n = s->n;
-  if (long_settle(n, s->c)) return -1;
   if (!n->direct) return NODE_NO_ROOM;
   if (node_enter(n, s->c->signature)) return -1;
   const int afresh = long_afresh(n);
   int bad = call_gives(n, s->c, n->rank) && lay(s, blocks, counts);
   if (!bad) bad = afresh ? call_meet(n, s->c) : (node_arrive(n), node_await_all(n));
-  if (bad) {
-    free(s->memory);
-    return long_give_up(n);
-  }
+  if (bad) return give_up(s);
   if (!afresh) long_begin_steps(n);
   n->awaited = 0;
   return 0;
@@ -106,7 +108,7 @@ int share_open(struct share *s, int rank, struct parcel *p) {
   const int is_whole = part.nbytes >= sizeof count && (part.at || (part.nbytes <= NODE_INLINE && at <= NODE_INLINE - part.nbytes));
   if (is_whole) memcpy(&count, p->at, sizeof count);
   if (!is_whole || count > (part.nbytes - sizeof count) / sizeof part) /* another call's, where none compares */
-    return node_fail(s->n, NODE_MISMATCH, rank);
+    return node_mismatch(s->n, rank, s->n->calls, node_signature(s->n, rank, s->n->calls));
   p->count = count;
   p->table = p->at + sizeof count;
   p->at = p->table + count * sizeof part;
@@ -130,15 +132,16 @@ const char *share_next(struct parcel *p, struct node_part *part) {
 int share_end(struct share *s, int bad) {
   struct node *n = s->n;
   for (int r = 0; !bad && s->reads && r < n->size; r++)
-    bad = r != n->rank && call_gives(n, s->c, r) && long_reached(n, &n->place->rank[r].put, NODE_FIRST_STEP, r);
-  if (!bad && call_takes(n, s->c, n->rank)) node_post(&node_mine(n)->finished, NODE_STEP(n->calls, NODE_FIRST_STEP + 1));
+    bad = r != n->rank && call_gives(n, s->c, r) && long_reached(n, &n->place->rank[r].put, 0, r);
+  if (!bad && call_takes(n, s->c, n->rank)) node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
   n->awaited = n->calls;
   for (int r = 0; !bad && s->is_read && r < n->size; r++)
     bad = r != n->rank && call_takes(n, s->c, r) && node_await(n, r);
   n->awaited = 0;
   for (int r = 0; !bad && s->is_read && r < n->size; r++)
     bad = r != n->rank && call_takes(n, s->c, r) &&
-          long_reached(n, &n->place->rank[r].finished, NODE_FIRST_STEP + 1, r);
+          long_reached(n, &n->place->rank[r].finished, 1, r);
+  if (bad) return give_up(s);
   free(s->memory);
-  return bad ? long_give_up(n) : 0;
+  return 0;
 }

@@ -50,6 +50,13 @@ int node_fail(struct node *n, int why, int rank) {
   return -1;
 }
 
+/* A rank has come to our call of this number with another one's signature. */
+int node_mismatch(struct node *n, int rank, uint64_t number, uint64_t theirs) {
+  n->awaited = number;
+  n->theirs = theirs;
+  return node_fail(n, NODE_MISMATCH, rank);
+}
+
 static int look(struct node *n, int rank) {
   node_lock(n);
   int ends = (n->place && node_compare_earlier(n)) || n->host->look(n, NODE_WAITS, rank);
