@@ -309,9 +309,12 @@ def _number_of(pid: int, place: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """Its children, those of all its threads."""
-    threads = pathlib.Path(f"/proc/{pid}/task").glob("*")
-    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread.name}/children").split()]
+    """Its children, those of all its threads; none if it has ended, also meanwhile."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  glob fails where a process ends meanwhile
+    except OSError:
+        return []
+    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread}/children").split()]
 
 
 def read_of(pid: int, name: str) -> str:

@@ -262,7 +262,7 @@ static int is_direct(const struct node *n, const struct call *c) {
   const uint64_t nbytes = is_block ? c->nbytes * (uint64_t)n->size : c->nbytes; /* of all ranks' blocks */
   switch (c->verb) {
     case BY_SCAN: return 0;
-    case BY_EXSCAN: return is_copy && nbytes >= n->direct_from / 64;
+    case BY_EXSCAN: return is_copy && nbytes >= n->direct_from;
     case BY_SCATTER:
     case BY_GATHER: return nbytes >= n->direct_from / (n->spins && n->size > 2 ? 8 : 1);
     case BY_ALL_TO_ALL: return nbytes >= n->direct_from;

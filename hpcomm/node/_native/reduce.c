@@ -327,14 +327,14 @@ void reduce_link(const struct call *c, size_t at, char *made, const char *before
   for (size_t i = 0; i < count; i += TILE) {
     const size_t n = count - i < TILE ? count - i : TILE;
     const char *x = c->x + at + i * size, *earlier = before ? before + i * wide : NULL;
-    char *out = c->out + at + i * size, *sum = is_scan && !is_half ? out : tile;
+    char *out = c->out + at + i * size, *to = is_scan && !is_half ? out : tile;
     if (is_half) {
       widen(c->dtype, widened, x, n);
       x = (const char *)widened;
     }
-    if (earlier && (made || is_scan)) f(sum, earlier, x, n);
-    if (!earlier && c->op >= OP_LAND) f(sum, x, x, n);
-    if (!earlier && c->op < OP_LAND) memmove(sum, x, n * wide);
+    const char *sum = earlier || c->op >= OP_LAND ? to : x;
+    if (earlier && (made || is_scan)) f(to, earlier, x, n);
+    if (!earlier && c->op >= OP_LAND) f(to, x, x, n);
     if (made) memcpy(made + i * wide, sum, n * wide);
     const char *result = is_scan ? sum : earlier;
     if (!result)
