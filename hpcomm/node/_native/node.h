@@ -162,7 +162,7 @@ struct node {
   uint64_t signature;              /* of the call under way */
   uint64_t arrival;                /* of the call under way, as it stands in cells */
   uint64_t pieces;                 /* see node_place; 0: not known yet */
-  int has_begun_long;              /* a long call, of which the others know therefore */
+  int has_begun_long;              /* 1: this rank has made a long call */
   int direct;                      /* memory of all others can be read and written: the same on all ranks */
   uint64_t direct_from;            /* bytes from which that is done: see is_direct; the same on all ranks */
   char *scratch;                   /* for what is read so, and reduced */
