@@ -39,9 +39,10 @@ __all__ = [
     "ENDING",
     "EndedBySignalError",
     "end",
+    "hold_signals",
     "kill_members",
     "members",
-    "raise_ended",
+    "raise_signals",
     "settings",
     "start",
     "supervise",
@@ -86,11 +87,10 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     environ holds what settings() gave. A signal that ends us ends the job too.
     """
     mark = environ[MARK].rpartition(",")[2]
-    for number in ENDING:
-        signal.signal(number, raise_ended)
+    held = hold_signals()
     living = _folder(environ, mark)
     try:
-        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
+        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s, held)
     finally:
         for file in living.iterdir():
             file.unlink(missing_ok=True)
@@ -112,10 +112,16 @@ def _folder(environ: Mapping[str, str], mark: str) -> Path:
 
 
 def _supervised(
-    command: list[str], environ: dict[str, str], mark: str, living: Path, timeout_s: float | None
+    command: list[str],
+    environ: dict[str, str],
+    mark: str,
+    living: Path,
+    timeout_s: float | None,
+    held: list[int],
 ) -> int:
     launcher = start(command, environ)
     try:
+        raise_signals(held)
         status = launcher.wait(timeout_s)
     except subprocess.TimeoutExpired:
         end(launcher, mark, abort=True)
@@ -192,8 +198,30 @@ def _free(launcher: subprocess.Popen[bytes]) -> None:
             return
 
 
-def raise_ended(number: int, frame: object) -> NoReturn:
+def hold_signals() -> list[int]:
+    """Note signals that end us in the list returned, until raise_signals: a launcher may be half started."""
+    held: list[int] = []
+    for number in ENDING:
+        signal.signal(number, lambda number, _: held.append(number))
+    return held
+
+
+def raise_signals(held: list[int]) -> None:
+    """Raise EndedBySignalError for a signal that ends us, from now on and for what hold_signals has noted."""
+    for number in ENDING:
+        signal.signal(number, _raise_ended)
+    if held:
+        raise EndedBySignalError(held[0])
+
+
+def _raise_ended(number: int, frame: object) -> NoReturn:
+    _ignore_signals()  # a second one would come between this one and its cure
     raise EndedBySignalError(number)
+
+
+def _ignore_signals() -> None:
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
@@ -201,8 +229,7 @@ def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_on
 
     at_once: ask without giving it time.
     """
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()
     left = mpi_shared_memory.mapped(pid for pid, _ in members(mark))
     if abort:
         _abort_ranks(mark)

@@ -224,3 +224,14 @@ def test_a_launcher_that_does_not_end_when_asked_is_asked_once(tmp_path):
         process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
     assert asked.read_text() == "asked "
+
+
+def test_a_signal_that_comes_while_the_launcher_is_started_ends_it():
+    code = (
+        "import os, sys, threading; from hpcomm.job.supervise import *;"
+        "started = threading.Thread.start;"
+        "threading.Thread.start = lambda thread: (started(thread), os.kill(os.getpid(), 15));"
+        "sys.exit(supervise(['sleep', '60'], {**os.environ, **settings(os.environ)}, 20))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")

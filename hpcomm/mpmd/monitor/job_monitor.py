@@ -240,14 +240,14 @@ def _watched(
     watch: Watch, command: list[str], environ: dict[str, str], timeout_s: float | None, every_s: float
 ) -> int:
     mark = environ[supervise.MARK].rpartition(",")[2]
-    for number in supervise.ENDING:
-        signal.signal(number, supervise.raise_ended)
+    held = supervise.hold_signals()
     launcher = supervise.start(
         command, environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     readers = [_reader(stream, out, watch) for stream, out in ((launcher.stdout, 1), (launcher.stderr, 2))]
     status = None
     try:
+        supervise.raise_signals(held)
         status = _until_the_end(launcher, watch, timeout_s, every_s)
     except supervise.EndedBySignalError as ended:
         watch.word = f"ended by {signal.Signals(ended.number).name}"
