@@ -45,6 +45,7 @@ from .dissemination import inside
 from .dropped import Children, Groups, let_go
 from .known_messages import forget
 from .meeting import least, meet
+from .mpi4py_names import Mpi4pyNames
 from .pickling import encode
 from .timeouts import Timeout
 
@@ -67,7 +68,7 @@ else:
 __all__ = ["Communicator"]
 
 
-class Communicator(ClosedByAll):
+class Communicator(Mpi4pyNames, ClosedByAll):
     """A group of ranks that can send messages to each other.
 
     Made from an mpi4py communicator. That one is duplicated, so that messages of hpcomm never meet the
@@ -177,6 +178,7 @@ class Communicator(ClosedByAll):
             self.devices = DeviceDispatch(self, gpu)
             if self.node is not None:
                 self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
+        self.fill_names()
         self.go_direct()
         runtime.note(self)
 
@@ -275,11 +277,6 @@ class Communicator(ClosedByAll):
 
     def Free(self) -> None:  # noqa: N802
         self.close()
-
-    if not TYPE_CHECKING:  # where a misspelt name is an error
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(groups.no_attribute(self, name))
 
     def Abort(self, errorcode: int = 1) -> None:  # noqa: N802
         """End the whole job at once with this exit status."""

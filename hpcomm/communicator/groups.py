@@ -43,7 +43,6 @@ __all__ = [
     "made",
     "merge",
     "mesh",
-    "no_attribute",
     "require_known",
     "split",
     "split_node",
@@ -51,14 +50,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-_TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
-    "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
-    "Alltoall": "all_to_all", "Alltoallv": "all_to_all_ragged", "Alltoallw": "all_to_all_ragged",
-    "Bcast": "broadcast", "Exscan": "exscan", "Gather": "gather", "Gatherv": "gather_ragged",
-    "Ibarrier": "barrier", "Irecv": "irecv", "Isend": "isend", "Recv": "recv", "Reduce": "reduce",
-    "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
-    "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
-}  # fmt: skip
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
@@ -300,27 +291,6 @@ def mapped(comm: Communicator, verb: str, make: Callable[..., T], *arguments: ob
         failed = failure(error, verb, comm)
         failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
         raise failed from None
-
-
-def no_attribute(comm: Communicator, name: str) -> str:
-    """What to say of a name that a Communicator does not have; mpi4py's get the verb that does the same."""
-    what = f"a Communicator has no {name}"
-    if name.startswith("_"):
-        return what
-    base, hint = name.removesuffix("_init"), ""
-    word = base[1:].capitalize() if base[:1] == "I" and base[1:].capitalize() in _TWINS else base
-    if (twin := _TWINS.get(word)) is not None:
-        if base != name:
-            hint = f'comm.plan("{twin}", ...)'
-        elif word == base:
-            hint = f"comm.{twin}(...)"
-        else:
-            hint = f"comm.{twin}(..., async_op=True)"
-        hint += " takes and returns arrays; "
-    if not hasattr(MPI.Comm, name) and not hasattr(MPI.Intracomm, name):
-        return what
-    own = f"MPI.of(comm).{name} of hpcomm.compat is as mpi4py has it, comm.mpi.{name} mpi4py's own"
-    return f"{what}\n  where: {where(name, comm)}\n  try:   {hint}{own}"
 
 
 def _tag(comm: Communicator, verb: str, tag: int) -> int:

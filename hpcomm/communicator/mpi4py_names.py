@@ -1,0 +1,69 @@
+"""mpi4py's methods that a Communicator does not have: each name says what does the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import where
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+else:
+    from .._lazy import LazyModule
+
+    MPI = LazyModule("mpi4py.MPI")
+
+__all__ = ["Mpi4pyNames"]
+
+_TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
+    "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
+    "Alltoall": "all_to_all", "Alltoallv": "all_to_all_ragged", "Alltoallw": "all_to_all_ragged",
+    "Bcast": "broadcast", "Exscan": "exscan", "Gather": "gather", "Gatherv": "gather_ragged",
+    "Ibarrier": "barrier", "Irecv": "irecv", "Isend": "isend", "Recv": "recv", "Reduce": "reduce",
+    "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
+    "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
+}  # fmt: skip
+
+
+class _Elsewhere:
+    """A name of mpi4py's: asking for it is an error."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, comm: Any, kind: type) -> _Elsewhere:
+        if comm is None:
+            return self
+        raise AttributeError(_what_to_use(self._name, comm), name=self._name, obj=comm)
+
+
+class Mpi4pyNames:
+    """A base of Communicator. Not a __getattr__: CPython then caches no look for a method."""
+
+    _are_filled = False
+
+    def fill_names(self) -> None:
+        """Once MPI is there, whose names they are, and this communicator has its own."""
+        if not Mpi4pyNames._are_filled:
+            for name in {*dir(MPI.Intracomm), *dir(MPI.Intercomm)}.difference(dir(self)):
+                if not name.startswith("_"):
+                    setattr(Mpi4pyNames, name, _Elsewhere(name))
+            Mpi4pyNames._are_filled = True
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not isinstance(vars(Mpi4pyNames).get(name), _Elsewhere)]
+
+
+def _what_to_use(name: str, comm: Any) -> str:
+    base, hint = name.removesuffix("_init"), ""
+    word = base[1:].capitalize() if base[:1] == "I" and base[1:].capitalize() in _TWINS else base
+    if (twin := _TWINS.get(word)) is not None:
+        if base != name:
+            hint = f'comm.plan("{twin}", ...)'
+        elif word == base:
+            hint = f"comm.{twin}(...)"
+        else:
+            hint = f"comm.{twin}(..., async_op=True)"
+        hint += " takes and returns arrays; "
+    own = f"MPI.of(comm).{name} of hpcomm.compat is as mpi4py has it, comm.mpi.{name} mpi4py's own"
+    return f"a Communicator has no {name}\n  where: {where(name, comm)}\n  try:   {hint}{own}"
