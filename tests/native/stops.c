@@ -100,7 +100,9 @@ static void body(struct segment *segment, struct node_place *place, int rank,
       x[k] = (float)(rank + i);
     if (interrupted && rank == 1)
       interrupted = 0; /* heard of between two calls */
-    if (verbs[i] == SHARE ? share(&n, &c) : node_run(&n, &c)) {
+    if (verbs[i] == SHARE        ? share(&n, &c)
+        : verbs[i] == BY_BARRIER ? node_meet(&n, BY_BARRIER, NULL, 0)
+                                 : node_run(&n, &c)) {
       if (signal_number == SIGINT)
         continue;
       break;

@@ -187,7 +187,7 @@ static int share(struct node *n, uint64_t *common, int call) {
   const int begun = !bad;
   for (int r = 0; !bad && r < ranks; r++) {
     struct parcel p;
-    if (r == n->rank || !call_takes(n, &c, n->rank) || !call_gives(n, &c, r))
+    if (r == n->rank || !call_goes(&c, r, n->rank))
       continue;
     bad = share_open(&s, r, &p);
     size_t count = drawn_blocks(call, r, cut ? n->rank : 0, lengths);
@@ -262,7 +262,7 @@ static void *rank(void *arg) {
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
     look_at_logs(&n, &own);
-    const int bad = node_run(&n, &c);
+    const int bad = c.verb == BY_BARRIER ? node_meet(&n, BY_BARRIER, NULL, 0) : node_run(&n, &c);
     if (bad && !synchronous) {
       printf("call %d of verb %d: %d\n", i, c.verb, bad);
       atomic_store(&wrong, 1);

@@ -37,7 +37,7 @@ static void store_in_order(node_word *at, uint64_t value) {
   node_stop_point();
 }
 
-int node_attach(struct node *n, struct segment *s, struct node_place *place, int rank) {
+void node_attach(struct node *n, struct segment *s, struct node_place *place, int rank) {
   n->segment = s;
   n->place = place;
   n->rank = rank;
@@ -46,7 +46,6 @@ int node_attach(struct node *n, struct segment *s, struct node_place *place, int
   struct node_rank *mine = node_mine(n);
   node_note(&mine->status.rank, NODE_RANKS);
   node_note(&mine->status.pid, (uint64_t)getpid());
-  return 0;
 }
 
 static void publish(struct node *n, uint64_t signature, uint64_t state) {
@@ -174,6 +173,14 @@ int node_await_all(struct node *n) {
   int bad = node_compare_earlier(n);
   n->seen = n->calls;
   return bad;
+}
+
+/* Come to a call with a few bytes, and wait until all have come to it. */
+int node_meet(struct node *n, uint64_t signature, const void *said, size_t nbytes) {
+  if (node_enter(n, signature)) return -1;
+  if (nbytes) memcpy(node_cell(n, n->rank, n->calls)->data, said, nbytes);
+  node_arrive(n);
+  return node_await_all(n);
 }
 
 /* Background calls are not waited for: their signatures stand in a log. Each store is a release and each load an

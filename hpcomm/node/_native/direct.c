@@ -95,13 +95,13 @@ static void keep(char *to, const char *from, size_t nbytes) {
 
 /* -- blocks ------------------------------------------------------------------------------------------------------ */
 static int gather(struct node *n, const struct call *c) { /* all_gather, all_to_all */
-  const int cut = c->verb == BY_ALL_TO_ALL, me = n->rank;
-  const size_t block = cut ? c->nbytes / (size_t)n->size : c->nbytes, from = cut ? (size_t)me * block : 0;
+  const int ranks = n->size, me = n->rank;
+  const size_t block = call_block(c, ranks), from = call_from(c, ranks, me);
   int bad = 0;
-  keep(c->out + (size_t)me * block, c->x + from, block);
-  for (int i = 1; i < n->size && !bad; i++) {
-    const int r = (me + i) % n->size;
-    bad = pull(n, r, c->out + (size_t)r * block, from, block);
+  keep(c->out + call_into(c, ranks, me), c->x + from, block);
+  for (int i = 1; i < ranks && !bad; i++) {
+    const int r = (me + i) % ranks;
+    bad = pull(n, r, c->out + call_into(c, ranks, r), from, block);
   }
   return bad;
 }
@@ -114,18 +114,16 @@ static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter,
   const int in_place = direct_address(n, c->root, CALL_X) == direct_address(n, c->root, CALL_OUT);
   const size_t share = c->verb == BY_BROADCAST && in_place ? block : block / 2;
   const size_t few = share > calls ? (share - calls) / ranks & ~(PAGE - 1) : 0, most = block - few;
-  const int me = n->rank, is_gather = c->verb == BY_GATHER, is_cut = c->verb == BY_SCATTER;
-  const size_t mine = is_gather || is_cut ? (size_t)me * block : 0;
+  const int me = n->rank, is_gather = c->verb == BY_GATHER;
+  const size_t from = call_from(c, n->size, me), into = call_into(c, n->size, me);
   int bad = 0;
-  if (me != c->root) {
-    return is_gather ? push(n, c->root, c->x, mine, most) : pull(n, c->root, c->out, mine, most);
-  }
+  if (me != c->root) return is_gather ? push(n, c->root, c->x, into, most) : pull(n, c->root, c->out, from, most);
   for (int i = 1; few && i < n->size && !bad; i++) {
     const int r = (me + i) % n->size;
-    const size_t theirs = is_gather || is_cut ? (size_t)r * block : 0;
-    bad = is_gather ? pull(n, r, c->out + theirs + most, most, few) : push(n, r, c->x + theirs + most, most, few);
+    bad = is_gather ? pull(n, r, c->out + call_into(c, n->size, r) + most, most, few)
+                    : push(n, r, c->x + call_from(c, n->size, r) + most, most, few);
   }
-  if (c->verb != BY_EXSCAN) keep(c->out + (is_gather ? mine : 0), c->x + (is_cut ? mine : 0), block);
+  if (c->verb != BY_EXSCAN) keep(c->out + into, c->x + from, block);
   return bad;
 }
 
@@ -133,9 +131,9 @@ static int rooted(struct node *n, const struct call *c) { /* broadcast, scatter,
 
 /* Reduce the bytes [at, at + nbytes) of all x, for those who get them. */
 static int reduce(struct node *n, const struct call *c, size_t at, size_t nbytes) {
-  const int me = n->rank, verb = c->verb, here = verb != BY_REDUCE || me == c->root;
+  const int me = n->rank, verb = c->verb, here = call_has_out(c, me);
   const size_t most = SCRATCH / (size_t)(n->size + 1) & ~(size_t)(NODE_LINE - 1);
-  const size_t from = verb == BY_REDUCE_SCATTER ? (size_t)me * (c->nbytes / (size_t)n->size) : 0;
+  const size_t from = call_from(c, n->size, me);
   const void *in[NODE_RANKS];
   int bad = 0;
   for (size_t length, end = at + nbytes; at < end && !bad; at += length) {
@@ -174,15 +172,14 @@ static int move(struct node *n, const struct call *c) {
     case BY_SCATTER:
     case BY_EXSCAN:
     case BY_GATHER: return rooted(n, c);
-    case BY_REDUCE_SCATTER: return reduce(n, c, 0, c->nbytes / (size_t)n->size);
+    case BY_REDUCE_SCATTER: return reduce(n, c, 0, call_block(c, n->size));
     default: return slice(n, c);
   }
 }
 
 /* Whether rank r or this one reads or writes the other's memory: between the root and each other one, or all. */
 static int touches(const struct node *n, const struct call *c, int r) {
-  const int has_root = c->verb == BY_BROADCAST || c->verb == BY_SCATTER || c->verb == BY_GATHER;
-  return r != n->rank && (!has_root || r == c->root || n->rank == c->root);
+  return r != n->rank && (verb_reduces(c->verb) || call_goes(c, r, n->rank) || call_goes(c, n->rank, r));
 }
 
 int direct_run(struct node *n, const struct call *c) {

@@ -37,36 +37,19 @@ static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
 static int is_chain(int verb) { return verb == BY_SCAN || verb == BY_EXSCAN; }
-static size_t block(const struct steps *s) {
-  return s->c->verb == BY_SCATTER ? s->c->nbytes : s->c->nbytes / (size_t)s->n->size;
-}
-
 int long_reached(struct node *n, const node_word *at, uint64_t step, int rank) {
   int bad = node_wait(n, at, NODE_AT_STEP, NODE_STEP(n->calls, step), rank);
   return bad == 0 ? 0 : bad == -100 ? -1 : node_fail(n, -bad, rank);
 }
-#define RANK(s, q) (&(s)->n->place->rank[q])
-static int all_put(const struct steps *s, int q, uint64_t step) {
-  return long_reached(s->n, &RANK(s, q)->put, step, q);
-}
-static int all_taken(const struct steps *s, int q, uint64_t step) {
-  return long_reached(s->n, &RANK(s, q)->taken, step, q);
-}
-static int all_finished(const struct steps *s, int q, uint64_t step) {
-  return long_reached(s->n, &RANK(s, q)->finished, step, q);
-}
+/* Wait until rank q has `put`, `taken` or `finished` so many steps; 0, or -1. */
+#define AWAIT(s, q, word, steps) long_reached((s)->n, &(s)->n->place->rank[q].word, steps, q)
 static void post(const struct steps *s, node_word *at, uint64_t step) {
   node_post(at, NODE_STEP(s->n->calls, step));
 }
 
 /* Ranks between which something goes: q reads what r has put. */
 static int reads(const struct steps *s, int q, int r) {
-  if (q == r) return 0;
-  if (s->is_shared) return 1;
-  return call_takes(s->n, s->c, q) && call_gives(s->n, s->c, r);
-}
-static int reads_result(const struct steps *s, int q) {
-  return s->c->verb == BY_ALL_REDUCE || q == s->c->root;
+  return q != r && (s->is_shared || call_goes(s->c, r, q));
 }
 
 /* Bytes of a step of a chain: short ones, so that all ranks have work soon. */
@@ -81,7 +64,7 @@ static void plan(struct steps *s) {
   size_t most = verb_cuts(verb) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
   if (is_chain(verb)) most = links(s, is_half ? most / 2 & ~(size_t)(NODE_LINE - 1) : most); /* halves are float32 there */
   const size_t ranks = s->is_shared ? (size_t)s->n->size : 1;
-  s->whole = verb_cuts(verb) ? block(s) : s->c->nbytes;
+  s->whole = call_block(s->c, s->n->size);
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
   size_t even = (s->whole + s->count * ranks - 1) / (s->count * ranks);
   s->chunk = (even + NODE_LINE - 1) / NODE_LINE * NODE_LINE;
@@ -97,13 +80,13 @@ static int give(struct steps *s, uint64_t step) {
   int readers = 0;
   for (int q = 0; q < n->size; q++)
     if (reads(s, q, me)) {
-      if (step >= ring && all_taken(s, q, step - ring + 1)) return -1;
+      if (step >= ring && AWAIT(s, q, taken, step - ring + 1)) return -1;
       readers = 1;
     }
   if (!readers) return 0;
   if (verb_cuts(verb)) {
     for (int q = 0; q < n->size; q++)
-      if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + (size_t)q * block(s) + at, length);
+      if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + call_from(s->c, n->size, q) + at, length);
   } else if (s->is_shared) { /* all but what we reduce ourselves */
     size_t first = at_least(length, 0, (size_t)me * s->chunk), last = at_least(length, 0, (size_t)(me + 1) * s->chunk);
     memcpy(piece, s->c->x + at, first);
@@ -122,17 +105,17 @@ static int reduce(struct steps *s, uint64_t step) {
   const int me = n->rank, verb = c->verb;
   const size_t at = step * s->part, mine = s->is_shared ? (size_t)me * s->chunk : 0;
   const size_t length = at_least(s->whole, at + mine, s->chunk);
-  const size_t in_x = (verb == BY_REDUCE_SCATTER ? (size_t)me * block(s) : mine) + at;
+  const size_t in_x = call_from(c, n->size, me) + mine + at;
   const size_t in_piece = verb_cuts(verb) || s->is_shared ? (size_t)me * s->chunk : 0;
   const void *in[NODE_RANKS];
   for (int q = 0; q < n->size; q++) {
-    if (reads(s, me, q) && all_put(s, q, step + 1)) return -1;
+    if (reads(s, me, q) && AWAIT(s, q, put, step + 1)) return -1;
     in[q] = q == me ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
   }
   for (int q = 0; s->is_shared && step >= ring && q < n->size; q++)
-    if (q != me && reads_result(s, q) && all_finished(s, q, step - ring + 1)) return -1;
+    if (q != me && call_has_out(c, q) && AWAIT(s, q, finished, step - ring + 1)) return -1;
   char *result = s->is_shared ? node_result_at(n, me, step) : NULL;
-  char *out = verb == BY_REDUCE && me != c->root ? result : c->out + (s->is_shared ? in_x : at);
+  char *out = call_has_out(c, me) ? c->out + mine + at : result;
   if (length) reduce_arrays(c->dtype, c->op, n->size, out, in, n->size, length / dtype_bytes(c->dtype));
   if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
   post(s, &node_mine(n)->taken, step + 1);
@@ -146,7 +129,7 @@ static int take_results(struct steps *s, uint64_t step) {
   for (int i = 1; i < n->size; i++) {
     int q = (n->rank + i) % n->size;
     size_t theirs = at + (size_t)q * s->chunk;
-    if (all_taken(s, q, step + 1)) return -1;
+    if (AWAIT(s, q, taken, step + 1)) return -1;
     if (theirs < s->whole) memcpy(s->c->out + theirs, node_result_at(n, q, step), at_least(s->whole, theirs, s->chunk));
   }
   post(s, &node_mine(n)->finished, step + 1);
@@ -156,20 +139,15 @@ static int take_results(struct steps *s, uint64_t step) {
 static int take(struct steps *s, uint64_t step) {
   struct node *n = s->n;
   const struct call *c = s->c;
-  const int verb = c->verb, me = n->rank, gathers = verb_gathers(verb);
+  const int me = n->rank;
   const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
   for (int i = 0; i < n->size; i++) {
-    int q = (me + i) % n->size;
-    char *to = c->out + at + (gathers ? (size_t)q * c->nbytes : verb == BY_ALL_TO_ALL ? (size_t)q * block(s) : 0);
-    const char *from;
-    if (q == me) {
-      if (!call_gives(n, c, me) && !(verb == BY_GATHER && me == c->root)) continue;
-      from = c->x + at + (verb_cuts(verb) ? (size_t)me * block(s) : 0);
-    } else {
-      if (!reads(s, me, q)) continue;
-      if (all_put(s, q, step + 1)) return -1;
-      from = node_piece_at(n, q, step) + (verb_cuts(verb) ? (size_t)me * s->chunk : 0);
-    }
+    const int q = (me + i) % n->size;
+    if (!call_goes(c, q, me)) continue;
+    if (q != me && AWAIT(s, q, put, step + 1)) return -1;
+    const char *piece = node_piece_at(n, q, step) + (verb_cuts(c->verb) ? (size_t)me * s->chunk : 0);
+    const char *from = q == me ? c->x + call_from(c, n->size, me) + at : piece;
+    char *to = c->out + call_into(c, n->size, q) + at;
     if (to != from) memcpy(to, from, length);
   }
   post(s, &node_mine(n)->taken, step + 1);
@@ -182,8 +160,8 @@ static int pass_on(struct steps *s, uint64_t step) { /* a link of a chain */
   const int me = n->rank, is_last = me + 1 == n->size;
   const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
   const char *before = me ? node_piece_at(n, me - 1, step) : NULL;
-  if (me && all_put(s, me - 1, step + 1)) return -1;
-  if (!is_last && step >= ring && all_taken(s, me + 1, step - ring + 1)) return -1;
+  if (me && AWAIT(s, me - 1, put, step + 1)) return -1;
+  if (!is_last && step >= ring && AWAIT(s, me + 1, taken, step - ring + 1)) return -1;
   reduce_link(s->c, at, is_last ? NULL : node_piece_at(n, me, step), before, length / dtype_bytes(s->c->dtype));
   post(s, &node_mine(n)->taken, step + 1);
   post(s, &node_mine(n)->put, step + 1);
@@ -196,9 +174,8 @@ static int carry_out(struct steps *s) {
       if (pass_on(s, step)) return -1;
     return 0;
   }
-  const int shared = s->is_shared, verb = s->c->verb, me = s->n->rank, is_root = me == s->c->root;
-  const int reduces = shared || verb == BY_REDUCE_SCATTER || (verb == BY_REDUCE && is_root);
-  const int takes = shared ? reads_result(s, me) : !reduces && (call_takes(s->n, s->c, me) || is_root);
+  const int shared = s->is_shared, gets = call_has_out(s->c, s->n->rank);
+  const int reduces = verb_reduces(s->c->verb) && (shared || gets), takes = gets && (shared || !reduces);
   for (uint64_t step = 0; step < s->count + 2; step++) {
     uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
     if (step < s->count && give(s, step)) return -1;

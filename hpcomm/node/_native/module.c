@@ -144,8 +144,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   const int as = g->dtype && g->dtype != Py_None ? (int)PyLong_AsLong(g->dtype) : 0;
   if (PyErr_Occurred()) return -1;
   if (!say(n, g, c)) return 0;
-  const int gives = (c->verb != BY_SCATTER && c->verb != BY_BROADCAST) || n->rank == c->root;
-  const int gets = (c->verb != BY_GATHER && c->verb != BY_REDUCE) || n->rank == c->root;
+  const int gives = call_has_x(c, n->rank), gets = call_has_out(c, n->rank);
   const int has_x = g->x && g->x != Py_None, has_out = gets && g->out && g->out != Py_None, same = g->out == g->x;
   int64_t shape[ARRAY_AXES + 1];
   int takes, axes = 0;
@@ -226,10 +225,9 @@ METHOD(all_to_all, BY_ALL_TO_ALL, 1, 3, .x = a[0], .out = OR_NONE(1), .dtype = O
 
 static PyObject *barrier(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
-  struct call c = {.verb = BY_BARRIER};
   (void)none;
   if (enter_call(self)) return NULL;
-  int bad = node_run(&self->node, &c);
+  int bad = node_meet(&self->node, BY_BARRIER, NULL, 0);
   self->busy = 0;
   return bad ? NULL : Py_NewRef(Py_None);
 }
@@ -244,29 +242,31 @@ static uint64_t ns_of(double seconds) { /* 0: for ever, also where it is no numb
   return seconds > 0 ? (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9) : 0;
 }
 
-/* Come to a call that is carried out elsewhere: its number. waits: and wait for all to come to the same one. */
-static PyObject *meet(PyObject *me, PyObject *signature_, PyObject *timeout_, int waits) {
+/* Come to a call that is carried out elsewhere: its number. arrive(signature, timeout): and wait for all to come to it. */
+static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
-  uint64_t signature = read_signature(signature_), timeout = n->timeout;
-  double seconds = timeout_ && timeout_ != Py_None ? PyFloat_AsDouble(timeout_) : 0;
+  if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
+  const uint64_t signature = read_signature(a[0]), timeout = n->timeout;
+  const double seconds = count > 1 && a[1] != Py_None ? PyFloat_AsDouble(a[1]) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
   if (seconds > 0) n->timeout = ns_of(seconds) + 1;
-  int bad = node_enter(n, signature);
-  if (!bad) {
-    node_arrive(n);
-    if (!waits) n->told = n->calls; /* it knows why the others do not agree */
-    bad = waits && node_await_all(n);
-  }
+  const int bad = node_meet(n, signature, NULL, 0);
   n->timeout = timeout;
   self->busy = 0;
   return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }
-static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t n) { /* (signature, timeout) */
-  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
-  return meet(me, a[0], OR_NONE(1), 1);
+static PyObject *come(PyObject *me, PyObject *given) {
+  Node *self = (Node *)me;
+  struct node *n = &self->node;
+  const uint64_t signature = read_signature(given);
+  if (PyErr_Occurred() || enter_call(self)) return NULL;
+  const int bad = node_enter(n, signature);
+  if (!bad) node_arrive(n);
+  if (!bad) n->told = n->calls; /* it knows why the others do not agree */
+  self->busy = 0;
+  return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }
-static PyObject *come(PyObject *me, PyObject *signature) { return meet(me, signature, NULL, 0); }
 
 /* begin(signature), began(rank), begun(rank, number): the log of background calls. They wait for nobody, so a thread may
    look while another one is in a call. */

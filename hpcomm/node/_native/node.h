@@ -196,7 +196,8 @@ int node_unlock(struct node *); /* let other threads of the program run; 1 if th
 void node_lock(struct node *);
 
 /* -- arrive.c ---- */
-int node_attach(struct node *, struct segment *, struct node_place *, int rank);
+void node_attach(struct node *, struct segment *, struct node_place *, int rank);
+int node_meet(struct node *, uint64_t signature, const void *said, size_t nbytes); /* enter, arrive, await all */
 int node_enter(struct node *, uint64_t signature);
 void node_arrive(struct node *);
 int node_await(struct node *, int rank);
@@ -237,9 +238,8 @@ int direct_reaches_process(int pid, uint64_t at, uint64_t token);
 int direct_may(struct node *, const struct call *);
 enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them */
 uint64_t direct_address(const struct node *, int rank, int which);
-int call_gives(const struct node *, const struct call *, int rank); /* others need of this rank's x */
-int call_takes(const struct node *, const struct call *, int rank); /* this rank needs of others' x */
-int call_meet(struct node *, const struct call *);                  /* arrive, and wait for whom it takes from */
+int call_gives(const struct node *, const struct call *); /* others need of this rank's x */
+int call_meet(struct node *, const struct call *);        /* arrive, and wait for whom it takes from */
 
 /* -- share.c ---- */
 struct node_part {
@@ -290,6 +290,34 @@ enum { BOOL = 1, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, LONG
 static inline int verb_gathers(int verb) { return verb == BY_GATHER || verb == BY_ALL_GATHER; }
 static inline int verb_cuts(int verb) { /* x consists of a block for each rank */
   return verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL;
+}
+static inline int verb_reduces(int verb) {
+  return verb == BY_ALL_REDUCE || verb == BY_REDUCE || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
+}
+static inline int verb_has_root(int verb) {
+  return verb == BY_BROADCAST || verb == BY_GATHER || verb == BY_REDUCE || verb == BY_SCATTER;
+}
+
+/* Who has what in a call: an x of which something goes to somebody, an out; whether something of x goes from one to the
+   other; and where that begins in the x of the one, in the out of the other. */
+static inline int call_has_x(const struct call *c, int rank) {
+  return (c->verb != BY_BROADCAST && c->verb != BY_SCATTER) || rank == c->root;
+}
+static inline int call_has_out(const struct call *c, int rank) {
+  return (c->verb != BY_GATHER && c->verb != BY_REDUCE) || rank == c->root;
+}
+static inline int call_goes(const struct call *c, int from, int to) {
+  if (c->verb == BY_SCAN || c->verb == BY_EXSCAN) return from < to || (from == to && c->verb == BY_SCAN);
+  return call_has_x(c, from) && call_has_out(c, to);
+}
+static inline size_t call_block(const struct call *c, int ranks) { /* bytes that go from one rank to another */
+  return c->verb == BY_REDUCE_SCATTER || c->verb == BY_ALL_TO_ALL ? c->nbytes / (size_t)ranks : c->nbytes;
+}
+static inline size_t call_from(const struct call *c, int ranks, int to) {
+  return verb_cuts(c->verb) ? (size_t)to * call_block(c, ranks) : 0;
+}
+static inline size_t call_into(const struct call *c, int ranks, int from) {
+  return verb_gathers(c->verb) || c->verb == BY_ALL_TO_ALL ? (size_t)from * call_block(c, ranks) : 0;
 }
 
 /* -- short words ------------------------------------------------------------------------------------------------- */

@@ -84,7 +84,7 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   struct share s = {.n = n, .c = &c};
   struct given g = {0};
   if (PyErr_Occurred()) return NULL;
-  const Py_ssize_t most = !call_gives(n, &c, n->rank) ? 0 : verb_cuts(c.verb) ? n->size : 1;
+  const Py_ssize_t most = !call_gives(n, &c) ? 0 : verb_cuts(c.verb) ? n->size : 1;
   int bad = look_at(a[3], most, &g) || enter_call(self) ? -1 : 0;
   PyObject *got = NULL;
   if (!bad) {
@@ -92,7 +92,7 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
     if (!bad) {
       got = PyList_New(n->size);
       for (int r = 0; got && r < n->size; r++) {
-        const int comes = r != n->rank && call_takes(n, &c, n->rank) && call_gives(n, &c, r);
+        const int comes = r != n->rank && call_goes(&c, r, n->rank);
         PyObject *blocks = comes ? opened(&s, r, a[4]) : Py_NewRef(Py_None);
         if (!blocks || PyList_SetItem(got, r, blocks)) Py_CLEAR(got);
       }
@@ -118,13 +118,7 @@ PyObject *node_tell(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(a[1], &said, &nbytes)) return NULL;
   if ((size_t)nbytes > NODE_INLINE) return PyErr_Format(PyExc_ValueError, "at most %d bytes", NODE_INLINE);
   if (enter_call(self)) return NULL;
-  int bad = node_enter(n, signature);
-  if (!bad) {
-    memcpy(node_cell(n, n->rank, n->calls)->data, said, (size_t)nbytes);
-    node_arrive(n);
-    bad = node_await_all(n);
-  }
-  PyObject *heard = bad ? NULL : PyList_New(n->size);
+  PyObject *heard = node_meet(n, signature, said, (size_t)nbytes) ? NULL : PyList_New(n->size);
   for (int r = 0; heard && r < n->size; r++) {
     PyObject *its = PyBytes_FromStringAndSize((const char *)node_cell(n, r, n->calls)->data, nbytes);
     if (!its || PyList_SetItem(heard, r, its)) Py_CLEAR(heard);

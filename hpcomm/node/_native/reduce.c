@@ -35,7 +35,7 @@ typedef struct { double re, im; } c128;
     const T *left = a, *right = b; \
     EACH { \
       const T x = left[i], y = right[i]; \
-      out[i] = (T)(value); \
+      out[i] = value; \
     } \
   }
 
@@ -60,27 +60,10 @@ REDUCE(or_bool, uint8_t, (x != 0) | (y != 0))
 REDUCE(xor_bool, uint8_t, (x != 0) ^ (y != 0))
 
 #define COMPLEX(T, R) \
-  WIDE static void sum_##T(void *o, const void *a, const void *b, size_t n) { sum_##R(o, a, b, 2 * n); } \
-  WIDE static void prod_##T(void *o, const void *a, const void *b, size_t n) { \
-    T *out = o; \
-    const T *left = a, *right = b; \
-    EACH { \
-      const T x = left[i], y = right[i]; \
-      out[i] = (T){x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re}; \
-    } \
-  } \
-  static void land_##T(void *o, const void *a, const void *b, size_t n) { \
-    T *out = o; \
-    const T *x = a, *y = b; \
-    for (size_t i = 0; i < n; i++) \
-      out[i] = (T){((x[i].re != 0) | (x[i].im != 0)) & ((y[i].re != 0) | (y[i].im != 0)), 0}; \
-  } \
-  static void lor_##T(void *o, const void *a, const void *b, size_t n) { \
-    T *out = o; \
-    const T *x = a, *y = b; \
-    for (size_t i = 0; i < n; i++) \
-      out[i] = (T){(x[i].re != 0) | (x[i].im != 0) | (y[i].re != 0) | (y[i].im != 0), 0}; \
-  }
+  static void sum_##T(void *o, const void *a, const void *b, size_t n) { sum_##R(o, a, b, 2 * n); } \
+  REDUCE(prod_##T, T, ((T){x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re})) \
+  REDUCE(land_##T, T, ((T){((x.re != 0) | (x.im != 0)) & ((y.re != 0) | (y.im != 0)), 0})) \
+  REDUCE(lor_##T, T, ((T){(x.re != 0) | (x.im != 0) | (y.re != 0) | (y.im != 0), 0}))
 COMPLEX(c64, float) COMPLEX(c128, double)
 
 /*                  sum        avg        prod        min        max        band ..                           */

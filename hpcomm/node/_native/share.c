@@ -72,7 +72,7 @@ int share_begin(struct share *s, const struct node_part *blocks, const size_t *c
   if (!n->direct) return NODE_NO_ROOM;
   if (node_enter(n, s->c->signature)) return -1;
   const int afresh = long_afresh(n);
-  int bad = call_gives(n, s->c, n->rank) && lay(s, blocks, counts);
+  int bad = call_gives(n, s->c) && lay(s, blocks, counts);
   if (!bad) bad = afresh ? call_meet(n, s->c) : (node_arrive(n), node_await_all(n));
   if (bad) return give_up(s);
   if (!afresh) long_begin_steps(n);
@@ -132,15 +132,14 @@ const char *share_next(struct parcel *p, struct node_part *part) {
 int share_end(struct share *s, int bad) {
   struct node *n = s->n;
   for (int r = 0; !bad && s->reads && r < n->size; r++)
-    bad = r != n->rank && call_gives(n, s->c, r) && long_reached(n, &n->place->rank[r].put, 0, r);
-  if (!bad && call_takes(n, s->c, n->rank)) node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
+    bad = r != n->rank && call_goes(s->c, r, n->rank) && long_reached(n, &n->place->rank[r].put, 0, r);
+  if (!bad) node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
   n->awaited = n->calls;
   for (int r = 0; !bad && s->is_read && r < n->size; r++)
-    bad = r != n->rank && call_takes(n, s->c, r) && node_await(n, r);
+    bad = r != n->rank && call_goes(s->c, n->rank, r) && node_await(n, r);
   n->awaited = 0;
   for (int r = 0; !bad && s->is_read && r < n->size; r++)
-    bad = r != n->rank && call_takes(n, s->c, r) &&
-          long_reached(n, &n->place->rank[r].finished, 1, r);
+    bad = r != n->rank && call_goes(s->c, n->rank, r) && long_reached(n, &n->place->rank[r].finished, 1, r);
   if (bad) return give_up(s);
   free(s->memory);
   return 0;
