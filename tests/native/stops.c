@@ -1,7 +1,8 @@
 /* stops.c: a rank that ends (KILL), stands still (STOP) or hears of Ctrl-C
    (INT) at its n-th store, for every n.
 
-   stops RANKS KILL|STOP|INT [direct]: ranks are forked processes. All make the
+   stops RANKS KILL|STOP|INT [direct] [ahead] [EVERY]: ranks are forked
+   processes; with `ahead`, they do not wait for all in every call. All make the
    same calls; rank 1 is struck at a store, the next time at the next one, until
    no store is left. Of the others: whoever passes a call has the right result,
    and none waits for ever. After INT the struck rank fails one call and goes
@@ -23,6 +24,7 @@ struct shared {
 };
 static struct shared *shared;
 static int strike_at = -1, points, signal_number, interrupted, struck;
+static int direct, ahead, every = 1;
 
 void node_stop_point(void) {
   if (strike_at < 0)
@@ -71,12 +73,11 @@ static int share(struct node *n, struct call *c) {
   return share_end(&s, bad);
 }
 
-static void body(struct segment *segment, struct node_place *place, int rank,
-                 int direct) {
+static void body(struct segment *segment, struct node_place *place, int rank) {
   const uint64_t from = direct ? 0 : UINT64_MAX;
   struct node n = {.host = &host,
                    .checks = 1,
-                   .synchronous = 1,
+                   .synchronous = !ahead,
                    .direct = 1,
                    .direct_from = from,
                    .timeout =
@@ -153,14 +154,18 @@ static int all_end(pid_t *pids, int ranks) {
 int main(int argc, char **argv) {
   if (argc < 3)
     return 2;
-  const int ranks = atoi(argv[1]), direct = argc > 3;
+  const int ranks = atoi(argv[1]);
+  for (int i = 3; i < argc; i++) {
+    direct |= argv[i][0] == 'd';
+    ahead |= argv[i][0] == 'a';
+    every = atoi(argv[i]) ? atoi(argv[i]) : every;
+  }
   signal_number = argv[2][0] == 'K'   ? SIGKILL
                   : argv[2][0] == 'S' ? SIGSTOP
                                       : SIGINT;
   shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                 -1, 0);
   int strikes = 0;
-  const int every = argc > 4 ? atoi(argv[4]) : 1;
   for (int n = 0;; n += every) {
     memset(shared, 0, sizeof *shared);
     struct segment segment;
@@ -177,7 +182,7 @@ int main(int argc, char **argv) {
         continue;
       if (r == 1)
         strike_at = n;
-      body(&segment, place, r, direct);
+      body(&segment, place, r);
       fflush(stdout);
       _exit(0);
     }

@@ -27,13 +27,13 @@ FLAGS = [
 LONG = os.environ.get("TEST_NATIVE") == "long"
 CALLS = "600" if LONG else "100"
 BUILDS = {
-    "thread": ("gcc", "threads", ["-O1", "-fsanitize=thread", "-DNODE_PLAIN"]),
+    "thread": ("gcc", "threads", ["-O1", "-fsanitize=thread", "-DNODE_PLAIN", "-DNODE_STOPS"]),
     "address": (
         "gcc",
         "threads",
         ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover", "-DNODE_PLAIN"],
     ),
-    "five-bits": ("gcc", "threads", ["-O2", "-DNODE_NUMBER_BITS=5"]),
+    "five-bits": ("gcc", "threads", ["-O2", "-DNODE_NUMBER_BITS=5", "-DNODE_STOPS"]),
     "stops": ("gcc", "stops", ["-O1", "-DNODE_STOPS", "-DNODE_PLAIN"]),
     "aarch64": ("aarch64-linux-gnu-gcc", "threads", ["-O2", "-static"]),
 }
@@ -80,9 +80,10 @@ def test_random_calls_of_threads_as_ranks_are_right(built, build, ranks, way):
 
 
 @pytest.mark.parametrize("signal", ["KILL", "STOP", "INT"])
-def test_a_rank_may_end_or_stand_still_or_be_interrupted_at_any_store(built, signal):
-    every = "1" if LONG else {"KILL": "3", "STOP": "10", "INT": "2"}[signal]
-    run(need(built, "stops"), "3", signal, "direct", every)
+@pytest.mark.parametrize("way", [[], ["ahead"], ["direct"], ["direct", "ahead"]], ids=" ".join)
+def test_a_rank_may_end_or_stand_still_or_be_interrupted_at_any_store(built, signal, way):
+    every = "10" if signal == "STOP" and not LONG else "1"
+    run(need(built, "stops"), "3", signal, *way, every)
     if LONG:
         run(need(built, "stops"), "4", signal)
 

@@ -25,6 +25,7 @@ static uint64_t seed;
 static atomic_int *passed, *is_long; /* ranks that passed call i; whether a rank
                                         can fail when all have come */
 static atomic_int wrong, failures;
+static pthread_barrier_t together;
 
 static uint64_t draw(uint64_t *state) {
   *state += 0x9E3779B97F4A7C15ull;
@@ -33,6 +34,17 @@ static uint64_t draw(uint64_t *state) {
   z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
   return z ^ (z >> 31);
 }
+
+#ifdef NODE_STOPS
+void node_stop_point(void) { /* others may get in between at any store */
+  static _Thread_local uint64_t own;
+  if (!own)
+    own = seed ^ (uint64_t)(uintptr_t)&own;
+  const uint64_t d = draw(&own);
+  if (d % 64 == 0)
+    nanosleep(&(struct timespec){0, (long)(d >> 8) % 20000}, NULL);
+}
+#endif
 
 static void *leave(void) { return &segment; }
 static void back(void *state) { (void)state; }
@@ -219,6 +231,29 @@ static int share(struct node *n, uint64_t *common, int call) {
   return bad == NODE_NO_ROOM ? 0 : bad; /* in qemu nobody reads others' memory */
 }
 
+/* Places made while others are freed: no two threads ever have the same one. */
+static void make_and_free(int me, uint64_t *own) {
+  static struct node_place *shared;
+  for (int i = 0; i < calls * 10; i++) {
+    if (me == 0)
+      shared = node_reserve(&segment, ranks);
+    pthread_barrier_wait(&together);
+    struct node_place *freed = shared;
+    pthread_barrier_wait(&together);
+    node_left(&segment, freed);
+    for (int k = 0; k < 3; k++) {
+      const int size = 1 + (int)(draw(own) % 3);
+      struct node_place *made = node_reserve(&segment, size);
+      node_note(&made->rank[0].words[0], (uint64_t)me + 1);
+      pause_a_little(own, 2, 1000);
+      if (node_peek(&made->rank[0].words[0]) != (uint64_t)me + 1)
+        atomic_store(&wrong, 1);
+      for (int r = 0; r < size; r++)
+        node_left(&segment, made);
+    }
+  }
+}
+
 static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
             last = (me + ranks - 1) % ranks;
@@ -306,6 +341,7 @@ static void *rank(void *arg) {
   node_left(&segment, place);
   channel_left(&segment, channels[me]);
   channel_left(&segment, channels[last]);
+  make_and_free(me, &own);
   for (int r = 0; r < ranks; r++)
     free(x[r]);
   free(out), free(want), free(mine), free(n.scratch);
@@ -333,6 +369,7 @@ int main(int argc, char **argv) {
   place = node_reserve(&segment, ranks);
   for (int r = 0; r < ranks; r++)
     channels[r] = channel_reserve(&segment, 500);
+  pthread_barrier_init(&together, NULL, (unsigned)ranks);
   pthread_t thread[NODE_RANKS];
   for (int r = 0; r < ranks; r++)
     pthread_create(&thread[r], NULL, rank, (void *)(intptr_t)r);

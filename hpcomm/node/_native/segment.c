@@ -127,7 +127,9 @@ struct node_channel *channel_reserve(struct segment *s, size_t capacity) {
 /* This rank has left; the last one frees the units. 1 if that was we. */
 int node_left(struct segment *s, struct node_place *place) {
   const uint64_t size = place->size; /* it may be another place once we have left */
-  if (atomic_fetch_add(&place->left, 1) + 1 < size) return 0;
+  const uint64_t left = atomic_fetch_add(&place->left, 1) + 1;
+  node_stop_point();
+  if (left < size) return 0;
   uint64_t pieces = node_load(&place->pieces);
   if (pieces > 1) segment_release(s, (char *)s->head + pieces, place->piece_units, 1);
   segment_release(s, place, place->units, 0);
