@@ -30,7 +30,6 @@ from . import (
     p2p,
     persistent,
     pickling,
-    pools,
     ragged,
     reductions,
     sendrecv,
@@ -288,7 +287,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     shared_array = shared_array.shared_array
     window = windows.window
     counter = windows.counter
-    pool = pools.pool
+    pool = groups.pool
     spawn = spawned.spawn
     group = groups.group
     dup = groups.dup

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .communicator import Communicator
     from .mesh import Mesh
+    from .pools import Workers
     from .topology import Cart, Graph
 else:
     from .._lazy import LazyModule
@@ -43,6 +44,7 @@ __all__ = [
     "made",
     "merge",
     "mesh",
+    "pool",
     "require_known",
     "split",
     "split_node",
@@ -334,6 +336,24 @@ def check_open(comm: Communicator, verb: str) -> None:
             where(verb, comm),
             "make a new communicator of its parent, or HPCOMM_CHECK=full, which tells all ranks in time",
         )
+
+
+def pool(comm: Communicator, root: int = 0, *, progress: bool = False) -> Workers:
+    """Let all ranks but root work for root: `with comm.pool() as pool: if pool: pool.map(f, items)`.
+
+    Collective. Root gets a Pool; the others work until the block of root ends, and get None. One rank alone
+    works for itself, in a thread.
+
+    Args:
+        root: the rank that submits.
+        progress: let map say on stderr how many tasks are done.
+
+    Raises:
+        RankError: root is no rank. An exception of a task is root's, with the traceback on its rank.
+    """
+    from .pools import Workers
+
+    return Workers(comm, root, progress=progress)
 
 
 def mesh(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .communicator import Communicator
 
-__all__ = ["Pool", "PoolShutError", "TaskTraceback", "Workers", "pool"]
+__all__ = ["Pool", "PoolShutError", "TaskTraceback", "Workers"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,22 +100,6 @@ class Pool(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more tasks. Wait for those already given, or cancel those that have not begun."""
         self._inner.shutdown(wait, cancel_futures=cancel_futures)
-
-
-def pool(comm: Communicator, root: int = 0, *, progress: bool = False) -> Workers:
-    """Let all ranks but root work for root: `with comm.pool() as pool: if pool: pool.map(f, items)`.
-
-    Collective. Root gets a Pool; the others work until the block of root ends, and get None. One rank alone
-    works for itself, in a thread.
-
-    Args:
-        root: the rank that submits.
-        progress: let map say on stderr how many tasks are done.
-
-    Raises:
-        RankError: root is no rank. An exception of a task is root's, with the traceback on its rank.
-    """
-    return Workers(comm, root, progress=progress)
 
 
 class Workers:
