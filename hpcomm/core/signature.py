@@ -64,8 +64,8 @@ BACKGROUND = 1 << 31  # MPI does not match blocking with nonblocking calls
 
 
 def signature(head: int, count: int) -> int:
-    """The whole number; counts past 2^31 keep their lower bits."""
-    return (count & 0x7FFF_FFFF) << 32 ^ head
+    """The whole number. Counts from 2^31 on keep their lower bits, and are never taken for one below 2^30."""
+    return (count & 0x7FFF_FFFF | (count >> 31 > 0) << 30) << 32 ^ head
 
 
 def operator(code: int) -> str:

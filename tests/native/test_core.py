@@ -203,6 +203,15 @@ def test_what_the_core_does_not_take_is_left_to_python_before_anybody_knows():
     ranks.together(2, body)
 
 
+def test_a_length_of_more_than_31_bits_is_not_taken_for_a_short_one():
+    def body(node):
+        x = np.zeros(4 + (node.rank == 0) * 2**31, np.int8)  # memory that nobody touches
+        with pytest.raises(RuntimeError, match="mismatch"):
+            node.broadcast(x, 0, x)
+
+    ranks.together(2, body)
+
+
 def test_who_calls_another_collective_is_told_with_both_signatures_and_nobody_hangs():
     heard = []
 

@@ -21,6 +21,7 @@ def test_roots_that_differ_never_look_the_same(many: int, count: int) -> None:
 
 
 def test_a_root_among_many_ranks_can_be_read_back() -> None:
+    assert signature(0, 4) != signature(0, 2**31 + 4)
     said = describe(signature(head("broadcast", dtype=0, root=70_000), 0), 100_000)
     assert said == "broadcast(root=70000)"
     assert describe(signature(head("gather_object", root=5), 0), 8) == "gather_object(root=5)"
