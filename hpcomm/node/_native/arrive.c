@@ -143,10 +143,10 @@ int node_await(struct node *n, int rank) {
   if (result && n->synchronous) {
     int withdrawn = withdraw(n);
     if (result == -NODE_LATE && !withdrawn) { /* all have come: whoever doubts too makes up his mind soon */
-      uint64_t timeout = n->timeout;
-      n->timeout = 0;
+      const uint64_t limit = n->limit;
+      n->limit = UINT64_MAX;
       result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
-      n->timeout = timeout;
+      n->limit = limit;
     }
   }
   if (result) return failed(n, result, rank);

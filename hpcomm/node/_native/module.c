@@ -247,12 +247,12 @@ static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
   if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
-  const uint64_t signature = read_signature(a[0]), timeout = n->timeout;
+  const uint64_t signature = read_signature(a[0]);
   const double seconds = count > 1 && a[1] != Py_None ? PyFloat_AsDouble(a[1]) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
-  if (seconds > 0) n->timeout = ns_of(seconds) + 1;
+  n->limit = seconds > 0 ? ns_of(seconds) + 1 : 0;
   const int bad = node_meet(n, signature, NULL, 0);
-  n->timeout = timeout;
+  n->limit = 0;
   self->busy = 0;
   return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }

@@ -151,6 +151,7 @@ struct node {
   int checks;                      /* compare signatures */
   int synchronous;                 /* every call waits for all, and may be withdrawn */
   uint64_t timeout;                /* ns; 0: for ever */
+  uint64_t limit;                  /* ns, of this wait in place of timeout; 0: timeout holds */
   uint64_t most;                   /* bytes of a rank's block, above which module.c takes no call */
   uint64_t calls;                  /* number of the call under way */
   uint64_t published;              /* last number of which our arrival stands in its cell */

@@ -88,7 +88,8 @@ int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want
   }
   while (!(holds = node_holds(how, node_load(at), want))) {
     uint64_t now = node_now();
-    if (n->timeout && now - begin > n->timeout) {
+    const uint64_t most = n->limit ? n->limit : n->timeout;
+    if (most && now - begin > most) {
       holds = -NODE_LATE;
       break;
     }
