@@ -36,6 +36,8 @@ enum { DL_CPU = 1 };
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes of buffers are like DLPack's");
 
 static PyObject *ndarray_type, *numpy_empty;
+enum { DTYPE, IS_CPU, IN_ORDER, DATA_PTR, SHAPE, WORDS };
+static PyObject *words[WORDS]; /* interned: to make a str takes as long as an empty array */
 static int has_fields;                 /* trials have found them */
 static PyObject *numpy_dtypes[DTYPES]; /* of the element types: numpy has one object for each */
 
@@ -121,20 +123,19 @@ static int look_dlpack(PyObject *x, struct array *a) {
 }
 
 static int look_attributes(PyObject *x, struct array *a) {
-  static const char *const questions[] = {"is_contiguous", "data_ptr"};
   size_t answers[2];
   int64_t axes[ARRAY_AXES];
-  PyObject *is_cpu = PyObject_GetAttrString(x, "is_cpu"), *dtype = PyObject_GetAttrString(x, "dtype");
+  PyObject *is_cpu = PyObject_GetAttr(x, words[IS_CPU]), *dtype = PyObject_GetAttr(x, words[DTYPE]);
   PyObject *code = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
   int takes = is_cpu && code && PyObject_IsTrue(is_cpu);
   a->dtype = takes ? (int)PyLong_AsLong(code) : 0;
   for (int i = 0; takes && i < 2; i++) {
-    PyObject *answer = PyObject_CallMethod(x, questions[i], NULL);
+    PyObject *answer = PyObject_CallMethodObjArgs(x, words[i ? DATA_PTR : IN_ORDER], NULL);
     answers[i] = answer ? PyLong_AsSize_t(answer) : 0;
     takes = answer && !PyErr_Occurred();
     Py_XDECREF(answer);
   }
-  PyObject *shape = PyObject_GetAttrString(x, "shape");
+  PyObject *shape = PyObject_GetAttr(x, words[SHAPE]);
   Py_ssize_t length = shape ? PyTuple_Size(shape) : -1;
   takes &= length >= 0 && length <= ARRAY_AXES;
   for (Py_ssize_t i = 0; takes && i < length; i++) axes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
@@ -223,6 +224,13 @@ static const char *const names[DTYPES] = {
     [U8] = "uint8",     [U16] = "uint16",    [U32] = "uint32",  [U64] = "uint64",    [F16] = "float16",
     [BF16] = "bfloat16", [F32] = "float32",   [F64] = "float64", [C64] = "complex64", [C128] = "complex128"};
 
+static int know_words(void) {
+  static const char *const spelt[WORDS] = {"dtype", "is_cpu", "is_contiguous", "data_ptr", "shape"};
+  for (int i = 0; i < WORDS; i++)
+    if (!words[i] && !(words[i] = PyUnicode_InternFromString(spelt[i]))) return -1;
+  return 0;
+}
+
 static int know_dtypes(PyObject *torch) {
   if (!torch_dtypes && !(torch_dtypes = PyDict_New())) return -1;
   for (int i = 1; i < DTYPES; i++) {
@@ -260,7 +268,7 @@ static int agrees_in_all_forms(PyObject *x) {
 int array_know_numpy(PyObject *numpy) {
   ndarray_type = PyObject_GetAttrString(numpy, "ndarray"); /* kept for ever, as the module is */
   numpy_empty = PyObject_GetAttrString(numpy, "empty");
-  if (!ndarray_type || !numpy_empty) return -1;
+  if (!ndarray_type || !numpy_empty || know_words()) return -1;
   int yes = 1;
   for (int i = 1; i < DTYPES; i++) {
     if (!names[i] || i == BF16) continue; /* numpy has none */
@@ -278,11 +286,12 @@ int array_know_numpy(PyObject *numpy) {
 static PyObject *empty_array(PyObject *x, const struct array *a, int axes, const int64_t *shape) {
   if (a->kind == ARRAY_TORCH && axes == a->axes && !memcmp(shape, a->shape, (size_t)axes * sizeof *shape))
     return PyObject_CallFunctionObjArgs(empty_like, x, NULL);
-  PyObject *made = NULL, *sizes = PyTuple_New(axes), *dtype = PyObject_GetAttrString(x, "dtype");
+  PyObject *made = NULL, *dtype = NULL, *sizes = PyTuple_New(axes);
   for (int i = 0; sizes && i < axes; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(shape[i]));
-  if (sizes && dtype)
-    made = a->kind == ARRAY_NUMPY ? PyObject_CallFunctionObjArgs(numpy_empty, sizes, dtype, NULL)
-                                  : PyObject_CallFunctionObjArgs(new_empty, x, sizes, NULL);
+  if (sizes && a->kind == ARRAY_TORCH)
+    made = PyObject_CallFunctionObjArgs(new_empty, x, sizes, NULL);
+  else if (sizes && (dtype = PyObject_GetAttr(x, words[DTYPE])))
+    made = PyObject_CallFunctionObjArgs(numpy_empty, sizes, dtype, NULL);
   Py_XDECREF(sizes);
   Py_XDECREF(dtype);
   return made;
@@ -302,7 +311,7 @@ PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t
 
 int array_know_torch(PyObject *torch) {
   PyObject *type = PyObject_GetAttrString(torch, "Tensor");
-  if (!type || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
+  if (!type || know_words() || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
       !(is_conj = PyObject_GetAttrString(type, "is_conj")) || !(new_empty = PyObject_GetAttrString(type, "new_empty")) ||
       !(empty_like = PyObject_GetAttrString(torch, "empty_like"))) {
     Py_XDECREF(type);
