@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import where
@@ -31,9 +32,10 @@ class _Elsewhere:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, comm: Any, kind: type) -> _Elsewhere:
-        if comm is None:
-            return self
+    def __get__(self, comm: Any, kind: type) -> Any:
+        if comm is not None:
+            with suppress(AttributeError):
+                return getattr(super(Mpi4pyNames, comm), self._name)  # of another base of a subclass
         raise AttributeError(_what_to_use(self._name, comm), name=self._name, obj=comm)
 
 
@@ -51,7 +53,12 @@ class Mpi4pyNames:
             Mpi4pyNames._are_filled = True
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not isinstance(vars(Mpi4pyNames).get(name), _Elsewhere)]
+        own = {*vars(self)}.union(*(vars(kind) for kind in type(self).__mro__ if kind is not Mpi4pyNames))
+        return [
+            name
+            for name in super().__dir__()
+            if name in own or not isinstance(vars(Mpi4pyNames).get(name), _Elsewhere)
+        ]
 
 
 def _what_to_use(name: str, comm: Any) -> str:

@@ -84,7 +84,7 @@ def _verbs(kind: type) -> dict[str, tuple[Callable[..., object], int]]:
     found = {}
     by_themselves = collectives.__name__, reductions.__name__
     for name in dir(kind):
-        function = getattr(kind, name)
+        function: Any = getattr(kind, name, None)  # None: a name that only says what to use instead of it
         code = getattr(function, "__code__", None)
         if code is None or name.startswith("_") or function.__module__ in by_themselves:
             continue

@@ -49,6 +49,7 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
 
 REFUSED = 1 << 6  # of no verb: in place of a call that its rank refuses,
 LEFT = 2 << 6  # and after the last call of a rank that is out of step
+_MANY = 1 << 30
 _LOW, _HIGH = 12, 55  # bits of a root that stand together; where the others stand
 ROOTS = 1 << 20  # ranks that are told apart as roots
 VERB, ROOT = 63, 0xFFF << 19 | 0xFF << _HIGH  # the bits of each
@@ -64,8 +65,10 @@ BACKGROUND = 1 << 31  # MPI does not match blocking with nonblocking calls
 
 
 def signature(head: int, count: int) -> int:
-    """The whole number. Counts from 2^31 on keep their lower bits, and are never taken for one below 2^30."""
-    return (count & 0x7FFF_FFFF | (count >> 31 > 0) << 30) << 32 ^ head
+    """The whole number. Counts from 2^31 on are folded, and never taken for one below 2^30."""
+    if count >> 31:
+        count = (count ^ count >> 30) & _MANY - 1 | _MANY
+    return count << 32 ^ head
 
 
 def operator(code: int) -> str:
@@ -94,7 +97,9 @@ def describe(signature: int, size: int = 0) -> str:
     parts = []
     if dtype:
         name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
-        parts += [name] if name == "opaque" else [name, f"{signature >> 32} elements"]
+        count = signature >> 32
+        many = f"{count} elements" if count < _MANY else "2**30 elements or more"
+        parts += [name] if name == "opaque" else [name, many]
     if verb in REDUCTIONS:
         parts.append(operator(signature))
     if scheduled:

@@ -39,7 +39,6 @@ __all__ = [
     "ENDING",
     "EndedBySignalError",
     "end",
-    "hold_signals",
     "kill_members",
     "members",
     "raise_signals",
@@ -87,10 +86,9 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     environ holds what settings() gave. A signal that ends us ends the job too.
     """
     mark = environ[MARK].rpartition(",")[2]
-    held = hold_signals()
     living = _folder(environ, mark)
     try:
-        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s, held)
+        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
     finally:
         for file in living.iterdir():
             file.unlink(missing_ok=True)
@@ -112,14 +110,9 @@ def _folder(environ: Mapping[str, str], mark: str) -> Path:
 
 
 def _supervised(
-    command: list[str],
-    environ: dict[str, str],
-    mark: str,
-    living: Path,
-    timeout_s: float | None,
-    held: list[int],
+    command: list[str], environ: dict[str, str], mark: str, living: Path, timeout_s: float | None
 ) -> int:
-    launcher = start(command, environ)
+    launcher, held = start(command, environ)
     try:
         raise_signals(held)
         status = launcher.wait(timeout_s)
@@ -159,8 +152,42 @@ def _supervised(
     return status if status >= 0 else 128 - status
 
 
-def start(command: list[str], environ: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
-    """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them."""
+def start(
+    command: list[str], environ: dict[str, str], **streams: Any
+) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them.
+
+    And the signals to end that came meanwhile: for raise_signals, once the caller can end the job.
+    """
+    held: list[int] = []
+    for number in ENDING:
+        signal.signal(number, lambda number, _: held.append(number))
+    try:
+        return _started(command, environ, **streams), held
+    except BaseException:
+        raise_signals(held)
+        raise
+
+
+def raise_signals(held: list[int]) -> None:
+    """Raise EndedBySignalError for a signal to end, from now on and for those that start has held."""
+    for number in ENDING:
+        signal.signal(number, _raise_ended)
+    if held:
+        _raise_ended(held[0], None)
+
+
+def _raise_ended(number: int, frame: object) -> NoReturn:
+    _ignore_signals()  # a second one would come between this one and its cure
+    raise EndedBySignalError(number)
+
+
+def _ignore_signals() -> None:
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _started(command: list[str], environ: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
     if sys.platform != "linux":
         return subprocess.Popen(command, env=environ, **streams)
     import ctypes
@@ -196,32 +223,6 @@ def _free(launcher: subprocess.Popen[bytes]) -> None:
             launcher.kill()  # its other signals go through the thread that waits
             forget(launcher.pid, os.environ)
             return
-
-
-def hold_signals() -> list[int]:
-    """Note signals that end us in the list returned, until raise_signals: a launcher may be half started."""
-    held: list[int] = []
-    for number in ENDING:
-        signal.signal(number, lambda number, _: held.append(number))
-    return held
-
-
-def raise_signals(held: list[int]) -> None:
-    """Raise EndedBySignalError for a signal that ends us, from now on and for what hold_signals has noted."""
-    for number in ENDING:
-        signal.signal(number, _raise_ended)
-    if held:
-        raise EndedBySignalError(held[0])
-
-
-def _raise_ended(number: int, frame: object) -> NoReturn:
-    _ignore_signals()  # a second one would come between this one and its cure
-    raise EndedBySignalError(number)
-
-
-def _ignore_signals() -> None:
-    for number in ENDING:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:

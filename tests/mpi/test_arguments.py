@@ -493,3 +493,18 @@ def test_mpi4pys_verbs_of_buffers_name_their_twin_and_are_not_there(comm: Any) -
     assert "has no attribute 'nosuch'" in said(lambda: comm.nosuch)
     assert "Split" in dir(comm)
     assert "Allreduce" not in dir(comm)
+    assert not hasattr(hpcomm.Communicator, "Allreduce")
+
+    class Mixed:
+        def Reduce(self) -> int:  # noqa: N802
+            return 5
+
+    class Own(hpcomm.Communicator, Mixed):
+        def Gather(self) -> int:  # noqa: N802
+            return 6
+
+    with Own(comm.mpi) as own:
+        assert own.Reduce() == 5
+        assert own.Gather() == 6
+        assert {"Reduce", "Gather"} <= {*dir(own)}
+        assert not hasattr(own, "Bcast")

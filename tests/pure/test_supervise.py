@@ -85,7 +85,7 @@ def test_a_file_that_a_killed_rank_has_made_is_removed(segment):
         "import os, sys, time; from hpcomm.job import mpi_shared_memory as segments, supervise\n"
         "from hpcomm.job.launcher import below\n"
         "environ = {**os.environ, **supervise.settings(os.environ)}\n"
-        "launcher = supervise.start([sys.executable, '-c', *sys.argv[1:]], environ)\n"
+        "launcher, _ = supervise.start([sys.executable, '-c', *sys.argv[1:]], environ)\n"
         "while not segments._noticed: time.sleep(0.01)\n"
         "supervise._signal(below(launcher.pid), 9); launcher.wait(); segments.remove_noticed()"
     )
@@ -226,12 +226,27 @@ def test_a_launcher_that_does_not_end_when_asked_is_asked_once(tmp_path):
     assert asked.read_text() == "asked "
 
 
-def test_a_signal_that_comes_while_the_launcher_is_started_ends_it():
+def supervised_while_threads_begin(command, begins):
     code = (
-        "import os, sys, threading; from hpcomm.job.supervise import *;"
-        "started = threading.Thread.start;"
-        "threading.Thread.start = lambda thread: (started(thread), os.kill(os.getpid(), 15));"
-        "sys.exit(supervise(['sleep', '60'], {**os.environ, **settings(os.environ)}, 20))"
+        "import os, signal, sys, threading; from hpcomm.job.supervise import *;"
+        f"started = threading.Thread.start; threading.Thread.start = {begins};"
+        f"sys.exit(supervise({command}, {{**os.environ, **settings(os.environ)}}, 20))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
+    return ended.returncode, ended.stderr
+
+
+def test_signals_that_come_while_the_launcher_is_started_end_it():
+    kill = "lambda thread: (started(thread), os.kill(os.getpid(), 15), os.kill(os.getpid(), 2))"
+    assert supervised_while_threads_begin(["sleep", "60"], kill) == (128 + signal.SIGTERM, "")
+
+
+def test_a_launcher_that_cannot_be_started_leaves_signals_that_end():
+    code = (
+        "import os, signal; from hpcomm.job.supervise import *\n"
+        "try: supervise(['/nowhere'], {**os.environ, **settings(os.environ)}, 20)\n"
+        "except FileNotFoundError: signal.raise_signal(signal.SIGINT)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1
+    assert "EndedBySignalError: 2" in ended.stderr

@@ -240,8 +240,7 @@ def _watched(
     watch: Watch, command: list[str], environ: dict[str, str], timeout_s: float | None, every_s: float
 ) -> int:
     mark = environ[supervise.MARK].rpartition(",")[2]
-    held = supervise.hold_signals()
-    launcher = supervise.start(
+    launcher, held = supervise.start(
         command, environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     readers = [_reader(stream, out, watch) for stream, out in ((launcher.stdout, 1), (launcher.stderr, 2))]

@@ -73,7 +73,7 @@ static int small_run(struct node *n, const struct call *c) {
 /* bits 0-5 verb, 6-10 operator, 11-18 element type, 19-30 root, 32-62 number of elements: see signature.py */
 static uint64_t signature(const struct call *c) {
   uint64_t root = verb_has_root(c->verb) ? (uint64_t)c->root : 0;
-  const uint64_t count = (c->count & 0x7fffffff) | (uint64_t)(c->count >> 31 > 0) << 30;
+  const uint64_t many = 1u << 30, count = c->count >> 31 ? ((c->count ^ c->count >> 30) & (many - 1)) | many : c->count;
   return (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 | count << 32;
 }
 
