@@ -185,11 +185,12 @@ def test_without_a_compiler_and_an_index_all_but_the_core_is_installed(tmp_path)
 def test_a_compiler_from_a_wheel_is_required_only_where_there_is_none_and_it_can_be_had(tmp_path):
     (tmp_path / "ziglang-0.17.1-py3-none-any.whl").touch()
     ask = "import build_backend; print(build_backend.get_requires_for_build_{}())"
+    source = copied(tmp_path)  # setuptools writes its egg-info anew, which other tests' processes read
     for kind in ("wheel", "editable"):
         has = {"PIP_FIND_LINKS": str(tmp_path)}
-        assert run("-c", ask.format(kind), cwd=ROOT, **NO_COMPILER, **has).endswith("['ziglang']\n")
-        assert run("-c", ask.format(kind), cwd=ROOT, **NO_COMPILER, PIP_FIND_LINKS="").endswith("[]\n")
-        assert run("-c", ask.format(kind), cwd=ROOT, **has, CC="cc").endswith("[]\n")
+        assert run("-c", ask.format(kind), cwd=source, **NO_COMPILER, **has).endswith("['ziglang']\n")
+        assert run("-c", ask.format(kind), cwd=source, **NO_COMPILER, PIP_FIND_LINKS="").endswith("[]\n")
+        assert run("-c", ask.format(kind), cwd=source, **has, CC="cc").endswith("[]\n")
 
 
 @pytest.mark.release
