@@ -44,7 +44,7 @@ from .dissemination import inside
 from .dropped import Children, Groups, let_go
 from .known_messages import forget
 from .meeting import least, meet
-from .mpi4py_names import Mpi4pyNames
+from .mpi4py_names import Mpi4pyNames, fill_names
 from .pickling import encode
 from .timeouts import Timeout
 
@@ -177,7 +177,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
             self.devices = DeviceDispatch(self, gpu)
             if self.node is not None:
                 self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
-        self.fill_names()
+        fill_names(self)
         self.go_direct()
         runtime.note(self)
 

@@ -14,7 +14,7 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Mpi4pyNames"]
+__all__ = ["Mpi4pyNames", "fill_names"]
 
 _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
     "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
@@ -24,6 +24,9 @@ _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given the
     "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
     "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
 }  # fmt: skip
+
+
+_are_filled = False
 
 
 class _Elsewhere:
@@ -40,17 +43,7 @@ class _Elsewhere:
 
 
 class Mpi4pyNames:
-    """A base of Communicator. Not a __getattr__: CPython then caches no look for a method."""
-
-    _are_filled = False
-
-    def fill_names(self) -> None:
-        """Once MPI is there, whose names they are, and this communicator has its own."""
-        if not Mpi4pyNames._are_filled:
-            for name in {*dir(MPI.Intracomm), *dir(MPI.Intercomm)}.difference(dir(self)):
-                if not name.startswith("_"):
-                    setattr(Mpi4pyNames, name, _Elsewhere(name))
-            Mpi4pyNames._are_filled = True
+    """A base of Communicator. It has no __getattr__: CPython caches no method of a class that has one."""
 
     def __dir__(self) -> list[str]:
         own = {*vars(self)}.union(*(vars(kind) for kind in type(self).__mro__ if kind is not Mpi4pyNames))
@@ -59,6 +52,16 @@ class Mpi4pyNames:
             for name in super().__dir__()
             if name in own or not isinstance(vars(Mpi4pyNames).get(name), _Elsewhere)
         ]
+
+
+def fill_names(comm: Mpi4pyNames) -> None:
+    """Once MPI is there, whose names they are, and comm has its own attributes."""
+    global _are_filled
+    if not _are_filled:
+        for name in {*dir(MPI.Intracomm), *dir(MPI.Intercomm)}.difference(dir(comm)):
+            if not name.startswith("_"):
+                setattr(Mpi4pyNames, name, _Elsewhere(name))
+        _are_filled = True
 
 
 def _what_to_use(name: str, comm: Any) -> str:

@@ -49,7 +49,7 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
 
 REFUSED = 1 << 6  # of no verb: in place of a call that its rank refuses,
 LEFT = 2 << 6  # and after the last call of a rank that is out of step
-_MANY = 1 << 30
+_MANY = 1 << 30  # what the number of elements of a call from 2^31 on has set
 _LOW, _HIGH = 12, 55  # bits of a root that stand together; where the others stand
 ROOTS = 1 << 20  # ranks that are told apart as roots
 VERB, ROOT = 63, 0xFFF << 19 | 0xFF << _HIGH  # the bits of each

@@ -203,6 +203,24 @@ def test_what_the_core_does_not_take_is_left_to_python_before_anybody_knows():
     ranks.together(2, body)
 
 
+def test_a_timeout_set_while_arrive_waits_for_its_own_stays():
+    own = []
+
+    def hook(reason, *_):
+        if own:
+            own[0].timeout = 0.5
+
+    def body(node):
+        if node.rank == 0:
+            own.append(node)
+        else:
+            time.sleep(0.2)
+        node.arrive(7, 5.0)
+        return node.timeout
+
+    assert ranks.together(2, body, hook=hook) == [0.5, 0.0]
+
+
 def test_a_length_of_more_than_31_bits_is_not_taken_for_a_short_one():
     def body(node):
         x = np.zeros(4 + (node.rank == 0) * 2**31, np.int8)  # memory that nobody touches

@@ -20,10 +20,17 @@ def test_roots_that_differ_never_look_the_same(many: int, count: int) -> None:
     assert len({each & ~ROOT for each in rooted.values()}) <= len(rooted)
 
 
-def test_a_root_among_many_ranks_can_be_read_back() -> None:
+def test_long_lengths_differ_and_are_never_taken_for_short_ones() -> None:
     long = [signature(0, count + 4) for count in (0, 2**30, 2**31, 2**31 + 2**30, 2**32)]
     assert len({*long}) == len(long)
     assert signature(0, 2**30 - 1) < min(long[1:])
+    assert (
+        describe(signature(head("broadcast", dtype=2), 2**31 + 4))
+        == "broadcast(int8, 2**30 elements or more, root=0)"
+    )
+
+
+def test_a_root_among_many_ranks_can_be_read_back() -> None:
     said = describe(signature(head("broadcast", dtype=0, root=70_000), 0), 100_000)
     assert said == "broadcast(root=70000)"
     assert describe(signature(head("gather_object", root=5), 0), 8) == "gather_object(root=5)"

@@ -226,19 +226,15 @@ def test_a_launcher_that_does_not_end_when_asked_is_asked_once(tmp_path):
     assert asked.read_text() == "asked "
 
 
-def supervised_while_threads_begin(command, begins):
+def test_signals_that_come_while_the_launcher_is_started_end_it():
     code = (
-        "import os, signal, sys, threading; from hpcomm.job.supervise import *;"
-        f"started = threading.Thread.start; threading.Thread.start = {begins};"
-        f"sys.exit(supervise({command}, {{**os.environ, **settings(os.environ)}}, 20))"
+        "import os, sys, threading; from hpcomm.job.supervise import *;"
+        "started, ask = threading.Thread.start, lambda number: os.kill(os.getpid(), number);"
+        "threading.Thread.start = lambda thread: (started(thread), ask(15), ask(2));"
+        "sys.exit(supervise(['sleep', '60'], {**os.environ, **settings(os.environ)}, 20))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    return ended.returncode, ended.stderr
-
-
-def test_signals_that_come_while_the_launcher_is_started_end_it():
-    kill = "lambda thread: (started(thread), os.kill(os.getpid(), 15), os.kill(os.getpid(), 2))"
-    assert supervised_while_threads_begin(["sleep", "60"], kill) == (128 + signal.SIGTERM, "")
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
 
 
 def test_a_launcher_that_cannot_be_started_leaves_signals_that_end():
