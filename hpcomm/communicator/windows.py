@@ -7,18 +7,31 @@ of work.
 
 from __future__ import annotations
 
+import time
+from contextlib import contextmanager
 from operator import index
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
 from zlib import crc32
 
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
-from ..errors import DtypeError, HpcommError, LayoutError, MismatchError, RankError, UsageError, where
+from ..core.request import Pause
+from ..errors import (
+    DtypeError,
+    HpcommError,
+    LayoutError,
+    MismatchError,
+    RankError,
+    UsageError,
+    WaitTimeoutError,
+    where,
+)
 from .groups import agreed
 from .shared_array import shape_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from mpi4py import MPI
@@ -42,6 +55,9 @@ __all__ = ["Counter", "Window", "counter", "window"]
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.
 _ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")
+_HEAD = (
+    64  # bytes before a rank's array, as long as a line of the cache: they begin with the word of its lock
+)
 
 
 class Window(ClosedByAll):
@@ -49,19 +65,32 @@ class Window(ClosedByAll):
 
     Attributes:
         comm: its ranks.
-        shape, dtype: of the array on each rank.
+        shape, dtype: of the array on each rank; if shapes differ, shape is that on this rank.
 
     `at=` names a place: a numpy index of one element or of a contiguous block, such as 3, (3, 0) or
     slice(2, 5). None is the whole array. While a rank writes a place, no other rank may use it. Exceptions
-    are accumulate and fetch_and_add, which are atomic for each element.
+    are accumulate, fetch_and_add and compare_and_swap, which are atomic for each element. lock() keeps
+    others away for several calls.
     """
 
     def __init__(
-        self, comm: Communicator, mpi: MPI.Win, record: dtypes.Dtype, array: AnyArray, as_tensor: bool
+        self,
+        comm: Communicator,
+        mpi: MPI.Win,
+        record: dtypes.Dtype,
+        array: AnyArray,
+        as_tensor: bool,
+        shapes: NDArray[Any] | None,
     ) -> None:
         self.comm, self.shape, self.dtype = comm, array.shape, record.name
         self._mpi: MPI.Win | None = mpi
-        self._record, self._array, self._as_tensor = record, array, as_tensor
+        self._record, self._array, self._as_tensor, self._shapes = record, array, as_tensor, shapes
+        self._held: set[tuple[int, int]] = set()  # ranks whose lock a thread of this rank has, and the thread
+
+    def shape_of(self, rank: int) -> tuple[int, ...]:
+        """The shape of the array on rank."""
+        self._rank("shape_of", rank)
+        return self.shape if self._shapes is None else tuple(self._shapes[rank].tolist())
 
     @property
     def array(self) -> Any:
@@ -128,15 +157,106 @@ class Window(ClosedByAll):
         """Add value to one element of rank, atomically. Returns its old value, a Python number."""
         return self._fetch("fetch_and_add", value, rank, at, "sum")
 
-    def _fetch(self, verb: str, value: object, rank: int, at: object, op: str) -> Any:
-        operator = self._operator(verb, "sum") if op == "sum" else MPI.NO_OP
+    def compare_and_swap(self, compare: object, value: object, rank: int, at: object = None) -> Any:
+        """Write value to one element of rank if it equals compare, atomically. Returns its old value.
+
+        Same as MPI_Compare_and_swap.
+
+        Raises:
+            DtypeError: the window's dtype is not one of int32, int64, uint32 and uint64.
+        """
+        verb = "compare_and_swap"
+        if self._record.kind == "f":
+            hint = "a window of int32, int64, uint32 or uint64"
+            raise DtypeError(f"MPI swaps integers, not {self.dtype}", where(verb, self.comm), hint)
+        self._operator(verb, "replace")
+        mpi, target, block = self._element(verb, rank, at)
+        data, expected = self._given(verb, value, ()), self._given(verb, compare, ())
+        before, kind = np.empty((), block.dtype), transport.native(self._record)
+        parts = [[each, 1, kind] for each in (data, expected, before)]
+        self._told(verb, mpi.Compare_and_swap, *parts, rank, target)
+        self._told(verb, mpi.Flush, rank)
+        return before.item()
+
+    @contextmanager
+    def lock(self, rank: int | None = None, *, shared: bool = False) -> Iterator[None]:
+        """Have the array of rank, or those of all ranks, for this rank alone: `with window.lock(rank):`.
+
+        At the end of the block, all that was written in it has arrived. It keeps away only those who lock,
+        too. Same as MPI_Win_lock, MPI_Win_lock_all.
+
+        Args:
+            shared: beside others that give shared=True, as to read.
+
+        Raises:
+            UsageError: this thread has that lock already.
+            WaitTimeoutError: others had it for comm.timeout seconds.
+
+        Example:
+            >>> with window.lock(0):
+            ...     window.put(2 * window.get(0), 0)
+        """
+        mpi = self._open("lock")
+        ranks = range(self.comm.size) if rank is None else [self._rank("lock", rank)]
+        mine = get_ident()
+        if twice := [each for each in ranks if (each, mine) in self._held]:
+            what, hint = f"this thread has the lock of rank {twice[0]} already", "one lock() for the block"
+            raise UsageError(what, where("lock", self.comm), hint)
+        taken: list[int] = []
+        try:
+            for each in ranks:  # everybody in this order, so that nobody waits in a circle
+                self._take(mpi, each, shared)
+                self._held.add((each, mine))
+                taken.append(each)
+            self._told("lock", mpi.Sync)  # what others wrote into this rank's own array
+            yield
+        finally:
+            for each in taken:
+                self._told("lock", mpi.Sync)
+                self._told("lock", mpi.Flush, each)
+                # An own lock is -1 - rank, shared ones are how many: so one is added, or taken.
+                self._word(mpi, each, -1 if shared else self.comm.rank + 1)
+                self._held.discard((each, mine))
+
+    def _take(self, mpi: MPI.Win, rank: int, shared: bool) -> None:
+        begin, pause, found = time.monotonic(), Pause(), 0
+        limit = self.comm.timeout_s
+        while True:
+            if shared:
+                found = max(found, 0)  # how many share it, as far as is known
+            before = self._word(mpi, rank, found + 1 if shared else -1 - self.comm.rank, found)
+            if before == found:
+                return
+            found = before if shared else 0
+            if limit is not None and time.monotonic() - begin >= limit:
+                who = f"rank {-1 - before}" if before < 0 else f"{before} ranks, shared,"
+                what = f"{who} had the lock of rank {rank} for {limit:g} s"
+                raise WaitTimeoutError(what, where("lock", self.comm), "a shorter block; comm.timeout")
+            pause.sleep()
+
+    def _word(self, mpi: MPI.Win, rank: int, value: int, compare: int | None = None) -> int:
+        """What the word of a rank's lock was; then value is added, or put in the place of compare."""
+        data, before = np.array(value, np.int64), np.empty((), np.int64)
+        parts = [data, 1, MPI.INT64_T], [before, 1, MPI.INT64_T]
+        if compare is None:
+            self._told("lock", mpi.Fetch_and_op, *parts, rank, 0, MPI.SUM)
+        else:
+            expected = [np.array(compare, np.int64), 1, MPI.INT64_T]
+            self._told("lock", mpi.Compare_and_swap, parts[0], expected, parts[1], rank, 0)
+        self._told("lock", mpi.Flush, rank)
+        return int(before)
+
+    def _element(self, verb: str, rank: int, at: object) -> tuple[MPI.Win, int, AnyArray]:
+        """As _place, of one element."""
         mpi, target, block = self._place(verb, rank, at)
         if block.size != 1:
-            raise LayoutError(
-                f"at={at!r} means {block.size} elements of {self.shape}",
-                where(verb, self.comm),
-                "the index of one element",
-            )
+            what = f"at={at!r} means {block.size} elements of {self.shape_of(rank)}"
+            raise LayoutError(what, where(verb, self.comm), "the index of one element")
+        return mpi, target, block
+
+    def _fetch(self, verb: str, value: object, rank: int, at: object, op: str) -> Any:
+        operator = self._operator(verb, "sum") if op == "sum" else MPI.NO_OP
+        mpi, target, block = self._element(verb, rank, at)
         data, before = self._given(verb, value, ()), np.empty((), block.dtype)
         kind = transport.native(self._record)
         self._told(verb, mpi.Fetch_and_op, [data, 1, kind], [before, 1, kind], rank, target, operator)
@@ -189,21 +309,33 @@ class Window(ClosedByAll):
     def _place(self, verb: str, rank: object, at: object) -> tuple[MPI.Win, int, AnyArray]:
         """The window, at which byte of it a place begins, and the same block of this rank's own array."""
         mpi = self._open(verb)
-        self._rank(verb, rank)
+        array = self._like(self._rank(verb, rank))
         parts = at if isinstance(at, tuple) else () if at is None else (at,)
         if not all(isinstance(part, slice) or _is_number(part) for part in parts):
             hint = "an index such as 3, (3, 0) or slice(2, 5)"
             raise LayoutError(f"at={at!r} is no place of a window", where(verb, self.comm), hint)
         try:
-            block: NDArray[Any] = self._array[(*parts, ...)]
+            block: NDArray[Any] = array[(*parts, ...)]
         except (IndexError, TypeError) as error:
-            what = f"at={at!r} is not in an array of shape {self.shape}: {error}"
+            what = f"at={at!r} is not in an array of shape {array.shape}: {error}"
             raise LayoutError(what, where(verb, self.comm), "an index from 0 on, within that") from None
         if not block.flags.c_contiguous:
-            what, hint = f"at={at!r} of {self.shape} is not contiguous", "several calls, one for each block"
+            what, hint = f"at={at!r} of {array.shape} is not contiguous", "several calls, one for each block"
             raise LayoutError(what, where(verb, self.comm), hint)
-        begins = block.__array_interface__["data"][0] - self._array.__array_interface__["data"][0]
-        return mpi, begins if block.size else 0, block
+        begins = block.__array_interface__["data"][0] - array.__array_interface__["data"][0]
+        return mpi, _HEAD + (begins if block.size else 0), block
+
+    def _like(self, rank: int) -> AnyArray:
+        """An array as that of rank, which shows where its elements lie and is never read."""
+        if self._shapes is None:
+            return self._array
+        made = np.ndarray((0,), self._array.dtype)
+        shape = self.shape_of(rank)
+        strides = [made.itemsize] * len(shape)
+        for axis in range(len(shape) - 1, 0, -1):
+            strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+        like: AnyArray = np.lib.stride_tricks.as_strided(made, shape, strides)
+        return like
 
     def _given(self, verb: str, x: object, shape: tuple[int, ...]) -> AnyArray:
         """x as a contiguous array of the window's elements; a number fits any dtype that holds it."""
@@ -289,13 +421,16 @@ class Counter(ClosedByAll):
         return f"<Counter of {self._window!r}>"
 
 
-def window(comm: Communicator, shape: int | Sequence[int], dtype: object = "float64") -> Window:
+def window(
+    comm: Communicator, shape: int | Sequence[int], dtype: object = "float64", *, ragged: bool = False
+) -> Window:
     """An array of zeros on each rank, which all ranks read and write: put, get, accumulate, fetch_and_add.
 
     Collective. The memory comes from the MPI library. close() frees it.
 
     Args:
         shape, dtype: the same on every rank; a torch dtype makes get() return tensors.
+        ragged: the lengths of shape may differ from rank to rank, and be 0; window.shape_of(rank) tells them.
 
     Raises:
         LayoutError, DtypeError: shape or dtype is not possible.
@@ -314,26 +449,26 @@ def window(comm: Communicator, shape: int | Sequence[int], dtype: object = "floa
     except HpcommError as error:
         raise refused(comm, "window", error) from None
     with agreed(comm, "window"):
-        said = f"{record} {lengths}"
+        said = f"ragged {record} in {len(lengths)} dimensions" if ragged else f"{record} {lengths}"
         mark = crc32(said.encode()).to_bytes(4, "little")
         heard = comm.bytewise_min(mark + bytes(255 - byte for byte in mark))
         if any(low + high != 255 for low, high in zip(heard[:4], heard[4:], strict=True)):
-            hint = "the same shape and dtype on every rank"
+            hint = "the same shape and dtype on every rank, or ragged=True for lengths that differ"
             raise MismatchError(
                 f"ranks ask for different windows, this one for {said}", where("window", comm), hint
             )
         array = np.empty(lengths, record.storage)
         try:
-            mpi = MPI.Win.Allocate(array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
+            mpi = MPI.Win.Allocate(_HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
         except MPI.Exception as error:
             raise transport.failure(error, "window", comm) from None
     mpi.Set_errhandler(MPI.ERRORS_RETURN)
-    if array.nbytes:
-        memory: Any = mpi.tomemory()
-        np.frombuffer(memory, np.uint8).fill(0)
-        array = np.frombuffer(memory, array.dtype, array.size).reshape(lengths)
+    memory: Any = mpi.tomemory()
+    np.frombuffer(memory, np.uint8).fill(0)
+    array = np.frombuffer(memory, array.dtype, array.size, _HEAD).reshape(lengths)
     mpi.Lock_all()
-    made = Window(comm, mpi, record, array, as_tensor)
+    shapes = comm.all_gather(np.array(lengths, np.int64)) if ragged else None
+    made = Window(comm, mpi, record, array, as_tensor, shapes)
     made.fence()
     return made
 

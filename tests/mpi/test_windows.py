@@ -54,6 +54,83 @@ def test_all_ranks_accumulate_into_one_and_each_addition_counts_once(comm: Any) 
         assert window.get(0, 0) == 7
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint32", torch.int32])
+def test_compare_and_swap_writes_where_the_old_value_is_as_expected(comm: Any, dtype: Any) -> None:
+    with comm.window(2, dtype) as window:
+        before = window.compare_and_swap(0, comm.rank + 1, 0, at=1)
+        assert window.compare_and_swap(99, 5, 0, at=1) != 99  # not as expected: nothing is written
+        window.fence()
+        all_before = comm.all_gather_object(before)
+        assert all_before.count(0) == 1  # one rank was the first
+        assert window.get(0).tolist() == [0, all_before.index(0) + 1]
+        window.fence()
+        for _ in range(30):  # a sum out of it: what every rank adds counts
+            seen = int(window.get(0, at=0))
+            while (now := window.compare_and_swap(seen, seen + 1, 0, at=0)) != seen:
+                seen = now
+        window.fence()
+        assert window.get(0, at=0) == 30 * comm.size
+        with pytest.raises(hpcomm.LayoutError, match="at=None means 2 elements"):
+            window.compare_and_swap(0, 1, 0)
+    with comm.window((), "int16") as window, pytest.raises(hpcomm.DtypeError, match="is not atomic on int16"):
+        window.compare_and_swap(0, 1, 0)
+
+
+def test_who_has_the_lock_of_a_window_is_alone_with_it_and_readers_share(comm: Any) -> None:
+    with comm.window((2, 3)) as window:
+        for turn in range(20):
+            target = turn % comm.size
+            with window.lock(target):  # read, change, write: none is lost
+                window.put(window.get(target, 0) + 1, target, 0)
+        window.fence()
+        total = sum(window.get(rank, (0, 0)).item() for rank in range(comm.size))
+        assert total == 20 * comm.size
+        with window.lock(shared=True):  # all ranks are inside at once
+            comm.barrier()
+            with pytest.raises(hpcomm.UsageError, match="this thread has the lock of rank 0 already"):
+                window.lock(0).__enter__()
+        with pytest.raises(KeyError), window.lock():
+            raise KeyError("it is given back")
+        for shared in (False, True):
+            window.fence()
+            if comm.rank == comm.size - 1:
+                with window.lock(0, shared=shared):
+                    comm.barrier()
+                    comm.barrier()
+                continue
+            comm.barrier()
+            window.comm.timeout = 0.05
+            who = "1 ranks, shared," if shared else f"rank {comm.size - 1}"
+            with pytest.raises(hpcomm.WaitTimeoutError, match=f"{who} had the lock of rank 0 for 0.05 s"):
+                window.lock(0).__enter__()
+            window.comm.timeout = None
+            comm.barrier()
+
+
+def test_windows_whose_lengths_differ_know_the_shape_on_each_rank(comm: Any) -> None:
+    shapes = [(rank, 2 + rank % 2) for rank in range(comm.size)]
+    with comm.window(shapes[comm.rank], "int32", ragged=True) as window:
+        assert window.shape == window.array.shape == shapes[comm.rank]
+        last = comm.size - 1
+        assert window.shape_of(last) == shapes[last]
+        if comm.rank == 0 and last:
+            window.put(np.arange(np.prod(shapes[last]), dtype="i4").reshape(shapes[last]), last)
+            window.put(-1, last, at=(last - 1, 1))
+        window.fence()
+        assert window.get(0).shape == shapes[0]
+        if last:
+            expected = np.arange(np.prod(shapes[last])).reshape(shapes[last])
+            expected[last - 1, 1] = -1
+            assert window.get(last).tolist() == expected.tolist()
+            assert window.get(last, at=-1).tolist() == expected[-1].tolist()
+            assert window.fetch_and_add(0, last, at=(last - 1, 0)) == expected[last - 1, 0]
+        with pytest.raises(hpcomm.LayoutError, match=r"at=0 is not in an array of shape \(0, 2\)"):
+            window.get(0, at=0)
+    if comm.size > 1:
+        with pytest.raises(hpcomm.MismatchError, match=r"this one for ragged float64 in \d dimensions"):
+            comm.window((1,) * (1 + comm.rank // (comm.size - 1)), ragged=True)
+
+
 def test_a_counter_gives_each_number_to_one_rank_whatever_its_home_does(comm: Any) -> None:
     with comm.counter(start=10) as counter:
         mine = []
@@ -84,6 +161,9 @@ def test_a_counter_gives_each_number_to_one_rank_whatever_its_home_does(comm: An
         (lambda w: w.accumulate(np.ones(3), 0, "avg", 1), hpcomm.UsageError, "no operator 'avg' for windows"),
         (lambda w: w.accumulate(np.ones(3), 0, "bor", 1), hpcomm.DtypeError, "bor is not atomic on float64"),
         (lambda w: w.fetch_and_add(1, 0, 1), hpcomm.LayoutError, "at=1 means 3 elements"),
+        (lambda w: w.compare_and_swap(0, 1, 0, (1, 1)), hpcomm.DtypeError, "MPI swaps integers, not float64"),
+        (lambda w: w.lock(99).__enter__(), hpcomm.RankError, "there is no rank 99"),
+        (lambda w: w.shape_of(-1), hpcomm.RankError, "there is no rank -1"),
         (lambda w: w.put("x", 0, (1, 1)), hpcomm.HpcommError, "is not an array"),
         (lambda w: w.put(1j, 0, (1, 1)), hpcomm.DtypeError, "1j is no float64"),
     ],
