@@ -68,6 +68,8 @@ class HpcommError(Exception):
             name = verb.rpartition(" ")[2].removesuffix("_ragged")
             known = name in _OF_OBJECTS
             self.hint = self.hint.replace(OBJECT_FORM, f"{name if known else 'all_gather'}_object")
+        if self.hint == GRADIENT_FORM and verb.removeprefix("i") in _DIFFERENTIABLE:
+            self.hint = self.hint.replace(",", f".{verb.removeprefix('i')},", 1)
         return self
 
     def __str__(self) -> str:
@@ -145,6 +147,17 @@ class PeerFailedError(HpcommError):
 
 
 OBJECT_FORM = "the verb's _object form"  # in hints of who does not know the verb
+GRADIENT_FORM = "hpcomm.differentiable, which keeps it; x.detach() or torch.no_grad() where it is not wanted"
+_DIFFERENTIABLE = (
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "recv",
+    "reduce_scatter",
+    "send",
+    "update_halo",
+)
 _OF_OBJECTS = ("send", "recv", "isend", "irecv", "sendrecv", "broadcast", "gather", "all_gather", "scatter",
                "all_to_all", "reduce", "all_reduce")  # fmt: skip
 # Modules of Python that call us for a user, or for nobody.

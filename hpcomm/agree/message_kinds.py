@@ -211,5 +211,5 @@ def _bit(dtype: Dtype) -> int:
 
 def _described(x: object, otherwise: str) -> str:
     with suppress(HpcommError, RuntimeError):
-        return str(x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x))
+        return str(x if isinstance(x, buffer.Buffer) else buffer.as_buffer(buffer.detached(x)))
     return otherwise

@@ -190,7 +190,7 @@ def _look_at_torch(kind: MPI.Datatype, itemsize: int, most: int, guarded: int, h
             nbytes = x.nbytes
             # A lazy negative has gaps, unless it is a single element.
             is_plain = x.is_contiguous() if nbytes > itemsize else nbytes and not x.is_neg()
-            if not is_plain or nbytes > most or (has_devices and not x.is_cpu):
+            if not is_plain or nbytes > most or (has_devices and not x.is_cpu) or x.requires_grad:
                 return None
             address = x.data_ptr()
         except RuntimeError:  # sparse tensors, and those of torch.func, have no memory of their own

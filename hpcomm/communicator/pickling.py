@@ -97,10 +97,11 @@ def encode(obj: object, pickler: Pickler | None = None) -> Payload:
     try:
         made = mine.wrap(obj)
     except Exception as error:  # whatever the object's own way of being pickled raises: others wait for it
-        why = error.what if isinstance(error, HpcommError) else error
+        why, hint = (error.what, error.hint) if isinstance(error, HpcommError) else (error, None)
         raise UsageError(
             f"a {type(obj).__name__} cannot be pickled: {why}",
-            hint="send data instead of files or locks; name functions at the top of a module, or "
+            hint=hint
+            or "send data instead of files or locks; name functions at the top of a module, or "
             "comm.dup(pickler=cloudpickle)",
         ) from error
     spare.append(mine)
@@ -231,6 +232,8 @@ def _take_tensor_apart(tensor: Any) -> tuple[object, ...]:
     """How a plain CPU tensor is pickled: its elements as a block, not its storage as a file."""
     torch = sys.modules["torch"]
     plain = (tensor.is_cpu or tensor.is_cuda) and tensor.layout is torch.strided and not tensor.is_quantized
+    if tensor.grad_fn is not None:  # a leaf comes as a leaf, but autograd does not reach beyond a rank
+        buffer.as_buffer(tensor)
     if not plain or tensor.grad_fn is not None or tensor.__dict__:
         reduced: tuple[Any, ...] = tensor.__reduce_ex__(5)
         return reduced

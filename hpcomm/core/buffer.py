@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import loaded
-from ..errors import DtypeError, LayoutError, UsageError
+from ..errors import GRADIENT_FORM, DtypeError, LayoutError, UsageError
 from . import dtypes, result_memory
 from .dtypes import Dtype
 from .limits import RESULT_LARGE
@@ -35,7 +35,9 @@ else:
     arrays = LazyModule("hpcomm.device.arrays")
     np = LazyModule("numpy")
 
-__all__ = ["Buffer", "DeviceBuffer", "as_buffer", "empty", "overlap", "same_memory", "tensor_memory"]
+__all__ = [
+    "Buffer", "DeviceBuffer", "as_buffer", "detached", "empty", "overlap", "same_memory", "tensor_memory",
+]  # fmt: skip
 
 Shape = tuple[int, ...]
 _WORK = 10_000  # effort that an exact test for overlap may cost
@@ -176,12 +178,16 @@ def as_buffer(x: object) -> Buffer:
         DtypeError: x has elements that cannot be sent (Python objects, foreign byte order).
         LayoutError: x is masked, sparse or released, or on a device other than CUDA's.
         ConfigError: x is on a device, and CUDA's driver cannot be loaded.
-        UsageError: x is not an array.
+        UsageError: x is not an array, or it needs a gradient, of which autograd would not learn.
     """
     if type(x) is np.ndarray:
         return _numpy(x)
     torch = loaded("torch")
     if torch is not None and isinstance(x, torch.Tensor):
+        if x.requires_grad and torch.is_grad_enabled():
+            raise UsageError(
+                "x needs a gradient, and autograd would not see what is done to it", hint=GRADIENT_FORM
+            )
         return _torch(x, torch)
     if isinstance(x, np.generic):  # of which numpy.float64 is a float as well
         return _generic(x)
@@ -202,6 +208,11 @@ def as_buffer(x: object) -> Buffer:
     if hasattr(x, "__dlpack__") and not isinstance(x, memoryview):
         return _dlpack(x)
     return _buffer_protocol(x)
+
+
+def detached(x: Any) -> Any:
+    """x without its gradient: for memory of which autograd need not know, or of which it was asked before."""
+    return x.detach() if getattr(x, "requires_grad", False) else x
 
 
 def empty(shape: Shape, dtype: Dtype, torch: bool = False) -> Buffer:

@@ -232,6 +232,7 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
 
     def faces(self) -> Faces:
         """What an exchange of the halo takes from this rank's array and fills in it."""
+        buffer.as_buffer(self.array)  # refused where it came to need a gradient
         route = halo_route(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
         return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
 
@@ -266,6 +267,7 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
 
     def _owned(self) -> Any:
         """inner, as an exchange takes it."""
+        buffer.as_buffer(self.array)  # refused where it came to need a gradient
         return memory(self.look)[self._own()]
 
     @property
@@ -436,7 +438,9 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
         """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
         an array in host memory of the dtype that the field's elements are stored in.
         """
-        look = buffer.as_buffer(np.asarray(value) if isinstance(value, (list, tuple)) else value)
+        look = buffer.as_buffer(
+            np.asarray(value) if isinstance(value, (list, tuple)) else buffer.detached(value)
+        )
         dtype = self.look.dtype
         if look.dtype.kind == "c" and dtype.kind != "c":
             raise DtypeError(f"the field holds {dtype}, the value is {look.dtype}", hint="value.real")
@@ -485,7 +489,7 @@ def _partition(ranks: Ranks, whole: Whole, split: Sequence[Split] | None) -> Par
 def _zeros(shape: tuple[int, ...], dtype: object, like: object) -> Buffer:
     """A look at a new array, of the library, dtype and device of like, or of dtype."""
     if like is not None:
-        made = buffer.as_buffer(like).make(shape)
+        made = buffer.as_buffer(buffer.detached(like)).make(shape)
     else:
         kind, torch = dtypes.parse(dtype)
         if not torch:  # pages of zeros cost nothing before they are used

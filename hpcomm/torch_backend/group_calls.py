@@ -64,7 +64,7 @@ def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run
         raise DtypeError(f"{op} of sparse tensors has no meaning", hint="op=ReduceOp.SUM, or x.to_dense()")
 
     def run() -> None:
-        own = x.coalesce()
+        own = x.detach().coalesce()
         places = comm.all_gather_ragged(own.indices())
         values = comm.all_gather_ragged(own.values())
         total = torch.sparse_coo_tensor(
@@ -86,7 +86,7 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Op
         return in_turn(comm, [all_reduce(comm, x, op) for x in tensors])
 
     def run() -> None:
-        whole = torch.cat([x.reshape(-1) for x in tensors])
+        whole = torch.cat([flat_of(x) for x in tensors])
         comm.all_reduce(whole, op, out=whole)
         for x, part in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
             x.data.copy_(part.view(x.shape))

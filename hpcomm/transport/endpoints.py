@@ -133,7 +133,7 @@ def sites(views: list[object]) -> list[Site]:
     found: dict[Any, Site] = {}
     for view in views:
         if on_device(view):
-            place = buffer.as_buffer(view).place
+            place = buffer.as_buffer(buffer.detached(view)).place
             assert place is not None
             key = type(view), place.device.index
             if key not in found:

@@ -158,7 +158,8 @@ class Message(Request[Any]):
     @property
     def call(self) -> str:
         end = "dest" if self._verb == "send" else "source"
-        return f"{self._verb}({buffer.as_buffer(self._x)}, {end}={self.waits_for[1]}, tag={self._tag})"
+        look = buffer.as_buffer(buffer.detached(self._x))
+        return f"{self._verb}({look}, {end}={self.waits_for[1]}, tag={self._tag})"
 
     @property  # made for those who look
     def status(self) -> Status | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from ..core.buffer import as_buffer
+from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
 from ..core.verbs import REDUCTIONS
@@ -209,7 +209,7 @@ def check_arrived(comm: Comm, verb: str, out: object, seen: MPI.Status, tags: se
 
     tags: of which that type has matched; this one is added.
     """
-    look = as_buffer(out)
+    look = as_buffer(detached(out))
     if comm.message_kinds is not None:
         comm.message_kinds.sure(look.dtype).match(verb, look, seen.source, seen.tag)
     check_length(comm, verb, seen, look.nbytes)

@@ -59,7 +59,7 @@ def compose(
     if verb in REDUCTIONS:
         x = reduction.counted(x, op)
     send = look(x, "x") if x is not None and x is not out else None
-    recv = look(out, "out") if out is not None and receives else None
+    recv = look(out, "out", verb == "broadcast") if out is not None and receives else None
     if x is not None and x is out:
         send = recv or look(x, "x")
     template = send or recv
@@ -145,10 +145,15 @@ def no_remote_root(comm: Comm, root: object) -> RankError:
     )
 
 
-def look(x: object, name: str) -> Buffer:
-    """as_buffer(x), whose errors call it by name."""
+def look(x: Any, name: str, fills_leaf: bool = False) -> Buffer:
+    """as_buffer(x), whose errors call it by name.
+
+    fills_leaf: x may be a leaf of autograd, such as a model's parameter, which has no history to lose.
+    """
     try:
-        return buffer.as_buffer(x)
+        made = buffer.as_buffer(buffer.detached(x) if fills_leaf and getattr(x, "is_leaf", False) else x)
+        made.give = (lambda: x) if fills_leaf else made.give
+        return made
     except HpcommError as error:
         if name != "x":
             error.what = (

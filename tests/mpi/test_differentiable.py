@@ -101,3 +101,100 @@ def test_gradcheck_notices_a_wrong_gradient(comm: Any) -> None:
         d.gradcheck(comm, lambda t: d._through(comm, t, comm.all_reduce, lambda g: g * 0.5), stacked(comm))
     with pytest.raises(AssertionError, match="nan"):
         d.gradcheck(comm, lambda t: (t * 0).sqrt(), stacked(comm))
+
+
+NEEDING: dict[str, Callable[[Any, Any], Any]] = {
+    "broadcast": lambda c, x: c.broadcast(x),
+    "scatter": lambda c, x: c.scatter(x),
+    "gather": lambda c, x: c.gather(x),
+    "all_gather": lambda c, x: c.all_gather(x),
+    "all_to_all": lambda c, x: c.all_to_all(x),
+    "reduce": lambda c, x: c.reduce(x),
+    "all_reduce": lambda c, x: c.all_reduce(x),
+    "reduce_scatter": lambda c, x: c.reduce_scatter(x),
+    "scan": lambda c, x: c.scan(x),
+    "exscan": lambda c, x: c.exscan(x),
+    "in place": lambda c, x: c.all_reduce(x, out=x),
+    "out": lambda c, x: c.all_reduce(x.detach().clone(), out=x),
+    "in the background": lambda c, x: c.all_reduce(x, async_op=True).wait(),
+    "algorithm": lambda c, x: c.all_reduce(x, algorithm="ring"),
+    "function": lambda c, x: c.all_reduce(x, lambda a, b: a + b),
+    "extremes": lambda c, x: c.all_reduce_loc(x, "max"),
+    "send": lambda c, x: c.send(x, c.rank),
+    "isend": lambda c, x: c.isend(x, c.rank),
+    "recv": lambda c, x: c.recv(x, c.rank),
+    "irecv": lambda c, x: c.irecv(x, c.rank),
+    "sendrecv": lambda c, x: c.sendrecv(x, c.rank, source=c.rank),
+    "batch": lambda c, x: c.batch_isend_irecv([hpcomm.P2POp("send", x, c.rank)]),
+    "ragged": lambda c, x: c.all_gather_ragged(x),
+    "object": lambda c, x: c.all_gather_object({"loss": x}),
+    "send_object": lambda c, x: c.send_object([x], c.rank),
+    "plan": lambda c, x: c.plan("all_reduce", x),
+    "plan of send": lambda c, x: c.plan("send", x, dest=c.rank),
+    "neighbours": lambda c, x: c.ring.neighbour_all_gather(x),
+    "window": lambda c, x: c.memory.put(x, rank=c.rank),
+    "field": lambda c, x: Field(c, (2 * c.size, 2), array=x),
+}
+
+
+@pytest.mark.parametrize("kind", ["leaf", "made"])
+def test_what_needs_a_gradient_is_refused_wherever_it_would_be_lost(comm: Any, kind: str) -> None:
+    """Every rank refuses its part, so they stay in step; without autograd each call goes as others do."""
+    with (
+        comm.dup() as own,
+        own.cart((-1,), periodic=True) as own.ring,
+        own.window((own.size, 2), torch.float32) as own.memory,
+    ):
+        for name, call in NEEDING.items():
+            if kind == "leaf" and "object" in name:
+                continue  # comes as a leaf
+            for _ in range(2):  # after a call that went well, messages take their quick path
+                leaf = torch.ones(own.size, 2, requires_grad=True)
+                x = leaf if kind == "leaf" else leaf * 2
+                with pytest.raises(hpcomm.UsageError, match=r"needs a gradient.*") as caught:
+                    call(own, x)
+                named = (
+                    f"hpcomm.differentiable.{name.removeprefix('i')}"
+                    if name in NAMED
+                    else "hpcomm.differentiable"
+                )
+                assert named in str(caught.value), name
+                assert "no_grad" in str(caught.value), name
+                assert own.sendrecv(torch.ones(2), own.rank, source=own.rank).tolist() == [1, 1]
+        with torch.no_grad():
+            assert own.all_reduce(x).tolist() == own.all_reduce(x.detach()).tolist()
+        with torch.inference_mode():
+            assert not own.all_reduce(leaf, out=torch.ones(own.size, 2)).requires_grad
+
+
+NAMED = ("broadcast", "all_gather", "all_to_all", "all_reduce", "reduce_scatter", "isend", "recv")
+
+
+def test_a_broadcast_may_set_a_parameter(comm: Any) -> None:
+    """As a model's are before training: a leaf has no history that could be lost."""
+    weight = torch.nn.Parameter(torch.full((3,), float(comm.rank)))
+    assert comm.broadcast(weight, root=comm.size - 1, out=weight) is weight
+    assert weight.tolist() == [comm.size - 1.0] * 3
+    (weight * (1 + comm.rank)).sum().backward()
+    assert weight.grad is not None
+    assert comm.all_reduce(weight.grad).tolist() == [comm.size * (comm.size + 1) / 2] * 3
+    assert comm.all_gather_object(weight)[0].requires_grad
+    with pytest.raises(hpcomm.UsageError, match="out needs a gradient"):
+        comm.broadcast(weight.detach(), out=weight * 1)
+
+
+def test_who_waits_is_told_of_a_tensor_that_needs_a_gradient(comm: Any) -> None:
+    """Rank 0 alone refuses."""
+    with hpcomm.Communicator(comm.mpi, name="told", check="full") as full:
+        x = torch.ones(3, requires_grad=full.rank == 0)
+        with pytest.raises(hpcomm.HpcommError, match="needs a gradient"):
+            full.all_reduce(x)
+        assert full.all_reduce(1) == full.size
+
+
+def test_a_field_that_came_to_need_a_gradient_says_so(comm: Any) -> None:
+    field = Field(comm, (4 * comm.size,), halo=1, dtype=torch.float64)
+    field[...] = torch.ones(4 * comm.size, dtype=torch.float64, requires_grad=True) * 2
+    for call in (field.update_halo, field.gather):
+        with pytest.raises(hpcomm.UsageError, match="needs a gradient"):
+            call()

@@ -38,7 +38,6 @@ ARRAYS: dict[str, Callable[[], Any]] = {
     "torch uint64": lambda: torch.tensor(VALUES, dtype=torch.uint64),
     "torch float8": lambda: torch.tensor(VALUES, dtype=torch.float32).to(torch.float8_e5m2),
     "torch transposed": lambda: torch.tensor(VALUES).T,
-    "torch gradient": lambda: torch.tensor(VALUES, dtype=torch.float32, requires_grad=True),
     "memoryview": lambda: memoryview(np.array(VALUES, np.int16)),
     "memoryview half": lambda: memoryview(np.array(VALUES, np.float16)),
     "array api": lambda: array_api_strict.asarray(VALUES, dtype=array_api_strict.float64),
@@ -90,7 +89,6 @@ def test_an_array_made_from_a_look_is_of_the_same_kind_and_dtype_and_fresh(kind:
     assert y is not x
     assert np.array_equal(bits(y), bits(x))
     assert str(getattr(y, "dtype", "")) == str(getattr(x, "dtype", ""))
-    assert not getattr(y, "requires_grad", False)
 
 
 @pytest.mark.parametrize("kind", ARRAYS)

@@ -257,3 +257,29 @@ def test_tensors_of_inference_mode(n: int, rank: int, size: int) -> None:
     assert y.grad is not None
     dist.all_reduce(y.grad, async_op=True).wait()
     assert bool((y.grad == 2 * size).all())
+
+
+@pytest.mark.parametrize("n", [4, 60_000], ids=["short", "long"])
+def test_tensors_that_need_a_gradient_go_as_with_other_backends(n: int, rank: int, size: int) -> None:
+    """A model's parameters are broadcast so; autograd does not see it."""
+    p, made = torch.nn.Parameter(torch.full((n,), float(rank))), torch.ones(n, requires_grad=True) * 2
+    for is_later in (False, True):
+        for call in (
+            lambda w: dist.broadcast(p, size - 1, async_op=w),
+            lambda w: dist.all_reduce(made, async_op=w),
+        ):
+            work = call(is_later)
+            if is_later:
+                work.wait()
+    assert bool((p == size - 1).all())
+    assert bool((made == 2 * size**2).all())
+    rows = [torch.zeros(n) for _ in range(size)]
+    dist.all_gather(rows, p)
+    assert bool((rows[0] == size - 1).all())
+    dist.group.WORLD.allreduce_coalesced([p, made]).wait()
+    sparse = torch.eye(2, requires_grad=True).to_sparse()
+    dist.all_reduce(sparse)
+    assert sparse.to_dense().tolist() == [[size, 0], [0, size]]
+    if size > 1 and rank < 2:
+        (dist.send if rank else dist.recv)(p, 1 - rank)
+    assert p.requires_grad

@@ -36,7 +36,7 @@ enum { DL_CPU = 1 };
 _Static_assert(sizeof(Py_ssize_t) == sizeof(int64_t), "shapes of buffers are like DLPack's");
 
 static PyObject *ndarray_type, *numpy_empty;
-enum { DTYPE, IS_CPU, IN_ORDER, DATA_PTR, SHAPE, WORDS };
+enum { DTYPE, IS_CPU, IN_ORDER, DATA_PTR, SHAPE, REQUIRES_GRAD, WORDS };
 static PyObject *words[WORDS]; /* interned: to make a str takes as long as an empty array */
 static int has_fields;                 /* trials have found them */
 static PyObject *numpy_dtypes[DTYPES]; /* of the element types: numpy has one object for each */
@@ -54,6 +54,7 @@ static PyObject *tensor_type, *new_empty, *empty_like; /* the last takes half as
 static const dl_exchange *exchange; /* NULL: by attributes */
 static PyObject *torch_dtypes;      /* {torch.float32: F32, ...} */
 static PyObject *is_neg, *is_conj;  /* Tensor's methods */
+static PyObject *is_grad_enabled;   /* torch's function: of this thread */
 
 static int type_of_dl(dl_type t) {
   static const signed char by_code[7][4] = {/* of 1, 2, 4 and 8 bytes */
@@ -99,6 +100,16 @@ static int is_pending(PyObject *question, PyObject *x) {
   PyObject *answer = PyObject_CallFunctionObjArgs(question, x, NULL);
   Py_XDECREF(answer); /* True, False, or an exception */
   return answer != Py_False;
+}
+
+/* Autograd would have to know of what is done to it: Python refuses that. */
+static int needs_gradient(PyObject *x) {
+  PyObject *needs = PyObject_GetAttr(x, words[REQUIRES_GRAD]), *asks = NULL;
+  if (needs != Py_False) asks = PyObject_CallNoArgs(is_grad_enabled);
+  const int yes = needs != Py_False && asks != Py_False; /* or an exception */
+  Py_XDECREF(needs);
+  Py_XDECREF(asks);
+  return yes;
 }
 
 /* Take over the axes; 1: their elements lie in order (steps NULL: they do). */
@@ -153,7 +164,7 @@ static int look_tensor(PyObject *x, struct array *a) {
   int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
   if (yes != 1) return yes;
   const int is_part = a->dtype == F16 || a->dtype >= F32; /* or the whole, of a complex type */
-  if (is_part && (is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
+  if (is_part && (needs_gradient(x) || is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
   return PyErr_Occurred() ? -1 : yes;
 }
 
@@ -225,7 +236,7 @@ static const char *const names[DTYPES] = {
     [BF16] = "bfloat16", [F32] = "float32",   [F64] = "float64", [C64] = "complex64", [C128] = "complex128"};
 
 static int know_words(void) {
-  static const char *const spelt[WORDS] = {"dtype", "is_cpu", "is_contiguous", "data_ptr", "shape"};
+  static const char *const spelt[WORDS] = {"dtype", "is_cpu", "is_contiguous", "data_ptr", "shape", "requires_grad"};
   for (int i = 0; i < WORDS; i++)
     if (!words[i] && !(words[i] = PyUnicode_InternFromString(spelt[i]))) return -1;
   return 0;
@@ -312,7 +323,8 @@ PyObject *array_like(PyObject *x, const struct array *a, int axes, const int64_t
 int array_know_torch(PyObject *torch) {
   PyObject *type = PyObject_GetAttrString(torch, "Tensor");
   if (!type || know_words() || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
-      !(is_conj = PyObject_GetAttrString(type, "is_conj")) || !(new_empty = PyObject_GetAttrString(type, "new_empty")) ||
+      !(is_conj = PyObject_GetAttrString(type, "is_conj")) ||
+      !(is_grad_enabled = PyObject_GetAttrString(torch, "is_grad_enabled")) || !(new_empty = PyObject_GetAttrString(type, "new_empty")) ||
       !(empty_like = PyObject_GetAttrString(torch, "empty_like"))) {
     Py_XDECREF(type);
     return -1;

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ...core.buffer import Buffer, DeviceBuffer, as_buffer
+from ...core.buffer import Buffer, DeviceBuffer, as_buffer, detached
 from ...errors import ConfigError, LayoutError, MismatchError, where
 from .. import mpi as transport
 from ..guarded_receive import guarded, most
@@ -102,7 +102,7 @@ class Messages:
             raise LayoutError(
                 "this message needs a copy of x, and no kernel is known to make one", hint="isend and recv"
             )
-        return as_buffer(look.place.pack())
+        return as_buffer(detached(look.place.pack()))
 
     def send(self, call: Call, look: Buffer, copy: bool = False) -> Call:
         """Let a message be sent from an array anywhere; copy: the array may be changed at once."""
