@@ -183,11 +183,11 @@ def _new_group(before: Callable[..., object], call: inspect.BoundArguments) -> o
 
 
 def _rendezvous(before: Callable[..., object], call: inspect.BoundArguments) -> object:
-    """env:// where the environment says nothing, but MPI does."""
+    """env:// where the environment says nothing, but MPI does; and mpi's, told other ranks than MPI's."""
     call.apply_defaults()
     given = call.arguments
-    is_open = given["url"] == "env://" and given["rank"] == given["world_size"] == -1
-    if is_open and rendezvous.by_mpi(names_mpi(_asked().get("backend"))):
+    numbers = given["url"], given["rank"], given["world_size"]
+    if rendezvous.by_mpi(names_mpi(_asked().get("backend")), *numbers):
         return rendezvous.over_mpi()
     return _pass(before, call)
 

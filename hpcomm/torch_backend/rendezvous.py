@@ -1,21 +1,22 @@
 """Rendezvous: how the ranks of torch.distributed find each other, and a Store over MPI.
 
-Arguments, an init_method or the environment may say rank and size, too. Under an MPI launcher they are held
-against what MPI says; without one the ranks join by them where the MPI can, or there is an error. One rank,
-of which nobody says anything, is a world of its own.
+Arguments, an init_method or the environment may say rank and size, too. Under an MPI launcher MPI's numbers
+hold, and a warning names both; without one ranks join by them where the MPI can, or there is an error. One
+rank, of which nobody says anything, is a world of its own.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
-from ..errors import ConfigError
+from ..errors import ConfigError, calling_frame
 from ..job import pmi_server
 from ..job.optional_packages import load_mpi
 from ..job.process_role import RANKS, SIZES
@@ -86,10 +87,14 @@ def at_hand() -> bool:
     return bool(size) and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and torchrun.can()
 
 
-def by_mpi(is_for_mpi: bool) -> bool:
-    """Whether MPI is to say who is who, since env:// says nothing: in its job or world, or if asked for."""
+def by_mpi(is_for_mpi: bool, url: str, rank: int, size: int) -> bool:
+    """Whether MPI is to say who is who: env:// says nothing, or mpi's ranks are not what somebody says."""
+    if is_for_mpi and _is_launched():
+        said = told(rank, size, url)
+        return _is_wrong(said, world(said))[1] or url == "env://"
     is_said = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _is_announced()
-    return not is_said and (is_for_mpi or _is_launched() or _world is not None)
+    is_open = url == "env://" and rank == size == -1 and not is_said
+    return is_open and (is_for_mpi or _is_launched() or _world is not None)
 
 
 def world(
@@ -145,28 +150,45 @@ def _env_store() -> Store:
     return next(dist.rendezvous("env://"))[0]
 
 
-def _hold(said: Told, comm: Communicator) -> None:
-    """See that all ranks are told what MPI says; all of them raise if one is not."""
+def _is_wrong(said: Told, comm: Communicator) -> tuple[bool, bool]:
+    """Whether this rank, and whether any rank is told another rank or size than MPI says. Collective."""
     is_wrong = said.rank not in (None, comm.rank) or said.size not in (None, comm.size)
-    if not comm.all_reduce(int(is_wrong), "max"):
+    return is_wrong, bool(comm.all_reduce(int(is_wrong), "max"))
+
+
+def _hold(said: Told, comm: Communicator) -> None:
+    """Where a rank is told other numbers than MPI's: a warning under a launcher, else all ranks raise."""
+    is_wrong, is_any = _is_wrong(said, comm)
+    if not is_any:
         return
-    size = said.size or comm.size
+    mine = f"{said.size} ranks" if said.rank is None else f"rank {said.rank}"
+    if None not in (said.rank, said.size):
+        mine += f" of {said.size}"
+    what = f"{said.by} say {mine}, MPI says rank {comm.rank} of {comm.size}"
+    if _is_launched() or said.size == 0:  # as torch's own recipe for MPI has it
+        if is_wrong:
+            _warn(f"{what}: MPI's numbers hold")
+        return
     if not is_wrong:
         raise ConfigError(
             "other ranks were told another rank or size than MPI says",
             "init_process_group",
             "see what they say",
         )
-    mine = f"{size} ranks" if said.rank is None else f"rank {said.rank}"
-    if None not in (said.rank, said.size):
-        mine += f" of {size}"
-    alone = ": it was started for one rank" if comm.size == 1 else ""
+    size = said.size or comm.size
     raise ConfigError(
-        f"{said.by} say {mine}, MPI says rank {comm.rank} of {comm.size}{alone}",
+        what + ": it was started for one rank" * (comm.size == 1),
         "init_process_group",
         f"leave rank and size to MPI: mpirun -n {size} python ..., or hpcomm run -n {size} python ...; "
         f"{torchrun.GLOO}",
     )
+
+
+def _warn(text: str) -> None:
+    """At the user's line."""
+    frame = calling_frame()
+    file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("hpcomm", 0)
+    warnings.warn_explicit(text, UserWarning, file, line)
 
 
 def store(comm: Communicator, timeout: timedelta | None = None) -> TCPStore:
@@ -196,7 +218,8 @@ def _serve(host: str, size: int, timeout: timedelta) -> TCPStore:
 
     listening = pmi_server.listen(host)
     port, number = listening.getsockname()[1], listening.detach()
-    serve = partial(dist.TCPStore, host, port, size, True, timeout, False, master_listen_fd=number)
+    # for several tenants, as torch's: RPC's rank 0 serves at MASTER_PORT, too
+    serve = partial(dist.TCPStore, host, port, size, True, timeout, False, True, number)
     try:
         return serve(use_libuv=is_since(2, 8))
     except NotImplementedError:  # its newer server could not at first, which torch 2.6 says on stderr, too

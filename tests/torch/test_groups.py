@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -124,21 +126,53 @@ def test_env_as_init_method(backend: str, rank: int, size: int) -> None:
 
 @pytest.mark.parametrize("backend", ["mpi", "cpu:mpi"])
 @pytest.mark.filterwarnings("ignore:For MPI backend, world_size:UserWarning")
-def test_rank_and_size_by_arguments_are_held_against_mpi(backend: str, rank: int, size: int) -> None:
-    """All ranks raise, also those that were told right; then the right ones are taken."""
+def test_under_a_launcher_mpis_numbers_hold_and_a_warning_names_both(
+    backend: str, rank: int, size: int
+) -> None:
+    """Zeros are torch's own recipe for MPI; "0" of "1" is what programs take where RANK is not set."""
     store = dist.distributed_c10d._get_default_store()
+    ways: list[tuple[int, int, dict[str, Any]]] = [
+        (0, 0, {}),
+        (0, 1, {"init_method": "env://"}),
+        (0, size, {"init_method": "tcp://127.0.0.1:1"}),
+        (rank, size + 1, {"store": store}),
+        (rank, size, {"store": store}),
+    ]
+    for told_rank, told_size, way in ways:
+        dist.destroy_process_group()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            dist.init_process_group(backend, rank=told_rank, world_size=told_size, **way)
+        told = f"say rank {told_rank} of {told_size}, MPI says rank {rank} of {size}: MPI's numbers hold"
+        found = [each.filename for each in said if told in str(each.message)]
+        assert found == [__file__] * ((told_rank, told_size) != (rank, size)), [str(x.message) for x in said]
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        assert total(None, rank) == size * (size - 1) / 2
+    assert total(dist.new_group(backend="gloo"), rank) == size * (size - 1) / 2
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    return x * x
+
+
+@pytest.mark.filterwarnings("ignore:You are using a Backend:UserWarning")  # torch itself does
+def test_rpc_and_distributed_autograd_come_after_it(rank: int, size: int) -> None:
+    """Their own rendezvous is at MASTER_PORT, where this backend's store is."""
     dist.destroy_process_group()
-
-    def begin(rank: int, size: int) -> None:
-        dist.init_process_group(backend, rank=rank, world_size=size, store=store)
-
-    with pytest.raises(hpcomm.ConfigError, match=rf"say rank {rank} of {size + 1}, MPI says rank {rank} of"):
-        begin(rank, size + 1)
-    with pytest.raises(hpcomm.ConfigError, match="say rank 0 of" if rank == 1 else "other ranks were told"):
-        begin(0 if rank == 1 else rank, size)
-    begin(rank, size)
+    dist.init_process_group("mpi")
+    rpc: Any = importlib.import_module("torch.distributed.rpc")
+    autograd: Any = importlib.import_module("torch.distributed.autograd")
+    rpc.init_rpc(f"worker-{rank}", rank=rank, world_size=size)
+    try:
+        x = torch.full((2,), rank + 2.0, requires_grad=True)
+        with autograd.context() as context:
+            y = rpc.rpc_sync(f"worker-{(rank + 1) % size}", _square, args=(x,))
+            autograd.backward(context, [y.sum()])
+            assert autograd.get_gradients(context)[x].tolist() == [2 * (rank + 2.0)] * 2
+            rpc.api._barrier({f"worker-{each}" for each in range(size)})
+    finally:
+        rpc.shutdown()
     assert total(None, rank) == size * (size - 1) / 2
-    dist.destroy_process_group()
 
 
 def test_torchs_own_functions_take_arguments_by_position_and_by_name(rank: int, size: int) -> None:
