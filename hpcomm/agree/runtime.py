@@ -55,6 +55,7 @@ _name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
 _exit: tuple[int, float] | None = None  # the status of the SystemExit that ends Python, and since when
 _process = 0  # that is this rank: its forked children are not
+_end_process = os._exit  # count_hasty_exits replaces it
 
 
 def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
@@ -242,6 +243,7 @@ def _abort(status: int) -> None:
     # which 3.12 starts none any more when the interpreter ends.
     faulthandler.dump_traceback_later(_LAST_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     MPI.COMM_WORLD.Abort(status)
+    _end_process(status)  # MPICH returns where no launcher of its own started this rank
 
 
 def _remove_segments() -> None:
@@ -282,7 +284,7 @@ def _install_hooks() -> None:
 
     sys.excepthook = excepthook
     exit_hooks.notice(_note_exit)
-    if not os.environ.keys() & {"OMPI_COMM_WORLD_SIZE", "HPCOMM_ON_FAILURE"}:
+    if "HPCOMM_ON_FAILURE" not in os.environ:
         count_hasty_exits()
     atexit.register(_at_exit)
 
@@ -325,8 +327,7 @@ def _at_exit() -> None:
         _leave(_exit[0])
     elif os.getpid() != _process:
         _leave(0)
-    else:
-        say_end()
+    say_end()
 
 
 def say_end() -> None:
@@ -343,7 +344,7 @@ def count_hasty_exits() -> None:
     """Let os._exit before MPI_Finalize end the job, with a status that is not 0.
 
     MPICH's launcher would call that a good end on one host, or give the status of those whom it kills, and
-    over several hosts wait for the others for ever.
+    over several hosts wait for the others for ever. Open MPI's names no rank.
     """
     leave, here = os._exit, os.getpid()
 

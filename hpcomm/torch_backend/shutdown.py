@@ -1,7 +1,8 @@
-"""End of a program whose error was caught while another rank is missing: MPI_Finalize would hang.
+"""End of a rank that nobody ends when another one is missing: MPI_Finalize would hang.
 
-While that rank lives and runs, this one waits for its end, as MPI_Finalize does. If it was killed, or is
-stopped and stays so, nobody can end well any more: then this rank says so and ends the job.
+A program may catch the error about a missing rank. While that rank lives and runs, this one waits for its
+end, as MPI_Finalize does. If it was killed, or is stopped and stays so, nobody can end well any more: then
+this rank says so and ends the job. Without an MPI launcher this one waits for every rank of its node so.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ..agree import runtime
+from ..node import segment
 
 if TYPE_CHECKING:
     from ..node.segment import Region
 
-__all__ = ["remember", "state"]
+__all__ = ["await_all", "remember", "state"]
 
 _LOOK_S = 0.02
 _LOOKS = (
@@ -48,6 +50,20 @@ def _wait() -> None:
                     f"has come to its end, and {label}, which it missed, {how}: so the job ends, "
                     "with status 1"
                 )
+        time.sleep(_LOOK_S)
+
+
+def await_all() -> None:
+    """Wait for the end of all ranks of this node, and end by failure if one does."""
+    from mpi4py import MPI
+
+    if (here := segment.current) is None:
+        return
+    others = [(rank, here.regions[i]) for rank, i in here.near(MPI.COMM_WORLD)]
+    while runtime.ending is None and (others := [each for each in others if not each[1].ended]):
+        for rank, region in others:
+            if region.gone and not region.ended:
+                runtime.abort(f"has come to its end, but rank {rank} has failed: status 1")
         time.sleep(_LOOK_S)
 
 

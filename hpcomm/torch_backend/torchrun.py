@@ -21,8 +21,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ..agree import runtime
 from ..errors import ConfigError, HpcommError
 from ..job import installation, pmi_server
+from . import shutdown
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -65,6 +67,7 @@ def join(store: Store, rank: int, size: int, seconds: float, by: str) -> None:
         store.set(key, _start_server(store, size, seconds))
     connection = _connect(store, key, rank, size, seconds)
     forget()
+    runtime.farewells.insert(0, shutdown.await_all)  # as the last of them: it counts on what the others say
     os.environ.update(PMI_FD=str(connection.detach()), PMI_RANK=str(rank), PMI_SIZE=str(size))
 
 

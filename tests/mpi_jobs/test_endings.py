@@ -12,14 +12,17 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent, indent
 from typing import Any
 
 import pytest
+from processes import finish
 from steady import held_s, steady_time
 
 LIMIT_S = 5.0
@@ -180,6 +183,48 @@ def test_it_does_so_under_the_mpis_own_launcher_too(tmp_path: Path, ending: str,
     note = tmp_path / "when"
     source = program(ENDINGS[ending][0], WAITS[wait], note)
     check_failure(timed(note, lambda: plain_launch(2, source, tmp_path)), ending)
+
+
+LEAVES = {  # how rank 1 leaves while the others go on, and the status of the job
+    "break": 1,
+    "sys.exit(0)": 1,
+    "sys.exit(3)": 3,
+    "raise ValueError(3)": 1,
+    "os._exit(0)": 1,
+    "os._exit(3)": 3,
+    "os.kill(os.getpid(), signal.SIGKILL)": 137,
+    "os.kill(os.getpid(), signal.SIGTERM)": 143,
+    "os.kill(os.getpid(), signal.SIGSEGV)": 139,
+}
+GOES_ON = """
+import os, signal, sys
+import numpy as np, hpcomm
+for i in range(10**9):
+    hpcomm.world.all_reduce(np.ones(3))
+    if i == 20 and hpcomm.world.rank == 1:
+        {}
+"""
+
+
+@pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
+def test_however_a_rank_leaves_the_others_the_job_ends_with_a_status_and_its_name(
+    tmp_path: Path, launcher: str
+) -> None:
+    def ended(way: str) -> subprocess.CompletedProcess[str]:
+        source, folder = GOES_ON.format(way), Path(tempfile.mkdtemp(dir=tmp_path))
+        if launcher == "mpirun":
+            return plain_launch(2, source, folder)
+        (folder / "program.py").write_text(source)
+        return finish([sys.executable, "-m", "hpcomm", "run", "-n", 2, "python", folder / "program.py"], 60)
+
+    with ThreadPoolExecutor(3) as several:
+        jobs = dict(zip(LEAVES, several.map(ended, LEAVES), strict=True))
+    for way, done in jobs.items():
+        is_bare = (
+            launcher == "mpirun" and not _is_open_mpi() and LEAVES[way] > 128
+        )  # it says the signal alone
+        assert done.returncode == LEAVES[way] - 128 * is_bare, (way, done)
+        assert is_bare or re.search(r"rank 1\b", done.stderr), (way, done)
 
 
 @pytest.mark.parametrize("status", [256, -(2**40)])

@@ -184,3 +184,45 @@ def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: boo
     assert len(found) == 3, texts  # of two jobs, one of which has begun twice
     assert len({name for _, name in found}) == 3
     assert not [name for _, name in found if Path("/dev/shm", name).exists()]
+
+
+GOES_ON = """
+import os, signal, sys
+import torch, torch.distributed as dist
+dist.init_process_group("mpi")
+for i in range(10**9):
+    dist.all_reduce(torch.ones(3))
+    if i == 20 and dist.get_rank() == 1:
+        {}
+"""
+LEAVES = {  # how rank 1 leaves while rank 0 goes on, and what torchrun says of the two
+    "break": {0: 1},
+    "sys.exit(0)": {0: 1},
+    "sys.exit(3)": {1: 3},
+    "raise ValueError(3)": {1: 1},
+    "os._exit(0)": {1: 1},
+    "os._exit(3)": {1: 3},
+    "os.kill(os.getpid(), signal.SIGKILL)": {1: -9},
+    "os.kill(os.getpid(), signal.SIGTERM)": {1: -15},
+    "os.kill(os.getpid(), signal.SIGSEGV)": {1: -11},
+}
+
+
+@pytest.mark.parametrize("first", range(0, len(LEAVES), 3))
+def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
+    tmp_path: Path, can_join: bool, first: int
+) -> None:
+    if not can_join:
+        pytest.skip("this MPI's ranks need its own launcher")
+    jobs, torchrun = {}, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    for way in list(LEAVES)[first : first + 3]:
+        program = tmp_path / f"leaves{len(jobs)}.py"
+        program.write_text(GOES_ON.format(way))
+        jobs[way] = start(*torchrun, program)
+    for way, job in jobs.items():
+        text = said(job)
+        assert job.returncode == 1, text
+        found = {int(r): int(c) for r, c in re.findall(r"rank +: (\d) .*\n +exitcode +: (-?\d+)", text)}
+        assert LEAVES[way].items() <= found.items(), (way, text)
+        assert re.search(r"rank 1\b", text), text
+        assert text.count("application called MPI_Abort") <= 2, text
