@@ -6,7 +6,8 @@ the core compares them. Of what goes on around it the core knows nothing. So it 
     hook("waits", ranks that have not come)
       │  moves MPI on: others may wait for it
       ├─ a second thread of this rank has come to a call ─────────> UsageError
-      ├─ one of the ranks has ended, or is out of step ───────────> PeerFailedError
+      ├─ one of the ranks has ended ──────────────────────────────> PeerFailedError
+      ├─ one of them is out of step ──────────────────────────────> what it was told: mostly a MismatchError
       └─ one of them has begun another call, as its log tells ────> MismatchError; PeerFailedError: it refused
     hook("mismatch", ranks, mine, theirs) ────────────────────────> the same two
     hook("busy") another thread of this rank is in a call ────────> UsageError
@@ -19,7 +20,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ..core.signature import LEFT, REFUSED, describe
-from ..errors import HpcommError, PeerFailedError, WaitTimeoutError, where
+from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
 from ..node import segment
 from .agreement import asked_why, call_number, told
 from .call_stack import describe_call
@@ -33,13 +34,14 @@ __all__ = ["hook"]
 
 def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
     """What the core calls for a node of which comm's ranks are all the ranks."""
+    seen_left: set[int] = set()
 
     def asked(reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
         if reason == "waits":
             comm.move_on()
             comm.call_guard.waiting = get_ident()
             comm.call_guard.check()
-            _look_at(comm, ranks)
+            _look_at(comm, ranks, seen_left)
         elif reason == "busy":
             raise comm.call_guard.refusal()
         elif reason == "mismatch":
@@ -50,6 +52,8 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
                 where(_verb(), comm),
                 "look for the rank that did not make the matching call; comm.timeout sets the time",
             )
+        elif _has_left(comm, ranks[0]):  # before it told so
+            raise _out_of_step(comm, ranks[0])
         else:
             raise PeerFailedError(
                 f"rank {ranks[0]} left this call by an error",
@@ -65,25 +69,61 @@ def _verb() -> str:
     return describe_call().partition("(")[0]
 
 
-def _look_at(comm: Comm, ranks: tuple[int, ...]) -> None:
-    """Raise if one of those who have not come to this call never will."""
+def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
+    """Raise if one of those who have not come to this call never will.
+
+    seen_left: those that were found out of step. What they have disagreed about the core may find at its next
+    look: it compared before this one, and so perhaps before they came.
+    """
     for rank in ranks:
         begun, log = _call_between(comm, rank)
         region = comm.node_regions.get(rank)
-        has_left = log is not None and log.posted(log.last_call()) == LEFT
+        has_left = _has_left(comm, rank)
         has_ended = region is not None and region.ended
         if not (has_left or has_ended or begun) or _has_come(comm, rank):
             continue
         if begun and log is not None:
             raise _elsewhere(comm, rank, begun, log)
-        comm.fall_out()
-        why = "is out of step" if has_left else "has ended"
-        raise PeerFailedError(
-            f"{_verb()} on '{comm.name}' needs rank {rank}, which {why}",
-            where(_verb(), comm),
-            "look at what that rank printed; every rank must make the same collective calls",
-            [rank],
-        )
+        if not has_left:
+            raise _ended(comm, rank, rank)
+        if rank in seen_left:
+            raise _out_of_step(comm, rank)
+        seen_left.add(rank)
+
+
+def _has_left(comm: Comm, rank: int) -> bool:
+    """Whether a rank is out of step: it makes no call any more."""
+    _, log = _call_between(comm, rank)
+    return log is not None and log.posted(log.last_call()) == LEFT
+
+
+def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
+    """This call needs rank, which has ended; or whose own call needed another one, the cause."""
+    comm.fall_out()
+    what = f"{_verb()} on '{comm.name}' needs rank {rank}, which "
+    return PeerFailedError(
+        what + ("has ended" if rank == cause else f"is out of step since rank {cause} has ended"),
+        where(_verb(), comm),
+        "look at what that rank printed; every rank must make the same collective calls",
+        [cause],
+    )
+
+
+def _out_of_step(comm: Comm, rank: int) -> HpcommError:
+    """This call needs a rank that is out of step: for the reason which made it so, as far as others show."""
+    for other, region in comm.node_regions.items():
+        if region.ended and not _has_left(comm, other):
+            return _ended(comm, rank, other)
+    for other, _, log in (comm.watched or (None, []))[1]:
+        number = log.last_call() - (log.posted(log.last_call()) == LEFT)
+        if log.posted(number) == REFUSED:
+            return _elsewhere(comm, other, number, log)
+    comm.fall_out()
+    return MismatchError(
+        f"{_verb()} on '{comm.name}' needs rank {rank}, which is out of step: ranks disagreed about a call",
+        where(_verb(), comm),
+        "look at what that rank printed; every rank must make the same collective calls",
+    )
 
 
 def _call_between(comm: Comm, rank: int) -> tuple[int, CallLog | None]:

@@ -21,6 +21,7 @@ from test_on_node import FORMS, Nobody, given_by, is_same, needs_core
 import hpcomm
 from hpcomm.communicator import payload_agreement
 from hpcomm.core.request import abandon
+from hpcomm.core.signature import LEFT
 from hpcomm.node import native, segment
 
 pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
@@ -56,6 +57,39 @@ def test_ranks_that_disagree_are_told(verb: Verb, n: int) -> None:
                 comm.all_reduce(np.ones(2))
             with pytest.raises(hpcomm.MismatchError, match="out of step"):
                 comm.barrier()
+
+
+@pytest.mark.parametrize("disagree", ["found by the core", "heard of"])
+def test_who_hears_late_of_a_disagreement_is_told_the_same(
+    disagree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 finds it, and is out of step, between the core's look and what Python looks at."""
+    with hpcomm.Communicator(WORLD, name="near") as comm:
+        needs_core(comm)
+        comm.barrier()
+        log = next((log for rank, _, log in comm.watched[1] if rank == 0), None)
+
+        def let_rank_0_go_first() -> None:
+            monkeypatch.undo()
+            WORLD.send(None, 0)
+            while log.posted(log.last_call()) != LEFT:
+                time.sleep(1e-4)
+
+        if comm.rank:
+            monkeypatch.setattr(comm, "move_on", let_rank_0_go_first)
+        else:
+            for _ in range(1, comm.size):
+                WORLD.recv()
+        found = disagree == "found by the core"
+        said = "disagree about call" if found or comm.rank == 0 else "out of step: ranks disagreed"
+        with pytest.raises(hpcomm.MismatchError, match=said):  # noqa: PT012
+            if comm.rank == 0 and not found:
+                comm.fall_out()
+                raise hpcomm.MismatchError("ranks disagree about call, as another rank told")
+            comm.reduce(np.ones(2, np.float64 if comm.rank else np.float32))
+            comm.all_reduce(np.ones(2))
+        with pytest.raises(hpcomm.MismatchError, match="out of step"):
+            comm.barrier()
 
 
 @pytest.mark.parametrize(
