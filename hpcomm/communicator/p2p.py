@@ -86,12 +86,12 @@ class P2POp:
 @overload
 def send(
     comm: Communicator, x: ArrayLike, dest: int | None = ..., tag: int = ..., async_op: Now = ...,
-    dst: int | None = ...,
+    dst: int | None = ..., sync: bool = ...,
 ) -> None: ...
 @overload
 def send(
     comm: Communicator, x: ArrayLike, dest: int | None = ..., tag: int = ..., *, async_op: Later,
-    dst: int | None = ...,
+    dst: int | None = ..., sync: bool = ...,
 ) -> Request[None]: ...
 # fmt: on
 def send(
@@ -101,6 +101,7 @@ def send(
     tag: int = 0,
     async_op: bool = False,
     dst: int | None = None,
+    sync: bool = False,
 ) -> Request[None] | None:
     """Send x to dest; return when x may be changed again. Same as MPI_Send, torch.distributed.send.
 
@@ -110,6 +111,8 @@ def send(
             elements are copied, so that the call returns.
         tag: number from 0 that recv may ask for.
         async_op: begin, and return a Request to wait for.
+        sync: return, or be complete, only when dest has begun to receive it (MPI_Ssend). Then a message to
+            this rank itself needs a receive that was begun before.
 
     Raises:
         RankError: no such rank.
@@ -119,8 +122,8 @@ def send(
         array([0, 1, 2])
     """
     peer: Any = dst if dest is None else dest
-    if async_op or (part := known_send(comm, x, peer, tag)) is None:
-        going: Request[None] | None = send_carefully(comm, x, peer, tag, async_op)
+    if async_op or sync or (part := known_send(comm, x, peer, tag)) is None:
+        going: Request[None] | None = send_carefully(comm, x, peer, tag, async_op, sync)
         return going
     try:
         comm.mpi_handle.Send(part, peer, tag)
@@ -130,13 +133,18 @@ def send(
 
 
 def isend(
-    comm: Communicator, x: ArrayLike, dest: int | None = None, tag: int = 0, *, dst: int | None = None
-) -> Request[None]:
-    """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend."""
+    comm: Communicator, x: ArrayLike, dest: int | None = None, tag: int = 0, *, dst: int | None = None,
+    sync: bool = False,
+) -> Request[None]:  # fmt: skip
+    """Begin to send x to dest; x must not change before the request is complete. Same as MPI_Isend.
+
+    Args:
+        sync: the request is complete only when dest has begun to receive it (MPI_Issend).
+    """
     peer: Any = dst if dest is None else dest
-    part = known_send(comm, x, peer, tag)
+    part = None if sync else known_send(comm, x, peer, tag)
     if part is None:
-        request: Request[None] = send_carefully(comm, x, peer, tag, True)
+        request: Request[None] = send_carefully(comm, x, peer, tag, True, sync)
         return request
     try:
         going = comm.mpi_handle.Isend(part, peer, tag)
@@ -346,7 +354,9 @@ def _check_op(comm: Communicator, op: P2POp) -> str:
     return name
 
 
-def send_carefully(comm: Communicator, x: object, dest: int, tag: int, async_op: bool) -> Any:
+def send_carefully(
+    comm: Communicator, x: object, dest: int, tag: int, async_op: bool, sync: bool = False
+) -> Any:
     try:
         comm.check_open("send")
         dest = peer_rank(comm, dest, "dest")
@@ -354,11 +364,12 @@ def send_carefully(comm: Communicator, x: object, dest: int, tag: int, async_op:
         look = x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x)
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
-    to_self = dest == comm.rank and not comm.is_inter and not async_op
+    to_self = dest == comm.rank and not (comm.is_inter or async_op or sync)
+    how = "ssend" if sync else ""
     device_calls = comm.devices
     if device_calls is not None and device_calls.takes_message(look):
         call = Call(comm, "send", peer=dest, tag=tag)
-        call.look = look
+        call.look, call.moves = look, how
         if to_self:
             comm.keep_request(collectives.carry_out(device_calls.send(call, look, copy=True), True))
             return None
@@ -368,7 +379,7 @@ def send_carefully(comm: Communicator, x: object, dest: int, tag: int, async_op:
         packed = packed.copy()
     call = Call(comm, "send", peer=dest, tag=tag)
     call.send = transport.spec(packed, look.array.size, look.dtype)
-    call.look = look
+    call.look, call.moves = look, how
     if to_self:
         comm.keep_request(collectives.carry_out(call, True))
         return None

@@ -103,7 +103,11 @@ def _call(comm: Communicator, function: Callable[..., Any], at: int, *given: Any
     if given[at] if is_positional else named.get("async_op"):
         return function(comm, *given, **named)
     name = function.__name__
-    if name.startswith("send") and comm.rank in (*given[1:2], named.get("dest"), named.get("dst")):
+    if (
+        name.startswith("send")
+        and not named.get("sync")
+        and comm.rank in (*given[1:2], named.get("dest"), named.get("dst"))
+    ):
         return function(comm, *given, **named)  # to itself: it does not wait
     if is_positional:
         given = (*given[:at], True, *given[at + 1 :])

@@ -28,7 +28,7 @@ class Call:
         peer, tag: dest or source of a message, and its tag.
         send, recv: (contiguous array, elements per rank, MPI type), MPI.IN_PLACE or None.
         op: MPI's operator.
-        moves: the verb whose MPI function carries the bytes, where it is not the call's own.
+        moves: the verb whose MPI function carries the bytes, where it is not the call's own (ssend).
         fill: copies x into the memory that travels, where that is not x itself; done once already.
         carry: done instead of one MPI call, where a verb needs several (blocking calls only).
         by_core: whether carry lets the native core do it, which compares the ranks' calls itself.

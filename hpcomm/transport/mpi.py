@@ -306,7 +306,7 @@ def _arguments(call: Call, send: object, recv: object) -> tuple[object, ...]:
         return ()
     if verb == "broadcast":
         return recv, call.root
-    if verb == "send":
+    if verb in ("send", "ssend"):
         return send, call.peer, call.tag
     if verb == "recv":
         return recv, call.peer, call.tag

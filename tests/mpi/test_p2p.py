@@ -87,6 +87,45 @@ def test_blocking_send_and_recv_meet_at_every_size(comm: Any, count: int) -> Non
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("kind", ["numpy", "strided", "torch"])
+def test_a_synchronous_send_ends_only_when_its_receiver_has_come(comm: Any, kind: str) -> None:
+    x: Any = {"numpy": np.arange(3), "strided": np.arange(6)[::2], "torch": torch.arange(3)}[kind]
+    for count in range(2):  # the second is of a known kind
+        if comm.rank == 0:
+            request = comm.isend(x, 1, sync=True)
+            assert not request.done()
+            comm.send_object("it is under way", 1)
+            assert not request.done()
+            comm.recv(np.empty(0), 1)
+            request.wait()
+            comm.send(x, 1, sync=True)
+            comm.send(x, hpcomm.PROC_NULL, sync=True)
+            later = comm.send(x, 1, async_op=True, sync=True)
+            comm.timeout = 0.05
+            with pytest.raises(hpcomm.WaitTimeoutError, match=r"send\(.*, dest=1, tag=2\) was not complete"):
+                comm.send(x, 1, 2, sync=True)
+            comm.timeout = None
+            comm.send_object("go on", 1)
+            later.wait()
+        elif comm.rank == 1:
+            comm.recv_object(0)
+            comm.send(np.empty(0), 0)
+            for _ in range(2):
+                assert (
+                    comm.recv(np.empty(3, x.dtype) if kind == "numpy" else x + 1, 0, 0).tolist() == x.tolist()
+                )
+            comm.recv_object(0)
+            for tag in (0, 2):
+                assert comm.recv(dtype="int64", source=0, tag=tag).tolist() == x.tolist(), count
+
+
+def test_a_synchronous_send_to_oneself_takes_a_receive_begun_before(comm: Any) -> None:
+    coming = comm.irecv(np.empty(2), comm.rank)
+    comm.send(np.ones(2), comm.rank, sync=True)
+    assert coming.wait().tolist() == [1, 1]
+
+
+@pytest.mark.mpi(min_size=2)
 def test_torch_tensors_meet_blocking_too(comm: Any) -> None:
     if comm.rank == 0:
         comm.send(torch.arange(8.0)[::2], 1)

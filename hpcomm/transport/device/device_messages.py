@@ -130,7 +130,10 @@ class Messages:
         for each in source.landed():
             each.Wait()
         array = source.columns(0, count)
-        yield [self.plain.Isend(transport.spec(array, count, look.dtype), call.peer, call.tag)]
+        begin = (
+            self.plain.Issend if call.moves else self.plain.Isend
+        )  # a large one waits for an answer anyway
+        yield [begin(transport.spec(array, count, look.dtype), call.peer, call.tag)]
         source.end()
 
     def look(self, source: int, tag: int, seen: MPI.Status) -> bool:
