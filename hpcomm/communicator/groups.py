@@ -338,7 +338,10 @@ def check_open(comm: Communicator, verb: str) -> None:
         )
 
 
-def pool(comm: Communicator, root: int = 0, *, progress: bool = False) -> Workers:
+def pool(
+    comm: Communicator, root: int = 0, *, progress: bool = False,
+    initializer: Callable[..., object] | None = None, initargs: Iterable[object] = (),
+) -> Workers:  # fmt: skip
     """Let all ranks but root work for root: `with comm.pool() as pool: if pool: pool.map(f, items)`.
 
     Collective. Root gets a Pool; the others work until the block of root ends, and get None. One rank alone
@@ -347,13 +350,16 @@ def pool(comm: Communicator, root: int = 0, *, progress: bool = False) -> Worker
     Args:
         root: the rank that submits.
         progress: let map say on stderr how many tasks are done.
+        initializer, initargs: each worker calls root's initializer(*initargs) before its first task. If that
+            fails, the pool is broken, as an Executor of Python's.
 
     Raises:
-        RankError: root is no rank. An exception of a task is root's, with the traceback on its rank.
+        RankError: root is no rank. UsageError: initializer cannot be called or pickled.
+        An exception of a task is root's, with the traceback on its rank.
     """
     from .pools import Workers
 
-    return Workers(comm, root, progress=progress)
+    return Workers(comm, root, progress=progress, begin=(initializer, initargs))
 
 
 def mesh(

@@ -10,22 +10,22 @@ import pickle
 import sys
 import time
 import traceback
-from concurrent.futures import Executor, Future, as_completed
+from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from functools import partial
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..agree.agreement import refused
-from ..errors import RankError, UsageError, WaitTimeoutError, where
+from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from .communicator import Communicator
 
-__all__ = ["Pool", "PoolShutError", "TaskTraceback", "Workers"]
+__all__ = ["Pool", "PoolBrokenError", "PoolShutError", "TaskTraceback", "Workers"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,11 +40,20 @@ class PoolShutError(UsageError, RuntimeError):
     """The pool takes no tasks any more: a RuntimeError, too, as of every Executor."""
 
 
-class Pool(Executor):
-    """Workers that carry out tasks. `with comm.pool() as pool` gives it to the root."""
+class PoolBrokenError(PoolShutError, BrokenExecutor):
+    """The initializer has failed on a worker."""
 
-    def __init__(self, inner: Any, progress: bool) -> None:
+
+class Pool(Executor):
+    """Workers that carry out tasks. `with comm.pool() as pool` gives it to the root.
+
+    Attributes:
+        num_workers: how many there are.
+    """
+
+    def __init__(self, inner: Any, progress: bool, num_workers: int) -> None:
         self._inner, self._progress = inner, progress
+        self.num_workers = self._max_workers = num_workers  # as mpi4py's and Python's executors spell it
         inner.Future = _Future
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -53,11 +62,13 @@ class Pool(Executor):
         Raises:
             UsageError: the task cannot be pickled, or the pool has ended (then also a RuntimeError).
         """
-        task = _packed((fn, args, kwargs), fn)
+        line = where("pool", None)
+        task = _packed((fn, args, kwargs), f"{_named(fn, args)} or what belongs to it", line)
         try:
-            begun: Future[T] = self._inner.submit(_run, task)
+            begun: Future[T] = self._inner.submit(_run, task, (_named(fn, args), line))
         except RuntimeError as error:
-            raise PoolShutError(f"the pool takes no tasks: {error}", where("submit", None)) from None
+            kind = PoolBrokenError if isinstance(error, BrokenExecutor) else PoolShutError
+            raise kind(f"the pool takes no tasks: {error}", where("submit", None)) from None
         return begun
 
     def map(
@@ -107,12 +118,25 @@ class Workers:
 
     _pool: Pool | None = None
 
-    def __init__(self, comm: Communicator, root: int, *, progress: bool) -> None:
+    def __init__(
+        self,
+        comm: Communicator,
+        root: int,
+        *,
+        progress: bool,
+        begin: tuple[Callable[..., object] | None, Iterable[object]] = (None, ()),
+    ) -> None:
         comm.check_one_group("pool")
         if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
             error = RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"0 to {comm.size - 1}")
             raise refused(comm, "dup", error)
         self._comm, self._root, self._progress = comm, index(root), progress
+        self._options: dict[str, Any] = {}
+        if begin[0] is not None and comm.rank == root:
+            try:
+                self._options["initializer"] = partial(_begin, _initializing(*begin))
+            except HpcommError as wrong:
+                raise refused(comm, "dup", wrong) from None
 
     def __enter__(self) -> Pool | None:
         from mpi4py.futures import MPICommExecutor
@@ -120,12 +144,12 @@ class Workers:
         global _here
         self._ranks = self._comm.dup(name=f"{self._comm.name}/pool")
         outer, _here = _here, f"rank {self._comm.rank} of '{self._comm.name}'"
-        self._executor = MPICommExecutor(self._ranks.mpi_handle, self._root, use_pkl5=True)  # type: ignore[arg-type]
+        self._executor = MPICommExecutor(self._ranks.mpi_handle, self._root, use_pkl5=True, **self._options)  # type: ignore[arg-type]
         inner = self._executor.__enter__()  # workers work in here
         if inner is None:
             _here = outer
             return None
-        self._pool = Pool(inner, self._progress)
+        self._pool = Pool(inner, self._progress, max(self._comm.size - 1, 1))
         return self._pool
 
     def __exit__(
@@ -156,7 +180,16 @@ class _Packed:
         return pickle.loads(self.data, buffers=self.blocks)
 
 
-def _packed(obj: object, named: object) -> _Packed:
+def _named(fn: Any, args: Sequence[Any]) -> str:
+    """What the user's function is called, which map and starmap hand over as an argument."""
+    while fn in (_each, _spread):
+        fn, args = args[0], ()
+        if isinstance(fn, partial):
+            fn, args = fn.func, fn.args
+    return getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def _packed(obj: object, what: str, line: str) -> _Packed:
     """obj pickled; by cloudpickle, where it is installed, what pickle cannot (lambdas)."""
     blocks: list[pickle.PickleBuffer] = []
     try:
@@ -172,23 +205,44 @@ def _packed(obj: object, named: object) -> _Packed:
         hint = "pip install cloudpickle for lambdas and functions within functions"
     except Exception as error:
         why, hint = error, "send data instead of files or locks"
-    name = getattr(named, "__qualname__", type(named).__name__)
-    raise UsageError(f"{name} or what belongs to it cannot be pickled: {why}", where("pool", None), hint)
+    raise UsageError(f"{what} cannot be pickled: {why}", line, hint)
 
 
-def _run(task: _Packed) -> tuple[bool, _Packed, str]:
-    """Carry out a task on a worker: whether it went well, result or exception, and where that was raised."""
+def _initializing(initializer: object, initargs: Iterable[object]) -> _Packed:
+    if not callable(initializer):
+        what = f"initializer is a {type(initializer).__name__}, which cannot be called"
+        raise UsageError(what, where("pool", None), "a function that each worker calls first")
+    named = f"{_named(initializer, ())} or what belongs to it"
+    return _packed((initializer, tuple(initargs), {}), named, where("pool", None))
+
+
+def _begin(task: _Packed) -> None:
+    """Call the initializer on a worker; mpi4py does not tell why that fails."""
+    try:
+        fn, args, kwargs = task.open()
+        fn(*args, **kwargs)
+    except BaseException:
+        sys.stderr.write(f"the pool's initializer failed on {_here}:\n{traceback.format_exc()}")
+        raise
+
+
+def _run(task: _Packed, told: tuple[str, str]) -> tuple[bool, _Packed, str]:
+    """Carry out a task on a worker: whether it went well, result or exception, and where that was raised.
+
+    told: the function's name, and where it was submitted.
+    """
+    name, line = told
     try:
         fn, args, kwargs = task.open()
         result = fn(*args, **kwargs)
-        return True, _packed(result, result), ""
+        return True, _packed(result, f"what {name} returned on {_here}", line), ""
     except BaseException as error:
         text = f"on {_here}:\n{''.join(traceback.format_exception(error))}"
         try:
-            packed = _packed(error, error)
+            packed = _packed(error, "the exception", line)
             packed.open()
         except Exception:  # it can only be told
-            packed = _packed(RuntimeError(f"{type(error).__name__}: {error}"), None)
+            packed = _packed(RuntimeError(f"{type(error).__name__}: {error}"), "", line)
         return False, packed, text
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from concurrent.futures import BrokenExecutor
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,63 @@ def test_a_task_that_raises_gives_its_traceback_with_its_rank(comm: Any) -> None
                 pool.submit(square, (i for i in range(3)))
             assert list(pool.map(square, [2])) == [4]
     assert comm.all_reduce(1) == comm.size
+
+
+def gives_a_lock(x: int) -> Any:
+    return threading.Lock()
+
+
+def test_what_a_task_returns_but_cannot_be_pickled_names_the_line_that_submitted_it(comm: Any) -> None:
+    with comm.pool() as pool:
+        if pool:
+            tasks = [pool.submit(gives_a_lock, 1)]
+            mapped, spread = pool.map(gives_a_lock, [1]), pool.starmap(gives_a_lock, [(1,)])
+            worker = min(1, comm.size - 1)
+            for ask in (tasks[0].result, lambda: next(mapped), lambda: next(spread)):
+                with pytest.raises(hpcomm.UsageError, match="cannot be pickled") as caught:
+                    ask()
+                text = str(caught.value)
+                assert (
+                    f"what gives_a_lock returned on rank {worker} of '{comm.name}'" in text or comm.size > 2
+                )
+                assert "where: pool at test_pools.py:" in text
+    with pytest.raises(hpcomm.UsageError, match="gives_a_lock or what belongs to it cannot be pickled"):
+        hpcomm.self_.pool(initializer=gives_a_lock, initargs=(threading.Lock(),))
+
+
+_licence: list[str] = []
+
+
+def take_licence(*words: str) -> None:
+    if "none" in words:
+        raise OSError("no licence")
+    _licence.extend(words)
+
+
+def show_licence(_: int) -> list[str]:
+    return _licence
+
+
+def test_each_worker_calls_the_initializer_before_its_first_task(comm: Any) -> None:
+    with comm.pool(initializer=take_licence, initargs=("of", "root")) as pool:
+        if pool:
+            assert pool.num_workers == pool._max_workers == max(comm.size - 1, 1)
+            assert list(pool.map(show_licence, range(9))) == [["of", "root"]] * 9
+    _licence.clear()
+
+
+def test_a_pool_whose_initializer_fails_is_broken_and_says_why(comm: Any, capfd: Any) -> None:
+    with comm.pool(initializer=take_licence, initargs=("none",)) as pool:
+        if pool:
+            with pytest.raises(BrokenExecutor, match="initializer failed"):
+                pool.submit(square, 1).result()
+            with pytest.raises(BrokenExecutor, match="the pool takes no tasks: initializer failed"):
+                pool.submit(square, 1)
+    said = f"the pool's initializer failed on rank {comm.rank} of '{comm.name}'"
+    assert (said in (told := capfd.readouterr().err)) == (pool is None or comm.size == 1)
+    assert ("OSError: no licence" in told) == (said in told)
+    with pytest.raises(hpcomm.UsageError, match="initializer is a int, which cannot be called"):
+        hpcomm.self_.pool(initializer=3)
 
 
 def test_late_results_are_a_timeout_and_progress_is_told(comm: Any, capsys: Any) -> None:
