@@ -210,6 +210,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     all_gather = collectives.all_gather
     scatter = collectives.scatter
     reduce_scatter = reductions.reduce_scatter
+    reduce_scatter_ragged = reductions.reduce_scatter_ragged
     all_to_all = collectives.all_to_all
     scan = reductions.scan
     exscan = reductions.exscan

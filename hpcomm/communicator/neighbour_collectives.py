@@ -7,27 +7,26 @@ out in that of `destinations`; on a grid that is, axis by axis, the neighbour be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Call
-from ..core.request import Pending, Request, Stages
+from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
-from ..errors import HpcommError, LayoutError, UsageError, where
+from ..errors import HpcommError, LayoutError, where
 from ..transport.endpoints import meet, set_zero
 from ..transport.exchange_comm import channel
-from .communicator import Communicator
-from .payload import DevicePayload, Payload
+from .neighbour_ragged import RaggedNeighbours
 
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from ..core import buffer
+    from ..core import buffer, dtypes
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
     from ..transport import mpi as transport
@@ -42,6 +41,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
+    dtypes = LazyModule("hpcomm.core.dtypes")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     ragged = LazyModule("hpcomm.communicator.ragged")
     progress = LazyModule("hpcomm.transport.progress")
@@ -51,16 +51,13 @@ else:
 __all__ = ["Topology"]
 
 
-class Topology(Communicator):
+class Topology(RaggedNeighbours):
     """A communicator whose ranks have neighbours.
 
     Attributes:
         sources: the ranks that this one hears from in a neighbour verb; hpcomm.PROC_NULL: nobody there.
         destinations: the ranks that it speaks to.
     """
-
-    sources: tuple[int, ...] = ()
-    destinations: tuple[int, ...] = ()
 
     # fmt: off
     @overload
@@ -133,48 +130,12 @@ class Topology(Communicator):
         """
         return self._neighbours("neighbour_all_to_all", x, out, async_op, "alltoall")
 
-    def neighbour_all_gather_ragged(self, x: Array) -> list[Array | None]:
-        """Collect the array of every source, of any shape and dtype; None where nobody is.
-
-        Same as MPI_Neighbor_allgatherv, without counts.
-        """
-        return self._neighbours_ragged(
-            "neighbour_all_gather_ragged", [x] * len(self.destinations), len(self.destinations)
-        )
-
-    def neighbour_all_to_all_ragged(self, xs: Sequence[Array]) -> list[Array | None]:
-        """Send array i of the list to destinations[i]; receive one of any shape from every source.
-
-        Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
-        """
-        return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations))
-
     # -- how ------------------------------------------------------------------------------------------
     def _neighbours(
         self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
     ) -> object:
-        try:
-            self.check_open(verb)
-            look = buffer.as_buffer(x)
-            block = look.shape
-            if moves == "alltoall":
-                if not look.shape or look.shape[0] != len(self.destinations):
-                    raise LayoutError(
-                        f"x has shape {look.shape}; its first axis must be the "
-                        f"{len(self.destinations)} destinations",
-                        hint="one block for each of comm.destinations",
-                    )
-                block = look.shape[1:]
-            shape = (len(self.sources), *block)
-            result = look.make(shape) if out is None else buffer.as_buffer(out)
-            if result.shape != shape or result.dtype != look.dtype:
-                raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
-            if result.frozen:
-                raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
-            if out is not None and meet(look, result):
-                raise LayoutError("x and out overlap in memory", hint="an out of its own")
-        except HpcommError as error:
-            raise refused(self, verb, error) from None
+        look, block, result = self._checked(verb, x, out)
+        shape = (len(self.sources), *block)
         count, device_calls = math.prod(block), self.devices
         device_side = device_calls is not None and not device_calls.is_one_call(count * look.dtype.itemsize)
         given = look if device_side or look.place is None else _on_host(look)
@@ -232,6 +193,34 @@ class Topology(Communicator):
         arrived = seen()
         after.order()
         return arrived
+
+    def _checked(
+        self, verb: str, x: ArrayLike, out: ArrayLike | None
+    ) -> tuple[Buffer, tuple[int, ...], Buffer]:
+        """Looks at x and at what receives, and the shape of a block between them; wrong ones are refused."""
+        try:
+            self.check_open(verb)
+            look = buffer.as_buffer(x)
+            block = look.shape
+            if verb == "neighbour_all_to_all":
+                if not look.shape or look.shape[0] != len(self.destinations):
+                    raise LayoutError(
+                        f"x has shape {look.shape}; its first axis must be the "
+                        f"{len(self.destinations)} destinations",
+                        hint="one block for each of comm.destinations",
+                    )
+                block = look.shape[1:]
+            shape = (len(self.sources), *block)
+            result = look.make(shape) if out is None else buffer.as_buffer(out)
+            if result.shape != shape or result.dtype != look.dtype:
+                raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
+            if result.frozen:
+                raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
+            if out is not None and meet(look, result):
+                raise LayoutError("x and out overlap in memory", hint="an out of its own")
+        except HpcommError as error:
+            raise refused(self, verb, error) from None
+        return look, block, result
 
     def _going(
         self, verb: str, moving: Stages, leave: Callable[[], None], finish: Callable[[], object]
@@ -302,63 +291,41 @@ class Topology(Communicator):
         if errors:
             raise errors[0]
 
-    def _outward(self) -> Iterable[int]:
-        """The places of destinations in the order in which two ranks that are neighbours twice pair them."""
-        return range(len(self.destinations))
+    # -- plans ----------------------------------------------------------------------------------------
+    def planned(self, verb: str, x: ArrayLike, out: ArrayLike | None) -> Call:
+        """A Call for a plan of a neighbour verb, which begins it anew each time."""
+        look, block, result = self._checked(verb, x, out)
+        call = Call(self, verb, code=head(verb, dtype=look.dtype.code))
+        call.count, call.look = math.prod(block), look
+        begin = getattr(self, verb)
+        if out is None and hasattr(given := result.give(), "__dlpack__"):  # not a number
+            out = given
+        call.prepare = lambda: _Again(lambda: begin(x, out=out, async_op=True))
+        call.finish = lambda _: result.give() if out is None else out
+        return call
 
-    def _begun(self, name: str, ends: tuple[Spec, Spec]) -> list[Pending]:
-        return [getattr(self.mpi_handle, name)(*ends)]
 
-    def _neighbours_ragged(self, verb: str, xs: Sequence[Array], n: int) -> list[Array | None]:
-        """First everybody says how long its blocks are, then they travel: one message for each pair."""
-        try:
-            self.check_open(verb)
-            if not isinstance(xs, (list, tuple)) or len(xs) != n:
-                raise UsageError(
-                    f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
-                )
-            packed_parts = [ragged.encode(x) for x in xs]
-        except HpcommError as error:
-            raise refused(self, verb, error) from None
-        call = Call(self, verb)
-        for observer in self.observers:
-            observer.before(call)
-        self.agreement.enter(head(verb), 0)
-        moving: list[progress.Moving] = []  # arrays on devices that go by themselves
-        for i, (made, rank) in enumerate(zip(packed_parts, self.destinations, strict=True)):
-            if type(made) is DevicePayload:
-                packed_parts[i], more = device_payload.load(self, made, [rank])
-                moving += more
-        pieces = [_eager_message(made) for made in packed_parts]
-        try:
-            inboxes = self._posted(pieces)
-        except MPI.Exception as error:
-            raise transport.failure(error, verb, self) from None
-        got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
-        for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
-            if made is not None and self.devices is not None and device_payload.has_device_arrays(made):
-                got[i] = progress.Moving(device_payload.unload(self, made, rank))
-        arrived = [_arrived(made) for made in got]
-        for each in moving:
-            each.Wait()
-        self.agreement.leave()
-        for observer in self.observers:
-            observer.after(call)
-        return arrived
+class _Again:
+    """In place of a persistent request of MPI: the same call again at each start."""
 
-    def _posted(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
-        """What comes from each source, where piece i goes to destination i; empty where nobody is."""
-        if self.size == 1:  # as in _to_itself
-            pairs = zip(self.sources, self._outward(), strict=True)
-            return [pieces[i] if source != MPI.PROC_NULL else np.empty(0, np.uint8) for source, i in pairs]
-        lengths = np.array([piece.nbytes for piece in pieces], np.int64).reshape(-1, 1)
-        coming = np.zeros((len(self.sources), 1), np.int64)
-        mpi: Any = self.mpi_handle
-        mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
-        inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
-        with _Scattered(pieces) as going, _Scattered(inboxes) as received:
-            mpi.Neighbor_alltoallw(going.spec, received.spec)
-        return inboxes
+    name = "the verb in the background"
+
+    def __init__(self, begin: Callable[[], Request[Any]]) -> None:
+        self._begin = begin
+        self._request: Request[Any] | None = None
+
+    def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
+        self._request = self._begin()
+
+    def Test(self, status: object = None) -> bool:  # noqa: N802
+        return self._request is None or self._request.done()
+
+    def Wait(self, status: object = None) -> None:  # noqa: N802
+        if self._request is not None:
+            self._request.wait()
+
+    def Free(self) -> None:  # noqa: N802
+        self._request = None
 
 
 def _on_host(look: Buffer) -> Buffer:
@@ -401,49 +368,3 @@ def _zero(received: Buffer, i: int, after: staging.After) -> None:
     else:
         block = _blocks(received, received.shape[0], math.prod(received.shape[1:]))[i]
         host_copy.Upload(block).fill(np.zeros(block.shape, block.dtype.storage), after)
-
-
-def _eager_message(made: Payload) -> NDArray[np.uint8]:
-    """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
-    blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
-    lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)
-    return np.concatenate([lengths.view(np.uint8), *blocks])
-
-
-def _opened(piece: NDArray[np.uint8]) -> Payload:
-    n = int(piece[:8].view(np.int64)[0])
-    lengths = piece[8 : 8 + 8 * n].view(np.int64)
-    ends = 8 + 8 * n + np.cumsum(lengths)
-    # copies: where what they hold lies aligned
-    return Payload.of([piece[end - m : end].copy().data for end, m in zip(ends, lengths, strict=True)])
-
-
-def _arrived(made: Payload | progress.Moving | None) -> Any:
-    if made is None or isinstance(made, Payload):
-        return made and ragged.decode(made)
-    made.Wait()
-    return ragged.decode(made.result)
-
-
-class _Scattered:
-    """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
-
-    def __init__(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
-        self._types = [_bytes_type(block.nbytes) for block in blocks]
-        addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
-        self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]
-
-    def __enter__(self) -> _Scattered:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for kind in self._types:
-            kind.Free()
-
-
-def _bytes_type(nbytes: int) -> MPI.Datatype:
-    whole, rest = divmod(nbytes, 1 << 30)
-    block = MPI.BYTE.Create_contiguous(1 << 30)
-    made = MPI.Datatype.Create_struct([whole, rest], [0, whole << 30], [block, MPI.BYTE]).Commit()
-    block.Free()
-    return made

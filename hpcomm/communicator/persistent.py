@@ -11,7 +11,7 @@ from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..core.operation import Call
 from ..core.request import Stages, T_co, abandon, deadline
-from ..core.signature import MAKERS, VERBS, head
+from ..core.signature import MAKERS, NEIGHBOURS, VERBS, head
 from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..transport import guarded_receive, matching
@@ -160,6 +160,8 @@ class Plan(ClosedByAll, Generic[T_co]):
             return f"{self._call}: closed"
         if self._call.prepare is not None:
             name = self._prepared[0].name
+            if self._call.verb in NEIGHBOURS:
+                return f"{self._call}: {name}, begun anew at each start"
             return f"{self._call}: own schedule {name}, rounds of persistent MPI, from memory of its own"
         if self._started is not None:
             return f"{self._call}: {self._comm.devices.explain(self._call)}"
@@ -364,7 +366,7 @@ def plan(
     """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
 
     Args:
-        verb: name of a collective verb, "send" or "recv".
+        verb: name of a collective verb, also of a neighbour_ one, "send" or "recv".
         x, out, op, root: as the verb takes them. Without out each wait() returns the plan's own array,
             which the next start may fill again.
         dest, source, tag: for "send" and "recv".
@@ -396,7 +398,13 @@ def plan(
             return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
         if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
             raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
-        call = _composed(comm, verb, x, out, op, root, algorithm)
+        if verb in NEIGHBOURS:
+            if algorithm is not None or not isinstance(getattr(comm, "sources", None), tuple):
+                what = f"{verb} has no algorithm" if algorithm else f"'{comm.name}' has no neighbours"
+                raise UsageError(what, hint="comm.cart(...) or comm.graph(...), and its plan(), without one")
+            call = comm.planned(verb, x, out)  # type: ignore[attr-defined]  # it is a Topology
+        else:
+            call = _composed(comm, verb, x, out, op, root, algorithm)
     except HpcommError as error:
         if verb in ("send", "recv"):
             raise error.located(f"plan of {verb}", comm) from None

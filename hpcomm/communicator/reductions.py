@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, overload
 
+from ..agree.agreement import refused
+from ..core.request import Request
+from ..errors import HpcommError
 from .collectives import careful
+from .payload_agreement import each_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeVar
+
     from numpy.typing import NDArray
 
-    from ..core.request import Request
+    from ..core import buffer, reduction
+    from ..core.request import StagesOf
     from ..core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
     from .communicator import Communicator
 
-__all__ = ["all_reduce", "exscan", "reduce", "reduce_scatter", "scan"]
+    T = TypeVar("T")
+else:
+    from .._lazy import LazyModule
+
+    buffer = LazyModule("hpcomm.core.buffer")
+    reduction = LazyModule("hpcomm.core.reduction")
+
+__all__ = ["all_reduce", "exscan", "reduce", "reduce_scatter", "reduce_scatter_ragged", "scan"]
 
 
 # fmt: off
@@ -260,3 +276,64 @@ def exscan(
         if done is not NotImplemented:
             return done
     return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
+
+
+# fmt: off
+@overload
+def reduce_scatter_ragged(
+    comm: Communicator, xs: Sequence[Array], op: Operator = ..., *, async_op: Now = ...,
+) -> Array: ...
+@overload
+def reduce_scatter_ragged(
+    comm: Communicator, xs: Sequence[Array], op: Operator = ..., *, async_op: Later,
+) -> Request[Array]: ...
+# fmt: on
+def reduce_scatter_ragged(
+    comm: Communicator, xs: Sequence[ArrayLike], op: Operator = "sum", *, async_op: bool = False
+) -> object:
+    """Reduce array j of all ranks' lists over the ranks; rank j gets the result. Arrays may differ in length.
+
+    Same as MPI_Reduce_scatter, whose counts the arrays tell.
+
+    Args:
+        xs: one array for each rank; array j has the same shape and dtype on every rank.
+        op: see all_reduce.
+        async_op: begin, and return a Request to wait for.
+
+    Raises:
+        As all_reduce; UsageError: xs has not one array for each rank.
+
+    Cost: a reduce for each rank.
+
+    Example (2 ranks):
+        >>> comm.reduce_scatter_ragged([np.ones(1), np.ones(3)])
+        array([2.])         on rank 0; array([2., 2., 2.]) on rank 1
+    """
+    name = "reduce_scatter_ragged"
+    comm.check_one_group(name)
+    try:
+        items, wrong = each_of(comm, name, xs)
+        if wrong is not None:
+            raise wrong
+        for x in items:
+            reduction.resolve(op, buffer.as_buffer(x).dtype)
+    except HpcommError as error:
+        raise refused(comm, name, error) from None
+    if not async_op:
+        return [comm.reduce(x, op, root) for root, x in enumerate(items)][comm.rank]
+    each = [comm.reduce(x, op, root, async_op=True) for root, x in enumerate(items)]
+    request = Request(f"{name}()", _all_of(each, comm.rank))
+    request.needs_all(comm)
+    request.in_rounds()
+    return request
+
+
+def _all_of(requests: list[Request[T]], mine: int) -> StagesOf[T]:
+    """Wait for all, and give the result of one."""
+    yield [
+        SimpleNamespace(
+            Test=lambda _=None, each=each: each.done(), Wait=lambda _=None, each=each: each.wait()
+        )
+        for each in requests
+    ]
+    return [each.wait() for each in requests][mine]

@@ -46,14 +46,22 @@ class SharedArray(ClosedByAll):
     The memory is freed after close(), when no view of it is left, or when the ranks end.
     """
 
-    def __init__(self, node: Communicator, array: AnyArray) -> None:
+    def __init__(self, node: Communicator, array: AnyArray, record: dtypes.Dtype) -> None:
         self.node = node
-        self.shape, self.dtype = array.shape, array.dtype
+        self.shape = array.shape
         self._array: NDArray[Any] | None = array
+        self._record = record
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        return dtypes.numpy_dtype(self._record)
 
     @property
     def array(self) -> NDArray[Any]:
         """The array. After fence() every rank of the node sees what the others have written into it."""
+        return self._open().view(self.dtype)
+
+    def _open(self) -> NDArray[Any]:
         if self._array is None:
             raise UsageError("this shared array is closed", where("array", None), "use it before close()")
         return self._array
@@ -63,7 +71,8 @@ class SharedArray(ClosedByAll):
         """The same memory as a torch tensor."""
         import importlib
 
-        return importlib.import_module("torch").from_numpy(self.array)
+        torch = importlib.import_module("torch")
+        return torch.from_numpy(self._open()).view(dtypes.torch_dtype(self._record))
 
     def fence(self) -> None:
         """Make what any rank has written visible to all ranks of the node. Collective over the node."""
@@ -76,7 +85,7 @@ class SharedArray(ClosedByAll):
 
     def __repr__(self) -> str:
         closed = ", closed" if self._array is None else ""
-        return f"<SharedArray {self.dtype} {self.shape} of {self.node.size} ranks{closed}>"
+        return f"<SharedArray {self._record} {self.shape} of {self.node.size} ranks{closed}>"
 
 
 def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> SharedArray:
@@ -101,19 +110,19 @@ def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLik
     comm.check_one_group("shared_array")
     try:
         lengths = shape_of(shape)
-        kind = dtypes.numpy_dtype(dtypes.parse(dtype)[0])
+        record, _ = dtypes.parse(dtype)
+        kind = np.dtype(record.storage)
     except HpcommError as error:
         raise refused(comm, "split_node", error) from None
     node = comm.split_node(name=f"{comm.name}/shared")
     try:
-        given = lengths, str(kind)
+        given = lengths, str(record)
         for rank, other in enumerate(node.all_gather_object(given)):
             if other != given:
-                what = (
-                    f"this rank asks for {kind} {lengths}, rank {rank} of the node for {other[1]} {other[0]}"
-                )
+                theirs = f"{other[1]} {other[0]}"
+                what = f"this rank asks for {record} {lengths}, rank {rank} of the node for {theirs}"
                 raise LayoutError(what, hint="the same shape and dtype on every rank")
-        return SharedArray(node, _array(node, lengths, kind))
+        return SharedArray(node, _array(node, lengths, kind), record)
     except HpcommError as error:
         node.close()
         raise error.located("shared_array", comm) from None

@@ -18,11 +18,11 @@ from .reduction import NAMES
 from .verbs import RAGGED, REDUCTIONS, ROOTED, TABLE
 
 __all__ = [
-    "BACKGROUND", "LEFT", "MAKERS", "REFUSED", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS",
+    "BACKGROUND", "LEFT", "MAKERS", "NEIGHBOURS", "REFUSED", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS",
     "describe", "head", "marked", "operator", "signature",
 ]  # fmt: skip
 
-_NEIGHBOURS = ["all_gather", "all_to_all"]
+NEIGHBOURS = ["neighbour_all_gather", "neighbour_all_to_all"]
 # Of these the number of elements is a checksum of what has to be equal.
 MAKERS = [
     *("split", "split_node", "dup", "create_intercomm", "merge", "cart", "graph", "mesh", "sub", "window"),
@@ -34,8 +34,8 @@ VERBS = [
     "plan",
     *(f"{verb}_object" for verb in sorted(RAGGED)),
     *(f"{verb}_ragged" for verb in sorted(RAGGED)),
-    *(f"neighbour_{verb}" for verb in _NEIGHBOURS),
-    *(f"neighbour_{verb}_ragged" for verb in _NEIGHBOURS),
+    *NEIGHBOURS,
+    *(f"{verb}_ragged" for verb in NEIGHBOURS),
     *MAKERS,
 ]
 _CODES = {verb: i for i, verb in enumerate(VERBS)}

@@ -101,7 +101,16 @@ Later: TypeAlias = Literal[True]
 # Verbs, by what their plan gives: a block of x or several, the same as x, or that on one rank
 OfBlocks: TypeAlias = Literal["all_gather", "scatter", "reduce_scatter"]
 ToAll: TypeAlias = Literal[
-    "broadcast", "all_reduce", "all_to_all", "scan", "exscan", "all_gather", "scatter", "reduce_scatter"
+    "broadcast",
+    "all_reduce",
+    "all_to_all",
+    "scan",
+    "exscan",
+    "all_gather",
+    "scatter",
+    "reduce_scatter",
+    "neighbour_all_gather",
+    "neighbour_all_to_all",
 ]
 FromRoot: TypeAlias = Literal["broadcast", "scatter"]
 ToRoot: TypeAlias = Literal["reduce", "gather"]

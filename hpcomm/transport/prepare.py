@@ -200,9 +200,7 @@ def _blocks(verb: str, send: Buffer, recv: Buffer | None, p: int) -> tuple[Shape
         return (shape if verb == "all_to_all" else rows), send.size // p
     raise LayoutError(
         f"the first axis of x must be the number of ranks, {p}; x has shape {shape}",
-        hint=f"x.reshape({p}, ...), or {verb}_ragged where blocks differ"
-        if verb != "reduce_scatter"
-        else f"x.reshape({p}, ...)",
+        hint=f"x.reshape({p}, ...), or {verb}_ragged where blocks differ",
     )
 
 

@@ -177,6 +177,33 @@ def test_neighbours_on_a_grid_hear_each_other(comm: Any, ring: bool, axes: int) 
     ragged = grid.neighbour_all_to_all_ragged([np.full(grid.rank, i, "i4") for i in range(2 * axes)])
     for i, (r, part) in enumerate(zip(expected, ragged, strict=True)):
         assert (part is None) if r < 0 else (part.dtype == "i4" and part.tolist() == [i ^ 1] * r)
+    begun = [
+        grid.neighbour_all_to_all_ragged(
+            [np.full(grid.rank, 10 * k + i) for i in range(2 * axes)], async_op=True
+        )
+        for k in range(3)
+    ]
+    for k in (0, 1, 2) if grid.rank % 2 else (2, 1, 0):  # waited for in different orders
+        for i, (r, part) in enumerate(zip(expected, begun[k].wait(), strict=True)):
+            assert (part is None) if r < 0 else part.tolist() == [10 * k + (i ^ 1)] * r
+    long = grid.neighbour_all_gather_ragged(
+        torch.full((70_000 + grid.rank,), grid.rank), async_op=True
+    ).wait()
+    for r, part in zip(expected, long, strict=True):
+        assert (part is None) if r < 0 else (len(part) == 70_000 + r and (part == r).all())
+    x, out = np.zeros((2 * axes, 2)), np.empty((2 * axes, 2))
+    plan = grid.plan("neighbour_all_to_all", x, out=out)
+    again = grid.plan("neighbour_all_gather", torch.ones(2))
+    for turn in range(3):
+        x[:] = 100 * turn + 10 * grid.rank + np.arange(2 * axes)[:, None]
+        plan.start()
+        assert again().tolist() == [[float(r >= 0)] * 2 for r in expected]
+        assert plan.wait(30) is out
+        assert out.tolist() == [
+            [100 * turn + 10 * r + (i ^ 1) if r >= 0 else 0] * 2 for i, r in enumerate(expected)
+        ]
+    assert "begun anew at each start" in plan.explain()
+    plan.close()
     for axes in ([0], [axis == 0 for axis in range(len(grid.shape))]):  # the latter as MPI_Cart_sub has it
         line = grid.sub(axes)
         assert line.shape == grid.shape[:1]
@@ -217,6 +244,11 @@ def test_neighbours_on_a_graph_hear_each_other(comm: Any) -> None:
     if len(destinations) == len(graph.sources):
         with pytest.raises(hpcomm.LayoutError, match="overlap"):
             graph.neighbour_all_to_all(both, out=both)
+    with pytest.raises(hpcomm.LayoutError, match="must be the"):
+        graph.plan("neighbour_all_to_all", np.ones(99))
+    with pytest.raises(hpcomm.UsageError, match="has no neighbours") as caught:
+        comm.plan("neighbour_all_gather", np.ones(2))
+    assert "comm.cart(...) or comm.graph(...)" in str(caught.value)
     with pytest.raises(hpcomm.RankError, match="does not exist"):
         comm.graph([comm.size])
     graph.close()

@@ -628,3 +628,63 @@ def test_what_is_folded_raises_nothing_where_numpy_should_raise(
                     y = comm.all_reduce(x, op, algorithm=algorithm)
                     z = comm.all_reduce(x, op, algorithm=algorithm, async_op=True).wait()
                     assert np.array_equal(y, z, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", ["float64", "int8", "bfloat16", "bool", "strided", "numbers"])
+@pytest.mark.parametrize("op", ["sum", "max", "function"])
+def test_reduce_scatter_ragged_gives_rank_j_array_j_of_all(comm: Any, kind: str, op: str) -> None:
+    def array(j: int, rank: int) -> Any:
+        if kind == "numbers":
+            return float(j + rank)
+        if kind == "strided":
+            return (np.arange(2.0 * (j + 1)) + rank)[::2]
+        made = torch.arange(j * 3).reshape(j, 3) + rank  # none for rank 0
+        return (made > 2) if kind == "bool" else made.to(getattr(torch, kind))
+
+    by: Any = (lambda a, b: a * b) if op == "function" else op
+    xs = [array(j, comm.rank) for j in range(comm.size)]
+    reduced = comm.reduce_scatter_ragged(xs, by)
+    later = comm.reduce_scatter_ragged(tuple(xs), by, async_op=True).wait()
+    expected = comm.all_reduce(xs[0], by)
+    for j in range(comm.size):
+        each = comm.all_reduce(xs[j], by)
+        expected = each if j == comm.rank else expected
+    assert type(reduced) is type(expected)
+    assert np.array_equal(
+        np.asarray(torch.as_tensor(reduced).float()), np.asarray(torch.as_tensor(expected).float())
+    )
+    assert np.array_equal(
+        np.asarray(torch.as_tensor(later).float()), np.asarray(torch.as_tensor(expected).float())
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "op", "error", "what"),
+    [
+        ([1.0], "sum", hpcomm.UsageError, "needs a list with one item for each of . ranks, not 1 items"),
+        (None, "sum", hpcomm.UsageError, "needs a list with one item"),
+        ("object", "sum", hpcomm.UsageError, "x "),
+        ("complex", "max", hpcomm.DtypeError, "complex numbers have no max"),
+        ("float", "mean", hpcomm.UsageError, "there is no operator 'mean'"),
+    ],
+)
+def test_reduce_scatter_ragged_refuses_before_others_commit(
+    own_comm: Any, given: Any, op: str, error: Any, what: str
+) -> None:
+    if own_comm.size == 1:
+        given = given if isinstance(given, str) else None
+    items = {"object": object(), "complex": 1j, "float": 1.0}
+    xs = [items[given]] * own_comm.size if isinstance(given, str) else given
+    if own_comm.rank == 0:
+        with pytest.raises(error) as caught:
+            own_comm.reduce_scatter_ragged(xs, op)
+        assert "where: reduce_scatter_ragged on communicator" in str(caught.value)
+    elif own_comm.check == "light":
+        with pytest.raises(hpcomm.HpcommError):
+            own_comm.reduce_scatter_ragged([1.0] * own_comm.size)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_reduce_scatter_ragged_of_blocks_that_differ_is_a_mismatch(own_comm: Any) -> None:
+    with pytest.raises(hpcomm.HpcommError, match="reduce"):
+        own_comm.reduce_scatter_ragged([np.ones(2 + (own_comm.rank == 1))] * own_comm.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -56,3 +57,34 @@ def test_ranks_that_ask_for_different_arrays_are_told(comm: Any) -> None:
     with pytest.raises(hpcomm.LayoutError, match=r"this rank asks for float64 .* rank \d of the node for"):
         comm.shared_array(3 + comm.rank)
     assert comm.all_reduce(1) == comm.size
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, "bfloat16", "bool", "complex64"])
+def test_the_tensor_of_any_dtype_is_the_same_memory(comm: Any, dtype: Any) -> None:
+    with comm.shared_array((comm.size, 2), dtype) as shared:
+        assert (
+            str(shared.tensor.dtype).removeprefix("torch.")
+            == str(shared.dtype)
+            == str(dtype).removeprefix("torch.")
+        )
+        shared.tensor[comm.rank] = 1
+        shared.fence()
+        assert shared.tensor.float().sum() == 2 * comm.size if dtype != "complex64" else shared.tensor.all()
+        assert shared.array.astype(bool).all()
+        shared.fence()
+
+
+def test_a_tensor_needs_no_package_that_only_numpy_needs(comm: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    monkeypatch.delitem(sys.modules, "ml_dtypes")
+    monkeypatch.setattr(sys, "meta_path", [Without(), *sys.meta_path])
+    with comm.shared_array(2, torch.bfloat16) as shared:
+        assert shared.tensor.dtype is torch.bfloat16
+        with pytest.raises(hpcomm.DtypeError, match="numpy has no bfloat16 of its own"):
+            shared.array  # noqa: B018
+
+
+class Without:
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "ml_dtypes":
+            raise ImportError(name)

@@ -1,0 +1,233 @@
+"""Neighbour collectives of arrays whose shapes the receivers do not know: as those of ragged.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from ..agree.agreement import refused
+from ..core.operation import Call
+from ..core.request import Pending, Request, Stages
+from ..core.signature import BACKGROUND, head
+from ..errors import HpcommError, UsageError
+from ..transport.exchange_comm import channel
+from .communicator import Communicator
+from .payload import DevicePayload, Payload
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+    from numpy.typing import NDArray
+
+    from ..core import dtypes
+    from ..core.types import Array, ArrayLike, Later, Now
+    from ..transport import mpi as transport
+    from ..transport import progress
+    from ..transport.exchange_comm import Channel
+    from ..transport.mpi import Spec
+    from . import device_payload, ragged
+else:
+    from .._lazy import LazyModule
+
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
+    device_payload = LazyModule("hpcomm.communicator.device_payload")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+    progress = LazyModule("hpcomm.transport.progress")
+    ragged = LazyModule("hpcomm.communicator.ragged")
+    transport = LazyModule("hpcomm.transport.mpi")
+
+__all__ = ["RaggedNeighbours"]
+
+
+class RaggedNeighbours(Communicator):
+    """What a Topology is made of: its neighbours, and the verbs for their ragged arrays."""
+
+    sources: tuple[int, ...] = ()
+    destinations: tuple[int, ...] = ()
+
+    # fmt: off
+    @overload
+    def neighbour_all_gather_ragged(self, x: Array, *, async_op: Now = ...) -> list[Array | None]: ...
+    @overload
+    def neighbour_all_gather_ragged(self, x: Array, *, async_op: Later) -> Request[list[Array | None]]: ...
+    # fmt: on
+    def neighbour_all_gather_ragged(self, x: ArrayLike, *, async_op: bool = False) -> object:
+        """Collect the array of every source, of any shape and dtype; None where nobody is.
+
+        Same as MPI_Neighbor_allgatherv, without counts.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        n = len(self.destinations)
+        return self._neighbours_ragged("neighbour_all_gather_ragged", [x] * n, n, async_op)
+
+    # fmt: off
+    @overload
+    def neighbour_all_to_all_ragged(
+        self, xs: Sequence[Array], *, async_op: Now = ...,
+    ) -> list[Array | None]: ...
+    @overload
+    def neighbour_all_to_all_ragged(
+        self, xs: Sequence[Array], *, async_op: Later,
+    ) -> Request[list[Array | None]]: ...
+    # fmt: on
+    def neighbour_all_to_all_ragged(self, xs: Sequence[ArrayLike], *, async_op: bool = False) -> object:
+        """Send array i of the list to destinations[i]; receive one of any shape from every source.
+
+        Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations), async_op)
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _outward(self) -> Iterable[int]:
+        """The places of destinations in the order in which two ranks that are neighbours twice pair them."""
+        return range(len(self.destinations))
+
+    def _begun(self, name: str, ends: tuple[Spec, Spec]) -> list[Pending]:
+        return [getattr(self.mpi_handle, name)(*ends)]
+
+    def _neighbours_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
+        """First everybody says how long its blocks are, then they travel: one message for each pair."""
+        try:
+            self.check_open(verb)
+            if not isinstance(xs, (list, tuple)) or len(xs) != n:
+                raise UsageError(
+                    f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
+                )
+            packed_parts = [ragged.encode(x) for x in xs]
+        except HpcommError as error:
+            raise refused(self, verb, error) from None
+        call = Call(self, verb)
+        for observer in self.observers:
+            observer.before(call)
+        if not async_op:
+            self.agreement.enter(head(verb), 0)
+            stages = self._blocks_of_all(call, packed_parts, self.agreement.leave)
+            return progress.drive(transport.in_our_words(self, verb, stages))
+        with self.call_guard:
+            leave = self.agreement.late(head(verb) | BACKGROUND, 0)
+            stages = self._blocks_of_all(call, packed_parts, leave, channel(self))
+            under_way = self.outstanding.begin(transport.in_our_words(self, verb, stages))
+            request = Request(f"{verb}()", under_way)
+        request.needs_all(self)
+        request.in_rounds()
+        return request
+
+    def _blocks_of_all(
+        self, call: Call, packed_parts: list[Payload], leave: Callable[[], None], by: Channel | None = None
+    ) -> Stages:
+        """by: what the blocks go by in the background; None: MPI waits for all."""
+        moving: list[progress.Moving] = []  # arrays on devices that go by themselves
+        for i, (made, rank) in enumerate(zip(packed_parts, self.destinations, strict=True)):
+            if type(made) is DevicePayload:
+                packed_parts[i], more = device_payload.load(self, made, [rank])
+                moving += more
+        pieces = [_eager_message(made) for made in packed_parts]
+        inboxes = self._posted(pieces) if by is None else (yield from self._begun_ragged(pieces, by))
+        got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
+        for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
+            if made is not None and self.devices is not None and device_payload.has_device_arrays(made):
+                got[i] = progress.Moving(device_payload.unload(self, made, rank))
+        yield [*(each for each in got if isinstance(each, progress.Moving)), *moving]
+        arrived = [_arrived(made) for made in got]
+        leave()
+        for observer in self.observers:
+            observer.after(call)
+        return arrived
+
+    def _posted(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        """What comes from each source, where piece i goes to destination i; empty where nobody is."""
+        if self.size == 1:
+            return self._pieces_to_itself(pieces)
+        lengths, coming = self._lengths(pieces)
+        mpi: Any = self.mpi_handle
+        mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
+        inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
+        with _Scattered(pieces) as going, _Scattered(inboxes) as received:
+            mpi.Neighbor_alltoallw(going.spec, received.spec)
+        return inboxes
+
+    def _begun_ragged(self, pieces: list[NDArray[np.uint8]], by: Channel) -> Stages:
+        """The same in the background.
+
+        Blocks are plain messages under the call's own number: ranks may wait for two such calls in
+        different orders, in which MPI's Ineighbor_alltoallw would meet others.
+        """
+        if self.size == 1:
+            return self._pieces_to_itself(pieces)
+        lengths, coming = self._lengths(pieces)
+        ends = (lengths, 1, MPI.INT64_T), (coming, 1, MPI.INT64_T)
+        yield self._begun("Ineighbor_alltoall", ends)
+        inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
+        going = [(pieces[i], self.destinations[i]) for i in self._outward()]
+        coming_in = zip(inboxes, self.sources, strict=True)
+        yield [
+            *(by.mpi.Irecv(_whole(box), peer, by.number) for box, peer in coming_in if box.nbytes),
+            *(by.mpi.Isend(_whole(x), peer, by.number) for x, peer in going if peer != MPI.PROC_NULL),
+        ]
+        return inboxes
+
+    def _pieces_to_itself(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        """On one rank, as in _to_itself."""
+        pairs = zip(self.sources, self._outward(), strict=True)
+        return [pieces[i] if source != MPI.PROC_NULL else np.empty(0, np.uint8) for source, i in pairs]
+
+    def _lengths(self, pieces: list[NDArray[np.uint8]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Those of the pieces, and room for those of what comes."""
+        lengths = np.array([piece.nbytes for piece in pieces], np.int64).reshape(-1, 1)
+        return lengths, np.zeros((len(self.sources), 1), np.int64)
+
+
+def _whole(piece: NDArray[np.uint8]) -> Spec:
+    return transport.message(piece, piece.nbytes, dtypes.BY_NAME["uint8"])
+
+
+def _eager_message(made: Payload) -> NDArray[np.uint8]:
+    """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
+    blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
+    lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)
+    return np.concatenate([lengths.view(np.uint8), *blocks])
+
+
+def _opened(piece: NDArray[np.uint8]) -> Payload:
+    n = int(piece[:8].view(np.int64)[0])
+    lengths = piece[8 : 8 + 8 * n].view(np.int64)
+    ends = 8 + 8 * n + np.cumsum(lengths)
+    # copies: where what they hold lies aligned
+    return Payload.of([piece[end - m : end].copy().data for end, m in zip(ends, lengths, strict=True)])
+
+
+def _arrived(made: Payload | progress.Moving | None) -> Any:
+    if made is None or isinstance(made, Payload):
+        return made and ragged.decode(made)
+    made.Wait()
+    return ragged.decode(made.result)
+
+
+class _Scattered:
+    """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
+
+    def __init__(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
+        self._types = [_bytes_type(block.nbytes) for block in blocks]
+        addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
+        self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]
+
+    def __enter__(self) -> _Scattered:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for kind in self._types:
+            kind.Free()
+
+
+def _bytes_type(nbytes: int) -> MPI.Datatype:
+    whole, rest = divmod(nbytes, 1 << 30)
+    block = MPI.BYTE.Create_contiguous(1 << 30)
+    made = MPI.Datatype.Create_struct([whole, rest], [0, whole << 30], [block, MPI.BYTE]).Commit()
+    block.Free()
+    return made
