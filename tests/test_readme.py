@@ -188,10 +188,19 @@ def test_a_line_that_does_not_come_is_noticed() -> None:
 
 def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text.count("\n") <= 105
+    assert text.count("\n") <= 115
     blocks = [block[2] for block in FENCE.finditer(text) if block[1] == "python"]
     assert len(blocks) >= 4
     assert max(code.count("\n") for code in blocks) <= 8
+
+
+def test_the_two_commands_of_readme_are_what_make_and_ci_have() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^make (\w+) ", text, re.MULTILINE)
+    assert commands == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert all(re.search(rf"^{command}:", makefile, re.MULTILINE) for command in commands)
+    assert "make test " in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

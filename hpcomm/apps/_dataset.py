@@ -1,11 +1,10 @@
-"""Input data: a table of numbers from a file, or the digits that scikit-learn ships."""
+"""Input data: a table of numbers from a file, or weather that is made up."""
 
 from __future__ import annotations
 
 import csv
 import math
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,8 @@ def read(path: str | None) -> tuple[Rows, list[str], str]:
         SystemExit: with a sentence, if the file is not there or holds no table of numbers.
     """
     if path is None:
-        rows, names = _digits()
-        return rows, names, "scikit-learn's digits"
+        rows, names = _weather()
+        return rows, names, "made-up weather"
     try:
         rows, names = _npy(path) if path.endswith(".npy") else _csv(path)
     except (OSError, ValueError, csv.Error) as error:
@@ -36,13 +35,15 @@ def read(path: str | None) -> tuple[Rows, list[str], str]:
     return _complete(rows, names, path)
 
 
-def _digits() -> tuple[Rows, list[str]]:
-    if not find_spec("sklearn"):
-        sys.exit("stats_demo: scikit-learn is not installed: name a .csv or .npy file, or install it")
-    from sklearn.datasets import load_digits
-
-    rows = np.asarray(load_digits().data, np.float64)
-    return rows, [f"pixel {i // 8},{i % 8}" for i in range(rows.shape[1])]
+def _weather(days: int = 1800) -> tuple[Rows, list[str]]:
+    """The same days in every run: seasons with noise, and columns of unlike distributions."""
+    noise = np.random.default_rng(1979)
+    warmth = 10 - 9 * np.cos(2 * np.pi * np.arange(days) / 365.25) + noise.normal(0, 3, days)
+    rain = np.where(noise.random(days) < 0.4, noise.exponential(6, days), 0)
+    wind = 5 * noise.weibull(2, days)
+    pressure = noise.normal(1013, 8, days) - 0.3 * rain
+    names = ["temperature (degC)", "rain (mm)", "wind (m/s)", "pressure (hPa)"]
+    return np.column_stack([warmth, rain, wind, pressure]), names
 
 
 def _npy(path: str) -> tuple[Rows, list[str]]:

@@ -2,8 +2,8 @@
 
     python -m hpcomm run -n 4 python -m hpcomm.apps.stats_demo [FILE.csv | FILE.npy] [--picture FILE.png]
 
-Without a file it takes the digits that scikit-learn ships: 1,797 pictures of 64 pixels. Rank 0 reads and
-deals out the rows; from then on only summaries travel, never the data. numpy on rank 0 checks it all.
+Without a file it takes 1,800 days of made-up weather. Rank 0 reads and deals out the rows. From then on only
+summaries travel, never the data. numpy on rank 0 checks it all.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def compare(rows: Rows, column: int, edges: Rows, **got: AnyArray) -> list[str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("stats_demo", "statistics of a scattered table")
-    parser.add_argument("file", nargs="?", help=".csv or .npy; scikit-learn's digits if absent")
+    parser.add_argument("file", nargs="?", help=".csv or .npy; made-up weather if absent")
     parser.add_argument("--columns", type=positive, default=5, help="print those columns that vary most")
     parser.add_argument("--bins", type=bins, default=17, help="bins of the histogram")
     parser.add_picture("--picture", "draw the histogram")

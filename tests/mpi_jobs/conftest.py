@@ -11,20 +11,21 @@ END_S = 15.0  # `hpcomm run --timeout` ends a job by itself; only if that fails 
 
 @pytest.fixture
 def job(tmp_path):
-    """job(n, code_or_args, timeout=60, expect=0, env=None, options=()) -> CompletedProcess
+    """job(n, code_or_args, timeout=60, expect=0, env=None, options=(), python=sys.executable)
+    -> CompletedProcess
 
-    Runs Python source (a string) or a command (a list; "python" is this Python) on n ranks through
+    Runs Python source (a string) or a command (a list; "python" is python) on n ranks through
     `hpcomm run`, with its options and with env added to the environment. Fails, and shows what the job
     said, if it takes longer than timeout seconds or ends with another status than expect (None: any).
     """
 
-    def run(n, code_or_args, timeout=60, expect=0, env=None, options=()):
+    def run(n, code_or_args, timeout=60, expect=0, env=None, options=(), python=sys.executable):
         command = code_or_args
         if isinstance(code_or_args, str):
             source = tmp_path / "device_call.py"
             source.write_text(dedent(code_or_args))
             command = ["python", str(source)]
-        launch = [sys.executable, "-m", "hpcomm", "run", "-n", str(n), "--timeout", str(timeout), *options]
+        launch = [python, "-m", "hpcomm", "run", "-n", str(n), "--timeout", str(timeout), *options]
         done = finish([*launch, *command], timeout + END_S, env=env)
         judge(done, expect)
         return done

@@ -44,11 +44,11 @@ def programs(tmp_path):
 def spec(tmp_path):
     """spec(text, *options, files={name: source}, ...) -> CompletedProcess of `hpcomm run job.toml`."""
 
-    def run(text, *options, files=None, timeout=60, expect=0, env=None):
+    def run(text, *options, files=None, timeout=60, expect=0, env=None, python=sys.executable):
         for name, source in (files or {}).items():
             (tmp_path / name).write_text(dedent(source))
         (tmp_path / "job.toml").write_text(dedent(text))
-        command = [sys.executable, "-m", "hpcomm", "run", "--timeout", str(timeout), *options, "job.toml"]
+        command = [python, "-m", "hpcomm", "run", "--timeout", str(timeout), *options, "job.toml"]
         done = finish(command, timeout + END_S, tmp_path, {**ONE_THREAD, **(env or {})})
         judge(done, expect)
         return done

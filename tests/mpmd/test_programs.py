@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import readme_environment
 
 ROOT = Path(__file__).parents[2]
 APPS, CONFIGS = ROOT / "apps", ROOT / "mpmd_configs"
@@ -22,6 +23,15 @@ def config(name, ranks, options=None):
         at = text.index(head)
         text = text[:at] + re.sub(r'command = "([^"]*)"', rf'command = "\1{more}"', text[at:], count=1)
     return text
+
+
+@pytest.mark.once
+def test_the_cases_need_no_more_than_readme_installs(spec, tmp_path):
+    """Those that need neither torch nor a GPU."""
+    python = readme_environment.made(tmp_path / "environment")
+    both = dict.fromkeys(("atmosphere", "ocean"), 1)
+    spec(config("climate", both, dict.fromkeys(both, " --days 0.5")), python=python)
+    spec(config("heat_coupled", {}), python=python)
 
 
 @pytest.mark.parametrize(
