@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Ended", "EntryBarrier", "pause"]
 
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
-_GOING_S = 0.5  # for what a rank that has ended sent before
+_GOING_S, _GOING_POLLS = 0.5, 100  # for what a rank that has ended sent before
 _LEAVING_S = 0.05  # for the end of a rank that left a call to be seen
 _ANSWER_S = 1.0  # for other ranks to say what they do
 _LONGEST_S = 1e9  # of waiting
@@ -70,6 +70,7 @@ class EntryBarrier:
         self._comm, self._name, self._store = comm, name, store
         self._meetings = 0  # by message
         self._looked = 0.0
+        self._lost: list[int] = []  # at the last look
         self.failed: HpcommError | None = None
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
         self.node: core.Node | None = None
@@ -152,9 +153,10 @@ class EntryBarrier:
             if (now := time.monotonic()) - self._looked < _LOOK_S:
                 return
             self._looked = now
-            if not (lost := self.lost(ranks)):
-                return
-            why, ranks = "ended", tuple(lost)
+            before, self._lost = self._lost, self.lost(ranks)
+            if not self._lost or self._lost != before:
+                return  # a rank may have come, and ended, since the core looked; it looks again
+            why, ranks = "ended", tuple(self._lost)
         raise Ended(why, ranks, theirs)
 
     def judged(self, end: Ended, seconds: float, words: str) -> HpcommError:
@@ -251,12 +253,14 @@ class EntryBarrier:
         """
         begin = look = time.monotonic()
         lost: list[int] = []
+        polls = 0  # since then: on a busy machine time alone says little
         while not message.Test():
+            polls += bool(lost)
             waited = (now := time.monotonic()) - begin
             if now - look > _LOOK_S and not lost:
                 look = now
                 lost = self.lost(range(self._comm.size))
-            if waited > seconds or (lost and now - look > _GOING_S):
+            if waited > seconds or (polls > _GOING_POLLS and now - look > _GOING_S):
                 return False, lost
             pause(waited)
         return True, []

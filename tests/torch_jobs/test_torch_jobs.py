@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import finish
 from steady import steady_time
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +217,7 @@ def test_a_part_of_torchs_own_suite(tmp_path: Path) -> None:
     suite = ROOT / "tests" / "torch" / "peer_suite.py"
     only = "test_all_reduce_coalesced_full_group_sum,test_DistributedDataParallel_requires_grad,test_isend"
     command = [sys.executable, str(suite), "-n", "3", "--only", only, "--out", str(tmp_path / "said.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = finish(command, 100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"mpi, 3 ranks: [4-9] passed, \d skipped, 0 failed, 0 hung", done.stdout), done.stdout
 
@@ -249,3 +250,39 @@ def test_the_programs_of_apps_train(job: Any, tmp_path: Path) -> None:
     for name in ("fsdp.py", "pipeline.py", "tensor_parallel.py", "zero.py"):
         losses = [float(x) for x in re.findall(r"loss +([\d.]+)", said[name])]
         assert losses[-1] < losses[0] / 2, said[name]
+
+
+CAME_AND_ENDED = """
+import sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from hpcomm.torch_backend.entry_barrier import EntryBarrier
+
+dist.init_process_group("mpi")
+waits, done = (Path(sys.argv[1], name) for name in ("waits", "done"))
+
+def until(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+def lost(self, ranks):  # the core saw nobody; now rank 0 comes, has its result, and ends
+    waits.touch()
+    until(done)
+    return [0]
+
+dist.barrier()
+if dist.get_rank():
+    EntryBarrier.lost = lost
+else:
+    until(waits)
+dist.all_reduce(x := torch.ones(1))
+done.touch()
+print(f"sum {x.item()}", flush=True)
+"""
+
+
+@pytest.mark.core
+def test_a_rank_that_came_and_ended_between_two_looks_is_not_missed(job: Any, tmp_path: Path) -> None:
+    source = tmp_path / "came.py"
+    source.write_text(CAME_AND_ENDED)
+    assert job(2, ["python", str(source), str(tmp_path)]).stdout.count("sum 2.0") == 2

@@ -89,8 +89,9 @@ int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want
   while (!(holds = node_holds(how, node_load(at), want))) {
     uint64_t now = node_now();
     const uint64_t most = n->limit ? n->limit : n->timeout;
-    if (most && now - begin > most) {
-      holds = -NODE_LATE;
+    if (most && now - begin > most) { /* look again: this process may have stood still since the last one */
+      holds = node_holds(how, node_load(at), want);
+      if (!holds) holds = -NODE_LATE;
       break;
     }
     if (now - looked > LOOK_NS) {
