@@ -4,7 +4,8 @@ Beside random_programs.py, which mixes the verbs of arrays: objects and ragged a
 shared arrays and pools, communicators that are divided, joined, closed and dropped in any order, background
 calls waited for in another order on each rank, and wrong calls, which must give an error on every rank. And
 from random_between.py: x and out in one memory, MPI's own calls, calls between two groups, and calls that are
-waited for when their communicator is closed.
+waited for when their communicator is closed. From random_fields.py: fields, points, windows and graphs;
+--only fields,points,epochs,neighbours takes these alone.
 Each step draws from a generator of its own, which is the same on all ranks. So every rank knows what all
 bring, and what has to come out.
 """
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 from random_between import Between
+from random_fields import Fields
 from random_things import array, same, short, thing
 
 import hpcomm
@@ -49,11 +51,12 @@ class Circle:
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
 
 
-class Mixture(Between):
+class Mixture(Between, Fields):
     """One program, on this rank."""
 
-    def __init__(self, seed: int, world: Any, steps: int, show: bool) -> None:
+    def __init__(self, seed: int, world: Any, steps: int, show: bool, only: Any = ()) -> None:
         self.seed, self.world, self.steps, self.show = seed, world, steps, show
+        self.only = only
         self.rank = world.rank
         self.own = random.Random(f"{seed} {self.rank}")  # in which order this rank waits
         self.circles = [Circle(world.dup(), list(range(world.size)))]
@@ -67,7 +70,9 @@ class Mixture(Between):
             self.counter, self.shared, self.pool, *[self.divide] * 2, self.join, self.leave,
             *[self.mail] * 2, self.late, self.halo, *[self.between] * 2, *[self.raw] * 2,
             *[self.refuse] * 2, self.one_refuses, self.differ,
+            *[self.fields] * 3, self.points, self.epochs, self.neighbours,
         ]  # fmt: skip
+        kinds = [kind for kind in kinds if not self.only or kind.__name__ in self.only]
         for number in range(self.steps):
             rng = random.Random(f"{self.seed}-{number}")
             kind, circle = rng.choice(kinds), rng.choice(self.circles)
@@ -388,7 +393,7 @@ def run(given: argparse.Namespace) -> int:
     for seed in range(given.seed, given.seed + given.programs):
         again = f"hpcomm run -n {world.size} python tests/mpi/random_mixtures.py --seed {seed} --show"
         faulthandler.dump_traceback_later(given.limit, exit=True)
-        mixture = Mixture(seed, world, given.steps, given.show)
+        mixture = Mixture(seed, world, given.steps, given.show, given.only)
         try:
             problems = mixture.run()
         except BaseException:
@@ -414,5 +419,6 @@ if __name__ == "__main__":
     parser.add_argument("--programs", type=int, default=1, help="how many, one seed after the other")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a program")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for one program")
+    parser.add_argument("--only", type=lambda names: names.split(","), default=(), help="kinds of steps")
     parser.add_argument("--show", action="store_true", help="print each step")
     sys.exit(run(parser.parse_args()))
