@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_timeout
 from hypothesis import settings
+from steady import Alarm
 
 # The same examples on every machine and rank; a failure prints how to run it again.
 settings.register_profile("hpcomm", deadline=None, derandomize=True, print_blob=True, database=None)
@@ -17,6 +23,45 @@ settings.load_profile("hpcomm")
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 _FOLDER = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "leave out the tests that this file names, and note in it those that begin"
+    parser.addoption("--begun", type=Path, help=told)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run that a test ended goes on behind it."""
+    begun = config.getoption("--begun", None)
+    if begun is not None and begun.exists():
+        names = set(begun.read_text().splitlines())
+        items[:] = [item for item in items if item.nodeid not in names]
+    if begun is not None:
+        config.pluginmanager.register(_Note(begun))
+
+
+class _Note:
+    """Notes each test that begins."""
+
+    def __init__(self, begun: Path) -> None:
+        self._begun = begun
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        with self._begun.open("a") as file:
+            file.write(nodeid + "\n")
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
+    """Limits go by what the machine gives, not by the clock."""
+    if not settings.timeout or settings.timeout <= 0:
+        return None
+    act = partial(pytest_timeout.timeout_timer, item, settings)
+    if settings.method == "signal":
+        signal.signal(signal.SIGALRM, lambda *_: pytest_timeout.timeout_sigalrm(item, settings))
+        act = partial(os.kill, os.getpid(), signal.SIGALRM)
+    item.cancel_timeout = Alarm(settings.timeout, act).cancel  # type: ignore[attr-defined]
+    return True
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,25 +1,32 @@
-"""A clock that stands still when the machine does: for tests of what must come soon.
+"""A clock of the time that the machine gives: for tests of what must come soon, and for limits.
 
-A virtual machine is held now and then, for seconds or half a minute; what was to be quick is late then,
-through no fault of its own.
+A virtual machine is held now and then, for seconds or half a minute; and beside other work each process gets
+a part of a core. What was to be quick is late then, through no fault of its own.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 _LOOK_S = 0.05
 _LATE_S = 0.5  # a busy machine lets a thread wait, but hardly for longer
-_held_s = 0.0
+_steady_s = _held_s = 0.0
 _looked = time.monotonic()
 _lock = threading.Lock()
+_LOAD = Path("/proc/loadavg")
 
 
 def steady_time() -> float:
-    """time.monotonic(), without the time for which this process could not run since it began."""
-    now = _look()
-    return now - _held_s
+    """Seconds since some moment, without those for which this process could not run.
+
+    Of a second in which more threads want to run than there are cores, it counts the part that each one got.
+    """
+    _look()
+    return _steady_s
 
 
 def held_s() -> float:
@@ -28,15 +35,44 @@ def held_s() -> float:
     return _held_s
 
 
-def _look() -> float:
+class Alarm:
+    """Calls act after limit_s seconds of steady_time(), in a thread of its own, unless it was cancelled."""
+
+    def __init__(self, limit_s: float, act: Callable[[], None]) -> None:
+        self._cancelled = threading.Event()
+        self._until, self._act = steady_time() + limit_s, act
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def _wait(self) -> None:
+        while not self._cancelled.wait(min(0.5, max(_LOOK_S, self._until - steady_time()))):
+            if steady_time() >= self._until:
+                self._act()
+                return
+
+
+def share() -> float:
+    """Which part of a core each thread gets that wants one: 1 where there are enough."""
+    try:
+        running = int(_LOAD.read_text().split()[3].partition("/")[0])
+    except OSError:  # not Linux
+        return 1.0
+    return min(1.0, max(0.1, len(os.sched_getaffinity(0)) / max(running, 1)))  # what hangs is to end
+
+
+def _look() -> None:
     """Note what has passed since the last look; somebody looks all the time."""
-    global _held_s, _looked
+    global _held_s, _steady_s, _looked
+    part = share()
     with _lock:
         now = time.monotonic()
-        if now - _looked > _LATE_S:
-            _held_s += now - _looked - _LOOK_S
-        _looked = now
-        return now
+        passed, _looked = now - _looked, now
+        if passed > _LATE_S:
+            _held_s += passed - _LOOK_S
+            passed = _LOOK_S
+        _steady_s += passed * part
 
 
 def _watch() -> None:

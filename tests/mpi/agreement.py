@@ -16,14 +16,13 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpi4py import MPI
+from steady import steady_time
 
 _TEXT = 1536
 _FIELD = _TEXT + 64
-_LOOK_S = 0.5  # at least that often somebody who waits looks at the clock, if the machine lets him
 
 
 @dataclass(frozen=True)
@@ -34,42 +33,6 @@ class Verdict:
     outcome: str
     name: str
     text: str
-
-
-class Patience:
-    """A limit in seconds, of which a machine that stands still takes nothing.
-
-    A virtual machine may be held for half a minute and more. What ranks had to say to each other then is
-    late, though none of them hangs.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self._left_s, self._looked = limit_s, time.monotonic()
-
-    def is_over(self) -> bool:
-        """Whether the limit is used up; to be asked again and again."""
-        now = time.monotonic()
-        self._left_s -= min(now - self._looked, 2 * _LOOK_S)
-        self._looked = now
-        return self._left_s <= 0
-
-
-class Alarm:
-    """Calls act after limit_s seconds of Patience, in a thread of its own, unless it was cancelled before."""
-
-    def __init__(self, limit_s: float, act: Callable[[], None]) -> None:
-        self._cancelled = threading.Event()
-        self._act = act
-        threading.Thread(target=self._wait, args=(Patience(limit_s),), daemon=True).start()
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def _wait(self, patience: Patience) -> None:
-        while not self._cancelled.wait(_LOOK_S):
-            if patience.is_over():
-                self._act()
-                return
 
 
 class Agreement:
@@ -141,9 +104,9 @@ class Agreement:
         self._comm.Abort(1)
 
     def _wait(self, request: MPI.Request) -> None:
-        patience, polls = Patience(self._deadline_s), 0
+        until, polls = steady_time() + self._deadline_s, 0
         while not request.Test():
-            if patience.is_over():
+            if polls % 64 == 0 and steady_time() >= until:
                 self.end_job(f"waited {self._deadline_s:g} s for the others")
             polls += 1
             time.sleep(0 if polls < 100 else 0.0002)

@@ -14,8 +14,9 @@ import pytest
 
 pytest.register_assert_rewrite("contract")
 
-from agreement import Agreement, Alarm  # noqa: E402
+from agreement import Agreement  # noqa: E402
 from mpi4py import MPI  # noqa: E402
+from steady import Alarm  # noqa: E402
 
 import hpcomm  # noqa: E402
 from hpcomm.node import native  # noqa: E402

@@ -4,9 +4,9 @@ import sys
 from textwrap import dedent
 
 import pytest
-from processes import finish, judge
+from processes import CLOCK, finish, judge
 
-END_S = 15.0  # `hpcomm run --timeout` ends a job by itself; only if that fails too do we kill it
+END_S = 15.0  # to end in
 
 
 @pytest.fixture
@@ -17,6 +17,7 @@ def job(tmp_path):
     Runs Python source (a string) or a command (a list; "python" is python) on n ranks through
     `hpcomm run`, with its options and with env added to the environment. Fails, and shows what the job
     said, if it takes longer than timeout seconds or ends with another status than expect (None: any).
+    timeout is one of steady_time(); with expect=124 it is that of `hpcomm run` itself.
     """
 
     def run(n, code_or_args, timeout=60, expect=0, env=None, options=(), python=sys.executable):
@@ -25,7 +26,8 @@ def job(tmp_path):
             source = tmp_path / "device_call.py"
             source.write_text(dedent(code_or_args))
             command = ["python", str(source)]
-        launch = [python, "-m", "hpcomm", "run", "-n", str(n), "--timeout", str(timeout), *options]
+        clock = timeout if expect == 124 else CLOCK * timeout
+        launch = [python, "-m", "hpcomm", "run", "-n", str(n), "--timeout", str(clock), *options]
         done = finish([*launch, *command], timeout + END_S, env=env)
         judge(done, expect)
         return done

@@ -16,13 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def doctor(*words, **environ):
-    return subprocess.run(
-        [sys.executable, "-m", "hpcomm", "doctor", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    return finish([sys.executable, "-m", "hpcomm", "doctor", *words], 100, env=environ)
 
 
 def test_a_working_mpi_is_healthy_and_known_by_name():

@@ -110,13 +110,19 @@ def test_bringing_mpi_up_does_not_sleep(job):
     assert min(float(job(2, TIME_INIT).stdout) for _ in range(3)) < 0.9
 
 
+LIMITS_S = (3, 12, 48)  # on a busy machine ranks have not begun when the first is over
+
+
 def test_a_job_that_hangs_is_ended_with_the_stack_of_every_rank(job):
-    start = steady_time()
-    done = job(3, STUCK, timeout=4, expect=124)
-    assert steady_time() - start < 4 + 12
+    for limit_s in LIMITS_S:
+        start = steady_time()
+        done = job(3, STUCK, timeout=limit_s, expect=124)
+        assert steady_time() - start < limit_s + 12
+        if done.stderr.count("waits_for_rank_1") == 2:
+            break
     assert done.stderr.count("waits_for_rank_1") == 2
     assert done.stderr.count("forgets_to_send") == 1
-    assert "the job had not ended after 4 s, so it was ended" in done.stderr
+    assert f"the job had not ended after {limit_s} s, so it was ended" in done.stderr
 
 
 SPEAKS = """
@@ -153,7 +159,8 @@ def test_a_job_that_was_ended_leaves_no_shared_memory_behind(job):
             print(*{line.split()[-1] for line in lines if "/dev/shm/" in line}, flush=True)
         time.sleep(1000)
     """
-    segments = job(2, code, timeout=3, expect=124).stdout.split()
+    said = (job(2, code, timeout=limit_s, expect=124).stdout.split() for limit_s in LIMITS_S)
+    segments = next(filter(None, said), [])
     assert segments
     assert not [segment for segment in segments if Path(segment).exists()]
 

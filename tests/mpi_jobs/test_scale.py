@@ -1,16 +1,16 @@
 """What grows with the number of ranks, seen where there are many."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import finish
 
 
 @pytest.mark.once
 def test_nothing_of_a_rank_grows_with_the_number_of_ranks_beyond_what_is_asked():
     """Memory and messages; seconds are for a quiet machine."""
     script = Path(__file__).parents[2] / "benchmarks" / "scale.py"
-    done = subprocess.run([sys.executable, script, "20000"], capture_output=True, text=True, timeout=120)
+    done = finish([sys.executable, script, "20000"], 120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torch: a group's entry" in done.stdout

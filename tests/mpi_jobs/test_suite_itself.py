@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import run
+import steady
+
+from hpcomm.job.supervise import members, settings
 
 SUITE = Path(__file__).parents[1] / "mpi"
 
@@ -28,8 +35,8 @@ def suite(job: Any, tmp_path: Path) -> Any:
     """suite(source, test_s=40, peer_s=4): the run of these tests on two ranks, as the MPI suite does it."""
 
     def run(source: str, test_s: float = 40, peer_s: float = 4) -> Any:
-        for name in ("conftest.py", "agreement.py"):
-            shutil.copy(SUITE / name, tmp_path)
+        for path in (SUITE / "conftest.py", SUITE / "agreement.py", SUITE.parent / "steady.py"):
+            shutil.copy(path, tmp_path)
         test = tmp_path / "test_sample.py"
         test.write_text(HEAD + source)
         haste = {"TEST_PEER_S": str(peer_s), "TEST_S": str(test_s)}
@@ -112,7 +119,7 @@ def test_a_test_that_takes_too_long_ends_the_job_with_all_stacks(suite: Any) -> 
     done = suite(
         """
 def test_slow(comm):
-    time.sleep(60)
+    time.sleep(1000)
 """,
         test_s=5,
     )
@@ -151,3 +158,67 @@ def test_many(n): pass
 """)
     assert done.returncode not in (0, 124)
     assert "runs another test" in done.stderr
+
+
+BREAKS = """
+import os, signal
+
+def test_one(comm):
+    assert comm.all_reduce(1) == comm.size
+
+def test_left(comm):
+    if comm.rank == 0:
+        raise ValueError("rank 0 left")
+    comm.recv(np.zeros(1), 0)
+
+def test_killed(comm):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    comm.barrier()
+
+def test_wrong(comm):
+    assert comm.rank == 1
+
+def test_next(comm):
+    assert comm.all_reduce(1) == comm.size
+"""
+
+
+@pytest.mark.once
+def test_a_step_goes_on_behind_each_test_that_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tests" / "mpi"
+    folder.mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    for path in ("run.py", "conftest.py", "steady.py", "mpi/conftest.py", "mpi/agreement.py"):
+        shutil.copy(SUITE.parent / path, tmp_path / "tests" / path)
+    (folder / "test_sample.py").write_text(HEAD + BREAKS)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "LOGS", tmp_path / "logs")
+    step = run.on_ranks(run.Step("sample", [], 90, 2), sys.executable, str(folder))
+    environ = {**os.environ, **settings(os.environ), "TEST_PEER_S": "2"}
+    outcome = run.run_one(step, environ, steady.steady_time() + 100)
+    assert outcome == {"passed": 2, "failed": 3, "skipped": 0}, (step.logs / "rank-0").read_text()
+    broken = [
+        f"ended in tests/mpi/test_sample.py::test_{name}" for name in ("killed[0]", "killed[1]", "left")
+    ]
+    assert run.failed(step) == [*broken, "tests/mpi/test_sample.py::test_wrong"]
+    assert "ValueError: rank 0 left" in (step.logs / "log").read_text() + (step.logs / "rank-0").read_text()
+    assert not members(run.mark_of(environ))
+
+
+@pytest.mark.once
+def test_limits_go_slower_beside_other_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load = tmp_path / "loadavg"
+    load.write_text("0.5 0.5 0.5 1/126 1")
+    monkeypatch.setattr(steady, "_LOAD", load)
+    cores = len(os.sched_getaffinity(0))
+    for running, part in ((0, 1.0), (cores, 1.0), (10 * cores, 0.1)):
+        (tmp_path / "new").write_text(f"0.5 0.5 0.5 {running}/126 1")
+        (tmp_path / "new").rename(load)  # somebody looks all the time
+        begin, since = time.monotonic(), steady.steady_time()
+        time.sleep(0.4)
+        passed, clock = steady.steady_time() - since, time.monotonic() - begin
+        assert passed <= part * clock + 0.1
+        assert passed >= part * min(0.4, clock) - steady.held_s() - 0.1

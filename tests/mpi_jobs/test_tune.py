@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
+from processes import finish
 
 from hpcomm.__main__ import main
 from hpcomm.tools import tune
@@ -135,9 +135,7 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
     )
     words += ["--verb", "all_reduce,all_gather,exscan", "-o", str(path)]
     words += ["--plot", str(chart), "--load", str(own)]
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=120, check=False, env=dict(os.environ)
-    )
+    done = finish(words, 120)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
     assert ["all_gather", "65536"] in rows

@@ -4,7 +4,7 @@ import sys
 from textwrap import dedent
 
 import pytest
-from processes import finish, judge
+from processes import CLOCK, finish, judge
 
 END_S = 15.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -26,7 +26,7 @@ def programs(tmp_path):
                 script = tmp_path / f"program_{i}.py"
                 script.write_text(dedent(what))
                 command = ["python", str(script)]
-            head = [":"] if i else ["--timeout", str(timeout)]
+            head = [":"] if i else ["--timeout", str(CLOCK * timeout)]
             words += [*head, "-n", str(n), *command] if i else ["-n", str(n), *head, *command]
         done = finish(
             [sys.executable, "-m", "hpcomm", "run", *words],
@@ -48,7 +48,8 @@ def spec(tmp_path):
         for name, source in (files or {}).items():
             (tmp_path / name).write_text(dedent(source))
         (tmp_path / "job.toml").write_text(dedent(text))
-        command = [python, "-m", "hpcomm", "run", "--timeout", str(timeout), *options, "job.toml"]
+        words = ["--timeout", str(CLOCK * timeout), *options, "job.toml"]
+        command = [python, "-m", "hpcomm", "run", *words]
         done = finish(command, timeout + END_S, tmp_path, {**ONE_THREAD, **(env or {})})
         judge(done, expect)
         return done

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 
 import hpcomm.job.installation as installation
@@ -35,12 +35,9 @@ def start(*command: str | Path, **variables: str) -> subprocess.Popen[str]:
     )
 
 
-def said(process: subprocess.Popen[str], limit_s: float = 90) -> str:
-    try:
-        return process.communicate(timeout=limit_s)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"no end: {process.communicate()[0]}")
+def said(process: subprocess.Popen[str]) -> str:
+    text: str = processes.said(process, 90)[0]
+    return text
 
 
 @pytest.fixture
