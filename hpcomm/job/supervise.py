@@ -31,8 +31,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import ConfigError
-from . import mpi_shared_memory
+from . import mpi_shared_memory, own_files
 from .launcher import KILLED, LOCKED_S, environ_of, forget, is_locked
 
 __all__ = [
@@ -86,27 +85,8 @@ def supervise(command: list[str], environ: dict[str, str], timeout_s: float | No
     environ holds what settings() gave. A signal that ends us ends the job too.
     """
     mark = environ[MARK].rpartition(",")[2]
-    living = _folder(environ, mark)
-    try:
+    with own_files.folder(environ) as living:
         return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
-    finally:
-        for file in living.iterdir():
-            file.unlink(missing_ok=True)
-        living.rmdir()
-
-
-def _folder(environ: Mapping[str, str], mark: str) -> Path:
-    """A new folder for what lives as long as this job."""
-    folder = Path(environ.get("TMPDIR", "/tmp"), f"hpcomm-{mark}-{os.urandom(6).hex()}")
-    try:
-        folder.mkdir(mode=0o700)
-    except OSError as error:
-        raise ConfigError(
-            f"no folder can be made in {folder.parent}: {error.strerror}.",
-            where="hpcomm run",
-            hint="set TMPDIR to a folder of this host that takes files",
-        ) from None
-    return folder
 
 
 def _supervised(

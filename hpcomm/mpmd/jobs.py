@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..agree import runtime
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
+from ..job import own_files
 from .link import Link
 
 if TYPE_CHECKING:
@@ -197,16 +198,15 @@ def _read(path: Path) -> dict[str, Any] | None:
         ConfigError: it is something else, or somebody else's: whoever answers gets our messages.
     """
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), encoding="utf-8") as file:
-            about = os.fstat(file.fileno())
-            found: Any = json.load(file) if about.st_uid == os.geteuid() else about
+        found: Any = json.loads(own_files.read(path))
     except FileNotFoundError:
         return None
-    except ValueError:
+    except PermissionError as error:
+        raise ConfigError(
+            str(error), "connect", "both jobs are one user's; take a folder of your own"
+        ) from None
+    except (ValueError, RecursionError):
         found = None
-    if isinstance(found, os.stat_result):
-        what = f"{path} belongs to another user (number {found.st_uid})"
-        raise ConfigError(what, "connect", "both jobs are one user's; take a folder of your own")
     if not isinstance(found, dict) or not found.keys() & {"hpcomm", "error"}:
         raise ConfigError(f"{path} is something else than a port of hpcomm's", "connect", "another path")
     return found

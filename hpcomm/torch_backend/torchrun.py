@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import runtime
 from ..errors import ConfigError, HpcommError
-from ..job import installation, pmi_server
+from ..job import installation, own_files, pmi_server
 from . import shutdown
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _connect(store: Store, key: str, rank: int, size: int, seconds: float) -> so
         try:
             store.wait([key], timedelta(seconds=max(deadline - time.monotonic(), 1.0)))
             told = json.loads(store.get(key))
-            secret = _read(told["file"]) if told["file"] else bytes.fromhex(told["secret"])
+            secret = own_files.read(told["file"], 0o077) if told["file"] else bytes.fromhex(told["secret"])
             left = max(deadline - time.monotonic(), 1.0)
             return pmi_server.connect(
                 str(told["host"]), int(told["port"]), _with_word(secret), rank, size, left
@@ -123,16 +122,6 @@ def _connect(store: Store, key: str, rank: int, size: int, seconds: float) -> so
                     "has rank 0 ended? are the ranks the same user's, with the same HPCOMM_SECRET?",
                 ) from error
         time.sleep(_AGAIN_S)
-
-
-def _read(file: str) -> bytes:
-    """The secret, from a file that only its owner can have written: this user."""
-    opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(opened, "rb") as found:
-        about = os.fstat(opened)
-        if about.st_uid != os.geteuid() or not stat.S_ISREG(about.st_mode) or about.st_mode & 0o077:
-            raise PermissionError(f"{file} is not a file of this user's alone")
-        return found.read(64)
 
 
 def _with_word(secret: bytes) -> bytes:

@@ -61,6 +61,8 @@ def test_what_lies_there_from_earlier_does_not_pass_for_a_partner(tmp_path):
     path = tmp_path / "port"
     path.write_text("else")
     assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
+    path.write_text("[" * 100_000)
+    assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
     path.write_text('{"hpcomm": 1, "name": "ocean", "port": "gone"}')
     assert "remove it, if an earlier job has left it" in str(meet(path, entry("air"), 0.1, is_host=False))
     (tmp_path / "port.hello").write_text('{"hpcomm": 1}')
@@ -72,6 +74,14 @@ def test_a_folder_that_is_not_there_is_an_error_and_no_wait(tmp_path):
     assert "a folder that both jobs can write" in str(
         meet(tmp_path / "no" / "port", entry("a"), 9, is_host=True)
     )
+
+
+@pytest.mark.timeout(60)
+def test_a_fifo_at_the_name_of_the_meeting_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "port")
+    error = meet(tmp_path / "port", entry("air"), 9, is_host=False)
+    assert isinstance(error, ConfigError)
+    assert "is not a file of this user's alone" in str(error)
 
 
 @pytest.mark.parametrize("way", ["a link", "another user's"])

@@ -13,9 +13,10 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
+from hpcomm.job import own_files
 from hpcomm.job.launcher import KILLED, command_of, named
 from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
-from hpcomm.job.supervise import _folder, settings
+from hpcomm.job.supervise import settings
 
 
 @pytest.fixture
@@ -164,9 +165,45 @@ def test_a_job_gets_a_home_where_there_is_none():
 
 
 def test_a_folder_for_what_is_short_lived_that_takes_no_files_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no folder can be made in .*nowhere: No such file") as caught:
-        _folder({"TMPDIR": str(tmp_path / "nowhere")}, "1-1")
+    with (
+        pytest.raises(ConfigError, match=r"no folder can be made in .*nowhere: No such file") as caught,
+        own_files.folder({"TMPDIR": str(tmp_path / "nowhere")}),
+    ):
+        pass
     assert "set TMPDIR" in caught.value.hint
+
+
+def test_the_next_job_removes_the_folders_of_killed_ones_and_no_others(tmp_path):
+    place = {"TMPDIR": str(tmp_path)}
+    leaves = "import os, sys; from hpcomm.job import own_files\nwith own_files.folder() as made: "
+    for _ in range(2):
+        finish([sys.executable, "-c", leaves + "(made / 'a').touch(); os._exit(0)"], 60, env=place)
+    killed, young = tmp_path.iterdir()
+    (tmp_path / "hpcomm-job-link").symlink_to(young)
+    with own_files.folder(place) as living:
+        for each in (killed, living):
+            os.utime(each, (time.time() - 90,) * 2)
+        with own_files.folder(place) as mine:
+            assert {*tmp_path.iterdir()} == {young, living, mine, tmp_path / "hpcomm-job-link"}
+    assert {*tmp_path.iterdir()} == {young, tmp_path / "hpcomm-job-link"}
+
+
+@pytest.mark.timeout(60)
+def test_a_file_in_a_shared_place_is_read_if_it_is_a_file_of_this_users_alone(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"secret")
+    file.chmod(0o600)
+    assert own_files.read(file, 0o077) == b"secret"
+    for mode in (0o640, 0o604, 0o620):
+        file.chmod(mode)
+        with pytest.raises(PermissionError, match="is not a file of this user's alone"):
+            own_files.read(file, 0o077)
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    with pytest.raises(PermissionError, match="is not a file"):
+        own_files.read(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to(file)
+    with pytest.raises(OSError, match="symbolic links"):
+        own_files.read(tmp_path / "link")
 
 
 RANK = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -63,3 +64,19 @@ def test_arguments_come_before_a_url_and_that_before_the_environment(monkeypatch
     monkeypatch.setenv("RANK", "three")
     with pytest.raises(ConfigError, match="RANK and WORLD_SIZE say 'three', which is no number"):
         rendezvous.told()
+
+
+@pytest.mark.timeout(60)
+def test_a_secret_that_others_can_read_is_not_taken(tmp_path) -> None:
+    class Store:
+        def wait(self, keys: object, timeout: object) -> None: ...
+
+        def get(self, key: str) -> bytes:
+            return json.dumps({"host": "127.0.0.1", "port": 1, "file": str(secret)}).encode()
+
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(32))
+    for mode, words in ((0o640, "is not a file of this user's alone"), (0o600, "Connection refused")):
+        secret.chmod(mode)
+        with pytest.raises(ConfigError, match=words):
+            torchrun._connect(Store(), "key", 0, 2, 0.1)

@@ -14,13 +14,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from ...job import mpi_shared_memory, supervise
+from ...job import mpi_shared_memory, own_files, supervise
 from ..coupling_progress import AT, DONE, JOINED
 
 if TYPE_CHECKING:
@@ -225,10 +223,10 @@ def run(
         files: what to write first, name: content; a word of command that is such a name becomes its path.
         every_s: seconds between lines that say how far the programs are; 0: none.
     """
-    with tempfile.TemporaryDirectory(prefix="hpcomm-") as folder:
+    with own_files.folder() as folder:
         words = list(command)
         for name, content in files.items():
-            path = Path(folder, name)
+            path = folder / name
             path.write_text(content)
             words = [str(path) if word == name else word for word in words]
         whole = {**os.environ, **environ}
