@@ -251,6 +251,140 @@ def test_files_of_others_are_read_piece_by_piece(comm: Any, folder: Path) -> Non
     assert f"{build} MPI" in hdf5.explain()
 
 
+NUMPYS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G"]
+BITS = {"torch.bfloat16": "u2", "torch.float8_e4m3fn": "u1", "torch.float16": "f2"}  # in files
+LAYOUTS = ["npy", "raw", "checkpoint", "hdf5", "chunks", "gzip", "zarr", "zarr in chunks"]
+
+
+def numbers(dtype: str) -> np.ndarray:
+    """Values with fractions, signs and imaginary parts, as far as the dtype has them."""
+    x = np.arange(35.0).reshape(7, 5) * 3 - 40.5
+    kind = np.dtype(dtype).kind
+    x = x % 2 > 1 if kind == "b" else np.abs(x) if kind == "u" else x * (1 - 2j) if kind == "c" else x
+    return x.astype(dtype)
+
+
+def write(layout: str, field: Field, path: Path) -> None:
+    if layout in ("npy", "raw"):
+        (io.save if layout == "npy" else io.write_raw)(field, path)
+    elif layout == "checkpoint":
+        checkpoint.save(path, field)
+    elif layout.startswith("zarr"):
+        zarr.save(field, path, chunks=(2, 3) if "chunks" in layout else True)
+    else:
+        ways: dict[str, Any] = {"hdf5": {}, "chunks": {"chunks": (2, 3)}, "gzip": {"compression": "gzip"}}
+        hdf5.save(field, path, **ways[layout])
+
+
+def read_alone(layout: str, path: Path, dtype: np.dtype) -> np.ndarray:
+    if layout == "raw":
+        return np.fromfile(path, dtype).reshape(7, 5)
+    if layout in ("npy", "checkpoint"):
+        return np.load(path if layout == "npy" else path / "step-00000000" / "u.npy")
+    return alone("zarr" if layout.startswith("zarr") else "hdf5", path, "u")
+
+
+def read(layout: str, field: Field, path: Path) -> None:
+    if layout in ("npy", "raw"):
+        (io.read_into if layout == "npy" else io.read_raw)(field, path)
+    elif layout == "checkpoint":
+        checkpoint.load(path, field)
+    else:
+        MODULES["zarr" if layout.startswith("zarr") else "hdf5"].read_into(field, path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+def test_every_dtype_goes_through_every_layout(comm: Any, folder: Path, layout: str) -> None:
+    """Numpy, h5py and zarr by themselves read what was written, and it comes back."""
+    pytest.importorskip("zarr" if layout.startswith("zarr") else "h5py")
+    for number, dtype in enumerate([*NUMPYS, *BITS]):
+        if layout.startswith("zarr") and dtype in "gG":
+            continue  # which zarr does not have
+        path, stored = folder / f"{layout}{number}", np.dtype(BITS.get(dtype, dtype))
+        whole = numbers(stored.str)
+        field = Field(comm, (7, 5), dtype=dtype_of(dtype), name="u")
+        field.from_host(whole[field.box.slices()].view(field.look.dtype.storage))
+        write(layout, field, path)
+        comm.barrier()
+        found = read_alone(layout, path, stored)
+        assert found.dtype == stored, (layout, dtype)
+        assert np.array_equal(found, whole), (layout, dtype)
+        other = Field(comm, (7, 5), dtype=dtype_of(dtype), name="u")
+        read(layout, other, path)
+        assert np.array_equal(other.on_host(), field.on_host()), (layout, dtype)
+
+
+def test_every_dtype_in_any_byte_order_is_read_as_its_library_reads_it(comm: Any, folder: Path) -> None:
+    """What numpy, h5py and zarr have written, in every layout that they know."""
+    h5py, library = pytest.importorskip("h5py"), pytest.importorskip("zarr")
+    for number, dtype in enumerate(NUMPYS):
+        for order in "<>" if dtype in ("?", "f2", "c8", "g") else ">":
+            kind = np.dtype(dtype).newbyteorder(order)
+            whole, stem = numbers(dtype).astype(kind), f"{number}{'be' if order == '>' else 'le'}"
+            if comm.rank == 0:
+                np.save(folder / f"{stem}.npy", whole)
+                np.save(folder / f"{stem}f.npy", np.asfortranarray(whole))
+                if dtype not in "gG":
+                    for version in (2, 3):
+                        made = library.create_array(
+                            folder / f"{stem}.zarr{version}", data=whole, zarr_format=version, chunks=(3, 2)
+                        )
+                        assert np.array_equal(made[...], whole)
+                with h5py.File(folder / f"{stem}.h5", "w", userblock_size=512) as file:
+                    for name, options in {"a": {}, "b": {"chunks": (3, 2)}, "c": {"compression": 1}}.items():
+                        file.create_dataset(name, data=whole, **options)
+            comm.barrier()
+            fields = [io.load(folder / f"{stem}{f}.npy", comm) for f in ("", "f")]
+            if (dtype, order) != ("G", ">"):  # which h5py itself does not read as it was written
+                fields += [hdf5.load(folder / f"{stem}.h5", comm, name) for name in "abc"]
+            if dtype not in "gG":
+                fields += [zarr.load(folder / f"{stem}.zarr{version}", comm) for version in (2, 3)]
+            for field in fields:
+                assert field.dtype == np.dtype(dtype), (dtype, order)
+                assert np.array_equal(field.all_gather(), whole), (dtype, order)
+
+
+def test_integers_of_odd_precision_are_read_as_h5py_reads_them(comm: Any, folder: Path) -> None:
+    """12 bits that begin at the third one: the bytes in the file are other numbers."""
+    h5py = pytest.importorskip("h5py")
+    whole = np.arange(-20, 15, dtype="i2").reshape(7, 5)
+    if comm.rank == 0:
+        kind = h5py.h5t.STD_I16LE.copy()
+        kind.set_precision(12)
+        kind.set_offset(3)
+        with h5py.File(folder / "x.h5", "w") as file:
+            h5py.Dataset(h5py.h5d.create(file.id, b"u", kind, h5py.h5s.create_simple((7, 5))))[...] = whole
+            assert np.array_equal(file["u"][...], whole)
+    comm.barrier()
+    assert np.array_equal(hdf5.load(folder / "x.h5", comm, "u").all_gather(), whole)
+
+
+def test_a_dataset_behind_a_link_is_found(comm: Any, folder: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    whole = values((6, 4), "float64")
+    if comm.rank == 0:
+        with h5py.File(folder / "data.h5", "w") as file:
+            file["run/u"] = whole
+        with h5py.File(folder / "links.h5", "w") as file:
+            file["run"] = h5py.ExternalLink("data.h5", "/run")
+            file["u"] = h5py.ExternalLink("data.h5", "/run/u")
+            file["soft"] = h5py.SoftLink("/u")
+            file["lost"] = h5py.ExternalLink("gone.h5", "/u")
+        with h5py.File(folder / "one.h5", "w") as file:
+            file["u"] = h5py.ExternalLink("data.h5", "/run/u")
+    comm.barrier()
+    for name in ("u", "/u", "soft", "run/u"):
+        field = hdf5.load(folder / "links.h5", comm, name)
+        assert (field.all_gather() == whole).all()
+        assert field.name == name.rpartition("/")[2]
+    assert (hdf5.load(folder / "one.h5", comm).all_gather() == whole).all()
+    with pytest.raises(hpcomm.TransportError, match=r"'lost' is a link to '/u' in gone.h5, where nothing is"):
+        hdf5.load(folder / "links.h5", comm, "lost")
+    with pytest.raises(hpcomm.TransportError, match="it has no dataset 'run', but lost, soft, u"):
+        hdf5.load(folder / "links.h5", comm, "run")
+
+
 def test_a_folder_of_something_else_is_not_replaced(comm: Any, folder: Path) -> None:
     pytest.importorskip("zarr", reason="zarr is not installed")
     if comm.rank == 0:

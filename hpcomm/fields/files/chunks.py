@@ -66,7 +66,8 @@ def boxes(field: Field) -> Partition:
 
 
 def share(field: Field, chunks: Sequence[int]) -> tuple[Box, AnyArray] | None:
-    """Which box of the whole this rank is to write, and its values; None if others do. Collective.
+    """Which box of the whole this rank is to write, and its values, of the dtype that the file has; None if
+    others do. Collective.
 
     Where cuts and chunks differ, values move to the rank that writes their chunk.
     """
@@ -77,7 +78,9 @@ def share(field: Field, chunks: Sequence[int]) -> tuple[Box, AnyArray] | None:
         data = move(data)
         move.close()
     box = target.box(field.comm.rank)
-    return (box, np.asarray(data, order="C")) if box.size and target.is_first(field.comm.rank) else None
+    if not box.size or not target.is_first(field.comm.rank):
+        return None
+    return box, np.asarray(data, order="C").view(file_folder.storage_of(field))
 
 
 def values(field: Field, read: Callable[[Box], Any], path: PathLike) -> Any:
@@ -90,7 +93,8 @@ def values(field: Field, read: Callable[[Box], Any], path: PathLike) -> Any:
     found: list[Any] = []
     failed = file_folder.attempt(lambda: found.append(read(partition.box(field.comm.rank))))
     file_folder.agree(field.comm, failed, "load", path)
-    data = np.asarray(found[0], field.look.dtype.storage, order="C")
+    native = np.asarray(found[0], file_folder.storage_of(field), order="C")
+    data = native.view(field.look.dtype.storage)  # float16 is kept as its bits, also in memory
     if partition is not field.partition:
         move = Redistribution(field.comm, partition, field.partition)
         data = move(data)

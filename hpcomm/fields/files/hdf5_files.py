@@ -247,33 +247,59 @@ def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
 def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
     _library()
     path = file_folder.place(path, "load", comm)
-    name, shape, dtype, unit, offset = file_folder.from_root(comm, "load", path, lambda: _look(path, name))
+    name, shape, dtype, unit, offset, held = file_folder.from_root(
+        comm, "load", path, lambda: _look(path, name)
+    )
 
     def read(field: Field, out: object) -> Any:
         if offset is not None:
-            return npy.values(field, path, offset, out=out)
+            return npy.values(field, held, offset, out=out)
         return values(field, lambda box: _read_box(path, name, box), path)
 
     return file_folder.Stored(path, shape, dtype, read, name.rpartition("/")[2], unit)
 
 
-def _look(path: Path, name: str | None) -> tuple[str, tuple[int, ...], np.dtype[np.generic], str, int | None]:
-    """Name, shape, dtype and unit of the dataset, and where its data begin, if that is all there is to it."""
+def _look(
+    path: Path, name: str | None
+) -> tuple[str, tuple[int, ...], np.dtype[np.generic], str, int | None, str]:
+    """Name, shape, dtype and unit of the dataset; where its data begin, if that is all there is to it, and in
+    which file (that of an external link is another one)."""
     import h5py
 
     with h5py.File(path, "r") as file:
-        names: list[str] = []
-        file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
-        wanted = file_folder.meant(name, names, "dataset")
-        dataset = file[wanted]
+        wanted, dataset = _dataset_called(file, name)
         if dataset.dtype.kind not in "biufc":
             raise ValueError(f"it holds {dataset.dtype}, which no field does")
         plist = dataset.id.get_create_plist()
         contiguous = plist.get_layout() == h5py.h5d.CONTIGUOUS and not plist.get_external_count()
-        offset = dataset.id.get_offset() if contiguous and dataset.dtype.isnative else None
+        # Integers may have fewer bits than bytes, or lie shifted: only what is as in memory is a range.
+        plain = dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype, logical=True)
+        offset = dataset.id.get_offset() if contiguous and plain and dataset.dtype.isnative else None
         unit = dataset.attrs.get("unit", "")
         dtype = np.dtype(dataset.dtype.str).newbyteorder("=")
-        return wanted, tuple(dataset.shape), dtype, unit if isinstance(unit, str) else "", offset
+        unit = unit if isinstance(unit, str) else ""
+        return wanted, tuple(dataset.shape), dtype, unit, offset, dataset.file.filename
+
+
+def _dataset_called(file: Any, name: str | None) -> tuple[str, Any]:
+    """The dataset that is meant, also behind links, with its name."""
+    import h5py
+
+    names: list[str] = []
+    linked: list[str] = []
+    file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
+    soft = (h5py.SoftLink, h5py.ExternalLink)
+    file.visititems_links(lambda each, link: linked.append(each) if isinstance(link, soft) else None)
+    if name is None:  # links count where there is nothing else
+        name = file_folder.meant(None, names or linked, "dataset")
+    found = file.get(name)
+    if isinstance(found, h5py.Dataset):
+        return name, found
+    link = file.get(name, getlink=True)
+    if found is None and isinstance(link, soft):
+        there = f" in {link.filename}" if isinstance(link, h5py.ExternalLink) else ""
+        raise ValueError(f"{name!r} is a link to {link.path!r}{there}, where nothing is")
+    return file_folder.meant(name, [each for each in names + linked if each != name], "dataset"), found
 
 
 def _read_box(path: file_folder.PathLike, name: str, box: Box) -> Any:
