@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MissingError
+from ..errors import ConfigError, MissingError
 from ..job.optional_packages import load
 
 if TYPE_CHECKING:
@@ -52,11 +52,22 @@ class Weights:
         """Points that nothing reaches; apply leaves 0 there."""
         return np.flatnonzero(np.diff(self.matrix.indptr) == 0)
 
-    def apply(self, values: AnyArray) -> Array:
-        """Map values of the sources, shape (sources, ...)."""
-        flat = np.asarray(values, float).reshape(len(values), math.prod(values.shape[1:]))
-        made: Array = np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
-        return made
+    @cached_property
+    def _picks(self) -> bool:
+        """Whether each point takes one source as it is."""
+        m = self.matrix
+        return bool(len(m.data) and (m.data == 1).all() and (np.diff(m.indptr) == 1).all())
+
+    def apply(self, values: AnyArray) -> AnyArray:
+        """Map values of the sources, shape (sources, ...): in float64, or complex128. Whole numbers of which
+        each is taken as it is stay whole numbers.
+        """
+        if values.dtype.kind in "biu" and self._picks:
+            picked: AnyArray = values[self.matrix.indices]
+            return picked
+        wide = np.asarray(values, complex if values.dtype.kind == "c" else float)
+        flat = wide.reshape(len(values), math.prod(values.shape[1:]))
+        return np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
 
     def save(self, path: Path) -> None:
         """Keep them as an npz file."""
@@ -75,36 +86,75 @@ class Weights:
         """Read what save has written.
 
         Raises:
-            ConfigError: there is nothing there that save has written.
+            ConfigError: there is nothing there that save has written, or it is damaged.
         """
-        cls.sizes(path)
-        with np.load(path) as kept:
-            shape = (len(kept["indptr"]) - 1, len(kept["sources"]))
-            matrix = sparse_matrices().csr_matrix(
-                (kept["data"], kept["indices"], kept["indptr"]), shape=shape
-            )
-            return cls(matrix, kept["sources"], kept["fraction"])
+        kept = _kept(path)
+        shape = (len(kept["indptr"]) - 1, len(kept["sources"]))
+        matrix = sparse_matrices().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
+        return cls(matrix, kept["sources"].astype(np.int64), kept["fraction"].astype(float))
 
     @staticmethod
     def sizes(path: Path) -> tuple[int, int]:
         """Of what save has written: how many targets, and one more than the highest source. Needs no SciPy.
 
         Raises:
-            ConfigError: there is nothing there that save has written.
+            ConfigError: there is nothing there that save has written, or it is damaged.
         """
-        try:
-            with np.load(path) as kept:
-                return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
-        except Exception as error:  # depends on what the file is instead
-            raise MissingError(
-                f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
-            ) from error
+        kept = _kept(path)
+        return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
 
     def part(self, points: Indices) -> Weights:
-        """Those of some of the points only: the same rows, to the last bit."""
+        """Those of some of the points only: the same rows, to the last bit.
+
+        Raises:
+            ConfigError: there are not so many.
+        """
+        if points.max(initial=-1) >= self.matrix.shape[0]:
+            what = f"the weights are for {self.matrix.shape[0]} points, and point {points.max()} is taken"
+            raise ConfigError(what, "regrid", "weights for this grid")
         rows = self.matrix[points]
         used = np.unique(rows.indices)
         return Weights(rows[:, used], self.sources[used], self.fraction[points])
+
+
+_KINDS = {"data": "f", "indices": "iu", "indptr": "iu", "sources": "iu", "fraction": "f"}
+
+
+def _kept(path: Path) -> dict[str, AnyArray]:
+    """The arrays that save has written, which SciPy's C code may trust.
+
+    Raises:
+        ConfigError: there is nothing there that save has written, or it is damaged.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            kept = {name: file[name] for name in _KINDS}
+    except Exception as error:  # depends on what the file is instead
+        raise MissingError(
+            f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
+        ) from error
+    wrong = _damage(**kept)
+    if wrong:
+        raise ConfigError(f"the weights in {path} are damaged: {wrong}", "regrid", "make them again")
+    return kept
+
+
+def _damage(
+    data: AnyArray, indices: AnyArray, indptr: AnyArray, sources: AnyArray, fraction: AnyArray
+) -> str:
+    """What does not fit in arrays of weights; "" if all does."""
+    for (name, kinds), array in zip(_KINDS.items(), (data, indices, indptr, sources, fraction), strict=True):
+        if array.ndim != 1 or array.dtype.kind not in kinds:
+            return f"{name} is {array.dtype} of shape {array.shape}"
+    if not len(indptr) or indptr[0] != 0 or (np.sort(indptr) != indptr).any():
+        return "indptr does not ascend from 0"
+    if not len(data) == len(indices) == indptr[-1] or len(fraction) != len(indptr) - 1:
+        return "its arrays are not of lengths that fit each other"
+    if len(indices) and not 0 <= indices.min() <= indices.max() < len(sources):
+        return f"indices from {indices.min()} to {indices.max()}, of {len(sources)} sources"
+    if sources.min(initial=0) < 0 or not np.array_equal(np.unique(sources), sources):
+        return "sources do not ascend from 0 or more"
+    return "" if np.isfinite(data).all() and np.isfinite(fraction).all() else "weights that are not finite"
 
 
 def sparse_matrices() -> Any:

@@ -11,7 +11,7 @@ from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import misfit
 from .coupled_field import Field
 from .coupling import unit
-from .coupling.coupler import Incoming, Outgoing
+from .coupling.coupler import Incoming, Outgoing, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import Schedule
 from .coupling.wire import Wire
@@ -151,14 +151,21 @@ def _check_grids(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) 
 def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
     """That what arrives means what was sent: halves travel as bits, and numpy cuts floats to integers."""
     kinds = {given["kind"], taken["kind"]}
+    source, target = np.dtype(given["dtype"]), np.dtype(taken["dtype"])
     as_bits = any(kind in ("float16", "bfloat16") or kind.startswith("float8") for kind in kinds)
     computes = each.mapping != "none" or each.time != "instant" or each.source_unit != each.target_unit
     if as_bits and (computes or len(kinds) > 1):
         why, hint = "such fields can only be moved as they are", "float32 on both sides"
-    elif each.time == "mean" and np.dtype(given["dtype"]).kind in "biu":
+    elif each.time == "mean" and source.kind in "biu":
         why, hint = "a mean of integers would be cut", "a floating dtype on both sides"
-    elif not np.can_cast(given["dtype"], taken["dtype"], "same_kind"):
+    elif not np.can_cast(source, target, "same_kind"):
         why, hint = "values would be lost on the way", "the same dtype on both sides"
+    elif each.time == "sum" and not np.can_cast(
+        sent_dtype(source, "sum"), target, "same_kind" if source.kind in "fc" else "safe"
+    ):
+        why, hint = "a sum may need more bits", f"int64 or float64 at {each.target!r}"
+    elif target.kind in "biu" and (cuts := _cuts(each)):
+        why, hint = f"what {cuts} makes are no whole numbers", f"a floating dtype at {each.target!r}"
     else:
         return
     raise ConfigError(
@@ -167,6 +174,17 @@ def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) 
         "connect",
         hint,
     )
+
+
+def _cuts(each: FieldSpec) -> str:
+    """What makes fractions of whole numbers on the way of a field; "" if nothing does."""
+    if each.weights is not None or each.mapping not in ("none", "nearest"):
+        return "weights from a file" if each.weights is not None else f"mapping {each.mapping!r}"
+    if each.time == "linear":
+        return "time 'linear'"
+    if each.implicit:
+        return "an implicit coupling"
+    return "a conversion of units" if each.source_unit != each.target_unit else ""
 
 
 def connect(
@@ -204,7 +222,7 @@ def connect(
                 wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead, device_side
             )
         else:
-            dtype = np.dtype(theirs["gives"][each.name]["dtype"])
+            dtype = sent_dtype(np.dtype(theirs["gives"][each.name]["dtype"]), each.time)
             units = (each.source_unit, each.target_unit)
             link.takes[each.name] = Incoming(
                 wire,
@@ -238,7 +256,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     """
     from ..grids import remap
 
-    found = None
+    found, wrong = None, None
     if each.weights is None:
         try:
             found = remap.weights_between(
@@ -248,10 +266,16 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
             error.what = f"field {each}: {error.what}"
             raise
     elif not is_giver:
-        found = remap.Weights.load(each.weights).part(field.points)
+        try:
+            found = remap.Weights.load(each.weights).part(field.points)
+        except HpcommError as error:  # the others wait to hear of it
+            wrong = error
     lost = field.points[:0] if found is None else field.points[found.uncovered]
     told = np.empty((wire.mpi.size, 2), np.int64)  # how many points each rank has lost, and the first
-    wire.mpi.Allgather(np.array([len(lost), lost[0] if len(lost) else -1]), told)
+    wire.mpi.Allgather(np.array([len(lost) if wrong is None else -1, lost[0] if len(lost) else -1]), told)
+    if (told[:, 0] < 0).any():
+        said = wire.mpi.bcast(wrong and (wrong.what, wrong.hint), int(np.argmax(told[:, 0] < 0)))
+        raise ConfigError(f"field {each}: {said[0]}", "connect", said[1])
     count = told[:, 0].sum()
     if count and each.uncovered == "error":
         raise ConfigError(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
     from ..core.types import AnyArray
+    from .coupled_field import Field
 
 __all__ = ["Recorded", "Recorder", "recorder"]
 
@@ -44,12 +45,13 @@ class Recorder:
         np.save(self._file(name), values, allow_pickle=False)
         self._file(name).flush()
 
-    def next(self, name: str) -> AnyArray:
-        """What the next get returned then.
+    def next(self, field: Field) -> AnyArray:
+        """What the next get of a field returned then.
 
         Raises:
-            ConfigError: nothing more was recorded.
+            ConfigError: nothing more was recorded, or a field of another shape or kind.
         """
+        name = field.name
         try:
             values: NDArray[Any] = np.load(self._file(name), allow_pickle=False)
         except (EOFError, ValueError, FileNotFoundError):
@@ -58,6 +60,14 @@ class Recorder:
                 "get",
                 "record a run at least as long",
             ) from None
+        shape = (len(field.points), *field.shape)
+        if values.shape != shape or not np.can_cast(values.dtype, field.dtype, "same_kind"):
+            raise ConfigError(
+                f"field {name!r} is {field.dtype} {shape}, and {values.dtype} {values.shape} is recorded in"
+                f" {self._stem}.{name}",
+                "get",
+                "record a run of the same grids and ranks",
+            )
         return values
 
     def keep_result(self, verb: str, result: object) -> None:

@@ -170,7 +170,7 @@ def _cover(side: Outgoing | Incoming, local: Communicator) -> str:
     return "".join(f"; {each}" for each in words)
 
 
-def _integral(side: Outgoing | Incoming, local: Communicator) -> float | None:
+def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
     """Of what was sent last, or taken last; None: that lies between two times."""
     if side.schedule.time == "linear":
         return None
@@ -179,7 +179,8 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> float | None:
     area = trial.areas(side)
     assert area is not None
     held = (values.reshape(len(area), width_of(side.field)) - offset) / factor
-    return float(local.all_reduce(np.array((area[:, None] * held).sum())))
+    whole: complex = local.all_reduce(np.array((area[:, None] * held).sum())).item()
+    return whole
 
 
 def bars(rows: Sequence[Row]) -> str:

@@ -395,6 +395,100 @@ def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
     couple(TIMES, {"a": 1, "b": 1, "c": 1})
 
 
+WIDE = """
+# what is added up or mapped keeps what its own type would lose; c takes on a grid
+grid = regrid.LatLon(4, 8)
+kinds = {"mean": "f4", "sum": "f4", "shorts": "i2", "bools": "?"}
+if me.name == "a":
+    fields = {name: me.gives(name, np.zeros(2, kind)) for name, kind in kinds.items()}
+    mapped = {"complex": np.full(32, 2 + 1j), "large": np.arange(32) + 2**62, "mask": np.arange(32) % 2 > 0}
+    mapped = {name: me.gives(name, values, grid=grid) for name, values in mapped.items()}
+    for t in range(1001):
+        for name, field in fields.items():
+            now = {"mean": 0.1, "sum": 1.0 if t else 2.0**24, "shorts": 30000, "bools": t % 2}
+            field.values[:] = now[name]
+            me.put(field, t)
+    for field in mapped.values():
+        me.put(field)
+else:
+    wish = {"mean": "f8", "sum": "f4", "shorts": "i8", "bools": "f8"}
+    fields = {
+        name: me.takes(name, np.zeros(2, kind), every=1000.0, time="mean" if name == "mean" else "sum")
+        for name, kind in wish.items()
+    }
+    mapped = {
+        "complex": me.takes("complex", np.zeros(8, "c8"), grid=regrid.LatLon(2, 4), mapping="conservative"),
+        "large": me.takes("large", np.zeros(32, int), grid=grid, mapping="nearest"),
+        "mask": me.takes("mask", np.zeros(32, bool), grid=grid, mapping="nearest"),
+    }
+    for t in (0, 1000):
+        got = {name: me.get(field, t)[0] for name, field in fields.items()}
+    assert got["mean"] == np.float32(0.1), got
+    assert got["sum"] == 1000, got
+    assert (got["shorts"], got["bools"]) == (30_000_000, 500), got
+    assert np.allclose(me.get(mapped["complex"]), 2 + 1j, rtol=1e-6)
+    assert np.array_equal(me.get(mapped["large"]), np.arange(32) + 2**62)
+    assert np.array_equal(me.get(mapped["mask"]), np.arange(32) % 2 > 0)
+text = me.link("b" if me.name == "a" else "a").report()
+if me.name == "a":
+    print(text)
+"""
+
+
+def test_sums_and_mappings_are_wider_than_the_elements(couple):
+    out = couple(WIDE, {"a": 1, "b": 1}).stdout
+    found = re.search(r"complex: a -> b, .* integral (\S+) to \S+, relative difference (\S+)", out)
+    assert complex(found[1]).imag > 6
+    assert float(found[2]) < 1e-6
+
+
+DEGREES = """
+[program.a]
+command = "python couple.py a"
+ranks = 1
+[program.b]
+command = "python couple.py b"
+ranks = 2
+[grid.coarse]
+kind = "latlon"
+nlat = 4
+nlon = 8
+[grid.fine]
+kind = "latlon"
+nlat = 6
+nlon = 12
+[[field]]
+name = "T"
+from = "a"
+to = "b"
+mapping = "conservative"
+from_grid = "coarse"
+to_grid = "fine"
+from_unit = "degF"
+to_unit = "K"
+"""
+WARM = """
+field = me.gives("T", np.full(32, 212.0)) if me.name == "a" else me.takes("T", np.zeros(36), mine(72))
+link = me.link("b" if me.name == "a" else "a")
+link.put(field) if me.name == "a" else link.get(field)
+if me.name == "b":
+    assert np.allclose(field.values, 373.15, rtol=1e-13), field.values
+text = link.report()
+if me.name == "a":
+    print(text)
+"""
+
+
+@pytest.mark.once
+def test_units_of_factor_and_offset_are_converted_on_the_way_and_back_in_the_report(spec):
+    pytest.importorskip("pint")
+    out = spec(DEGREES, files={"couple.py": COMMON + WARM}).stdout
+    a, b, off = re.search(r"T: a -> b, .* integral (\S+) to (\S+), relative difference (\S+)", out).groups()
+    assert abs(float(a) / (212 * 4 * 3.141592653589793) - 1) < 1e-11
+    assert abs(float(b) / float(a) - 1) < 1e-11
+    assert float(off) < 1e-12
+
+
 NO_POINTS = """
 points = np.arange(2) if me.comm.rank == 0 else np.arange(0)
 for kind in ("instant", "mean", "linear"):
@@ -851,3 +945,39 @@ def test_weights_come_from_a_file(spec, tmp_path):
     weights.matrix *= 2
     weights.save(tmp_path / "w.npz")
     spec(WEIGHTS, files={"a.py": GIVER, "b.py": TAKER})
+
+
+DAMAGED = """
+import numpy as np
+import hpcomm
+from hpcomm.errors import ConfigError
+
+me = hpcomm.join(__file__[-4])
+grid = me.grid("coarse" if me.name == "a" else "fine")
+n = grid.size // me.comm.size
+if me.name == "a":
+    me.gives("f", np.zeros(n), grid=grid)
+else:
+    me.takes("f", np.zeros(n), np.arange(n) + n * me.comm.rank, grid=grid)
+    if me.comm.rank == 0:
+        kept = dict(np.load("w.npz"))
+        kept["indices"][3] = 10**6
+        np.savez("w.npz", **kept)
+    me.comm.barrier()
+try:
+    me.connect()
+except ConfigError as error:
+    print("told", str(error).partition("ConfigError: ")[2] or error)
+"""
+
+
+@pytest.mark.once
+def test_weights_that_one_side_cannot_use_are_an_error_on_both(spec, tmp_path):
+    """Damaged after the spec was read."""
+    regrid = pytest.importorskip("hpcomm.regrid")
+    pytest.importorskip("scipy")
+    weights = regrid.weights(regrid.LatLon(4, 8), regrid.Gaussian(8, 12), "conservative")
+    weights.save(tmp_path / "w.npz")
+    files = {"a.py": DAMAGED, "b.py": DAMAGED}
+    out = spec(WEIGHTS, files=files, expect=None).stdout
+    assert out.count("told field f (a -> b): the weights in") == 3, out

@@ -27,6 +27,12 @@ KINDS = {
     ("float64", "int64", "instant"): "values would be lost on the way",
     ("complex64", "float64", "instant"): "values would be lost on the way",
     ("int64", "int64", "mean"): "a mean of integers would be cut",
+    ("int16", "int16", "sum"): "a sum may need more bits",
+    ("bool", "bool", "sum"): "a sum may need more bits",
+    ("uint64", "uint64", "sum"): None,
+    ("float32", "float32", "sum"): None,
+    ("int32", "int32", "linear"): "what time 'linear' makes are no whole numbers",
+    ("int32", "float32", "linear"): None,
 }
 
 
@@ -47,6 +53,36 @@ def test_what_arrives_means_what_was_sent_or_is_refused(case):
             ConfigError, match=f"field 'f' is {given} at 'a' and {taken} at 'b': {KINDS[case]}"
         ):
             agreed(link, *sides, (spec,))
+
+
+CUTS = {
+    ("int32", "conservative"): ({"mapping": "conservative"}, "mapping 'conservative'"),
+    ("bool", "idw"): ({"mapping": "idw"}, "mapping 'idw'"),
+    ("int8", "weights"): ({"mapping": "nearest", "weights": "w.npz"}, "weights from a file"),
+    ("int64", "units"): ({"source_unit": "degC", "target_unit": "K"}, "a conversion of units"),
+    ("uint8", "implicit"): ({"implicit": True}, "an implicit coupling"),
+}
+
+
+@pytest.mark.parametrize("case", CUTS, ids=" ".join)
+def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
+    kind, (options, what) = case[0], CUTS[case]
+    spec = FieldSpec("f", "a", "b", **options)
+    gives, takes = ({"f": {**entry(kind), "sphere": True, "grid": "latlon"}} for _ in range(2))
+    mine, theirs = {"gives": gives, "takes": {}}, {"gives": {}, "takes": takes}
+    for link, sides in (("a", (mine, theirs)), ("b", (theirs, mine))):
+        ends = SimpleNamespace(name=link, peer="ba"[link == "b"])
+        words = f"field 'f' is {kind} at 'a' and {kind} at 'b': what {what} makes are no whole numbers"
+        with pytest.raises(ConfigError, match=words) as told:
+            agreed(ends, *sides, (spec,))
+        assert "a floating dtype at 'b'" in str(told.value)
+    takes["f"].update(entry("float64"), grid="latlon", sphere=True)
+    assert agreed(SimpleNamespace(name="a", peer="b"), mine, theirs, (spec,)) == [spec]
+
+
+@pytest.mark.parametrize(("start", "first"), [(0.0, 0), (3.0, 2), (4.0, 2), (4.1, 3), (4.0 + 1e-9, 2)])
+def test_a_run_that_starts_between_two_versions_begins_with_the_next(start, first):
+    assert Schedule(2.0).first(start) == first
 
 
 SET_ANEW = {

@@ -185,6 +185,57 @@ def test_weights_are_kept_and_read_back(tmp_path):
     assert np.array_equal(weights.fraction, again.fraction)
 
 
+DAMAGE = {
+    "an index pointer that decreases": ({"indptr": [0, 2, 1, 3]}, "indptr does not ascend from 0"),
+    "one that begins elsewhere": ({"indptr": [1, 1, 2, 3]}, "indptr does not ascend from 0"),
+    "one that ends elsewhere": ({"indptr": [0, 1, 2, 9]}, "not of lengths that fit"),
+    "none": ({"indptr": np.empty(0, int)}, "indptr does not ascend"),
+    "an index far off": ({"indices": [0, 1, 10**9]}, r"indices from 0 to 1000000000, of 2 sources"),
+    "a negative index": ({"indices": [0, -5, 1]}, "indices from -5 to 1"),
+    "indices that are no integers": ({"indices": [0.0, 1.0, 1.0]}, "indices is float64"),
+    "a matrix": ({"data": np.ones((3, 1))}, r"data is float64 of shape \(3, 1\)"),
+    "complex weights": ({"data": np.ones(3, complex)}, "data is complex128"),
+    "weights that are none": ({"data": [1.0, np.nan, 0.5]}, "weights that are not finite"),
+    "sources twice": ({"sources": [4, 4]}, "sources do not ascend"),
+    "negative sources": ({"sources": [-4, 4]}, "sources do not ascend"),
+    "too few fractions": ({"fraction": [1.0]}, "not of lengths that fit"),
+    "a fraction that is none": ({"fraction": [1.0, np.inf, 1.0]}, "not finite"),
+    "a pickle": ({"data": np.array([print] * 3, object)}, "no weights in .*allow_pickle=False"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_weights_of_a_file_that_is_damaged_are_refused(tmp_path, case):
+    right = {
+        "data": [1.0, 0.5, 0.5], "indices": [0, 0, 1], "indptr": [0, 1, 3, 3], "sources": [4, 7],
+        "fraction": [1.0, 1.0, 0.0],
+    }  # fmt: skip
+    changed, words = DAMAGE[case]
+    path = tmp_path / "w.npz"
+    np.savez(path, **right)
+    weights = regrid.Weights.load(path)
+    assert weights.apply(np.array([2.0, 4.0])).tolist() == [2.0, 3.0, 0.0]
+    assert regrid.Weights.sizes(path) == (3, 8)
+    with pytest.raises(ConfigError, match="for 3 points, and point 3 is taken"):
+        weights.part(np.array([0, 3]))
+    np.savez(path, **right | changed)
+    for read in (regrid.Weights.load, regrid.Weights.sizes):
+        with pytest.raises(ConfigError, match=words):
+            read(path)
+
+
+def test_complex_numbers_are_mapped_whole_and_integers_that_are_picked_stay_what_they_are():
+    source, target = regrid.LatLon(6, 12), regrid.LatLon(4, 6)
+    weights = regrid.weights(source, target, "conservative")
+    values = smooth(source.centres(everything(source)))
+    both = weights.apply(values * (2 - 3j))
+    assert np.allclose(both, weights.apply(values) * (2 - 3j), rtol=1e-14, atol=0)
+    picks = regrid.weights(source, target, "nearest")
+    large = np.arange(72) + 2**62
+    assert np.array_equal(picks.apply(large), large[picks.sources][picks.matrix.indices])
+    assert picks.apply(large[picks.sources]).dtype == int
+
+
 def test_a_grid_whose_coordinates_only_the_program_knows_says_so():
     from hpcomm.mpmd.spec.spec_file import GridSpec
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..route.coupled_route import Selection
     from .wire import Wire
 
-__all__ = ["Incoming", "Outgoing"]
+__all__ = ["Incoming", "Outgoing", "sent_dtype"]
 
 
 class Outgoing:
@@ -48,12 +48,15 @@ class Outgoing:
         self.timeout_s = timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
-        self.part = Part(field, rows, field.dtype, device_side)
+        dtype = sent_dtype(field.dtype, schedule.time)
+        self.part = Part(field, rows, dtype, device_side)
         self._timed = schedule.every_s is not None
         self._sent = copy(field)
+        if dtype != field.dtype:
+            self._sent.plain_dtype = dtype
         self._turns: Turns | None = None
         if wire is not None:
-            part, stamped = Part(self._sent, rows, field.dtype, device_side), self._timed
+            part, stamped = Part(self._sent, rows, dtype, device_side), self._timed
             self._turns = Turns(
                 lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
             )
@@ -99,6 +102,8 @@ class Outgoing:
                 )
             if self.schedule.time == "mean":
                 values = values / self._count
+            if self._sum is not None:
+                values = self._cast(values, self.part.dtype)
             if self._there is not None:
                 self._there.drop(self._sum)
             self._sum, self._count, self.version = None, 0, version
@@ -118,16 +123,24 @@ class Outgoing:
         """What was put since the last coupling time, summed up where it lies, or on the host."""
         values, there = self.field.values, self._there
         self.field.check(values)  # before others of another shape are stretched to it
+        wide = np.result_type(self.part.dtype, self.part.dtype if self.part.dtype.kind in "iu" else float)
         if there is not None and there.holds(values) and not isinstance(self._sum, np.ndarray):
-            if self._sum is None:
-                self._sum = copied(values)
+            mine: Any = self._cast(there.plain(values), wide)
+            if self._sum is not None:
+                self._sum += mine
             else:
-                self._sum += there.plain(values)
+                self._sum = copied(mine)
         else:
-            mine: Any = memory_of(self.field)
-            self._sum = mine.copy() if self._sum is None else host(self._sum) + mine
+            mine = memory_of(self.field)
+            self._sum = mine.astype(wide) if self._sum is None else host(self._sum) + mine
         self._count += 1
         return self._sum
+
+    def _cast(self, values: Any, dtype: np.dtype[np.generic]) -> Any:
+        if isinstance(values, np.ndarray):
+            return _as(values, dtype)
+        assert self._there is not None
+        return self._there.cast(values, dtype)
 
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         self._sent.values = values
@@ -216,7 +229,7 @@ class Incoming:
             self.field.check(self.field.values)
             self._seen = self.field.values
         if self._recorder is not None and self._recorder.replays:
-            self._set(self._recorder.next(self.field.name))
+            self._set(self._recorder.next(self.field))
             return self.field.values
         with self._there or nullcontext():
             if self._as_it_comes:
@@ -278,6 +291,11 @@ class Incoming:
             scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
         else:
             scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
+
+
+def sent_dtype(dtype: np.dtype[np.generic], time: str) -> np.dtype[np.generic]:
+    """What travels of a field: a sum of whole numbers may need more bits than its summands."""
+    return np.dtype(np.int64) if time == "sum" and dtype.kind in "biu" and dtype != np.uint64 else dtype
 
 
 def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> AnyArray | None:
