@@ -155,3 +155,33 @@ def test_numpy_is_all_that_is_needed_to_read(job: Any, tmp_path: Path) -> None:
         f"io.save(f, {str(tmp_path / 'x.npy')!r})",
     )
     assert (np.load(tmp_path / "x.npy") == np.arange(5)[:, None]).all()
+
+
+EVERY_FORMAT = """
+import sys
+from hpcomm import Field, TransportError, checkpoint, hdf5, io, zarr
+from hpcomm import world as comm
+
+u, folder = Field(comm, (2_000_000,), name="u"), sys.argv[1]
+for save in (
+    lambda: io.save(u, folder + "/x.npy"),
+    lambda: io.save(u, folder + "/x.npy", collective=False),
+    lambda: io.write_raw(u, folder + "/x.raw", 8),
+    lambda: checkpoint.save(folder + "/cp", u),
+    lambda: hdf5.save(u, folder + "/x.h5"),
+    lambda: hdf5.save(u, folder + "/x.h5", chunks=True),
+    lambda: zarr.save(u, folder + "/x.zarr", compressors=None),
+):
+    try:
+        save()
+    except TransportError as error:
+        print("refused", "No space left on device" in str(error), flush=True)
+"""
+
+
+def test_a_full_disk_is_an_error_on_every_rank_whatever_is_saved(job: Any, small_disk: Path) -> None:
+    """Where writes of all ranks fail, Open MPI hangs on 3 ranks: the space is reserved before."""
+    pytest.importorskip("h5py")
+    pytest.importorskip("zarr")
+    done = job(3, EVERY_FORMAT.replace("sys.argv[1]", repr(str(small_disk))))
+    assert done.stdout.count("refused True") == 3 * 7, done.stdout

@@ -8,6 +8,8 @@ takes that.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import re
 import secrets
@@ -47,7 +49,7 @@ else:
 
 __all__ = [
     "Missing", "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "meant", "named",
-    "on_root", "place", "publish", "standing", "storage_of",
+    "on_root", "place", "publish", "reserve", "standing", "storage_of",
 ]  # fmt: skip
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -165,6 +167,31 @@ def _rename(part: Path, path: Path, expected: int | None) -> None:
     part.rename(path)
     _aside(path).rename(part)  # so that what is aside is complete at any time
     _remove(part)
+
+
+def reserve(path: Path, nbytes: int) -> None:
+    """Room on the disk for a file of so many bytes, which is made if need be.
+
+    Where a write of all ranks fails on some, Open MPI 5.0 hangs in the next one. posix_fallocate would write
+    to each block where the file system cannot reserve; then what is free must do.
+
+    Raises:
+        OSError: it does not fit.
+    """
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb") as file:
+        if not nbytes:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        wrong = errno.ENOSYS
+        if hasattr(libc, "fallocate"):
+            failed = libc.fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(nbytes))
+            wrong = ctypes.get_errno() if failed else 0
+        if wrong in (errno.ENOSYS, errno.EOPNOTSUPP):
+            disk, about = os.statvfs(file.fileno()), os.fstat(file.fileno())
+            free = disk.f_bavail * disk.f_frsize + about.st_blocks * 512
+            wrong = errno.ENOSPC if free < nbytes else 0
+    if wrong:
+        raise OSError(wrong, f"{os.strerror(wrong)}: {nbytes:,} bytes are needed")
 
 
 def standing(path: Path) -> Path:

@@ -152,7 +152,9 @@ def _create(
 
     with h5py.File(part, "w") as file:
         datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
-        return [d.id.get_offset() if d.chunks is None else None for d in datasets]
+        places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
+    file_folder.reserve(part, part.stat().st_size)
+    return places
 
 
 def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object) -> Any:

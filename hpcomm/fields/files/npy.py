@@ -57,8 +57,9 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
     path = file_folder.place(path, "save", comm)
     head = _header(field)
     with file_folder.beside(comm, path) as part:
+        failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + _nbytes(field)))
+        file_folder.agree(comm, failed, "save", path)
         with opened(comm, part, "save", True, path) as file:
-            file_folder.agree(comm, file_folder.attempt(lambda: _write_head(comm, file, head)), "save", path)
             move(field, file, len(head), collective, writing=True)
         file_folder.publish(comm, part, path, len(head) + _nbytes(field), sync)
 
@@ -100,9 +101,10 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
     _check(field, "write_raw")
     field.check_whole("write_raw")
     _check_offset(field, offset)
-    with opened(
-        field.comm, file_folder.place(path, "write_raw", field.comm), "write_raw", writing=True
-    ) as file:
+    path = file_folder.place(path, "write_raw", field.comm)
+    failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, offset + _nbytes(field)))
+    file_folder.agree(field.comm, failed, "write_raw", path)
+    with opened(field.comm, path, "write_raw", writing=True) as file:
         move(field, file, offset, collective, writing=True)
 
 
@@ -141,9 +143,9 @@ def _nbytes(field: Field) -> int:
     return int(math.prod(field.shape) * field.look.dtype.itemsize)
 
 
-def _write_head(comm: Communicator, file: MPI.File, head: bytes) -> None:
-    if comm.rank == 0:
-        file.Write_at(0, head)
+def _begin(part: Path, head: bytes, nbytes: int) -> None:
+    part.write_bytes(head)
+    file_folder.reserve(part, nbytes)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[np.generic], int, bool]:
