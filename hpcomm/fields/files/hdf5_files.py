@@ -153,7 +153,9 @@ def _create(
     with h5py.File(part, "w") as file:
         datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
         places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
-    file_folder.reserve(part, part.stat().st_size)
+    chunked = [f for f, c in zip(fields, shapes, strict=True) if c and compression is None]
+    # Of what HDF5 has not taken in the end, closing the file gives back the rest.
+    file_folder.reserve(part, part.stat().st_size + sum(npy.nbytes(f) for f in chunked))
     return places
 
 

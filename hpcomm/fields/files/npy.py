@@ -32,7 +32,18 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["found", "load", "move", "opened", "read_into", "read_raw", "save", "values", "write_raw"]
+__all__ = [
+    "found",
+    "load",
+    "move",
+    "nbytes",
+    "opened",
+    "read_into",
+    "read_raw",
+    "save",
+    "values",
+    "write_raw",
+]
 
 _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
 
@@ -57,11 +68,11 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
     path = file_folder.place(path, "save", comm)
     head = _header(field)
     with file_folder.beside(comm, path) as part:
-        failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + _nbytes(field)))
+        failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + nbytes(field)))
         file_folder.agree(comm, failed, "save", path)
         with opened(comm, part, "save", True, path) as file:
             move(field, file, len(head), collective, writing=True)
-        file_folder.publish(comm, part, path, len(head) + _nbytes(field), sync)
+        file_folder.publish(comm, part, path, len(head) + nbytes(field), sync)
 
 
 def load(
@@ -102,7 +113,7 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
     field.check_whole("write_raw")
     _check_offset(field, offset)
     path = file_folder.place(path, "write_raw", field.comm)
-    failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, offset + _nbytes(field)))
+    failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, offset + nbytes(field)))
     file_folder.agree(field.comm, failed, "write_raw", path)
     with opened(field.comm, path, "write_raw", writing=True) as file:
         move(field, file, offset, collective, writing=True)
@@ -139,7 +150,8 @@ def _header(field: Field) -> bytes:
     return buffer.getvalue()
 
 
-def _nbytes(field: Field) -> int:
+def nbytes(field: Field) -> int:
+    """Of the whole in a file."""
     return int(math.prod(field.shape) * field.look.dtype.itemsize)
 
 
@@ -209,7 +221,7 @@ def values(
         TransportError: on every rank, if the file ends too early for any.
     """
     path = file_folder.place(path, "load", field.comm)
-    need = offset + _nbytes(field)
+    need = offset + nbytes(field)
 
     def check_length() -> None:
         there = path.stat().st_size
