@@ -32,6 +32,7 @@ REASONS = [
         "torch's profiler offers backends nothing else",
     ),
     ("device/library.py", {"_type_"}, "ctypes documents that name for what a pointer points to"),
+    ("job/exit_hooks.py", {"_run_exitfuncs"}, "exit handlers run before ours in no other way"),
     ("agree/", {"_call", "_stages"}, "the watchdog reads frames of calls, whatever they belong to"),
 ]
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, by Python's documentation

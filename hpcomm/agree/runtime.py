@@ -13,7 +13,6 @@ through hpcomm on:
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import io
 import os
@@ -89,7 +88,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
         variables.warn()
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
-    atexit.register(_stop_progress)  # as the last of ours: what ends before may wait for messages to go
+    exit_hooks.last(_stop_progress)  # as the last of ours: what ends before may wait for messages to go
     _farewell = everybody.Dup()
     _remove_segments()
     _hurry_to_launcher()
@@ -152,6 +151,7 @@ def _start_sentinel(node_segment: NodeSegment | None, beat: Heartbeat | None = N
 
     if not _has_sentinel:
         _has_sentinel = True
+        exit_hooks.keepers.append(watchdog.let_go)
         watchdog.start(node_segment, abort, say, _end_if_late, _patience_s(), beat)
 
 
@@ -286,7 +286,7 @@ def _install_hooks() -> None:
     exit_hooks.notice(_note_exit)
     if "HPCOMM_ON_FAILURE" not in os.environ:
         count_hasty_exits()
-    atexit.register(_at_exit)
+    exit_hooks.last(_at_exit)
 
 
 def _note_exit(code: object) -> None:

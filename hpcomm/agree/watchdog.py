@@ -49,11 +49,13 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from .heartbeat import Heartbeat
 
-__all__ = ["start"]
+__all__ = ["let_go", "start"]
 
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
 _BRIEF_S = 0.02
 _SHOWN = 8  # ranks in a report
+_idle = threading.Event()  # set while the thread sleeps and keeps no frame of the program's
+_idle.set()
 
 
 def start(
@@ -74,6 +76,11 @@ def start(
     """
     told = node_segment, abort, say, look, patience_s, beat
     threading.Thread(target=_watch, args=told, name="hpcomm-watchdog", daemon=True).start()
+
+
+def let_go() -> None:
+    """Wait until the thread keeps no frame of the program's, which would keep the program's globals."""
+    _idle.wait(_PATIENT * WATCHDOG_TICK_S)
 
 
 def _is_troubled() -> bool:
@@ -131,6 +138,7 @@ def _watch(
     suspected = False  # that the call cannot complete, at the last look
     while not sys.is_finalizing():
         time.sleep(WATCHDOG_TICK_S)
+        _idle.clear()
         look()
         question = None if node_segment is None else node_segment.mine.question
         if node_segment is not None and question is not None:
@@ -147,6 +155,7 @@ def _watch(
         waiting.look(troubled)
         call, waited_s = waiting.call, waiting.waited_s
         if call is None:
+            _idle.set()
             continue
         verdict = None
         if waiting.times >= _PATIENT:

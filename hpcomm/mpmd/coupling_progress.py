@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 from collections.abc import Mapping
@@ -27,8 +26,7 @@ class Progress:
         self._time: float | None = None
         self._due = 0.0
         self._say(JOINED)
-        atexit.register(self._say_count)
-        runtime.farewells.append(lambda: self._say(f"{DONE} {runtime.status}"))
+        runtime.farewells.append(self._end)
 
     def note(self, now: float, time: float | None) -> None:
         """A put, get or exchange for this time of the model is done; now: of perf_counter."""
@@ -38,6 +36,10 @@ class Progress:
         if now >= self._due:
             self._due = now + _PERIOD_S
             self._say_count()
+
+    def _end(self) -> None:
+        self._say_count()
+        self._say(f"{DONE} {runtime.status}")
 
     def _say_count(self) -> None:
         if self._count:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from .._lazy import undisturbed
 from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.lazy_world import taken
 from ..errors import ConfigError, HpcommError, UsageError
-from ..job import process_role
+from ..job import exit_hooks, process_role
 from ..job.optional_packages import load_mpi
 from . import handshake
 from .coupling.coupling_clock import is_number
@@ -67,13 +67,14 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
         raise ConfigError(
             f"timeout must be a number of seconds above 0, not {timeout!r}", "join", "timeout=60"
         )
-    world = _start_mpi()
-    try:
-        _me = _join(world, _checked_name(name), peers, timeout)
-    except HpcommError:
-        _end_at_exit(world)
-        raise
-    _become_world(_me.comm)
+    with undisturbed():
+        world = _start_mpi()
+        try:
+            _me = _join(world, _checked_name(name), peers, timeout)
+        except HpcommError:
+            _end_at_exit(world)
+            raise
+        _become_world(_me.comm)
     return _me
 
 
@@ -182,5 +183,5 @@ def _end_at_exit(world: MPI.Intracomm) -> None:
         time.sleep(1.0)  # so that the others can say it too
         world.Abort(1)
 
-    atexit.register(end)
+    exit_hooks.last(end)
     sys.excepthook = runtime.in_one_piece(sys.excepthook)

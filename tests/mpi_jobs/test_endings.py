@@ -344,6 +344,73 @@ if comm.rank == 2:
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
 
 
+EXIT_HANDLERS = """
+import atexit, sys, time
+atexit.register(lambda: print("before import", hpcomm.world.all_reduce(1), flush=True))
+import hpcomm
+from hpcomm import world as comm
+
+def slow():
+    time.sleep(0.3 * comm.rank)
+    print("handler", comm.all_reduce(1), comm.all_gather_object(2), flush=True)
+    raise ValueError("in a handler")
+
+class Solver:
+    def __init__(self):
+        self.its = comm.dup()
+    def __del__(self):
+        print("del", self.its.all_reduce(1), comm.all_gather_object(3), flush=True)
+
+atexit.register(sys.exit, 5)
+atexit.register(slow)
+comm.barrier()
+solver = Solver()
+if len(sys.argv) > 1:
+    import unittest
+    class Test(unittest.TestCase):
+        def test(self):
+            assert comm.all_reduce(1) == int(sys.argv[1])
+    unittest.main(argv=["program"])
+"""
+
+
+@pytest.mark.parametrize("node", ["on", "off"])
+@pytest.mark.parametrize(("sum_", "status"), [(None, 0), (3, 1)])
+def test_exit_handlers_and_destructors_of_globals_may_communicate(
+    job: Any, tmp_path: Path, node: str, sum_: int | None, status: int
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(EXIT_HANDLERS)
+    words = ["python", str(program)] + [str(sum_)] * (sum_ is not None)
+    done = job(2, words, expect=status, env={"HPCOMM_NODE": node})
+    for line in ("before import 2", "handler 2 [2, 2]", "del 2 [3, 3]"):
+        assert done.stdout.count(line) == 2, done.stdout
+    assert done.stderr.count("ValueError: in a handler") == 2, done.stderr
+    assert "has ended" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "where", ["atexit.register(late)", "class Solver:\n    __del__ = late\nit = Solver()"]
+)
+def test_who_needs_in_a_handler_a_rank_that_has_ended_is_told(job: Any, where: str) -> None:
+    done = job(2, "import atexit\nfrom hpcomm import world as comm\ncomm.barrier()\n"
+        f"def late(_=None):\n    if comm.rank == 1: comm.all_reduce(1)\n{where}\n", timeout=20)  # fmt: skip
+    assert "PeerFailedError: call #1 on 'world' needs rank 0, which has ended" in done.stderr, done.stderr
+
+
+@pytest.mark.once
+def test_a_rank_that_fails_runs_all_its_exit_handlers_first(job: Any) -> None:
+    source = """
+        import atexit, sys, time
+        atexit.register(lambda: print("mine", flush=True))
+        from hpcomm import world
+        if world.rank == 1:
+            sys.exit(3)
+        time.sleep(60)
+    """
+    assert job(2, source, expect=3).stdout == "mine\n"
+
+
 @pytest.mark.once
 def test_a_failure_that_was_caught_is_no_failure(job: Any) -> None:
     source = """
