@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["LazyModule", "loaded", "once"]
+__all__ = ["LazyModule", "loaded", "once", "undisturbed"]
 
 T = TypeVar("T")
 
@@ -54,3 +56,34 @@ def loaded(name: str) -> Any:
     """The module called name once it has been imported, else None; another thread may be importing it now."""
     module = sys.modules.get(name)
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold the program's signal handlers back while something is made: they might ask for it.
+
+    Ctrl-C still interrupts.
+    """
+    import signal
+
+    if threading.current_thread() is not threading.main_thread():  # handlers run in that one, and may wait
+        yield
+        return
+    came: list[tuple[int, Any]] = []
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    ctrl_c = signal.default_int_handler
+    held: dict[int, Any] = {n: h for n, h in handlers.items() if callable(h) and h is not ctrl_c}
+
+    def note(number: int, frame: object) -> None:
+        came.append((number, frame))
+
+    try:
+        for number in held:
+            signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in held.items():
+            if signal.getsignal(number) is note:  # and nobody has set another
+                signal.signal(number, handler)
+        for number, frame in came:
+            held[number](number, frame)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from .._lazy import undisturbed
 from ..agree.call_stack import is_own
 from ..job.optional_packages import load_mpi
 from .communicator import Communicator
@@ -50,8 +51,8 @@ def _make(comm: Communicator) -> None:
     thread = threading.current_thread()
     if vars(comm).get("_maker") == thread.ident or is_own(thread):
         return
-    with _lock:
-        if type(comm) is not Late:  # another thread was quicker
+    with _lock, undisturbed():
+        if type(comm) is not Late:  # another thread, or a signal handler, was quicker
             return
         name = vars(comm)["_late"]
         mpi = load_mpi(f"hpcomm.{name}")

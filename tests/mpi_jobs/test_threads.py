@@ -185,3 +185,34 @@ assert comm.all_reduce(1) == 2
 @pytest.mark.once
 def test_a_communicator_that_is_closed_while_a_thread_waits_in_it_ends_no_job(job: Any) -> None:
     job(2, CLOSES)
+
+
+def test_the_world_may_be_asked_for_by_signal_handlers_and_threads_while_it_is_made(job: Any) -> None:
+    storm = """
+        import signal, threading
+        import hpcomm
+        from hpcomm import self_, world
+
+        seen = []
+        signal.signal(signal.SIGALRM, lambda *_: seen.append((world.rank, world.size, self_.size)))
+        signal.setitimer(signal.ITIMER_REAL, 1e-3, 3e-3)
+        first = [world.rank, world.size]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(world.all_reduce(1), {*seen} == {(*first, 1)} and first[1] == 2, flush=True)
+    """
+    assert job(2, storm).stdout.splitlines() == ["2 True"] * 2
+    at_once = """
+        import threading
+        from hpcomm import world
+
+        go, seen = threading.Barrier(5), []
+        threads = [threading.Thread(target=lambda: (go.wait(), seen.append(world.rank))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        go.wait()
+        seen.append(world.rank)
+        for thread in threads:
+            thread.join()
+        print(world.all_reduce(1), seen == [world.rank] * 5, flush=True)
+    """
+    assert job(2, at_once).stdout.splitlines() == ["2 True"] * 2
