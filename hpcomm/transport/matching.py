@@ -64,14 +64,20 @@ class Arrival:
         self.mpi, self._source, self._tag = mpi, source, tag
         self.status = MPI.Status()
         self.message: Any = None
+        self._is_inside = False  # whether MPI waits for it: no other thread may take it then
         key, forget = id(self), _waiting.pop
         _waiting[key] = weakref.ref(self, lambda _: forget(key, None))
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802  as MPI.Request has it
         with _matching:
             # The loop: what the probe found may be for an earlier Arrival; then there may be another message.
-            while self.message is None and self.mpi.Iprobe(self._source, self._tag, self.status):
-                source, tag = self.status.source, self.status.tag
+            seen = MPI.Status()  # its own status may be MPI's just now
+            while (
+                not self._is_inside
+                and self.message is None
+                and self.mpi.Iprobe(self._source, self._tag, seen)
+            ):
+                source, tag = seen.source, seen.tag
                 first = self
                 if source != MPI.PROC_NULL:
                     first = next((each for each in _in_order() if each._takes(self.mpi, source, tag)), self)
@@ -84,8 +90,13 @@ class Arrival:
     def Wait(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         if self._is_here():  # another one has seen to it
             return True
-        if len(_waiting) == 1:  # nobody else could want it: let MPI wait, which takes no turns of Python
-            self.message = self.mpi.Mprobe(self._source, self._tag, self.status)
+        with _matching:
+            self._is_inside = len(_waiting) == 1 and self.message is None
+        if self._is_inside:  # nobody else could want it: let MPI wait, which takes no turns of Python
+            try:
+                self.message = self.mpi.Mprobe(self._source, self._tag, self.status)
+            finally:
+                self._is_inside = False
             return self._is_here()
         pause = Pause()
         while not self.Test():

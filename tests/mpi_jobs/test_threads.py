@@ -216,3 +216,46 @@ def test_the_world_may_be_asked_for_by_signal_handlers_and_threads_while_it_is_m
         print(world.all_reduce(1), seen == [world.rank] * 5, flush=True)
     """
     assert job(2, at_once).stdout.splitlines() == ["2 True"] * 2
+
+
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_threads_may_receive_messages_of_unknown_length_at_once(job: Any, node: str) -> None:
+    source = """
+        import threading
+        import time
+        import numpy as np
+        from hpcomm import world as comm
+
+        TAKES = {
+            "array": lambda: comm.recv(dtype="float64"),
+            "array of 1": lambda: comm.recv(source=1, dtype="float64"),
+            "array later": lambda: comm.irecv(dtype="float64").wait(),
+            "object": lambda: comm.recv_object(),
+            "object later": lambda: comm.irecv_object(1).wait(),
+            "ragged": lambda: comm.recv_ragged(),
+        }
+        SENDS = {"array": comm.send, "object": comm.send_object, "ragged": comm.send_ragged}
+        N = 20
+        kinds = {"array": ["array", "array of 1", "array later"], "object": ["object", "object later"] , "ragged": ["ragged"] * 2}
+        for kind, takes in kinds.items():
+            comm.barrier()
+            if comm.rank == 1:
+                for sent in range(len(takes) * N):
+                    if sent < 3:
+                        time.sleep(0.2)  # all threads wait for the first
+                    SENDS[kind](np.full(1 + sent * 37 % 90, 1.0 + sent * 37 % 90), 0)
+                continue
+            got = []
+            def work(take):
+                got.extend(TAKES[take]() for _ in range(N))
+            threads = [threading.Thread(target=work, args=(take,)) for take in takes]
+            for thread in threads:
+                thread.start()
+                time.sleep(0.05)
+            for thread in threads:
+                thread.join()
+            lengths = sorted(len(x) for x in got if np.all(x == len(x)))
+            print(kind, lengths == sorted(1 + i * 37 % 90 for i in range(len(takes) * N)), flush=True)
+    """  # noqa: E501
+    done = job(2, source, timeout=30, env={"HPCOMM_NODE": node})
+    assert done.stdout == "array True\nobject True\nragged True\n"
