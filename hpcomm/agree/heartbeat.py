@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from ..core.limits import HEARTBEAT_S
 
@@ -22,6 +23,7 @@ __all__ = ["Heartbeat", "pulse"]
 _LATE_S = 3 * HEARTBEAT_S  # of silence, until a host is one that does not answer
 _NBYTES = 512  # of a message: a line for each host that does not answer
 _BEAT, _BYE = 1, 2  # tags
+_LOST = SimpleNamespace(Test=lambda: False)  # in place of a request that never completes
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
 
@@ -45,7 +47,7 @@ class Heartbeat:
         self._mpi, size, here = firsts, firsts.size, firsts.rank
         self._lock = threading.Lock()
         self._next, self._is_over = 0.0, False
-        self._going: dict[int, MPI.Request] = {}
+        self._going: dict[int, Any] = {}  # requests
         mine = b"" if MPI.Query_thread() != MPI.THREAD_MULTIPLE else os.uname().nodename.encode()[:64]
         self._names: dict[int, str] = {}
         for dest, source in (((here + 1) % size, (here - 1) % size), ((here - 1) % size, (here + 1) % size)):
@@ -78,7 +80,8 @@ class Heartbeat:
 
         with self._lock:
             self._is_over = True
-            going = [self._mpi.Isend([b"", MPI.BYTE], rank, _BYE) for rank in self._names]
+            heard = [rank for rank in self._names if time.monotonic() - self._heard[rank] <= _LATE_S]
+            going = [self._mpi.Isend([b"", MPI.BYTE], rank, _BYE) for rank in heard]
             end = time.monotonic() + _LAST_WORDS_S
             while self._names and time.monotonic() < end and not self._silent():
                 self._hear()
@@ -98,10 +101,22 @@ class Heartbeat:
     def _say(self, rank: int) -> None:
         from mpi4py import MPI
 
-        if rank in self._going and not self._going[rank].Test():
-            return  # it takes no messages
+        if not self._takes(rank):
+            return
         text = "\n".join(self._silent(but=rank)).encode()[:_NBYTES]
-        self._going[rank] = self._mpi.Isend([text.ljust(_NBYTES), MPI.BYTE], rank, _BEAT)
+        # Synchronous: it completes only when it has arrived. Others complete at once, so that one more
+        # would go to a host that is lost.
+        self._going[rank] = self._mpi.Issend([text.ljust(_NBYTES), MPI.BYTE], rank, _BEAT)
+
+    def _takes(self, rank: int) -> bool:
+        """Whether the last message to it has arrived."""
+        from mpi4py import MPI
+
+        try:
+            return rank not in self._going or self._going[rank].Test()
+        except MPI.Exception:  # the connection is lost
+            self._going[rank] = _LOST
+            return False
 
     def _hear(self) -> None:
         from mpi4py import MPI
