@@ -89,6 +89,21 @@ def _ended(ranks, timeout):
     return results
 
 
+def forked(body):
+    """Whether body() has ended well in a child of this process."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            body()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def together(size, body, **options):
     """body(node) on `size` ranks; what they return."""
     return end(start(size, body, **options))

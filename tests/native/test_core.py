@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -700,3 +701,109 @@ def test_tensors_of_a_torch_without_an_exchange_table_are_looked_at_by_attribute
         assert node.all_reduce(x.conj(), "sum", out) is NotImplemented
     finally:
         core.know_torch(torch)
+
+
+def test_what_a_hook_or_a_child_process_may_not_do_is_refused():
+    segment = core.Segment(1 << 20, file=os.memfd_create("refused"))
+    node = core.Node(segment, segment.reserve(2), 0, lambda *_: node.close())
+    calls, said = [], []
+
+    def within(*_):
+        for call in (channel.close, channel.fill, channel.free, lambda: channel.full_box(False)):
+            with pytest.raises(ValueError, match="under way") as error:
+                call()
+            said.append(error)
+        raise InterruptedError
+
+    at = segment.reserve_channel(64)
+    channel = core.Channel(segment, at, 1, within, timeout=float("nan"))
+    with pytest.raises(InterruptedError):
+        channel.full_box(True)
+    assert len(said) == 4
+    with pytest.raises(RuntimeError, match="in a call of this node"):
+        node.barrier()
+    calls = [lambda: node.begin(7), node.barrier, lambda: node.tell(1, b""), lambda: channel.empty_box(False)]
+    calls += [channel.fill, channel.free, lambda: memoryview(channel)]
+
+    def in_a_child():
+        for call in calls:
+            with pytest.raises(ValueError, match="parent process's"):
+                call()
+
+    assert ranks.forked(in_a_child) and node.began(0) == 0
+    channel.close()  # no wait is under way any more
+    with pytest.raises(ValueError, match="this channel is closed"):
+        channel.fill()
+
+
+def test_of_several_bad_arguments_the_first_is_told_and_the_others_are_not_asked():
+    class Asked:
+        def __float__(self):
+            raise AssertionError("asked while an exception was set")
+
+        __index__ = __float__
+
+    segment = core.Segment(1 << 20, file=os.memfd_create("bad"))
+    node = core.Node(segment, segment.reserve(1), 0)
+    node.timeout = 5
+    for call, given, kind in [
+        (node.arrive, (-1, Asked()), OverflowError),
+        (node.arrive, (1 << 63, Asked()), ValueError),
+        (node.begun, (7, Asked()), ValueError),
+        (node.begun, ("0", 1), TypeError),
+        (node.share, ("0", Asked(), Asked(), [], None), TypeError),
+        (node.share, (1, "0", Asked(), [], None), TypeError),
+        (core.reaches, ("0", Asked(), Asked()), TypeError),
+        (setattr, (node, "timeout", "5"), TypeError),
+    ]:
+        with pytest.raises(kind):
+            call(*given)
+    assert (node.timeout, node.number) == (5, 0)
+
+
+def test_numbers_of_words_and_bytes_that_wrap_around_are_no_room():
+    segment = core.Segment(1 << 20, file=os.memfd_create("sizes"))
+    for sizes in (1 << 61, (1 << 61) + 1, (1 << 64) - 1, 1 << 63, (1 << 20) // 8 + 1):
+        assert segment.reserve_words(sizes) is None
+    for capacity in ((1 << 64) - 1, (1 << 64) - 63, 1 << 63, (1 << 63) - 64, 1 << 20):
+        assert segment.reserve_channel(capacity) is None
+    first = segment.reserve_words(1)
+    with pytest.raises(ValueError, match="words begin at"):
+        segment.load_bytes(first, (1 << 61) + 1)
+
+
+def test_results_of_calls_that_were_given_up_are_kept_until_all_others_have_left_these():
+    """Others may write to them until then, and not for ever after."""
+
+    class LeavesError(Exception):
+        pass
+
+    def hook(reason, *_):
+        if reason != "waits" or leaves:
+            raise LeavesError
+
+    leaves = []
+
+    def body(node):
+        x, held = np.ones(1 << 17), []
+        for i in range(24):
+            leaves[:] = [1] * (node.rank == 0)
+            while node.rank and node.began(0) <= i:  # it comes when the other one has left
+                time.sleep(1e-4)
+            with pytest.raises(LeavesError):
+                node.all_reduce(x, "sum")
+            node.begin(7)
+            leaves.clear()
+            node.barrier()
+            held.append(tracemalloc.get_traced_memory()[0])
+            if i % 10 == 9:
+                assert node.all_reduce(x, "sum")[0] == node.size
+        assert node.all_reduce(x[:1], "sum") == node.size
+        held.append(tracemalloc.get_traced_memory()[0])
+        return max(held) - held[0] < 9 * x.nbytes and held[-1] - held[0] < x.nbytes
+
+    tracemalloc.start()
+    try:
+        assert ranks.together(2, body, hook=hook) == [True, True]
+    finally:
+        tracemalloc.stop()

@@ -6,6 +6,7 @@ TEST_NATIVE=long tries more: more ranks and calls, every signal on both ways of 
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -165,3 +166,46 @@ def test_the_structures_of_dlpack_are_laid_out_as_in_torchs_header(tmp_path):
     source.write_text("\n".join(lines))
     include = sysconfig.get_path("include")
     run("gcc", "-std=c11", "-fsyntax-only", f"-I{header}", f"-I{include}", f"-I{CORE}", str(source))
+
+
+LEVELS = [(compiler, level) for compiler in ("gcc", "clang") for level in range(4)]
+# What each build has to do: every operator on every element type, every verb on short and long arrays, words, boxes.
+ESSENTIAL = "fold or folds or inputs_own or notice or definition_says and 2- or words or boxes or wrap or kept"
+WITH_ANOTHER_CORE = """
+import importlib.machinery, importlib.util, sys, pytest
+name, path, *words = "hpcomm.node._native.core", *sys.argv[1:]
+loader = importlib.machinery.ExtensionFileLoader(name, path)
+sys.modules[name] = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+loader.exec_module(sys.modules[name])
+from hpcomm.node._native import core
+assert core.__file__ == path
+sys.exit(pytest.main(words))
+"""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    """The module, by compiler and level; without the loops for wider vectors, which take most of the time."""
+    folder = tmp_path_factory.mktemp("modules")
+    under_way = {}
+    for compiler, level in LEVELS:
+        if shutil.which(compiler):
+            to = str(folder / f"{compiler}{level}.so")
+            flags = [*FLAGS, f"-O{level}", "-DNODE_PLAIN", "-shared", "-fPIC", "-fvisibility=hidden"]
+            sources = sorted(map(str, CORE.glob("*.c")))
+            command = [compiler, *flags, f"-I{sysconfig.get_path('include')}", "-o", to, *sources]
+            under_way[to] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    for to, process in under_way.items():
+        said = process.communicate(timeout=400)[1]
+        assert process.returncode == 0, f"{to}: {said}"
+    return {Path(to).stem: to for to in under_way}
+
+
+@pytest.mark.parametrize(("compiler", "level"), LEVELS)
+def test_the_core_is_right_whatever_compiler_and_level_built_it(modules, compiler, level):
+    if f"{compiler}{level}" not in modules:
+        pytest.skip(f"there is no {compiler}")
+    tests = [str(HERE / "test_core.py"), str(HERE / "test_reductions_of_the_core.py")]
+    words = ["-q", "-x", "-p", "no:cacheprovider", "-k", ESSENTIAL, *tests]
+    done = run(sys.executable, "-c", WITH_ANOTHER_CORE, modules[f"{compiler}{level}"], *words, timeout=400)
+    assert " passed" in done

@@ -136,7 +136,7 @@ static int look_dlpack(PyObject *x, struct array *a) {
 static int look_attributes(PyObject *x, struct array *a) {
   size_t answers[2];
   int64_t axes[ARRAY_AXES];
-  PyObject *is_cpu = PyObject_GetAttr(x, words[IS_CPU]), *dtype = PyObject_GetAttr(x, words[DTYPE]);
+  PyObject *is_cpu = PyObject_GetAttr(x, words[IS_CPU]), *dtype = is_cpu ? PyObject_GetAttr(x, words[DTYPE]) : NULL;
   PyObject *code = dtype ? PyDict_GetItemWithError(torch_dtypes, dtype) : NULL;
   int takes = is_cpu && code && PyObject_IsTrue(is_cpu);
   a->dtype = takes ? (int)PyLong_AsLong(code) : 0;
@@ -146,7 +146,7 @@ static int look_attributes(PyObject *x, struct array *a) {
     takes = answer && !PyErr_Occurred();
     Py_XDECREF(answer);
   }
-  PyObject *shape = PyObject_GetAttr(x, words[SHAPE]);
+  PyObject *shape = takes ? PyObject_GetAttr(x, words[SHAPE]) : NULL;
   Py_ssize_t length = shape ? PyTuple_Size(shape) : -1;
   takes &= length >= 0 && length <= ARRAY_AXES;
   for (Py_ssize_t i = 0; takes && i < length; i++) axes[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
@@ -198,9 +198,9 @@ static int look_numpy(PyObject *x, int writable, struct array *a) {
   return yes < 0 ? look_buffer(x, writable, a) : yes;
 }
 
-/* As C wants it: a complex number like its parts. */
+/* As C wants it: a complex number like its parts. Nothing is read or written of an empty array, wherever it lies. */
 static int is_aligned(const struct array *a, int dtype) {
-  return !((uintptr_t)a->at & ((dtype_bytes(dtype) >> (dtype >= C64)) - 1));
+  return !a->nbytes || !((uintptr_t)a->at & ((dtype_bytes(dtype) >> (dtype >= C64)) - 1));
 }
 
 int array_look(PyObject *x, int writable, struct array *a) {

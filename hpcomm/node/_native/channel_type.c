@@ -22,10 +22,20 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywo
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
   self->owner = node_forks;
   self->channel.node =
-      (struct node){.host = &python_host, .program = self->hook, .spins = spins, .timeout = (uint64_t)(timeout * 1e9)};
+      (struct node){.host = &python_host, .program = self->hook, .spins = spins, .timeout = ns_of(timeout)};
   channel_attach(&self->channel, &segment->segment, (struct node_channel *)((char *)segment->segment.head + offset),
                  peer);
   return (PyObject *)self;
+}
+static int is_open(const Channel *self) { /* and ours; 0: an exception */
+  if (self->segment && self->owner == node_forks) return 1;
+  PyErr_SetString(PyExc_ValueError, self->segment ? "this channel is the parent process's" : "this channel is closed");
+  return 0;
+}
+static int is_free(const Channel *self) { /* nobody waits for its next box; 0: an exception */
+  if (!self->busy) return 1;
+  PyErr_SetString(PyExc_ValueError, "another wait for a box of this channel is under way");
+  return 0;
 }
 static int channel_clear(PyObject *me) {
   Channel *self = (Channel *)me;
@@ -51,6 +61,7 @@ static void channel_dealloc(PyObject *me) {
 }
 static PyObject *channel_close(PyObject *me, PyObject *none) {
   (void)none;
+  if (!is_free((Channel *)me)) return NULL;
   if (((Channel *)me)->views) return PyErr_Format(PyExc_BufferError, "there are views of this channel's boxes");
   channel_clear(me);
   Py_RETURN_NONE;
@@ -60,23 +71,19 @@ static PyObject *channel_close(PyObject *me, PyObject *none) {
 static int channel_view(PyObject *me, Py_buffer *view, int flags) {
   Channel *self = (Channel *)me;
   view->obj = NULL;
-  if (!self->segment) return PyErr_SetString(PyExc_ValueError, "this channel is closed"), -1;
+  if (!is_open(self)) return -1;
   struct node_channel *at = self->channel.at;
   if (PyBuffer_FillInfo(view, me, at + 1, (Py_ssize_t)(2 * node_peek(&at->capacity)), 0, flags)) return -1;
   return self->views++, 0;
 }
 static void channel_view_ends(PyObject *me, Py_buffer *view) { (void)view, ((Channel *)me)->views--; }
 
-static int channel_enter(Channel *self) {
-  if (self->segment && !self->busy) return self->busy = 1, 0;
-  PyErr_SetString(PyExc_ValueError, self->busy ? "another thread uses this channel" : "this channel is closed");
-  return -1;
-}
 /* Whether the next box is ours; it is waited for if we may. */
 static PyObject *box_of(PyObject *me, PyObject *wait, int to_fill) {
   Channel *self = (Channel *)me;
   int may_wait = PyObject_IsTrue(wait);
-  if (may_wait < 0 || channel_enter(self)) return NULL;
+  if (may_wait < 0 || !is_open(self) || !is_free(self)) return NULL;
+  self->busy = 1;
   char *at = may_wait ? channel_box(&self->channel, to_fill) : channel_ready(&self->channel, to_fill);
   self->busy = 0;
   return at || !may_wait ? PyBool_FromLong(at != NULL) : NULL;
@@ -86,7 +93,8 @@ static PyObject *channel_full_box(PyObject *me, PyObject *wait) { return box_of(
 /* Hand the next box over, filled or free. */
 static PyObject *hand_over(PyObject *me, int to_fill) {
   Channel *self = (Channel *)me;
-  if (!self->segment || !channel_ready(&self->channel, to_fill))
+  if (!is_open(self) || !is_free(self)) return NULL;
+  if (!channel_ready(&self->channel, to_fill))
     return PyErr_Format(PyExc_ValueError, "the box is the %s's", to_fill ? "receiver" : "sender");
   to_fill ? channel_fill(&self->channel) : channel_free(&self->channel);
   Py_RETURN_NONE;

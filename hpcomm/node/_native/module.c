@@ -174,16 +174,31 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   return *result != NULL;
 }
 
+static int is_ours(const Node *self) { /* 0: an exception */
+  if (self->segment && self->owner == node_forks) return 1;
+  PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
+  return 0;
+}
+
 int enter_call(Node *self) {
-  if (!self->segment || self->owner != node_forks) {
-    PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
-    return -1;
-  }
+  if (!is_ours(self)) return -1;
   if (!self->busy) return self->busy = 1, 0;
   PyObject *said = self->hook ? PyObject_CallFunction(self->hook, "s()ii", "busy", 0, 0) : Py_NewRef(Py_None);
   if (said) PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this node");
   Py_XDECREF(said);
   return -1;
+}
+
+/* The result of a call that this rank gave up is kept until all others have come to a later one: so eight at most. */
+static void keep(Node *self, PyObject *result) {
+  PyObject **at = &self->kept[self->node.calls % NODE_CELLS], *before = *at;
+  *at = Py_XNewRef(result);
+  self->keeps = self->node.calls;
+  Py_XDECREF(before);
+}
+static void let_go(Node *self) {
+  self->keeps = 0;
+  for (int i = 0; i < NODE_CELLS; i++) Py_CLEAR(self->kept[i]);
 }
 
 static PyObject *run(PyObject *me, int verb, struct arguments g) {
@@ -197,7 +212,10 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
     bad = node_run(&self->node, &c);
     self->busy = 0;
     bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
-    if (bad == -2 && self->node.gave_up == self->node.calls) Py_XINCREF(result); /* others may write to it still */
+    if (bad == -2 && self->node.gave_up == self->node.calls)
+      keep(self, result);
+    else if (self->keeps && self->keeps < self->node.seen)
+      let_go(self);
   }
   array_done(&x);
   array_done(&out);
@@ -238,17 +256,13 @@ uint64_t read_signature(PyObject *given) {
   return signature;
 }
 
-static uint64_t ns_of(double seconds) { /* 0: for ever, also where it is no number */
-  return seconds > 0 ? (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9) : 0;
-}
-
 /* Come to a call that is carried out elsewhere: its number. arrive(signature, timeout): and wait for all to come to it. */
 static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
   if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
   const uint64_t signature = read_signature(a[0]);
-  const double seconds = count > 1 && a[1] != Py_None ? PyFloat_AsDouble(a[1]) : 0;
+  const double seconds = count > 1 && a[1] != Py_None && !PyErr_Occurred() ? PyFloat_AsDouble(a[1]) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
   n->limit = seconds > 0 ? ns_of(seconds) + 1 : 0;
   const int bad = node_meet(n, signature, NULL, 0);
@@ -269,7 +283,7 @@ static PyObject *come(PyObject *me, PyObject *given) {
 }
 
 /* begin(signature), began(rank), begun(rank, number): the log of background calls. They wait for nobody, so a thread may
-   look while another one is in a call. */
+   look while another one is in a call; but only our own process writes. */
 static struct node *open_node(PyObject *me) {
   Node *self = (Node *)me;
   if (self->segment) return &self->node;
@@ -277,10 +291,9 @@ static struct node *open_node(PyObject *me) {
   return NULL;
 }
 static PyObject *begin(PyObject *me, PyObject *given) {
-  struct node *n = open_node(me);
-  uint64_t signature = PyLong_AsUnsignedLongLong(given);
-  if (!n || PyErr_Occurred()) return NULL;
-  return PyLong_FromUnsignedLongLong(node_begin(n, signature));
+  const uint64_t signature = PyLong_AsUnsignedLongLong(given);
+  if (PyErr_Occurred() || !is_ours((Node *)me)) return NULL;
+  return PyLong_FromUnsignedLongLong(node_begin(&((Node *)me)->node, signature));
 }
 static int rank_of(const struct node *n, PyObject *given) {
   long rank = n ? PyLong_AsLong(given) : -1;
@@ -299,10 +312,11 @@ static PyObject *words(PyObject *me, PyObject *given) { /* where those of a rank
 }
 static PyObject *begun(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   struct node *n = open_node(me);
-  uint64_t signature, number = n && count == 2 ? PyLong_AsUnsignedLongLong(a[1]) : 0;
+  uint64_t signature;
   if (count != 2) return PyErr_Format(PyExc_TypeError, "begun takes a rank and a number");
   int rank = rank_of(n, a[0]);
-  if (rank < 0) return NULL;
+  const uint64_t number = rank < 0 ? 0 : PyLong_AsUnsignedLongLong(a[1]);
+  if (PyErr_Occurred()) return NULL;
   if (!number || !node_begun(n, rank, number, &signature)) Py_RETURN_NONE;
   return PyLong_FromUnsignedLongLong(signature);
 }
@@ -348,6 +362,7 @@ static int depart(Node *self) { /* 1 if its ranks have all left now */
   if (self->busy) return 0;
   self->segment = NULL;
   const int last = segment && self->owner == node_forks && node_left(&segment->segment, self->node.place);
+  if (last) let_go(self); /* else some may still be in a call whose result is kept */
   Py_XDECREF((PyObject *)segment);
   self->node.program = NULL;
   Py_CLEAR(self->hook);
@@ -402,8 +417,9 @@ static PyObject *get_timeout(PyObject *me, void *none) {
 static int set_timeout(PyObject *me, PyObject *value, void *none) {
   (void)none;
   if (!value) return PyErr_SetString(PyExc_AttributeError, "cannot be deleted"), -1;
-  ((Node *)me)->node.timeout = ns_of(PyFloat_AsDouble(value));
-  return PyErr_Occurred() ? -1 : 0;
+  const double seconds = PyFloat_AsDouble(value);
+  if (PyErr_Occurred()) return -1;
+  return ((Node *)me)->node.timeout = ns_of(seconds), 0;
 }
 
 /* -- functions of the module --------------------------------------------------------------------------------------- */
@@ -427,7 +443,8 @@ static PyObject *reaches(PyObject *module, PyObject *const *a, Py_ssize_t count)
   (void)module;
   if (count != 3) return PyErr_Format(PyExc_TypeError, "reaches takes what mark() says");
   const int pid = (int)PyLong_AsLong(a[0]);
-  const uint64_t at = PyLong_AsUnsignedLongLong(a[1]), token = PyLong_AsUnsignedLongLong(a[2]);
+  const uint64_t at = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(a[1]);
+  const uint64_t token = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(a[2]);
   return PyErr_Occurred() ? NULL : PyBool_FromLong(direct_reaches_process(pid, at, token));
 }
 

@@ -78,9 +78,9 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
   if (count != 5) return PyErr_Format(PyExc_TypeError, "share takes a verb, root, signature, parcels and memory");
-  struct call c = {.verb = (int)PyLong_AsLong(a[0]),
-                   .root = (int)PyLong_AsLong(a[1]),
-                   .signature = read_signature(a[2])};
+  struct call c = {.verb = (int)PyLong_AsLong(a[0])};
+  if (!PyErr_Occurred()) c.root = (int)PyLong_AsLong(a[1]);
+  if (!PyErr_Occurred()) c.signature = read_signature(a[2]);
   struct share s = {.n = n, .c = &c};
   struct given g = {0};
   if (PyErr_Occurred()) return NULL;

@@ -115,6 +115,7 @@ struct node_place *node_reserve(struct segment *s, int size) {
 
 struct node_channel *channel_reserve(struct segment *s, size_t capacity) {
   uint64_t units;
+  if (capacity > s->nbytes / 2) return NULL;
   capacity = (capacity + NODE_LINE - 1) / NODE_LINE * NODE_LINE;
   struct node_channel *channel = segment_reserve(s, sizeof *channel + 2 * capacity, &units);
   if (!channel) return NULL;

@@ -103,9 +103,9 @@ static node_word *word_of(Segment *s, PyObject *given, size_t count) { /* the fi
 static PyObject *segment_reserve_words(PyObject *self, PyObject *count) {
   Segment *s = (Segment *)self;
   uint64_t units;
-  const size_t nbytes = PyLong_AsSize_t(count) * 8;
-  void *at = PyErr_Occurred() || nbytes > s->segment.nbytes ? NULL : segment_reserve(&s->segment, nbytes, &units);
-  if (at) memset(at, 0, nbytes);
+  const size_t words = PyLong_AsSize_t(count);
+  void *at = PyErr_Occurred() || words > s->segment.nbytes / 8 ? NULL : segment_reserve(&s->segment, words * 8, &units);
+  if (at) memset(at, 0, words * 8);
   return PyErr_Occurred() ? NULL : offset_of(s, at);
 }
 static PyObject *segment_load(PyObject *self, PyObject *given) {
@@ -115,13 +115,14 @@ static PyObject *segment_load(PyObject *self, PyObject *given) {
 static PyObject *change(PyObject *self, PyObject *const *a, Py_ssize_t n, int adds) { /* at, value: what stands there */
   if (n != 2) return PyErr_Format(PyExc_TypeError, "a place and a value");
   node_word *at = word_of((Segment *)self, a[0], 1);
-  uint64_t value = at ? PyLong_AsUnsignedLongLongMask(a[1]) : 0;
+  const uint64_t value = at ? PyLong_AsUnsignedLongLongMask(a[1]) : 0;
   if (!at || PyErr_Occurred()) return NULL;
-  if (adds)
-    value += atomic_fetch_add(at, value);
+  uint64_t stands = value, before = node_peek(at);
+  if (adds) /* not by atomic_fetch_add: gcc 12 adds what stood there to itself, not to the value, with -O1 and -O2 */
+    while (!atomic_compare_exchange_weak(at, &before, stands = before + value)) continue;
   else
     node_post(at, value);
-  return PyLong_FromLongLong((int64_t)value);
+  return PyLong_FromLongLong((int64_t)stands);
 }
 static PyObject *segment_store(PyObject *self, PyObject *const *a, Py_ssize_t n) { return change(self, a, n, 0); }
 static PyObject *segment_add(PyObject *self, PyObject *const *a, Py_ssize_t n) { return change(self, a, n, 1); }
