@@ -41,17 +41,19 @@ class Absent(Link):
 
 
 class Played:
-    """The verbs of link.comm: each returns what it returned then."""
+    """The verbs of link.comm: each returns what it returned then. Attributes are those of a link that is quiet."""
 
-    is_inter = True
-    _partners = None
+    is_inter, is_closed, check = True, False, "off"
+    partners = patience_s = timeout = timeout_s = None
 
     def __init__(self, name: str, local: Communicator, remote_size: int, recorder: Recorder) -> None:
         self.name, self.rank, self.size, self.remote_size = name, local.rank, local.size, remote_size
         self._recorder = recorder
 
     def __getattr__(self, verb: str) -> Any:
-        return partial(self._play, verb, inspect.signature(getattr(Communicator, verb)))
+        if not callable(function := getattr(Communicator, verb)):
+            raise AttributeError(f"'{self.name}' is replayed, and has no {verb}", name=verb, obj=self)
+        return partial(self._play, verb, inspect.signature(function))
 
     def _play(self, verb: str, signature: inspect.Signature, *args: object, **options: object) -> object:
         given = signature.bind(None, *args, **options).arguments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Words", "words_of_text"]
 
 _LOOKS = 1000  # at a text that its writer changes
+_writing = threading.RLock()  # threads of this process write to the same words, also through Words of their own
 
 
 def words_of_text(nbytes: int) -> int:
@@ -39,10 +41,11 @@ class Words:
     def write(self, i: int, text: str, most: int) -> None:
         """Leave up to so many bytes of a text. The first word counts its changes: odd while it changes."""
         data = text.encode()[:most]
-        self[i] += 1
-        self[i + 1] = len(data)
-        self._memory.store_bytes(self._at + 8 * (i + 2), data.ljust(-(-len(data) // 8) * 8, b"\0"))
-        self[i] += 1
+        with _writing:
+            self[i] |= 1  # odd already: an exception, as of a signal, has ended the last write
+            self[i + 1] = len(data)
+            self._memory.store_bytes(self._at + 8 * (i + 2), data.ljust(-(-len(data) // 8) * 8, b"\0"))
+            self[i] += 1
 
     def read(self, i: int, most: int) -> str:
         """The text; empty where there is none, or its writer has ended over it."""

@@ -808,7 +808,11 @@ for t in range(4):
         me.put(f, t)
     else:
         print("got", me.link("a").get(f, t).tolist())
-peer = me.link("a" if me.name == "b" else "b").comm
+link = me.link("a" if me.name == "b" else "b")
+peer = link.comm
+assert (link.deadline_s is None or link.deadline_s > 0) and not link.ended() & {7}
+assert (peer.is_inter, peer.timeout, peer.is_closed) == (True, None, False)
+assert peer.check in ("off", "light", "full", "strict") and not hasattr(peer, "rubbish")
 total = np.zeros(1)
 assert peer.all_reduce(np.ones(1), out=total) is total
 later = peer.all_reduce(np.full(1, 2.0), async_op=True)

@@ -4,8 +4,10 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +92,52 @@ def test_a_text_that_its_writer_left_half_written_is_no_text(region: Region) -> 
     region.note = "half"
     region._words[_NOTE] += 1
     assert region.note == ""
+
+
+class Slow:
+    """The memory, in which another thread has its turn between any two accesses."""
+
+    def __init__(self, memory: Any) -> None:
+        self._memory = memory
+
+    def load(self, at: int) -> int:
+        value = self._memory.load(at)
+        time.sleep(1e-5)
+        return value
+
+    def store(self, at: int, value: int) -> None:
+        self._memory.store(at, value)
+
+    def store_bytes(self, at: int, data: bytes) -> None:
+        for i in range(0, len(data), 8):
+            self._memory.store_bytes(at + i, data[i : i + 8])
+            time.sleep(1e-5)
+
+
+def test_threads_that_answer_at_once_leave_texts_that_others_can_read(region: Region) -> None:
+    """The watchdog answers beside the main thread; each of them may have looked the record up anew."""
+    memory, at = region._words._memory, region._words._at
+    texts, seen = {"a" * 64, "b" * 64}, set()
+
+    def answers(text: str) -> None:
+        mine = Region(Words(Slow(memory), at), 0, 0)
+        for _ in range(50):
+            mine.answer(0, text)
+
+    threads = [threading.Thread(target=answers, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        seen.add(region.answer_to(0))
+    assert seen <= texts | {""}
+    assert region.answer_to(0) in texts
+
+
+def test_a_text_that_an_exception_has_cut_off_is_followed_by_whole_ones(region: Region) -> None:
+    words = region._words
+    words[_NOTE] += 1  # and no more came of it
+    region.note = "whole"
+    assert region.note == "whole"
 
 
 def test_the_memory_of_call_logs_serves_others_when_all_ranks_have_left() -> None:
