@@ -41,7 +41,7 @@ class Absent(Link):
 
 
 class Played:
-    """The verbs of link.comm: each returns what it returned then. Attributes are those of a link that is quiet."""
+    """The verbs of link.comm: each returns what it returned then. Its attributes are a quiet link's."""
 
     is_inter, is_closed, check = True, False, "off"
     partners = patience_s = timeout = timeout_s = None

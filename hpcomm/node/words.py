@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 __all__ = ["Words", "words_of_text"]
 
 _LOOKS = 1000  # at a text that its writer changes
-_writing = threading.RLock()  # threads of this process write to the same words, also through Words of their own
+# Threads of this process write to the same words, also through Words of their own.
+_writing = threading.RLock()
 
 
 def words_of_text(nbytes: int) -> int:

@@ -192,10 +192,7 @@ def all_gather_into(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
             f"elements for {comm.size} x {x.numel()}"
         )
 
-    def run() -> None:
-        comm.all_gather(flat_of(x), out=_rows(output, comm.size))
-
-    return _unpacking(run, output)
+    return _filling(lambda rows: comm.all_gather(flat_of(x), out=rows), output, comm.size)
 
 
 def _rows(x: Tensor, n: int) -> Tensor:
@@ -203,12 +200,19 @@ def _rows(x: Tensor, n: int) -> Tensor:
     return flat_of(x).view(n, -1) if x.numel() else x.detach().new_empty((n, 0))
 
 
-def _unpacking(run: Run, output: Tensor) -> Run:
+def _filling(fill: Callable[[Tensor], object], output: Tensor, n: int) -> Run:
+    """Fill output as n rows of plain memory."""
     if not output.is_contiguous():
         raise LayoutError(
             f"the output tensor must be contiguous: shape {tuple(output.shape)}, strides {output.stride()}",
             hint="torch.empty_like(output, memory_format=torch.contiguous_format)",
         )
+
+    def run() -> None:
+        rows = _rows(output, n)
+        fill(rows)
+        give_back(rows, output)
+
     return run
 
 
@@ -279,7 +283,7 @@ def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op:
             f"{comm.size} x {output.numel()}"
         )
 
-    return _unpacking(lambda: _reduce_rows(comm, output, x, op), output)
+    return _filling(lambda rows: _reduce_rows(comm, rows, x, op), output, 1)
 
 
 @staged("output", takes_devices=True)
@@ -290,10 +294,7 @@ def all_to_all_single(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Ru
             f"{tuple(output.shape)} over {comm.size} ranks"
         )
 
-    def run() -> None:
-        comm.all_to_all(_rows(x, comm.size), out=_rows(output, comm.size))
-
-    return _unpacking(run, output)
+    return _filling(lambda rows: comm.all_to_all(_rows(x, comm.size), out=rows), output, comm.size)
 
 
 @staged("output")
@@ -310,10 +311,7 @@ def all_to_all_uneven(
 
     there, here = cut(output, output_sizes), cut(x, input_sizes)
 
-    def run() -> None:
-        exchange(comm, output.detach().view(-1), there, flat_of(x), here)
-
-    return _unpacking(run, output)
+    return _filling(lambda rows: exchange(comm, rows.view(-1), there, flat_of(x), here), output, 1)
 
 
 @staged("outputs")
@@ -344,9 +342,9 @@ def message(
 
 def flat_of(x: Tensor) -> Tensor:
     """x as one row of plain memory, its own if it is; not seen by autograd, nor counted by its versions."""
-    x = x.data
+    x = x.data if type(x) is torch.Tensor else x.data.as_subclass(torch.Tensor)
     if not _is_plain(x):
-        x = x.resolve_neg().resolve_conj().contiguous()
+        x = x.clone(memory_format=torch.contiguous_format)
     if x.dim() != 1:
         x = x.view(-1)
     return x if x.stride(0) == 1 else x.as_strided(x.shape, (1,))  # one element is contiguous with any stride
@@ -369,4 +367,10 @@ def give_back(flat: Tensor, x: Tensor) -> None:
 
 
 def _is_plain(x: Tensor) -> bool:
-    return x.is_contiguous() and not x.is_neg() and not x.is_conj()
+    """Whether all ranks' ways take x as it lies: in order, what it says, and where its elements may begin."""
+    return (
+        x.is_contiguous()
+        and not x.is_neg()
+        and not x.is_conj()
+        and not x.data_ptr() % min(8, x.element_size())
+    )

@@ -43,6 +43,10 @@ LAYOUTS = (
     "read_only",
     "repeated",
 )
+UNUSUAL = (
+    "unaligned",
+    "subclass",
+)  # layouts, too, of random programs: at an odd address, of a class of its own
 ONE_AXIS = ("array", "bytearray")  # kinds without a shape of their own
 INPUT_ONLY = ("read_only", "repeated")
 
@@ -67,13 +71,17 @@ _DTYPES_OF = {
     "dlpack": tuple(name for name in DTYPES if name not in HALVES),
 }
 _LAYOUTS_OF = {
-    "numpy": LAYOUTS,
+    "numpy": (*LAYOUTS, *UNUSUAL),
     "torch": tuple(name for name in LAYOUTS if name not in ("negative", "read_only")),
     "array": ("contiguous", "empty"),
     "bytearray": ("contiguous", "empty"),
     "memoryview": ("contiguous", "sliced", "negative", "fortran", "zero_d", "empty", "read_only"),
     "dlpack": ("contiguous", "sliced", "transposed", "zero_d", "empty"),
 }
+
+
+class Own(np.ndarray):
+    """An array of a class of its own, whose results are plain ones."""
 
 
 def exists(kind: str, dtype: str, layout: str) -> bool:
@@ -167,7 +175,7 @@ def kind_of(x: Any) -> str:
     if isinstance(x, stdlib_array.array):
         return "array"
     if isinstance(x, (np.ndarray, bytearray, memoryview)):
-        return {"ndarray": "numpy"}.get(type(x).__name__, type(x).__name__)
+        return {"ndarray": "numpy", "Own": "numpy"}.get(type(x).__name__, type(x).__name__)
     return "dlpack" if hasattr(x, "__array_namespace__") else type(x).__name__
 
 
@@ -253,6 +261,12 @@ def _lay_out(values: np.ndarray, layout: str) -> np.ndarray:
         return values[reverse].copy()[reverse]
     if layout == "repeated":
         return np.broadcast_to(values[..., :1].copy(), values.shape)
+    if layout == "unaligned":
+        odd = np.ndarray(values.shape, values.dtype, bytearray(values.nbytes + 17), 1)
+        odd[...] = values
+        return odd
+    if layout == "subclass":
+        return values.copy().view(Own)
     laid = values.copy()
     laid.flags.writeable = layout != "read_only"
     return laid

@@ -5,12 +5,22 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from arrays import INPUT_ONLY, exists
+from arrays import INPUT_ONLY, UNUSUAL, exists
 from random_model import FUNCTIONS, OPS, sort_of
 
 LENGTHS = (1, 2, 3, 5, 7, 100, 129, 776, 1000, 1024, 4097, 8192, 16_385)
 LONG = (65_536, 70_001, 131_072, 300_000)
-LAYOUTS = ("contiguous", "contiguous", "sliced", "transposed", "fortran", "negative", "read_only", "repeated")
+LAYOUTS = (
+    "contiguous",
+    "contiguous",
+    "sliced",
+    "transposed",
+    "fortran",
+    "negative",
+    "read_only",
+    "repeated",
+    *UNUSUAL,
+)
 
 
 class Arrays:
@@ -37,7 +47,8 @@ class Arrays:
         """Kind and layout of an array that can be."""
         while True:
             kind = self.rng.choice(kinds)
-            layout = "zero_d" if shape == () else "empty" if 0 in shape else self.rng.choice(LAYOUTS)
+            usual = ("zero_d",) if shape == () else ("empty",) if 0 in shape else LAYOUTS
+            layout = self.rng.choice((*usual, *UNUSUAL) if len(usual) == 1 else usual)
             if layout == "transposed" and len(shape) < 2:
                 continue
             if writable and layout in INPUT_ONLY:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from arrays import INPUT_ONLY
+from arrays import INPUT_ONLY, UNUSUAL
 from random_arrays import LENGTHS, Arrays
 from random_making import Making
 from random_model import FUNCTIONS, MOVED, REDUCTIONS, STACKED, sort_of
@@ -163,7 +163,9 @@ class Writer(Arrays, Making):
                 options["dtype"], whole, self.kinds(options["dtype"], function), out == "in_place"
             )
             if uniform == "in_place":
-                part["layout"] = part["layout"] if part["layout"] in ("zero_d", "empty") else "contiguous"
+                part["layout"] = (
+                    part["layout"] if part["layout"] in ("zero_d", "empty", *UNUSUAL) else "contiguous"
+                )
             if part["kind"] not in ("numpy", "torch") and out != "new":
                 part |= {
                     "kind": "numpy",

@@ -730,7 +730,8 @@ def test_what_a_hook_or_a_child_process_may_not_do_is_refused():
             with pytest.raises(ValueError, match="parent process's"):
                 call()
 
-    assert ranks.forked(in_a_child) and node.began(0) == 0
+    assert ranks.forked(in_a_child)
+    assert node.began(0) == 0
     channel.close()  # no wait is under way any more
     with pytest.raises(ValueError, match="this channel is closed"):
         channel.fill()

@@ -169,8 +169,10 @@ def test_the_structures_of_dlpack_are_laid_out_as_in_torchs_header(tmp_path):
 
 
 LEVELS = [(compiler, level) for compiler in ("gcc", "clang") for level in range(4)]
-# What each build has to do: every operator on every element type, every verb on short and long arrays, words, boxes.
-ESSENTIAL = "fold or folds or inputs_own or notice or definition_says and 2- or words or boxes or wrap or kept"
+# What each build has to do: every operator on every type, every verb on short and long arrays, words, boxes.
+ESSENTIAL = (
+    "fold or folds or inputs_own or notice or definition_says and 2- or words or boxes or wrap or kept"
+)
 WITH_ANOTHER_CORE = """
 import importlib.machinery, importlib.util, sys, pytest
 name, path, *words = "hpcomm.node._native.core", *sys.argv[1:]

@@ -386,6 +386,34 @@ def test_a_rank_may_bring_its_tensors_in_another_layout_or_make_its_call_in_the_
             same(out, want)
 
 
+class Own(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def made_odd(x: torch.Tensor, how: str) -> torch.Tensor:
+    """x anew: at an odd address, as a lazy negative, or of a class of its own."""
+    if how == "unaligned":
+        memory = bytearray(x.nbytes + 1)
+        return torch.frombuffer(memory, dtype=x.dtype, offset=1, count=x.numel()).view(x.shape).copy_(x)
+    return torch._neg_view(-x) if how == "negative" else x.clone().as_subclass(Own)
+
+
+@pytest.mark.parametrize("how", ["unaligned", "negative", "subclass"])
+@pytest.mark.parametrize("verb", BLOCKS)
+def test_a_tensor_of_one_rank_may_lie_at_any_address_be_lazy_or_of_another_class(
+    verb: str, how: str, rank: int, size: int
+) -> None:
+    for n in (2, 20_001):
+        for dtype in (torch.float64, torch.bfloat16):
+            x = of_rank(rank, dtype, (size, n))
+            want, out = torch.zeros_like(x), torch.zeros_like(x)
+            BLOCKS[verb](want, x, dist.ReduceOp.SUM)
+            if rank == size - 1:
+                x, out = made_odd(x, how), made_odd(out, how)
+            BLOCKS[verb](out, x, dist.ReduceOp.SUM)
+            same(torch.zeros(want.shape, dtype=dtype).copy_(out), want)
+
+
 @pytest.mark.parametrize("verb", BLOCKS)
 def test_long_calls_give_the_same_directly(verb: str, rank: int, size: int) -> None:
     """Where ranks read each other's memory, which they do from some MiB on."""

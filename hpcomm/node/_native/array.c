@@ -95,7 +95,7 @@ static int type_of_format(const char *f) {
   }
 }
 
-/* Complex tensors, and real ones that are views of them, can have a conjugate or a sign still to be applied. */
+/* Complex tensors can have a conjugate still to be applied, and these and real ones a sign. */
 static int is_pending(PyObject *question, PyObject *x) {
   PyObject *answer = PyObject_CallFunctionObjArgs(question, x, NULL);
   Py_XDECREF(answer); /* True, False, or an exception */
@@ -163,8 +163,7 @@ static int look_tensor(PyObject *x, struct array *a) {
   a->kind = ARRAY_TORCH;
   int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
   if (yes != 1) return yes;
-  const int is_part = a->dtype == F16 || a->dtype >= F32; /* or the whole, of a complex type */
-  if (is_part && (needs_gradient(x) || is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
+  if (a->dtype >= F16 && (needs_gradient(x) || is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
   return PyErr_Occurred() ? -1 : yes;
 }
 
