@@ -44,7 +44,7 @@ from .dissemination import inside
 from .dropped import Children, Groups, let_go
 from .known_messages import forget
 from .meeting import least, meet
-from .mpi4py_names import Mpi4pyNames, fill_names
+from .mpi4py_names import Mpi4pyNames, fill_names, spelt
 from .pickling import encode
 from .timeouts import Timeout
 
@@ -252,10 +252,10 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     plan = persistent.plan
 
     # -- mpi4py's spellings of the same ------------------------------------------------------------
-    bcast = collectives.broadcast
-    allreduce = reductions.all_reduce
-    allgather = collectives.all_gather
-    alltoall = collectives.all_to_all
+    bcast = spelt("bcast", collectives.broadcast)
+    allreduce = spelt("allreduce", reductions.all_reduce)
+    allgather = spelt("allgather", collectives.all_gather)
+    alltoall = spelt("alltoall", collectives.all_to_all)
     reduce_scatter_block = reductions.reduce_scatter
     Barrier = collectives.barrier
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import where
+from ..agree.agreement import refused
+from ..errors import UsageError, where
 
 if TYPE_CHECKING:
+    import numpy as np
     from mpi4py import MPI
 else:
     from .._lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
+    np = LazyModule("numpy")
 
-__all__ = ["Mpi4pyNames", "fill_names"]
+__all__ = ["Mpi4pyNames", "fill_names", "spelt"]
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned
     "Allgather": "all_gather", "Allgatherv": "all_gather_ragged", "Allreduce": "all_reduce",
@@ -25,6 +33,34 @@ _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given the
     "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
     "Ssend": "send",
 }  # fmt: skip
+
+
+def spelt(name: str, verb: Verb) -> Verb:
+    """A verb under mpi4py's own name for objects, which there returns what all gave, in lists. So it takes
+    arrays alone, and numbers where the result is the same."""
+
+    @wraps(verb)
+    def alias(comm: Any, x: Any = None, *more: Any, **named: Any) -> Any:
+        if not _means_the_same(name, x):
+            own = verb.__name__
+            hint = f"comm.{own}_object(...) takes any object; comm.{own}(...) arrays and numbers; MPI.of(comm).{name} "
+            error = UsageError(
+                f"{name} was given a {type(x).__name__}, which mpi4py takes as an object",
+                hint=hint + "of hpcomm.compat is as mpi4py has it",
+            )
+            raise refused(comm, name, error)
+        return verb(comm, x, *more, **named)
+
+    return alias  # type: ignore[return-value]  # it takes the same
+
+
+def _means_the_same(name: str, x: object) -> bool:
+    if x is None or isinstance(x, (array, memoryview)):
+        return True
+    if hasattr(x, "shape") and not isinstance(x, np.generic):
+        return True
+    number = isinstance(x, (int, float, complex)) or (isinstance(x, np.generic) and x.dtype.kind in "iufc")
+    return name == "allreduce" and number
 
 
 _are_filled = False

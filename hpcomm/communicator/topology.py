@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree.agreement import refused
 from ..core.partition import integers
-from ..errors import HpcommError, LayoutError, RankError, UsageError, where
+from ..errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
 from ..transport.exchange_comm import channel
 from .groups import agreed, made, mapped
 from .neighbour_collectives import Topology
@@ -192,6 +192,7 @@ def graph(
 
     Raises:
         RankError: a rank that does not exist.
+        MismatchError: an edge that one of its two ranks names more often than the other. All ranks raise.
     """
     try:
         comm.check_open("graph")
@@ -213,12 +214,51 @@ def graph(
             heard = np.empty(comm.size, np.int32)
             getattr(comm.mpi_handle, transport.function_of(comm, "all_to_all"))(times, heard)
             sources = tuple(int(r) for r in np.repeat(np.arange(comm.size), heard))
+        else:
+            _check_edges(comm, destinations, sources)
         create = partial(_made, comm, "graph", "Create_dist_graph_adjacent", None)
         ends = list(sources), list(destinations)
         new = made(comm, "graph", name or f"{comm.name}.graph", create, *ends, kind=Graph)
         assert isinstance(new, Graph)
         new.sources, new.destinations = sources, destinations
         return new
+
+
+def _check_edges(comm: Communicator, destinations: Sequence[int], sources: Sequence[int]) -> None:
+    """Compare the edges that go out with those that come in, by the sums of a hash of each.
+
+    Only where they differ all ranks tell all, so that the error can name an edge.
+    """
+    left = np.array([_hashed(comm.rank, destinations) - _hashed(sources, comm.rank) & 2**64 - 1], np.uint64)
+    comm.mpi_handle.Allreduce(MPI.IN_PLACE, left)
+    if not left[0]:
+        return
+    named, theirs = (
+        np.bincount(np.asarray(ranks, int), minlength=comm.size) for ranks in (destinations, sources)
+    )
+    sent = np.empty_like(named)
+    comm.mpi_handle.Alltoall(named, sent)
+    wrong = [(int(r), comm.rank, int(sent[r]), int(theirs[r])) for r in np.flatnonzero(sent != theirs)[:1]]
+    source, dest, out, back = comm.mpi_handle.allreduce(min(wrong, default=(comm.size, 0, 0, 0)), MPI.MIN)
+    raise MismatchError(
+        f"the lists of a graph contradict each other: rank {source} names rank {dest} {_times(out)} as a "
+        f"destination, and rank {dest} names rank {source} {_times(back)} as a source",
+        where("graph", comm),
+        "comm.graph(destinations) alone finds the sources",
+    )
+
+
+def _times(n: int) -> str:
+    return {0: "not at all", 1: "once"}.get(n, f"{n} times")
+
+
+def _hashed(source: int | Sequence[int], dest: int | Sequence[int]) -> int:
+    """The sum of hashes of edges (SplitMix64, Steele et al. 2014), modulo 2**64."""
+    x = np.atleast_1d(np.asarray(source, np.uint64) << np.uint64(32) | np.asarray(dest, np.uint64))
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return int((x ^ x >> np.uint64(31)).sum())
 
 
 def _as_cart(grid: Communicator) -> Cart:

@@ -265,6 +265,53 @@ def test_a_name_of_mpi4py_is_the_verb_itself(comm: Any, alias: str, verb: str) -
     assert np.array_equal(getattr(comm, alias)(x), getattr(comm, verb)(x))
 
 
+OBJECTS = [3, True, 2.5, np.int64(3), np.bool_(True), b"ab", bytearray(b"ab"), "ab", [1, 2], {"a": 1}, (1, 2)]
+NUMBERS = (int, float, np.int64)  # of which a reduction is the same in both
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bcast",
+        "allgather",
+        "alltoall",
+        "allreduce",
+        "gather",
+        "scatter",
+        "reduce",
+        "scan",
+        "exscan",
+        "send",
+        "isend",
+        "sendrecv",
+    ],
+)
+def test_a_name_of_mpi4py_takes_arrays_and_refuses_objects_that_would_mean_another_thing(
+    comm: Any, name: str
+) -> None:
+    """Names that torch.distributed has, too, are verbs of their own: numbers and bytes are arrays to them."""
+    is_alias = name in dict(ALIASES)
+    for x in OBJECTS:
+        if name == "allreduce" and isinstance(x, NUMBERS):
+            assert comm.allreduce(x) == comm.mpi.allreduce(x)
+            continue
+        if not is_alias and not isinstance(x, (str, list, dict, tuple)):
+            continue
+        ends = {
+            "send": {"dest": 0},
+            "isend": {"dest": 0},
+            "sendrecv": {"dest": comm.rank, "source": comm.rank},
+        }
+        with pytest.raises(hpcomm.UsageError) as caught:
+            getattr(comm, name)(x, **ends.get(name, {}))
+        assert "_object" in str(caught.value), x
+        assert not is_alias or f"MPI.of(comm).{name}" in str(caught.value), x
+    if comm.size > 1:
+        assert isinstance(comm.bcast(np.ones(2)), np.ndarray)
+        with pytest.raises(hpcomm.HpcommError, match=r"refused|as an object"):
+            comm.dup(check="full").bcast(np.ones(2) if comm.rank else 3)
+
+
 def test_short_names_of_mpi4py_are_there(comm: Any) -> None:
     assert comm.Get_rank() == comm.rank
     assert comm.Get_size() == comm.size

@@ -773,3 +773,33 @@ def test_what_some_rank_still_has_is_not_closed_for_it(own_comm: Any) -> None:
             own_comm.dup().close()
         assert one is None or not one.is_closed
     assert 0 not in own_comm.children._open
+
+
+LISTS: dict[str, tuple[list[int], list[int], str]] = {  # rank 0's destinations, rank 1's sources
+    "not expected": (
+        [1],
+        [],
+        "rank 0 names rank 1 once as a destination, and rank 1 names rank 0 not at all",
+    ),
+    "never sent": ([], [0], "not at all as a destination, and rank 1 names rank 0 once as a source"),
+    "sent twice": ([1, 1], [0], "2 times as a destination"),
+    "expected twice": ([1], [0, 0], "rank 1 names rank 0 2 times as a source"),
+    "to itself": ([0], [0], "rank 0 names rank 0 once as a destination, and rank 0 names rank 0 not at all"),
+}
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_a_graph_that_contradict_each_other_are_refused_by_all_ranks(
+    own_comm: Any, name: str
+) -> None:
+    destinations, sources, said = LISTS[name]
+    here = destinations if own_comm.rank == 0 else [], sources if own_comm.rank == 1 else []
+    with pytest.raises(hpcomm.MismatchError, match=said):
+        own_comm.graph(*here)
+    right = (own_comm.rank + 1) % own_comm.size, (own_comm.rank - 1) % own_comm.size
+    for lists in ([right[0]] * 2, [right[1]] * 2), ([own_comm.rank, right[0]], [right[1], own_comm.rank]):
+        with own_comm.graph(*lists) as made:
+            assert [x.tolist() for x in made.neighbour_all_gather_ragged(np.full(2, made.rank))] == [
+                [source] * 2 for source in lists[1]
+            ]
