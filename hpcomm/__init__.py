@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     PROC_NULL: int
     ROOT: int
 
+    def wtime() -> float: ...
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -101,6 +104,7 @@ __all__ = [
     "wait_all",
     "wait_any",
     "world",
+    "wtime",
 ]
 
 _HOMES = {
@@ -146,12 +150,14 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
             from .communicator.lazy_world import named
 
             value = named(name)
-        elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
+        elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "wtime"):
             from .job.optional_packages import load_mpi
 
-            value = getattr(load_mpi(f"hpcomm.{name}"), name)
+            value = getattr(load_mpi(f"hpcomm.{name}"), name.replace("wt", "Wt"))  # seconds, as MPI_Wtime
         else:
-            raise AttributeError(f"module 'hpcomm' has no attribute {name!r}")
+            from .communicator.mpi4py_names import of_module
+
+            raise AttributeError(f"module 'hpcomm' has no attribute {name!r}{of_module(name)}")
         globals()[name] = value
         return value
 

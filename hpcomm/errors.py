@@ -220,6 +220,13 @@ def did_you_mean(word: object, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {close[0]!r}?" if close else otherwise
 
 
+def known_ranks(comm: Ranks) -> str:
+    """The hint where a rank is none of comm's."""
+    if comm.size == 1 and comm.name == "world":
+        return "rank 0, the only one here; `hpcomm run -n 2 python program.py` starts two"
+    return f"a rank from 0 to {comm.size - 1}"
+
+
 def where_called() -> str:
     """`train.py:41`: the line that called us; empty in commands and threads of our own."""
     raising = sys._getframe(2)

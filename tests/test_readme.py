@@ -38,6 +38,7 @@ DOCUMENTS = [
             "within",
             "shared",
             "pool",
+            "random",
             "types",
             "notebooks",
         )

@@ -23,6 +23,7 @@ from .pickling import Pickler, chosen
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..node import domains
     from .communicator import Communicator
     from .mesh import Mesh
     from .pools import Workers
@@ -31,6 +32,7 @@ else:
     from .._lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
+    domains = LazyModule("hpcomm.node.domains")
 
 __all__ = [
     "agreed",
@@ -88,18 +90,33 @@ def split(
         return made(comm, "split", name or f"{comm.name}/{color}", comm.mpi_handle.Split, color, key)
 
 
-def split_node(comm: Communicator, name: str | None = None, *, key: int = 0) -> Communicator:
-    """The ranks that share this node's memory, ordered by key, then rank.
+def split_node(
+    comm: Communicator, name: str | None = None, *, key: int = 0,
+    by: Literal["node", "numa", "socket", "cache", "core"] = "node",
+) -> Communicator:  # fmt: skip
+    """The ranks that share this node's memory, or a part of the node, ordered by key, then rank.
 
-    Collective. Same as MPI_Comm_split_type(SHARED).
+    Collective. Same as MPI_Comm_split_type(SHARED), or by hardware.
+
+    Args:
+        by: the part: a NUMA domain, a socket, the largest cache, or a core. Ranks that are not bound to one
+            are with those that may run in the same ones. Where the system does not tell: the node.
     """
     comm.check_open("split_node")
     if not hasattr(key, "__index__") or abs(key) > _MOST:
         what = f"key {key!r} does not fit into an int of C"
         raise refused(comm, "split_node", UsageError(what, hint="numbers below 2**31"))
-    name = name or f"{comm.name}/node"
-    with agreed(comm, "split_node"):
-        return made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED, key)
+    if by != "node" and by not in domains.PARTS:
+        hint = f"one of node, {', '.join(domains.PARTS)}"
+        raise refused(comm, "split_node", UsageError(f"a node has no part {by!r}", hint=hint))
+    name = name or f"{comm.name}/{by}"
+    with agreed(comm, "split_node", None if by == "node" else by):
+        node = made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED, key)
+    if by == "node":
+        return node
+    with node:
+        places = node.all_gather_object(domains.place(by))
+        return node.split(places.index(places[node.rank]), name=name)
 
 
 def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..agree.agreement import refused
+from ..core.signature import VERBS
 from ..errors import UsageError, where
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     np = LazyModule("numpy")
 
-__all__ = ["Mpi4pyNames", "fill_names", "spelt"]
+__all__ = ["Mpi4pyNames", "fill_names", "of_module", "spelt"]
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -43,10 +44,10 @@ def spelt(name: str, verb: Verb) -> Verb:
     def alias(comm: Any, x: Any = None, *more: Any, **named: Any) -> Any:
         if not _means_the_same(name, x):
             own = verb.__name__
-            hint = f"comm.{own}_object(...) takes any object; comm.{own}(...) arrays and numbers; MPI.of(comm).{name} "
             error = UsageError(
                 f"{name} was given a {type(x).__name__}, which mpi4py takes as an object",
-                hint=hint + "of hpcomm.compat is as mpi4py has it",
+                hint=f"comm.{own}_object(...) takes any object; comm.{own}(...) arrays and numbers; "
+                f"MPI.of(comm).{name} of hpcomm.compat is as mpi4py has it",
             )
             raise refused(comm, name, error)
         return verb(comm, x, *more, **named)
@@ -63,6 +64,8 @@ def _means_the_same(name: str, x: object) -> bool:
     return name == "allreduce" and number
 
 
+# mpi4py's spellings that are there, and that Python should not propose in place of a misspelt name of ours
+_ALIASES = frozenset({"allgather", "allreduce", "alltoall", "bcast", "reduce_scatter_block"})
 _are_filled = False
 
 
@@ -87,7 +90,8 @@ class Mpi4pyNames:
         return [
             name
             for name in super().__dir__()
-            if name in own or not isinstance(vars(Mpi4pyNames).get(name), _Elsewhere)
+            if name not in _ALIASES
+            and (name in own or not isinstance(vars(Mpi4pyNames).get(name), _Elsewhere))
         ]
 
 
@@ -99,6 +103,26 @@ def fill_names(comm: Mpi4pyNames) -> None:
             if not name.startswith("_"):
                 setattr(Mpi4pyNames, name, _Elsewhere(name))
         _are_filled = True
+
+
+_OF_MODULE = {  # what other libraries have in their module, and users ask for there
+    "init": "nothing: hpcomm.world is there when it is first used",
+    "finalize": "nothing: all ends at the exit of the program",
+    "rank": "hpcomm.world.rank", "size": "hpcomm.world.size", "comm_world": "hpcomm.world",
+    "mpi": "hpcomm.world, or hpcomm.compat.MPI, which is as mpi4py's",
+    "init_process_group": 'torch.distributed.init_process_group("mpi"), or hpcomm.world, which needs none',
+}  # fmt: skip
+_ALIKE = {"initialize": "init", "shutdown": "finalize", "world_size": "size", "comm": "comm_world"}
+
+
+def of_module(name: str) -> str:
+    """What to try in place of hpcomm.NAME, or ""."""
+    word = name.lower().removeprefix("get_").removeprefix("is_")
+    word = _ALIKE.get(word, word)
+    hint = _OF_MODULE.get(word, "")
+    if not hint and name in VERBS:
+        hint = f"hpcomm.world.{name}(...)"
+    return hint and f"\n  try:   {hint}"
 
 
 def _what_to_use(name: str, comm: Any) -> str:

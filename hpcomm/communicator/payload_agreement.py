@@ -11,7 +11,7 @@ from ..core.operation import Call
 from ..core.request import Request, Stages, StagesOf
 from ..core.signature import BACKGROUND, head
 from ..core.verbs import RAGGED, ROOT_SENDS
-from ..errors import HpcommError, RankError, UsageError
+from ..errors import HpcommError, RankError, UsageError, known_ranks
 from ..transport.matching import fill, source_and_tag
 from . import payload_transport
 from .direct import NO_DIRECT
@@ -253,7 +253,7 @@ def check_root(comm: Communicator, verb: str, root: int) -> bool:
             raise refused(comm, verb, no_remote_root(comm, root))
         return bool(root == MPI.ROOT)
     if not (is_rank and 0 <= root < comm.size):
-        what, hint = f"root {root!r} is no rank of '{comm.name}'", f"a rank from 0 to {comm.size - 1}"
+        what, hint = f"root {root!r} is no rank of '{comm.name}'", known_ranks(comm)
         raise refused(comm, verb, RankError(what, hint=hint))
     return bool(comm.rank == root)
 

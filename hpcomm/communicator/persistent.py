@@ -12,8 +12,8 @@ from ..core.closing import ClosedByAll
 from ..core.operation import Call
 from ..core.request import Stages, T_co, abandon, deadline
 from ..core.signature import MAKERS, NEIGHBOURS, VERBS, head
-from ..core.verbs import REDUCTIONS
-from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from ..core.verbs import REDUCTIONS, TABLE
+from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
 from ..transport import guarded_receive, matching
 
 if TYPE_CHECKING:
@@ -397,7 +397,9 @@ def plan(
                 raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
             return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
         if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
-            raise UsageError(f"{verb!r} cannot be planned", hint="a collective verb, 'send' or 'recv'")
+            known = [*TABLE, *NEIGHBOURS, "send", "recv"]
+            hint = did_you_mean(verb, known, "a collective verb, 'send' or 'recv'")
+            raise UsageError(f"{verb!r} cannot be planned", hint=hint)
         if verb in NEIGHBOURS:
             if algorithm is not None or not isinstance(getattr(comm, "sources", None), tuple):
                 what = f"{verb} has no algorithm" if algorithm else f"'{comm.name}' has no neighbours"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.request import Pause
 from ..core.status import Status
-from ..errors import HpcommError, RankError, UsageError
+from ..errors import HpcommError, RankError, UsageError, known_ranks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +174,8 @@ def peer_rank(comm: Comm, peer: object, name: str) -> int:
     if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
         if 0 <= peer < size or peer == MPI.PROC_NULL:
             return int(peer)
-        raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=f"a rank from 0 to {size - 1}")
+        hint = f"a rank from 0 to {size - 1}" if comm.is_inter else known_ranks(comm)
+        raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=hint)
     raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
 
 

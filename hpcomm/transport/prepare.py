@@ -21,7 +21,7 @@ from ..core.verbs import (
     ROOTED,
     SCATTERING,
 )
-from ..errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
+from ..errors import DtypeError, HpcommError, LayoutError, RankError, UsageError, known_ranks
 from .host_calls import by_core, core_takes, on_hosts
 
 if TYPE_CHECKING:
@@ -119,9 +119,7 @@ def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     if comm.is_inter:
         return _inter_roles(comm, verb, root)
     if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
-        raise RankError(
-            f"root {root!r} is no rank of '{comm.name}'", hint=f"a rank from 0 to {comm.size - 1}"
-        )
+        raise RankError(f"root {root!r} is no rank of '{comm.name}'", hint=known_ranks(comm))
     is_root = comm.rank == root
     return (is_root, True) if verb in ROOT_SENDS else (True, is_root)
 

@@ -19,6 +19,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.node import domains
 
 
 def test_world_and_self_are_made_at_first_use_and_once() -> None:
@@ -112,9 +113,36 @@ def test_split_node_joins_the_ranks_that_share_memory(comm: Any) -> None:
         assert node.all_gather_object(MPI.Get_processor_name()) == [names[comm.rank]] * node.size
     with comm.split_node(key=-comm.rank) as node:  # on one node, as all tests are
         assert node.all_gather(comm.rank).tolist() == [*range(comm.size)][::-1]
+    for by in ("numa", "socket", "cache", "core"):
+        places = comm.all_gather_object(domains.place(by))
+        with comm.split_node(by=by, key=-comm.rank) as part:
+            mine = [rank for rank in range(comm.size) if places[rank] == places[comm.rank]]
+            assert part.all_gather(comm.rank).tolist() == mine[::-1]
+            assert part.name.endswith(by)
+    with pytest.raises(hpcomm.UsageError, match="a node has no part 'l9'") as caught:
+        comm.split_node(by="l9")
+    assert "one of node, numa, socket, cache, core" in str(caught.value)
     with pytest.raises(hpcomm.UsageError, match="key '0' does not fit into an int of C"):
         comm.split_node(key="0")
     assert comm.all_reduce(1) == comm.size
+
+
+def test_ranks_bound_to_other_parts_of_a_node_are_apart(comm: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """A node of two NUMA domains, as its files tell; rank 2 may run in both."""
+    for cpu, numa in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        (at := tmp_path / f"cpu{cpu}" / f"node{numa[0]}").mkdir(parents=True)
+        (at / "cpulist").write_text(f"{numa}\n")
+        for i, shared in enumerate((str(cpu), "0-3")):
+            (at := tmp_path / f"cpu{cpu}/cache/index{i}").mkdir(parents=True)
+            (at / "shared_cpu_list").write_text(shared)
+    own = [{0}, {3}, {1, 2}, {1}, {2}][comm.rank]
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: own)
+    monkeypatch.setattr(domains.place, "__defaults__", (tmp_path,))
+    with comm.split_node(by="numa") as part:
+        together = [[0, 3], [1, 4], [2], [0, 3], [1, 4]][comm.rank]
+        assert part.all_gather(comm.rank).tolist() == [rank for rank in together if rank < comm.size]
+    with comm.split_node(by="cache") as part, comm.split_node(by="core") as node:  # of cores nothing is known
+        assert part.size == node.size == comm.size
 
 
 def test_a_group_is_made_by_its_members_alone_in_the_order_given(comm: Any) -> None:

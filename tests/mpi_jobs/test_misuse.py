@@ -36,3 +36,40 @@ print("refused")
 
 def test_every_call_after_finalize_is_refused(job: Any) -> None:
     assert job(2, AFTER_FINALIZE, timeout=40).stdout.count("refused") == 2
+
+
+OTHER_NAMES = """
+import numpy as np
+import hpcomm
+
+comm, x = hpcomm.world, np.ones(2)
+for call, hint in {
+    (lambda: hpcomm.init(), "nothing: hpcomm.world is there when it is first used"),
+    (lambda: hpcomm.Finalize(), "nothing: all ends at the exit"),
+    (lambda: hpcomm.get_rank(), "hpcomm.world.rank"),
+    (lambda: hpcomm.all_reduce(x), "hpcomm.world.all_reduce(...)"),
+    (lambda: hpcomm.COMM_WORLD, "hpcomm.world"),
+    (lambda: comm.plan("allreduce", x), "did you mean 'all_reduce'?"),
+    (lambda: comm.broadcast(x, root=1), "`hpcomm run -n 2 python program.py` starts two"),
+    (lambda: comm.send(x, dest=1), "`hpcomm run -n 2 python program.py` starts two"),
+    (lambda: comm.broadcast_object(x, root=1), "`hpcomm run -n 2 python program.py` starts two"),
+    (lambda: comm.Ssend(x, 0), "comm.send(..., sync=True)"),
+}:
+    try:
+        call()
+    except (AttributeError, hpcomm.UsageError) as error:
+        assert f"try:   {hint}" in str(error) or f"{hint}" in str(error), error
+    else:
+        raise AssertionError(hint)
+assert hpcomm.wtime() <= hpcomm.wtime()
+assert "allreduce" not in dir(comm) and comm.allreduce
+print("told")
+comm.rank()
+"""
+
+
+def test_names_of_other_libraries_say_what_to_use_here(job: Any) -> None:
+    done = job(1, OTHER_NAMES, expect=None, timeout=60)
+    assert "told" in done.stdout, done.stderr
+    assert done.returncode == 1
+    assert "hpcomm: rank is a number: comm.rank, without ()" in done.stderr
