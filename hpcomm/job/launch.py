@@ -17,17 +17,18 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from ..errors import ConfigError
 from . import supervise
 from .command_line import Command
 from .installation import Mpi, check_python, find_mpi, which
-from .launcher import host_and_slots, named, wrong_name
+from .launcher import begun, host_and_slots, wrong_name
 from .rank_output import told_apart
+from .torch_variables import master, setting
 
 __all__ = [
     "Job",
@@ -139,14 +140,23 @@ def main(argv: Sequence[str]) -> int:
     if job.dry_run:
         return 0
     # One that the user names may have been told to let the others live, and gets the commands as they are.
-    if mpi.vendor == "mpich" and not mpi.is_srun and job.launcher is None:
-        programs = tuple(each._replace(command=named(each.command)) for each in job.programs)
-        command, _ = compose(job._replace(programs=programs), mpi, machine)
+    if job.launcher is None:
+        command, _ = compose(_for_torch(job, mpi, machine), mpi, machine)
     environ = {**os.environ, **added, **supervise.settings(os.environ)}
     status = supervise.supervise(command, environ, job.timeout_s)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # Python's own end takes 4 ms, and there is nothing left for it to end
+
+
+def _for_torch(job: Job, mpi: Mpi, machine: Machine) -> Job:
+    """The same job, whose ranks have what torchrun sets, and are named if they are killed."""
+    at = master(job.hosts, _is_local(job, machine), {**os.environ, **job.env})
+    first = setting("srun" if mpi.is_srun else mpi.vendor, at)
+    names = mpi.vendor == "mpich" and not mpi.is_srun
+    return job._replace(
+        programs=tuple(each._replace(command=begun(each.command, first, names)) for each in job.programs)
+    )
 
 
 def check_folder() -> None:
@@ -212,6 +222,8 @@ def parser() -> Command:
         help="write what each rank prints to FOLDER/rank-RANK; with --label here as well",
     )
     add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
+    for name in ("--nproc-per-node", "--nproc_per_node", "--nnodes"):
+        add(name, type=_refuse_torchruns(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--dry-run", action="store_true", help="print the command line and what it adds to the environment")
     add("-v", "--verbose", action="store_true", help="print the command line, then run it")
     add(
@@ -285,6 +297,16 @@ def _read_env(text: str) -> dict[str, str]:
     if not given and name not in os.environ:
         raise _error(f"-x {name}: the environment has no such variable.", f"-x {name}=VALUE")
     return {name: value if given else os.environ[name]}
+
+
+def _refuse_torchruns(name: str) -> Callable[[str], NoReturn]:
+    def refuse(text: str) -> NoReturn:
+        raise _error(
+            f"{name} {text} is an option of torchrun's.",
+            "-n N for N ranks in all; --hosts a:2,b:2 says how many on each host",
+        )
+
+    return refuse
 
 
 def _read_hosts(text: str) -> str:

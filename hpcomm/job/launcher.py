@@ -35,6 +35,7 @@ __all__ = [
     "SLURM",
     "after",
     "began_of",
+    "begun",
     "below",
     "call",
     "children_of",
@@ -49,7 +50,6 @@ __all__ = [
     "launcher_of",
     "line_of",
     "name_of",
-    "named",
     "parent_of",
     "prrte_of",
     "read_of",
@@ -80,7 +80,8 @@ _NAMING = "; ".join(
         "trap - $name; ulimit -c 0; kill -$name $$; exit $status",
     )
 )
-_NAMED = ("/bin/sh", "-c", _NAMING, "rank")
+_BECOMING = 'exec "$@"'
+_SHELL, _END = ("/bin/sh", "-c"), "rank"  # and the word between the shell's commands and the rank's
 _CALL = "import sys; sys.path.insert(0, sys.argv[1]); from hpcomm.{0} import main; main(sys.argv[2:])"
 
 
@@ -135,13 +136,18 @@ def command_of(rank: int, line: Sequence[str]) -> str:
         first += int(words[at + 1])
         if rank < first:
             command = words[at + 2 :]
-            return " ".join(command[len(_NAMED) :] if command[: len(_NAMED)] == [*_NAMED] else command)
+            is_ours = (*command[:2],) == _SHELL and _END in command
+            return " ".join(command[command.index(_END) + 1 :] if is_ours else command)
     return " ".join(line)
 
 
-def named(command: Sequence[str]) -> tuple[str, ...]:
-    """What runs command as a rank of MPICH's, and names it if a signal ends it; see command_of()."""
-    return (*_NAMED, *command)
+def begun(command: Sequence[str], first: str, names: bool) -> tuple[str, ...]:
+    """What runs command as a rank, after the shell's commands `first`; see command_of().
+
+    Args:
+        names: for MPICH's launcher: name the rank if a signal ends it.
+    """
+    return (*_SHELL, f"{first}; {_NAMING if names else _BECOMING}", _END, *command)
 
 
 def _multi_prog(rank: int, file: str) -> str:

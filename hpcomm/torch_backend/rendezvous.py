@@ -20,6 +20,7 @@ from ..errors import ConfigError, calling_frame
 from ..job import pmi_server
 from ..job.optional_packages import load_mpi
 from ..job.process_role import RANKS, SIZES
+from ..job.torch_variables import variables
 from . import torchrun
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
 
-__all__ = ["Told", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
+__all__ = ["Told", "announce", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
 
 _OURS = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
 _world: Communicator | None = None
+_kept: list[TCPStore] = []  # whose address is in the environment
 
 
 class Told(NamedTuple):
@@ -232,19 +234,18 @@ def over_mpi() -> Iterator[tuple[TCPStore, int, int]]:
     yield store(comm), comm.rank, comm.size
 
 
+def announce() -> None:
+    """Set what torchrun sets, from MPI alone, before there is a process group. Collective."""
+    _kept.append(store(world()))
+
+
 def _announce(comm: Communicator, host: str, port: int) -> None:
     """Set what libraries above torch.distributed read from the environment, where nobody has."""
     if "RANK" in os.environ and not _is_announced():
         return
     node = comm.split_node()
-    found = {
-        "RANK": comm.rank,
-        "WORLD_SIZE": comm.size,
-        "LOCAL_RANK": node.rank,
-        "LOCAL_WORLD_SIZE": node.size,
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
+    nodes = comm.scan(int(node.rank == 0))
+    at = node.broadcast_object(nodes - 1), comm.broadcast_object(nodes, comm.size - 1)
+    near = node.rank, node.size
     node.close()
-    os.environ.update({name: str(value) for name, value in found.items()})
-    os.environ[_OURS] = _announced()
+    os.environ.update(variables(comm.rank, comm.size, near, at, (host, port)))

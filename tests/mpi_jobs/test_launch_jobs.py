@@ -84,6 +84,22 @@ def test_variables_reach_every_rank(job):
     assert job(2, code, options=["-x", "A=deep blue"]).stdout == "deep blue deep blue\n"
 
 
+TORCHRUN = """
+    import os
+    kinds = ("", "LOCAL_", "GROUP_", "ROLE_")
+    numbers = [os.environ[kind + name] for kind in kinds for name in ("RANK", "WORLD_SIZE")]
+    import hpcomm
+    assert hpcomm.world.rank == int(numbers[0])
+    print(*numbers, os.environ["MASTER_ADDR"], 1024 < int(os.environ["MASTER_PORT"]), flush=True)
+"""
+
+
+def test_ranks_have_what_torchrun_sets(job):
+    """Before MPI is up, and before any module of ours is loaded."""
+    lines = sorted(job(3, TORCHRUN).stdout.splitlines())
+    assert lines == [f"{rank} 3 {rank} 3 0 1 {rank} 3 127.0.0.1 True" for rank in range(3)]
+
+
 @pytest.mark.parametrize("supervision", [[], ["--timeout", "50"]])
 def test_the_status_of_the_ranks_is_the_jobs(supervision):
     code = "from mpi4py import MPI; import sys; MPI.Finalize(); sys.exit(7)"

@@ -129,6 +129,22 @@ def test_a_right_spec_is_read_as_it_stands(folder):
     assert spec.grids["sky"].size == 160
 
 
+def test_a_programs_ranks_have_what_torchrun_would_set_for_it_alone(folder):
+    hosts = 'hosts = ["n1:2", "n2:1"]'
+    text = f"[program.a]\ncommand = 'true'\nranks = 2\n[program.b]\ncommand = 'true'\nranks = 3\n{hosts}\n"
+    (folder / "job.toml").write_text(text)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    names = (*names, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")
+    spec = read(folder / "job.toml", here=False)
+
+    def told(program, rank):
+        found = rank_supervisor._for_torch(spec, program, rank, "n0:3000")
+        return " ".join(found[name] for name in names)
+
+    assert told("a", 1) == "1 2 1 2 0 1 n0 3000 a"
+    assert [told("b", rank) for rank in (1, 2)] == ["1 3 1 2 0 2 n1 3001 b", "2 3 0 1 1 2 n1 3001 b"]
+
+
 def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     spec = read(write(folder, RIGHT))
     second = rank_supervisor.environment(spec, "ocean", 1)

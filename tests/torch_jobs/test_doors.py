@@ -223,3 +223,36 @@ def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
         assert LEAVES[way].items() <= found.items(), (way, text)
         assert re.search(r"rank 1\b", text), text
         assert text.count("application called MPI_Abort") <= 2, text
+
+
+READS = """
+import os, sys
+numbers = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
+print("early", *numbers, sys.argv[1], flush=True)
+import torch, torch.distributed as dist
+for backend in ("gloo", "mpi"):
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(backend, rank=rank, world_size=size)
+    dist.all_reduce(x := torch.ones(1))
+    print(backend, dist.get_rank() == rank, x.item(), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_one_word_sets_what_torchrun_sets_under_any_launcher(tmp_path: Path) -> None:
+    """`python -m hpcomm.torch_backend` under mpirun; hpcomm run needs no such word."""
+    program = tmp_path / "reads.py"
+    program.write_text(READS)
+    library = installation.find_mpi(None)
+    options = ["--oversubscribe"] if library.vendor == "openmpi" else []
+    word = "-m", "hpcomm.torch_backend"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": str(ROOT)}
+    run = [library.launcher, *options, "-n", "2", sys.executable, *word, program, "word"]
+    ours = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", program, "word"]
+    for line in (run, ours):
+        done = subprocess.run(
+            [*map(str, line)], env=env, capture_output=True, text=True, timeout=90, check=False
+        )
+        wanted = [f"early {rank} {rank} 2 word" for rank in range(2)] + ["gloo True 2.0", "mpi True 2.0"] * 2
+        assert sorted(done.stdout.splitlines()) == sorted(wanted), done.stderr

@@ -1,6 +1,6 @@
 """Supervisor of one rank: sets its program up, starts it, marks its output, reports its end.
 
-    python -m hpcomm.mpmd.launch.rank_supervisor [--head] [--colour] [--files FOLDER]
+    python -m hpcomm.mpmd.launch.rank_supervisor [--head] [--colour] [--files FOLDER] [--master HOST:PORT]
                                [--record FOLDER | --replay FOLDER] SPEC PROGRAM
 
 Stands between the launcher and the program, as a shell would: the program inherits the launcher's
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ...job import rank_output
+from ...job.torch_variables import variables
 from ..coupling_progress import DONE, JOINED, PIPE
 from ..handshake import PROGRAMS
 from ..monitor.job_monitor import MARK, told
@@ -41,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
     environ = environment(spec, name, rank)
     for option, variable in (("--record", "HPCOMM_RECORD"), ("--replay", "HPCOMM_REPLAY")):
         environ |= {variable: options[option]} if option in options else {}
+    if "--master" in options:
+        environ |= {**_for_torch(spec, name, rank, options["--master"]), **spec.programs[name].env}
     return _run(spec, name, rank, environ, options)
 
 
@@ -72,6 +75,20 @@ def environment(spec: specs.JobSpec, name: str, rank: int) -> dict[str, str]:
     elif program.device == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""
     return {**environ, **program.env}
+
+
+def _for_torch(spec: specs.JobSpec, name: str, rank: int, master: str) -> dict[str, str]:
+    """What torchrun would set, if it had started this program alone; master: of the first program."""
+    program, (host, _, port) = spec.programs[name], master.rpartition(":")
+    hosts = program.hosts or ((host, program.ranks),)
+    near, node = rank, 0
+    while node < len(hosts) - 1 and near >= hosts[node][1]:
+        near, node = near - hosts[node][1], node + 1
+    at = hosts[0][0], int(port) + list(spec.programs).index(name)
+    within = (near, min(hosts[node][1], program.ranks))
+    found = {**variables(rank, program.ranks, within, (node, len(hosts)), at), "ROLE_NAME": name}
+    del found["HPCOMM_TOLD"]  # which is for numbers of the whole job
+    return found
 
 
 def _run(spec: specs.JobSpec, name: str, rank: int, environ: dict[str, str], options: dict[str, str]) -> int:

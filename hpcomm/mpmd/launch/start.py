@@ -16,6 +16,7 @@ from ...errors import ConfigError, did_you_mean
 from ...job import launch
 from ...job.command_line import Command
 from ...job.installation import VENDORS, Mpi, check_python, find_mpi, which
+from ...job.torch_variables import master
 from ..monitor import job_monitor
 from ..record_reader import read
 from ..spec import spec_file as specs
@@ -145,6 +146,9 @@ def _options(asked: argparse.Namespace) -> list[str]:
     words = [] if asked.dry_run else ["--head", "--colour"] if shows_colour else ["--head"]
     for name, folder in (("--files", asked.files), ("--record", asked.record)):
         words += [name, str(Path(folder).resolve())] if folder is not None else []
+    if not asked.dry_run:
+        host, port = master(None, "SLURM_JOB_ID" not in os.environ, os.environ)
+        words += ["--master", f"{host}:{port}"]
     return words
 
 
