@@ -102,14 +102,19 @@ def _is_troubled() -> bool:
     return False
 
 
+def _logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]:
+    """comm.watched, read once: close() may take it away between two looks."""
+    return comm.watched or (None, [])
+
+
 def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     """Ranks of this node that made another call than this one, and its number: this one or their last before.
 
     With check="full" all are told before any goes on, so there is nothing to find.
     """
-    if comm.watched is None or comm.asked_check == "full":
+    ring, peers = _logs(comm)
+    if ring is None or comm.asked_check == "full":
         return []
-    ring, peers = comm.watched
     found = []
     for rank, region, other in peers:
         number = min(call, other.last_call())
@@ -231,9 +236,7 @@ def _late(call: Blocked) -> list[tuple[int, Region]]:
     if call.number == IN_CORE:
         calls, regions = _core_calls(call.comm), call.comm.node_regions
         return [(r, regions[r]) for r in sorted(regions) if calls and calls[r][0] < calls[call.comm.rank][0]]
-    if call.comm.watched is None:
-        return []
-    _, peers = call.comm.watched
+    _, peers = _logs(call.comm)
     if call.number > 0:
         return [(rank, region) for rank, region, other in peers if other.last_call() < call.number]
     return [(rank, region) for rank, region, _ in peers if rank == call.source]
@@ -360,7 +363,8 @@ def _blocked_call() -> Blocked | None:
     if comm is None or not hasattr(comm, "watched"):
         return None
     if needs is None and "source" not in names and "dest" not in names:
-        number = -1 if comm.watched is None else comm.watched[0].last_call()
+        ring, _ = _logs(comm)
+        number = -1 if ring is None else ring.last_call()
         calls = _core_calls(comm)
         if calls and calls[comm.rank][2] is not None:
             number = IN_CORE
@@ -379,8 +383,8 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
     if call == IN_CORE:
         return None
     for rank, region, other, number in _differing(comm, call):
-        assert comm.watched is not None
-        text, own = told(other, number, comm.size), told(comm.watched[0], number, comm.size)
+        ring, _ = _logs(comm)
+        text, own = told(other, number, comm.size), ring and told(ring, number, comm.size)
         if text is None:
             question = region.ask()
             time.sleep(2 * WATCHDOG_TICK_S)
@@ -397,9 +401,7 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
     if comm.partners is not None:
         return _ended_partners(comm, source, call)
-    if comm.watched is None:  # a link to a program without hpcomm
-        return None
-    _, peers = comm.watched
+    _, peers = _logs(comm)  # none of a link to a program without hpcomm
     gone = [rank for rank, region, _ in peers if region.ended]
     if not call:
         if source in gone:

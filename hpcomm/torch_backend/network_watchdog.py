@@ -21,20 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["watch"]
 
 _watched: weakref.WeakSet[NetworkCollectives] = weakref.WeakSet()
+_adding = threading.Lock()
+_threads: list[threading.Thread] = []  # the one that looks
 
 
 def watch(carrier: NetworkCollectives) -> None:
     """Look after the calls of carrier from now on."""
-    if not _watched:
-        threading.Thread(target=_look, name="hpcomm-watch", daemon=True).start()
-    _watched.add(carrier)
+    with _adding:
+        if not _threads:
+            _threads.append(threading.Thread(target=_look, name="hpcomm-watch", daemon=True))
+            _threads[0].start()
+        _watched.add(carrier)
 
 
 def _look() -> None:
     hopeless: dict[float, float] = {}  # when a call, told by its begin, was first seen to lack a rank
     while True:
         time.sleep(NETWORK_TICK_S)
-        for carrier in list(_watched):
+        with _adding:
+            carriers = list(_watched)
+        for carrier in carriers:
             now, begin = time.monotonic(), carrier.inside
             if begin is None:
                 continue
@@ -46,5 +52,6 @@ def _look() -> None:
                 error = carrier.entry.stuck(lost, *carrier.call[1:])
                 if carrier.inside == begin:  # it has not ended meanwhile
                     runtime.abort(f"{type(error).__name__}: {error}")
+        carriers.clear()
         now = time.monotonic()
         hopeless = {begin: since for begin, since in hopeless.items() if now - since < 2 * NETWORK_PATIENCE_S}

@@ -52,6 +52,7 @@ _lock = threading.RLock()
 _under_way: list[StreamRequest[Any] | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
+_starting = threading.RLock()  # of the thread; not _lock, which it may hold for long
 _others: list[tuple[Sequence[object], Callable[[], None]]] = []  # what goes in rounds, how to move it on
 
 
@@ -256,8 +257,10 @@ def beside(under_way: Sequence[object], move: Callable[[], None]) -> None:
 def wake() -> None:
     """Let the thread work, if MPI lets several threads call it."""
     if not _thread and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
-        _thread[0].start()
+        with _starting:
+            if not _thread:
+                _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
+                _thread[0].start()
     _work.set()
 
 

@@ -259,3 +259,31 @@ def test_threads_may_receive_messages_of_unknown_length_at_once(job: Any, node: 
     """  # noqa: E501
     done = job(2, source, timeout=30, env={"HPCOMM_NODE": node})
     assert done.stdout == "array True\nobject True\nragged True\n"
+
+
+@pytest.mark.once
+def test_one_thread_progresses_though_several_start_it_at_once(job: Any) -> None:
+    source = """
+        import threading
+        import time
+        from hpcomm import world as comm
+        from hpcomm.transport import progress
+
+        class Slow(threading.Thread):  # whoever asks whether there is one has time to
+            def __init__(self, **words):
+                time.sleep(0.2)
+                super().__init__(**words)
+
+        comm.barrier()
+        errors = []
+        threading.excepthook = errors.append
+        thread, threading.Thread = threading.Thread, Slow
+        wakers = [thread(target=progress.wake) for _ in range(4)]
+        for each in wakers:
+            each.start()
+        for each in wakers:
+            each.join()
+        count = sum(each.name == "hpcomm progress" for each in threading.enumerate())
+        print(count, [each.exc_value for each in errors], flush=True)
+    """
+    assert job(1, source).stdout == "1 []\n"

@@ -1,0 +1,46 @@
+"""What the watchdog reads of a communicator that the main thread closes meanwhile."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hpcomm.agree import watchdog
+
+
+class Closing:
+    """Closed at every second look."""
+
+    name, size, rank, asked_check = "closing", 2, 0, "light"
+    partners = patience_s = node = None
+
+    def __init__(self, first: bool) -> None:
+        self._looks = cycle((first, not first))
+        self.node_regions: dict[int, Any] = {}
+
+    @property
+    def watched(self) -> Any:
+        own, other = (
+            SimpleNamespace(last_call=lambda: 1, posted=lambda number, what=w: what) for w in (5, 6)
+        )
+        region = SimpleNamespace(ended=True, ask=lambda: 1, answer_to=lambda question: "barrier()")
+        return (own, [(1, region, other)]) if next(self._looks) else None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_communicator_may_be_closed_between_two_looks_at_it(
+    first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "told", lambda log, number, size: "barrier()")
+    comm: Any = Closing(first)
+    for call in (0, 1):
+        blocked: Any = SimpleNamespace(comm=comm, source=1, number=call)
+        watchdog._late(blocked)
+        watchdog._is_first(blocked)
+        watchdog._ended(comm, 1, call)
+        watchdog._judge(comm, 1, call)
+        watchdog._refused(comm, 1, call)
+        watchdog._judge(comm, 1, call)
