@@ -155,7 +155,7 @@ def test_a_torch_parameter_is_taken_as_its_numbers(comm: Any) -> None:
     weight = torch.nn.Linear(2, 1).weight
     with torch.no_grad():
         weight.fill_(2.0)
-    assert comm.all_reduce(weight).tolist() == [[2.0 * comm.size] * 2]
+        assert comm.all_reduce(weight).tolist() == [[2.0 * comm.size] * 2]
 
 
 def test_a_lazily_conjugated_tensor_arrives_conjugated(comm: Any) -> None:
