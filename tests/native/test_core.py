@@ -685,7 +685,10 @@ def test_tensors_of_a_torch_without_an_exchange_table_are_looked_at_by_attribute
         assert (
             core.know_torch(
                 SimpleNamespace(
-                    Tensor=Old, empty_like=torch.empty_like, **{name: getattr(torch, name) for name in names}
+                    Tensor=Old,
+                    empty_like=torch.empty_like,
+                    is_grad_enabled=torch.is_grad_enabled,
+                    **{name: getattr(torch, name) for name in names},
                 )
             )
             is False

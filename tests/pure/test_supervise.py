@@ -14,7 +14,7 @@ from processes import finish
 
 from hpcomm.errors import ConfigError
 from hpcomm.job import own_files
-from hpcomm.job.launcher import KILLED, command_of, named
+from hpcomm.job.launcher import KILLED, begun, command_of
 from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
 from hpcomm.job.supervise import settings
 
@@ -113,7 +113,7 @@ def test_a_host_is_asked_as_the_launcher_reaches_it_but_for_a_password():
     ],
 )
 def test_the_shell_above_a_rank_names_it_if_a_signal_ends_it(tmp_path, end, status, said):
-    rank = named([sys.executable, "-c", f"import os, sys; {end}"])
+    rank = begun([sys.executable, "-c", f"import os, sys; {end}"], "export RANK=$PMI_RANK", names=True)
     environ = {**os.environ, "PMI_RANK": "1", "HPCOMM_LIVING": str(tmp_path)}
     how = {"env": environ, "text": True, "timeout": 20, "start_new_session": True, "stderr": subprocess.PIPE}
     done = subprocess.run(rank, input="four", check=False, **how)
@@ -121,7 +121,8 @@ def test_the_shell_above_a_rank_names_it_if_a_signal_ends_it(tmp_path, end, stat
     assert ("hpcomm run: " in done.stderr) == bool(said)
     assert said is None or re.search(said, done.stderr)
     assert [int(file.read_text()) for file in tmp_path.glob(KILLED)] == ([128 - status] if said else [])
-    assert command_of(1, ["mpiexec", "-n", "2", *named(["python", "a.py"])]) == "python a.py"
+    for names in (True, False):
+        assert command_of(1, ["mpiexec", "-n", "2", *begun(["python", "a.py"], ":", names)]) == "python a.py"
 
 
 LAUNCHER = """
