@@ -368,9 +368,4 @@ def give_back(flat: Tensor, x: Tensor) -> None:
 
 def _is_plain(x: Tensor) -> bool:
     """Whether all ranks' ways take x as it lies: in order, what it says, and where its elements may begin."""
-    return (
-        x.is_contiguous()
-        and not x.is_neg()
-        and not x.is_conj()
-        and not x.data_ptr() % min(8, x.element_size())
-    )
+    return x.is_contiguous() and not x.is_neg() and not x.is_conj() and not x.data_ptr() % min(8, x.itemsize)

@@ -63,9 +63,13 @@ class Tensor(model.DeviceArray):
     def is_contiguous(self) -> bool:
         return self.strides is None
 
+    def as_subclass(self, kind: type) -> Tensor:
+        return self
+
     def contiguous(self) -> Tensor:
-        if self.strides is None:
-            return self
+        return self if self.strides is None else self.clone()
+
+    def clone(self, memory_format: object = None) -> Tensor:
         made = Tensor(model.empty(self.shape, np.float32).address, self.shape)
         return made.copy_(self)
 
