@@ -684,6 +684,7 @@ def test_reduce_scatter_ragged_refuses_before_others_commit(
             own_comm.reduce_scatter_ragged([1.0] * own_comm.size)
 
 
+@pytest.mark.core
 @pytest.mark.mpi(min_size=2)
 def test_reduce_scatter_ragged_of_blocks_that_differ_is_a_mismatch(own_comm: Any) -> None:
     with pytest.raises(hpcomm.HpcommError, match="reduce"):
