@@ -221,7 +221,7 @@ def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
         assert job.returncode == 1, text
         found = {int(r): int(c) for r, c in re.findall(r"rank +: (\d) .*\n +exitcode +: (-?\d+)", text)}
         assert LEAVES[way].items() <= found.items(), (way, text)
-        assert re.search(r"rank 1\b", text), text
+        assert re.search(r"rank +(: )?1\b", text), text  # torchrun may be quicker than rank 0
         assert text.count("application called MPI_Abort") <= 2, text
 
 
