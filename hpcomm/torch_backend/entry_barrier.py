@@ -154,10 +154,16 @@ class EntryBarrier:
                 return
             self._looked = now
             before, self._lost = self._lost, self.lost(ranks)
-            if not self._lost or self._lost != before:
-                return  # a rank may have come, and ended, since the core looked; it looks again
+            if not self._lost or (self._lost != before and self._have_come(self._lost)):
+                return  # since the core looked: it looks again
             why, ranks = "ended", tuple(self._lost)
         raise Ended(why, ranks, theirs)
+
+    def _have_come(self, ranks: list[int]) -> bool:
+        """Whether one of ranks has come to the call in which this one waits."""
+        assert self.node is not None
+        calls = self.node.calls()
+        return any(calls[rank][0] >= calls[self._comm.rank][0] for rank in ranks)
 
     def judged(self, end: Ended, seconds: float, words: str) -> HpcommError:
         """What to raise for a call of the core that ended so."""
