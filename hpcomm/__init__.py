@@ -153,7 +153,7 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
         elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "wtime"):
             from .job.optional_packages import load_mpi
 
-            value = getattr(load_mpi(f"hpcomm.{name}"), name.replace("wt", "Wt"))  # seconds, as MPI_Wtime
+            value = getattr(load_mpi(f"hpcomm.{name}"), "Wtime" if name == "wtime" else name)
         else:
             from .communicator.mpi4py_names import of_module
 

@@ -26,24 +26,20 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    from ..core import buffer, dtypes
+    from ..core import buffer
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
     from ..transport import mpi as transport
     from ..transport import progress
     from ..transport.device import host_copy, staging
     from ..transport.mpi import Spec
-    from . import device_payload, ragged
 else:
     from .._lazy import LazyModule
 
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
-    device_payload = LazyModule("hpcomm.communicator.device_payload")
-    dtypes = LazyModule("hpcomm.core.dtypes")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
-    ragged = LazyModule("hpcomm.communicator.ragged")
     progress = LazyModule("hpcomm.transport.progress")
     staging = LazyModule("hpcomm.transport.device.staging")
     transport = LazyModule("hpcomm.transport.mpi")

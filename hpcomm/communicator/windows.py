@@ -55,9 +55,8 @@ __all__ = ["Counter", "Window", "counter", "window"]
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.
 _ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")
-_HEAD = (
-    64  # bytes before a rank's array, as long as a line of the cache: they begin with the word of its lock
-)
+# Bytes before a rank's array, as long as a line of the cache: they begin with the word of its lock.
+_HEAD = 64
 
 
 class Window(ClosedByAll):

@@ -136,8 +136,8 @@ def command_of(rank: int, line: Sequence[str]) -> str:
         first += int(words[at + 1])
         if rank < first:
             command = words[at + 2 :]
-            is_ours = (*command[:2],) == _SHELL and _END in command
-            return " ".join(command[command.index(_END) + 1 :] if is_ours else command)
+            is_ours = (*command[:2],) == _SHELL and command[3:4] == [_END]
+            return " ".join(command[4:] if is_ours else command)
     return " ".join(line)
 
 

@@ -163,7 +163,8 @@ static int look_tensor(PyObject *x, struct array *a) {
   a->kind = ARRAY_TORCH;
   int yes = exchange ? look_dlpack(x, a) : look_attributes(x, a);
   if (yes != 1) return yes;
-  if (a->dtype >= F16 && (needs_gradient(x) || is_pending(is_neg, x) || (a->dtype > F64 && is_pending(is_conj, x)))) yes = 0;
+  const int is_complex = a->dtype > F64;
+  if (a->dtype >= F16 && (needs_gradient(x) || is_pending(is_neg, x) || (is_complex && is_pending(is_conj, x)))) yes = 0;
   return PyErr_Occurred() ? -1 : yes;
 }
 
@@ -323,7 +324,8 @@ int array_know_torch(PyObject *torch) {
   PyObject *type = PyObject_GetAttrString(torch, "Tensor");
   if (!type || know_words() || know_dtypes(torch) || !(is_neg = PyObject_GetAttrString(type, "is_neg")) ||
       !(is_conj = PyObject_GetAttrString(type, "is_conj")) ||
-      !(is_grad_enabled = PyObject_GetAttrString(torch, "is_grad_enabled")) || !(new_empty = PyObject_GetAttrString(type, "new_empty")) ||
+      !(is_grad_enabled = PyObject_GetAttrString(torch, "is_grad_enabled")) ||
+      !(new_empty = PyObject_GetAttrString(type, "new_empty")) ||
       !(empty_like = PyObject_GetAttrString(torch, "empty_like"))) {
     Py_XDECREF(type);
     return -1;
