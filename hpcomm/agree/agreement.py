@@ -319,7 +319,8 @@ def disagreement(
 
     own: this rank's call, if it has gone on since.
     """
-    total = number + (0 if comm.node is None else int(comm.node.number))
+    node = comm.node  # read once: close() takes it away, as it does the log
+    total = number + (0 if node is None else int(node.number))
     said = {rank: past for rank, _, log in others if (past := told(log, number, comm.size))}
     refusing = [rank for rank, _, log in others if log.posted(number) == REFUSED]
     final = {rank: said[rank] for rank in refusing}
@@ -332,8 +333,9 @@ def disagreement(
 
 def call_number(comm: Comm) -> int:
     """How many calls this rank has made, by the core and in the call log, the present one included."""
-    logged = comm.watched[0].last_call() if comm.watched else 0
-    return logged + (0 if comm.node is None else int(comm.node.calls()[comm.rank][0]))
+    watched, node = comm.watched, comm.node
+    logged = watched[0].last_call() if watched else 0
+    return logged + (0 if node is None else int(node.calls()[comm.rank][0]))
 
 
 def asked_why(

@@ -139,7 +139,9 @@ def _call_between(comm: Comm, rank: int) -> tuple[int, CallLog | None]:
 
 def _has_come(comm: Comm, rank: int) -> bool:
     """Whether a rank has come to the call in which this one waits: looked at again, after all else."""
-    calls = comm.node.calls()
+    if (node := comm.node) is None:  # closed meanwhile, by another thread
+        return False
+    calls = node.calls()
     return bool(calls[rank][0] >= calls[comm.rank][0])
 
 

@@ -391,7 +391,8 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
             text = region.answer_to(question) or describe(other.posted(number) or 0, comm.size)
         mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
         rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
-        number += 0 if comm.node is None else int(comm.node.number)
+        node = comm.node
+        number += 0 if node is None else int(node.number)
         return f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}"
     found = _ended(comm, source, call)
     return None if found is None else describe_call() + found[0]

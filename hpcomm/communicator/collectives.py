@@ -371,8 +371,8 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
         call = schedule_transport.schedule_call(call, algorithm) if own else call
     except HpcommError as error:
         raise refused(comm, "barrier", error) from None
-    if not (own or async_op) and comm.node is not None:
-        call.carry, call.by_core = comm.node.barrier, True
+    if not (own or async_op) and (node := comm.node) is not None:
+        call.carry, call.by_core = node.barrier, True
     if comm.timeout_s is not None and not (async_op or call.by_core):
         return timeouts.waited(comm, carry_out(call, True))
     return carry_out(call, async_op)

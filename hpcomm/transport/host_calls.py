@@ -11,7 +11,7 @@ from ..core import buffer, dtypes, reduction
 from ..core.limits import HALVES_BY_BLOCKS
 from ..core.operation import Call
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, ROOTED
-from ..errors import HpcommError, LayoutError, UsageError
+from ..errors import HpcommError, LayoutError, UsageError, where
 from . import mpi as transport
 
 if TYPE_CHECKING:
@@ -88,7 +88,10 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
     root = (int(call.root),) if verb in ROOTED else ()
 
     def carry() -> None:
-        done = getattr(comm.node, verb)(x, *how, *root, out, dtype.code)
+        if (node := comm.node) is None:
+            hint = "close it when no thread calls it any more"
+            raise UsageError(f"'{comm.name}' was closed while this call began", where(verb, comm), hint)
+        done = getattr(node, verb)(x, *how, *root, out, dtype.code)
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
             again = Call(comm, verb, root=call.root)
             again.code, again.count, again.look = call.code, call.count, call.look

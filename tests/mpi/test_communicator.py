@@ -831,3 +831,21 @@ def test_lists_of_a_graph_that_contradict_each_other_are_refused_by_all_ranks(
             assert [x.tolist() for x in made.neighbour_all_gather_ragged(np.full(2, made.rank))] == [
                 [source] * 2 for source in lists[1]
             ]
+
+
+@pytest.mark.core
+@pytest.mark.mpi(min_size=2)
+def test_a_call_that_another_thread_closes_under_it_says_so(comm: Any) -> None:
+    """Here an observer closes, at the moment when it would hurt."""
+    dup = comm.dup()
+
+    class Closes:
+        def before(self, call: Any) -> None:
+            dup.close()
+
+        def after(self, call: Any) -> None: ...
+
+    dup.observe(Closes())
+    with pytest.raises(hpcomm.UsageError, match="was closed while this call began"):
+        dup.all_reduce(np.ones(8)[::2])
+    assert comm.all_reduce(1) == comm.size
