@@ -38,12 +38,12 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
 from ..core.signature import LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
-from ..errors import HpcommError, MismatchError, PeerFailedError, where
+from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, where
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
@@ -65,6 +65,7 @@ __all__ = [
     "full",
     "light",
     "off",
+    "open_node",
     "refused",
     "told",
 ]
@@ -329,6 +330,18 @@ def disagreement(
             final[rank] = f"{describe(log.posted(number) or 0, comm.size)}, and has ended"
     asked = {rank: (region, said.get(rank)) for rank, region, _ in others if rank not in final}
     return asked_why(comm, total, node_segment, own, final, asked, refusing)
+
+
+def open_node(comm: Comm, verb: str) -> Any:
+    """comm's node, in a call that has begun.
+
+    Raises:
+        UsageError: another thread has closed comm since.
+    """
+    if (node := comm.node) is None:
+        hint = "close it when no thread calls it any more"
+        raise UsageError(f"'{comm.name}' was closed while this call began", where(verb, comm), hint)
+    return node
 
 
 def call_number(comm: Comm) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
 from ..node import segment
-from .agreement import asked_why, call_number, told
+from .agreement import asked_why, call_number, open_node, told
 from .call_stack import describe_call
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
             raise _mismatch(comm, ranks[0], mine, theirs)
         elif reason == "late":
             raise WaitTimeoutError(
-                f"rank {', '.join(map(str, ranks))} did not come in {comm.node.timeout:g} s",
+                f"rank {', '.join(map(str, ranks))} did not come in {open_node(comm, _verb()).timeout:g} s",
                 where(_verb(), comm),
                 "look for the rank that did not make the matching call; comm.timeout sets the time",
             )
@@ -166,9 +166,10 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
         raise AssertionError("a node without a segment")
     total = call_number(comm)
     comm.fall_out()
-    calls = comm.node.calls()
+    node = open_node(comm, _verb())
+    calls = node.calls()
     number = int(calls[comm.rank][0])
-    own = describe(mine, comm.size) if comm.node.number > number else None
+    own = describe(mine, comm.size) if node.number > number else None
     final: dict[int, str] = {}
     asked = {}
     for other, (theirs_number, signature, _, _) in enumerate(calls):

@@ -18,7 +18,6 @@ from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
-from ..node import native
 from . import timeouts
 
 if TYPE_CHECKING:
@@ -396,8 +395,6 @@ def _prepared(
 ) -> Call:  # fmt: skip
     try:
         comm.check_open(verb)
-        if comm.node is not None:
-            native.know_arrays()  # the next call of these may be direct
         own = algorithm is not None or deterministic
         tuned = algorithm == "tuned" and not deterministic
         if tuned and comm.devices is not None:  # that may look at them twice

@@ -9,6 +9,7 @@ that go by MPI. Beside it a rank leaves words: why it has refused a call, and of
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .words import Words, words_of_text
@@ -74,5 +75,9 @@ class CallLogs:
         return self[self._node.rank]
 
     def close(self) -> None:
-        """Leave; the memory may serve others when all ranks have left."""
-        self._node.close()
+        """Leave; the memory may serve others when all ranks have left.
+
+        While a thread is in a call, the node is left when that has dropped it.
+        """
+        with suppress(RuntimeError):  # which it raises for that alone
+            self._node.close()

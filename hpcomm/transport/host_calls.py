@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from ..agree.agreement import open_node
 from ..core import buffer, dtypes, reduction
 from ..core.limits import HALVES_BY_BLOCKS
 from ..core.operation import Call
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, ROOTED
-from ..errors import HpcommError, LayoutError, UsageError, where
+from ..errors import HpcommError, LayoutError, UsageError
+from ..node import native
 from . import mpi as transport
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
 
     The core takes these on every rank. Which memory x and out may have in common: see _move.
     """
+    native.know_arrays()  # as of a rank that has loaded numpy only now, for a number
     comm, verb, dtype = call.comm, call.verb, call.look.dtype
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
         _refuse_overlap(send, recv)
@@ -88,10 +91,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
     root = (int(call.root),) if verb in ROOTED else ()
 
     def carry() -> None:
-        if (node := comm.node) is None:
-            hint = "close it when no thread calls it any more"
-            raise UsageError(f"'{comm.name}' was closed while this call began", where(verb, comm), hint)
-        done = getattr(node, verb)(x, *how, *root, out, dtype.code)
+        done = getattr(open_node(comm, verb), verb)(x, *how, *root, out, dtype.code)
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
             again = Call(comm, verb, root=call.root)
             again.code, again.count, again.look = call.code, call.count, call.look

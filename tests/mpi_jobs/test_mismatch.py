@@ -395,3 +395,17 @@ def test_a_message_of_another_kind_of_elements_is_refused(job: Any) -> None:
         assert re.search(
             r"rank 0: has sent it float64 only, first by i?send\(float64 .*at device_call\.py:\d+", text
         )
+
+
+@pytest.mark.parametrize("check", ["light", "off"])
+def test_a_number_is_reduced_alike_whether_numpy_was_loaded_or_not(job: Any, check: str) -> None:
+    """One rank has imported numpy, or made calls of its own; to others the number is the first array."""
+    source = """
+        import hpcomm
+        from hpcomm import world as comm
+        {loads}
+        print([comm.all_reduce(i) for i in range(3)], comm.dup().all_reduce(2.5), flush=True)
+    """
+    for loads in ("comm.rank or __import__('numpy')", "comm.rank or hpcomm.self_.all_reduce(1)"):
+        done = job(2, source.format(loads=loads), env={"HPCOMM_CHECK": check}, timeout=30)
+        assert done.stdout.splitlines() == ["[0, 2, 4] 5.0"] * 2
