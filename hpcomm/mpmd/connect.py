@@ -154,6 +154,7 @@ def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) 
     source, target = np.dtype(given["dtype"]), np.dtype(taken["dtype"])
     as_bits = any(kind in ("float16", "bfloat16") or kind.startswith("float8") for kind in kinds)
     computes = each.mapping != "none" or each.time != "instant" or each.source_unit != each.target_unit
+    computes = computes or each.implicit
     if as_bits and (computes or len(kinds) > 1):
         why, hint = "such fields can only be moved as they are", "float32 on both sides"
     elif each.time == "mean" and source.kind in "biu":

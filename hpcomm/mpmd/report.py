@@ -178,7 +178,8 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
     area = trial.areas(side)
     assert area is not None
-    held = (values.reshape(len(area), width_of(side.field)) - offset) / factor
+    wide = values.reshape(len(area), width_of(side.field)).astype(np.result_type(values.dtype, np.float64))
+    held = (wide - offset) / factor
     whole: complex = local.all_reduce(np.array((area[:, None] * held).sum())).item()
     return whole
 

@@ -1,6 +1,7 @@
 """What two programs agree on: kinds of elements at both ends, and how far one may be ahead of the other."""
 
 import math
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from hpcomm.core import dtypes
 from hpcomm.errors import ConfigError, DtypeError
+from hpcomm.grids.weights import Weights
 from hpcomm.mpmd.connect import agreed
 from hpcomm.mpmd.coupled_field import Field
 from hpcomm.mpmd.coupling import coupler
@@ -105,6 +107,66 @@ def test_values_set_anew_are_of_a_kind_that_keeps_them(case):
     else:
         with pytest.raises(DtypeError, match=SET_ANEW[case]):
             field.check(np.zeros(3, now))
+
+
+COMPUTED = [
+    case
+    for case in product(
+        ("float32", "float64", "complex64", "int32", "uint8"),
+        ("float32", "float64", "complex64"),
+        ("none", "weights"),
+        ((1.0, 0.0), (5 / 9, 273.15 - 32 * 5 / 9)),
+        ("instant", "linear", "mean"),
+    )
+    if np.can_cast(*case[:2], "same_kind")
+]
+
+
+@pytest.mark.parametrize("case", COMPUTED, ids=str)
+def test_what_arrives_is_computed_in_float64_and_rounded_once(case):
+    source, target, mapping, unit, time = case
+    wide = complex if source.startswith("c") else float
+    put = (np.random.default_rng(3).random((2, 50, 3)) * 200).astype(source)
+    dtype, schedule = coupler.sent_dtype(np.dtype(source), time), Schedule(2.0, 0.0, time)
+    field = Field(None, "f", np.zeros((50, 3), target), np.arange(50), None, "takes")
+    weights = None
+    if mapping == "weights":
+        sparse = pytest.importorskip("scipy.sparse")
+        matrix = sparse.random(50, 50, 0.2, "csr", rng=np.random.default_rng(4)) + sparse.eye(
+            50, format="csr"
+        )
+        weights = Weights(matrix.tocsr(), np.arange(50), np.ones(50))
+    taking = coupler.Incoming(
+        None, field, [(0, slice(0, 50))], schedule, 1, dtype=dtype, weights=weights, conversion=unit
+    )
+    taking._channel = SimpleNamespace(start=lambda: None, finish=lambda: None, stamp=(0.0, 0.0))
+    sent = []
+    if time == "mean":
+        giving = coupler.Outgoing(
+            None, Field(None, "f", put[0].copy(), np.arange(50), None, "gives"), [], schedule, 1
+        )
+        giving.put(0.0)
+        for t, giving.field.values in ((1.0, put[0]), (2.0, put[1])):
+            giving.put(t)
+        sent.append(giving.last)
+        right = (put[0].astype(wide) + put[1]) / 2
+    else:
+        sent += list(put)
+        right = put[0].astype(wide)
+    each = iter(sent)
+
+    def come():
+        taking._inbox.values[...] = next(each)
+        taking._channel.stamp = (taking.version + 1.0, 0.0)
+
+    taking._channel.start = come
+    got = taking.get(0.5 if time == "linear" else 0.0)
+    both = [right, put[1].astype(wide)] if time == "linear" else [right]
+    if weights is not None:
+        both = [np.asarray(weights.matrix @ x) for x in both]
+    both = [x * unit[0] + unit[1] for x in both]
+    right = 0.75 * both[0] + 0.25 * both[1] if time == "linear" else both[0]
+    assert np.array_equal(got, right.astype(target))
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,6 @@ class Outgoing:
                 )
             if self.schedule.time == "mean":
                 values = values / self._count
-            if self._sum is not None:
-                values = self._cast(values, self.part.dtype)
             if self._there is not None:
                 self._there.drop(self._sum)
             self._sum, self._count, self.version = None, 0, version
@@ -123,24 +121,17 @@ class Outgoing:
         """What was put since the last coupling time, summed up where it lies, or on the host."""
         values, there = self.field.values, self._there
         self.field.check(values)  # before others of another shape are stretched to it
-        wide = np.result_type(self.part.dtype, self.part.dtype if self.part.dtype.kind in "iu" else float)
         if there is not None and there.holds(values) and not isinstance(self._sum, np.ndarray):
-            mine: Any = self._cast(there.plain(values), wide)
+            mine: Any = there.cast(there.plain(values), self.part.dtype)
             if self._sum is not None:
                 self._sum += mine
             else:
                 self._sum = copied(mine)
         else:
             mine = memory_of(self.field)
-            self._sum = mine.astype(wide) if self._sum is None else host(self._sum) + mine
+            self._sum = mine.astype(self.part.dtype) if self._sum is None else host(self._sum) + mine
         self._count += 1
         return self._sum
-
-    def _cast(self, values: Any, dtype: np.dtype[np.generic]) -> Any:
-        if isinstance(values, np.ndarray):
-            return _as(values, dtype)
-        assert self._there is not None
-        return self._there.cast(values, dtype)
 
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         self._sent.values = values
@@ -277,6 +268,9 @@ class Incoming:
         else:
             made = got.copy() if self.weights is None else self.weights.apply(got)
         factor, offset = self.conversion
+        if self.schedule.time == "linear" or (factor, offset) != (1.0, 0.0):  # rounded once, by _set
+            wide = _wide(self.part.dtype)
+            made = _as(made, wide) if self._there is None else self._there.cast(made, wide)
         return made if (factor, offset) == (1.0, 0.0) else made * factor + offset
 
     def _set(self, values: Any) -> None:
@@ -294,8 +288,15 @@ class Incoming:
 
 
 def sent_dtype(dtype: np.dtype[np.generic], time: str) -> np.dtype[np.generic]:
-    """What travels of a field: a sum of whole numbers may need more bits than its summands."""
-    return np.dtype(np.int64) if time == "sum" and dtype.kind in "biu" and dtype != np.uint64 else dtype
+    """What travels of a field: of sums more bits than their summands have, rounded where they are taken."""
+    if time == "sum" and dtype.kind in "biu":
+        return dtype if dtype == np.uint64 else np.dtype(np.int64)
+    return _wide(dtype) if time in ("mean", "sum") else dtype
+
+
+def _wide(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """In which it is computed."""
+    return np.result_type(dtype, np.float64)
 
 
 def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> AnyArray | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ConfigError, HpcommError
+from ..coupled_field import host, scatter
 from .coupling_clock import is_number
 
 if TYPE_CHECKING:
@@ -172,20 +173,26 @@ def windows(
     accelerator.begin_window()
     link.put(field)
     for k in range(1, most + 1):
-        x = np.array(field.values, float)
+        x = _vector(field)
         yield k
-        following = accelerator.step(x, np.array(field.values, float))
+        following = accelerator.step(x, _vector(field))
         verdict = 1 if accelerator.residuals[-1] < tolerance else 0 if k < most else 2
         _tell(link, verdict)
         if verdict:
             break
-        field.values[...] = following
+        made = following.view(complex if field.dtype.kind == "c" else float).astype(field.dtype)
+        scatter(field.values, slice(0, len(field.points)), made.reshape(-1, *field.shape))
         link.put(field)
         restore(state)
     if verdict == 2:
         raise _not_converged(
             link, f"after {most} iterations |H(x) - x| / |H(x)| is {accelerator.residuals[-1]:.1e}"
         )
+
+
+def _vector(field: Field) -> Vector:
+    """A copy of a field's values as real numbers, one behind the other."""
+    return np.array(host(field.values), complex if field.dtype.kind == "c" else float).ravel().view(float)
 
 
 def _followed(link: Link, state: object, restore: Callable[[Any], None]) -> Iterator[int]:
