@@ -127,7 +127,7 @@ def _packed(array: AnyArray) -> AnyArray:
     return np.ascontiguousarray(array)
 
 
-def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None] | None:
+def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None]:
     return lambda: np.copyto(memory, array.reshape(memory.shape))
 
 
@@ -143,57 +143,55 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
     unpacked from another array afterwards (received; _deliver):
 
         x ── fill, if strided ──> packed ── MPI ──> received ── finish, if out is strided ──> out
-
-    Where x and out overlap, three cases are right without a copy or with one: all_to_all in place, one's own
-    block of a gathered array, and one's own block of a scattered one. All others are refused.
     """
-    comm, verb = call.comm, call.verb
-    received = _received(recv) if recv is not None else None
-    if verb == "broadcast":  # one array for both: x is copied into it on the root
-        if send is not None and recv is not None:
-            if send is not recv and not buffer.same_memory(send.array, recv.array):
-                _refuse_overlap(send, recv)
-            if received is not None and not buffer.same_memory(received, send.array):
-                call.fill = _filler(received, send.array)
-        elif send is not None:  # root of an inter-communicator
-            received = np.empty(send.shape, send.array.dtype)
-            call.fill = _filler(received, send.array)
-        if call.fill is not None:
-            call.fill()
-        call.recv = transport.spec(received, block, call.look.dtype) if received is not None else None
-        _deliver(call, recv, received)
-        return call
+    if call.verb == "broadcast":
+        return _broadcast(call, send, recv, block)
+    received = None
     if send is not None:
         packed = _packed(send.array)
         if not np.may_share_memory(packed, send.array):
             call.fill = _filler(packed, send.array)
         call.send = transport.spec(packed, block, send.dtype)
     if recv is not None:
-        assert received is not None
+        received = _received(recv)
         call.recv = transport.spec(received, block, recv.dtype)
     if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
-        if verb == "all_to_all" and buffer.same_memory(send.array, recv.array):
-            copy = send.array.copy()  # a plan fills it anew at each start
-            call.fill = _filler(copy, send.array)
-            call.send = transport.spec(copy, block, send.dtype)
-        elif (
-            verb in GATHERING
-            and not comm.is_inter
-            and received is recv.array
-            and _is_block(recv, send, comm.rank, comm.size)
-        ):
-            call.send = MPI.IN_PLACE
-        elif (
-            verb == "scatter"
-            and not comm.is_inter
-            and send.array.flags.c_contiguous
-            and _is_block(send, recv, comm.rank, comm.size)
-        ):
-            call.recv = MPI.IN_PLACE
-        else:
-            _refuse_overlap(send, recv)
+        _share(call, send, recv, block)
     _deliver(call, recv, received)
     return call
+
+
+def _broadcast(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> Call:
+    """One array for both: x is copied into it on the root."""
+    received = None if recv is None else _received(recv)
+    if send is not None:
+        if recv is None:  # root of an inter-communicator
+            received = np.empty(send.shape, send.array.dtype)
+        elif send is not recv and not buffer.same_memory(send.array, recv.array):
+            _refuse_overlap(send, recv)
+        if received is not None and not buffer.same_memory(received, send.array):
+            call.then_fill(_filler(received, send.array))
+    call.recv = None if received is None else transport.spec(received, block, call.look.dtype)
+    _deliver(call, recv, received)
+    return call
+
+
+def _share(call: Call, send: Buffer, recv: Buffer, block: int) -> None:
+    """x and out overlap. Three cases are right, one with a copy; all others are refused:
+
+    all_to_all in place, one's own block of a gathered array, and one's own block of a scattered one.
+    """
+    comm, verb = call.comm, call.verb
+    if verb == "all_to_all" and buffer.same_memory(send.array, recv.array):
+        copy = send.array.copy()  # a plan fills it anew at each start
+        call.fill = _filler(copy, send.array)
+        call.send = transport.spec(copy, block, send.dtype)
+    elif verb == "all_to_all" or comm.is_inter or not _core_may_share(call, send, recv):
+        _refuse_overlap(send, recv)
+    elif verb == "scatter":
+        call.recv = MPI.IN_PLACE
+    else:
+        call.send = MPI.IN_PLACE
 
 
 def _is_block(whole: Buffer, part: Buffer, rank: int, p: int) -> bool:
@@ -227,7 +225,7 @@ def _reduce_there(call: Call, send: Buffer, recv: Buffer | None, block: int, red
     received is out itself where nothing has to be converted or unpacked. Then, and if the operator has no
     `finish`, the call leaves nothing to do (call.give), so requests and plans of it are cheap.
     """
-    comm, verb = call.comm, call.verb
+    comm = call.comm
     in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
     if not in_place:
         _refuse_overlap(send, recv)
@@ -241,45 +239,45 @@ def _reduce_there(call: Call, send: Buffer, recv: Buffer | None, block: int, red
     elif not np.may_share_memory(travelling, send.array):
         call.fill = _filler(travelling, send.array)
     if recv is not None:
-        plain = (
-            reduce.widen is None and recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
-        )
-        received = recv.array if plain else np.empty(recv.shape, travelling.dtype)
+        lies_plain = recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
+        is_plain = reduce.widen is None and lies_plain
+        received = recv.array if is_plain else np.empty(recv.shape, travelling.dtype)
         call.recv = (received, block, kind)
-    if (
-        in_place
-        and reduce.widen is None
-        and recv is not None
-        and received is recv.array
-        and send.array.flags.c_contiguous
-    ):
-        call.send = MPI.IN_PLACE
-        if comm.is_inter:  # where MPI knows of no such thing
-            copy = travelling.copy()
-            call.fill = _filler(copy, send.array)
-            call.send = (copy, block, kind)
-    else:
+        in_place = in_place and is_plain and send.array.flags.c_contiguous
+    if not in_place:
         call.send = (travelling, block, kind)
+    elif comm.is_inter:  # where MPI knows of no such thing
+        copy = travelling.copy()
+        call.fill = _filler(copy, send.array)
+        call.send = (copy, block, kind)
+    else:
+        call.send = MPI.IN_PLACE
+    _deliver_reduced(call, recv, received, reduce)
+    return call
+
+
+def _deliver_reduced(
+    call: Call, recv: Buffer | None, received: NDArray[Any] | None, reduce: Reduction
+) -> None:
+    """Finish call by giving recv back, from what was reduced."""
+    comm = call.comm
     ranks = comm.remote_size if comm.is_inter else comm.size
-    first = verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
+    is_first = call.verb == "exscan" and comm.rank == 0  # MPI leaves its result undefined
+    if recv is None or received is None or not (is_first or reduce.narrow or reduce.finish):
+        _deliver(call, recv, received)
+        return
 
     def finish(status: MPI.Status | None) -> object:
-        if recv is None or received is None:
-            return None
-        if first:
+        if is_first:
             return _first_of_exscan(recv, reduce)
         if received is not recv.array:
-            recv.array[...] = (
-                reduce.narrow(received, ranks) if reduce.narrow is not None else received
-            ).reshape(recv.shape)
+            narrow = reduce.narrow(received, ranks) if reduce.narrow is not None else received
+            recv.array[...] = narrow.reshape(recv.shape)
         if reduce.finish is not None:
             reduce.finish(recv.array, ranks)
         return recv.give()
 
     call.finish = finish
-    if recv is None or (received is recv.array and not first and reduce.finish is None):
-        call.give = recv.give if recv is not None else lambda: None
-    return call
 
 
 def _first_of_exscan(recv: Buffer, reduce: Reduction) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -37,6 +37,14 @@ else:
 __all__ = ["compose", "look", "no_remote_root"]
 
 
+class _Arrays(NamedTuple):
+    """What this rank gives and where it receives, None for nothing, and how that is reduced, if it is."""
+
+    send: Buffer | None
+    recv: Buffer | None
+    reduce: Reduction | None
+
+
 def compose(
     comm: Comm,
     verb: str,
@@ -55,6 +63,24 @@ def compose(
             on a device a copy takes part.
         algorithm: but this one can move large arrays from device to device; the call has `after`, then.
     """
+    call, arrays = _described(comm, verb, x, out, op, root)
+    send, recv, reduce = arrays
+    devices, nbytes = comm.devices, call.count * call.look.dtype.itemsize
+    if devices is not None and not hosts and devices.takes(send, recv, block=nbytes):
+        return devices.carry(call, send, recv, op, reduce, blocking)  # type: ignore[no-any-return]
+    if blocking and not hosts and comm.node is not None and core_takes(call.look.dtype, reduce):
+        return by_core(call, send, recv, reduce)
+    if devices is None:  # no rank of comm has a device
+        return on_hosts(call, send, recv, reduce, blocking)
+    plain = reduce is None or reduce.function is None
+    # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
+    if algorithm is not None and plain and not devices.is_one_call(nbytes):
+        return devices.carry(call, send, recv, op, reduce, blocking, algorithm)  # type: ignore[no-any-return]
+    return _on_copies(call, arrays, blocking)
+
+
+def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int) -> tuple[Call, _Arrays]:
+    """The call in words, and its arrays; all that one rank can check is right."""
     sends, receives = _roles(comm, verb, root)
     if verb in REDUCTIONS:
         x = reduction.counted(x, op)
@@ -65,47 +91,44 @@ def compose(
     template = send or recv
     if template is None or (sends and send is None):
         raise UsageError(f"{verb} needs x here", hint=_needs_x(verb, sends))
-    dtype = template.dtype
     shape, block = _geometry(comm, verb, send, recv)
     if receives:
-        if recv is None:
-            assert send is not None
-            recv = send.make(shape)
-        else:
-            _check_out(verb, send, recv, shape)
-    else:
-        recv = None
+        recv = _result(verb, send, recv, shape)
+    reduce = _reduction(comm, verb, x, op, template) if verb in REDUCTIONS else None
     call = Call(comm, verb, root=root)
-    call.look = template
-    reduce: Reduction | None = None
-    if verb in REDUCTIONS:
-        reduce = reduction.resolve(op, dtype)
-        if type(x) is int:
-            reduction.check_whole(x, reduce.op, comm.remote_size if comm.is_inter else comm.size)
-        if verb in PREFIXES and comm.is_inter:
-            raise UsageError(
-                f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"
-            )
-        if verb in PREFIXES and reduce.op.name == "avg":
-            raise UsageError(
-                f"{verb} has no average", hint="op='sum', then divide by the number of ranks reduced"
-            )
-    call.code = head(verb, reduce.code if reduce else 0, dtype.code, root)
-    call.count = block
-    if not sends and verb in ROOT_SENDS:
-        send = None
-    devices, nbytes = comm.devices, block * dtype.itemsize
-    if devices is not None and not hosts and devices.takes(send, recv, block=nbytes):
-        return devices.carry(call, send, recv, op, reduce, blocking)  # type: ignore[no-any-return]
-    if blocking and not hosts and comm.node is not None and core_takes(dtype, reduce):
-        return by_core(call, send, recv, reduce)
-    if devices is None:  # no rank of comm has a device
-        return on_hosts(call, send, recv, reduce, blocking)
-    plain = reduce is None or reduce.function is None
-    # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
-    if algorithm is not None and plain and not devices.is_one_call(nbytes):
-        return devices.carry(call, send, recv, op, reduce, blocking, algorithm)  # type: ignore[no-any-return]
-    # Everything else that is asked to use host memory: the call runs on copies there.
+    call.look, call.count = template, block
+    call.code = head(verb, reduce.code if reduce else 0, template.dtype.code, root)
+    gives = sends or verb not in ROOT_SENDS
+    return call, _Arrays(send if gives else None, recv, reduce)
+
+
+def _result(verb: str, send: Buffer | None, recv: Buffer | None, shape: Shape) -> Buffer:
+    """recv, if it can take a result of this shape; a new array if there is none."""
+    if recv is None:
+        assert send is not None
+        return send.make(shape)
+    _check_out(verb, send, recv, shape)
+    return recv
+
+
+def _reduction(comm: Comm, verb: str, x: object, op: Any, template: Buffer) -> Reduction:
+    reduce = reduction.resolve(op, template.dtype)
+    if type(x) is int:
+        reduction.check_whole(x, reduce.op, comm.remote_size if comm.is_inter else comm.size)
+    if verb in PREFIXES and comm.is_inter:
+        raise UsageError(
+            f"{verb} has no meaning between two groups", hint="comm.merge() makes one group of them"
+        )
+    if verb in PREFIXES and reduce.op.name == "avg":
+        raise UsageError(
+            f"{verb} has no average", hint="op='sum', then divide by the number of ranks reduced"
+        )
+    return reduce
+
+
+def _on_copies(call: Call, arrays: _Arrays, blocking: bool) -> Call:
+    """Where host memory is to carry it, whatever the arrays are: the call runs on copies there."""
+    send, recv, reduce = arrays
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
     return host_copy.renewed(on_hosts(call, given, taken, reduce, blocking), given, taken)
