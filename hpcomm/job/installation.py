@@ -7,12 +7,14 @@ believes that it is alone. So the two must match, and `_mismatch` says so before
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError
+from .launcher import read_of
 
 __all__ = [
     "Mpi",
@@ -20,6 +22,7 @@ __all__ = [
     "find_mpi",
     "is_bundled",
     "library_folder",
+    "loaded_library",
     "vendor_in",
     "vendor_of",
     "which",
@@ -132,6 +135,12 @@ def _own_folders() -> list[Path]:
 def is_bundled(library: Path | None) -> bool:
     """Whether a library lies in this Python's environment, as a wheel brings it."""
     return library is not None and library in _own_folders()
+
+
+def loaded_library() -> str | None:
+    """The MPI library that this process has loaded; None: none, or this system (macOS) does not tell."""
+    found = re.search(r"/.*/libmpi[^/\n]*\.so[^/\n]*", read_of(os.getpid(), "maps"))
+    return found[0] if found else None
 
 
 def vendor_in(folder: Path) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from ..job.installation import loaded_library
 from ..job.launch import core_names
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def probe() -> None:
     """Bring MPI up, look around together with all ranks, and print it as a line of JSON on rank 0."""
     from mpi4py import MPI
 
-    from ..transport.device.cuda_aware import loaded_library, says
+    from ..transport.device.cuda_aware import says
 
     world = MPI.COMM_WORLD
     secret = ctypes.create_string_buffer(os.urandom(16), 16)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..job.installation import loaded_library
 
 __all__ = ["choices", "forced", "unannounced_bytes", "vendor"]
 
@@ -109,14 +110,10 @@ def _library() -> Any:
     """The MPI that this process has loaded, its tool interface started; None where it cannot be found."""
     from mpi4py import MPI  # noqa: F401  loads it
 
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
+    path = loaded_library()
+    if path is None:
         return None
-    paths = [line.split()[-1] for line in lines if re.search(r"/libmpi\.so[.\d]*$", line)]
-    if not paths:
-        return None
-    library, provided = ctypes.CDLL(paths[0]), ctypes.c_int()
+    library, provided = ctypes.CDLL(path), ctypes.c_int()
     return library if library.MPI_T_init_thread(3, ctypes.byref(provided)) == 0 else None
 
 

@@ -1,6 +1,10 @@
 """Finding the MPI at hand: the library's place decides, and the launcher must belong to it."""
 
+import _ctypes
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -170,3 +174,14 @@ def test_which_keeps_the_dot_that_launchers_go_by(tmp_path, monkeypatch):
     executable(tmp_path / "tool")
     monkeypatch.chdir(tmp_path)
     assert which("./tool", {"PATH": ""}) == "./tool"
+
+
+def test_the_loaded_library_is_named_whole_where_its_path_has_blanks(tmp_path):
+    """As in an environment below "My Projects"."""
+    library = tmp_path / "my  project (2)" / "lib" / "libmpi.so.40.1"
+    library.parent.mkdir(parents=True)
+    shutil.copy(_ctypes.__file__, library)
+    code = "import ctypes, sys; from hpcomm.job.installation import loaded_library; print(loaded_library());"
+    code += "ctypes.CDLL(sys.argv[1]); print(loaded_library())"
+    done = subprocess.run([sys.executable, "-c", code, library], capture_output=True, text=True, check=True)
+    assert done.stdout == f"None\n{library}\n"

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from ...job.installation import loaded_library
 from .staging import Reached
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...device.arrays import Place
     from .workspace import Workspace
 
-__all__ = ["Direct", "decide", "evidence", "known", "loaded_library", "passes", "rumour", "says", "trial"]
+__all__ = ["Direct", "decide", "evidence", "known", "passes", "rumour", "says", "trial"]
 
 OPERATIONS = (
     "send", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "all_to_all",
@@ -55,16 +55,6 @@ def says(vendor: str, description: str) -> bool | None:
     if "--with-cuda" in description:
         return True
     return False if "--without-cuda" in description else None
-
-
-def loaded_library() -> str | None:
-    """The MPI library of this process."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # macOS
-        return None
-    found = re.search(r"/\S*/libmpi[^/\s]*\.so[^/\s]*", maps)
-    return found[0] if found else None
 
 
 def decide(said: bool | None, tried: Callable[[], Report]) -> dict[str, str]:
