@@ -1,13 +1,11 @@
 """Commands that tests start: in processes that are gone when the test is."""
 
-import contextlib
 import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
-from steady import steady_time
 
 ROOT = Path(__file__).parents[1]
 CLOCK = 5  # a limit of `hpcomm run`, which goes by the clock, is that many times a test's own
@@ -35,15 +33,12 @@ def finish(command, limit_s, cwd=None, env=None):
 
 def said(process, limit_s):
     """What process says to its end, (stdout, stderr); see finish. It leads a process group."""
-    until = steady_time() + limit_s
     try:
-        while steady_time() < until:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return process.communicate(timeout=0.5)
-    except BaseException:  # the time of the test is up, or somebody wants an end
+        return process.communicate(timeout=limit_s)
+    except BaseException as error:  # it hangs, the time of the test is up, or somebody wants an end
         os.killpg(process.pid, signal.SIGKILL)
-        raise
-    os.killpg(process.pid, signal.SIGKILL)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
     out, err = process.communicate()
     words = " ".join(map(str, process.args))
     pytest.fail(f"no end after {limit_s:g} s: {words}\n--- stdout\n{out}\n--- stderr\n{err}")

@@ -1,12 +1,14 @@
 """A clock of the time that the machine gives: for tests of what must come soon, and for limits.
 
 A virtual machine is held now and then, for seconds or half a minute; and beside other work each process gets
-a part of a core. What was to be quick is late then, through no fault of its own.
+a part of a core. What was to be quick is late then, through no fault of its own. The timeouts of subprocess
+go by this clock too wherever this module was imported.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -82,3 +84,4 @@ def _watch() -> None:
 
 
 threading.Thread(target=_watch, daemon=True, name="steady clock").start()
+subprocess._time = steady_time  # type: ignore[attr-defined]  # of run(), communicate() and wait()

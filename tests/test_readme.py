@@ -152,7 +152,7 @@ DEMO = "import sys; from hpcomm.apps import allreduce_demo; sys.exit(allreduce_d
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What all other examples and the demo print, by their names: one job, for torch takes seconds to start."""
+    """What all other examples and the demo print, by their names: one job, as torch starts slowly."""
     folder = tmp_path_factory.mktemp("examples")
     codes = {str(each): each.code for each in EXAMPLES if not is_alone(each) and not lacks(each)}
     folders = {}

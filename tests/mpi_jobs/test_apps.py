@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import readme_environment
+from processes import finish
 
 from hpcomm.apps._dataset import read
 
@@ -417,19 +418,11 @@ def test_mpmd_config_starts_both_programs() -> None:
         pytest.skip("no MPI wheel in this environment")
     version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=True).stdout
     option = ["--oversubscribe", "--app"] if "Open MPI" in version else ["-configfile"]
-    done = subprocess.run(
-        ["timeout", "--kill-after=5", "60", launcher, *option, "mpmd_configs/hello.txt"],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]]),
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {
+        "PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]]),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }
+    done = finish([launcher, *option, "mpmd_configs/hello.txt"], 60, ROOT, env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "got [0. 2. 4. 6. 8.] back" in done.stdout

@@ -86,11 +86,10 @@ calls = [
 ]
 if comm.rank == 0:
     for call in calls:
-        begin = time.monotonic()
         try:
             call()
         except hpcomm.WaitTimeoutError as error:
-            assert time.monotonic() - begin < 8 and "0.2 s" in str(error), error
+            assert "0.2 s" in str(error), error
         else:
             raise AssertionError("it did not wait")
     world.barrier()

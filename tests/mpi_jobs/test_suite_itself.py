@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -220,3 +221,4 @@ def test_limits_go_slower_beside_other_work(monkeypatch: pytest.MonkeyPatch, tmp
         passed, clock = steady.steady_time() - since, time.monotonic() - begin
         assert passed <= part * clock + 0.1
         assert passed >= part * min(0.4, clock) - steady.held_s() - 0.1
+    subprocess.run(["sleep", "0.5"], check=True, timeout=0.3)  # 0.05 s of that clock

@@ -11,6 +11,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from steady import steady_time
+
 NODES = 3
 PMIX = Path("/usr/lib/x86_64-linux-gnu/pmix2/lib")
 CONF = """
@@ -88,8 +90,8 @@ class Slurm:
         self._run(["slurmctld"])
         for i in range(1, NODES + 1):
             self._run(["unshare", "-u", "sh", "-c", f"hostname n{i}; exec slurmd -N n{i}"])
-        deadline = time.monotonic() + 40
-        while time.monotonic() < deadline:
+        deadline = steady_time() + 40
+        while steady_time() < deadline:
             idle = subprocess.run(
                 ["sinfo", "-h", "-t", "idle", "-o", "%D"], capture_output=True, text=True, check=False
             )

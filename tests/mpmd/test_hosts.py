@@ -1,14 +1,13 @@
 """Several hosts: programs placed by the spec, and a cable that is cut ends the job with a clear word."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hosts import Hosts, why_not
+from processes import said
 from steady import steady_time
 
 from hpcomm.job.installation import find_mpi
@@ -21,7 +20,7 @@ pytestmark = [
 ]
 SPEC = """
 [job]
-timeout = 60
+timeout = 300
 [program.ocean]
 command = "python ocean.py"
 ranks = 2
@@ -85,17 +84,9 @@ def start(hosts, steps, pause, air=AIR):
     return hosts.start(command, hosts.environ(find_mpi().vendor))
 
 
-def end(process, limit_s):
-    try:
-        return process.communicate(timeout=limit_s)[0]
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"no end after {limit_s} s:\n{process.communicate()[0]}")
-
-
 def test_programs_run_where_the_spec_places_them(hosts):
     process = start(hosts, 3, 0.0)
-    out = end(process, 80)
+    out = said(process, 80)[0]
     assert process.returncode == 0, out
     assert "step 2 [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]" in out, out
     for words in ("ocean on h1", "ocean on h2", "air on h3"):
@@ -113,7 +104,7 @@ def test_a_cut_cable_ends_the_job_with_a_clear_word(hosts):
         pytest.fail("".join(lines))
     hosts.cut(3)
     since = steady_time()
-    out = "".join(lines) + end(process, 60)
+    out = "".join(lines) + said(process, 60)[0]
     assert steady_time() - since < 45
     assert process.returncode != 0
     assert any(words in out for words in ("for program 'air'", "program 'air'", "lost")), out
@@ -150,7 +141,7 @@ def test_a_cut_cable_ends_a_job_of_the_plain_launcher_too(hosts):
     process = launched(hosts, "air", "ocean")
     assert any("step 3" in line for line in process.stdout)
     hosts.cut(3)
-    out = end(process, 40)
+    out = said(process, 40)[0]
     assert process.returncode != 0, out
     assert "get of 'wind' waited 1 s for program 'air'" in out or "for program 'ocean'" in out, out
 
@@ -159,7 +150,7 @@ def test_a_program_that_is_killed_is_named_and_not_those_that_its_end_takes_alon
     """Open MPI ends whoever has a connection to it, and the launcher the rest: all is known at once."""
     killed = AIR.replace('print("step"', 'step < 2 or os.kill(os.getpid(), 9); print("step"')
     process = start(hosts, 1000, 0.1, air=killed)
-    out = end(process, 60)
+    out = said(process, 60)[0]
     assert process.returncode == 128 + signal.SIGKILL, out
     assert "hpcomm run: program 'air' (rank 0 of 1) was killed by SIGKILL" in out, out
 
@@ -168,7 +159,7 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     """Seen by its supervisor; by hand, from the host of the launcher."""
     since = steady_time()
     process = start(hosts, 3, 0.0, air="print('air came and went')")
-    out = end(process, 80)
+    out = said(process, 80)[0]
     assert process.returncode not in (0, 124), out
     assert steady_time() - since < 25, out
     assert "air came and went" in out
@@ -177,7 +168,7 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     since = steady_time()
     (hosts.folder / "ocean.py").write_text("import hpcomm\nhpcomm.join('ocean')")
     process = launched(hosts, "air", "ocean")
-    out = end(process, 60)
+    out = said(process, 60)[0]
     assert process.returncode != 0, out
     assert steady_time() - since < 25, out
     assert re.search(
@@ -209,7 +200,7 @@ def test_a_job_of_one_program_names_the_host_whose_cable_is_cut(hosts):
         if "step" in line:
             break
     hosts.cut(2)
-    out += end(process, 60)
+    out += said(process, 60)[0]
     assert process.returncode not in (0, 124), out
     assert re.search(r"all_reduce\(.*\) at loop.py:6 on 'world' has waited \d+ s", out), out
     assert re.search(r"host h2 has not answered for \d+ s", out), out
@@ -244,7 +235,7 @@ def test_ranks_spawn_others_on_all_hosts(hosts):
     command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "spawns.py"]
     for _ in range(4):
         process = hosts.start(command, hosts.environ(find_mpi().vendor))
-        out = end(process, 60)
+        out = said(process, 60)[0]
         if process.returncode not in CRASHED or "pmix_server_dyn.c" not in out:
             break  # else Open MPI's launcher has crashed, as it does now and then: see docs/spawn.md
     assert process.returncode == 0, out
@@ -272,7 +263,7 @@ def test_what_a_killed_rank_leaves_is_removed_on_its_host(hosts, where):
     (hosts.folder / "killed.py").write_text(KILLED)
     command = [sys.executable, "-m", "hpcomm", "run", "--hosts", where, "python", "killed.py"]
     process = hosts.start(command, hosts.environ("mpich"))
-    out = end(process, 60)
+    out = said(process, 60)[0]
     assert process.returncode == 137, out
     first, second = where.split(",")
     assert f"rank 1 on {second} was ended by signal 9 (SIGKILL)" in out

@@ -9,6 +9,8 @@ import time
 import traceback
 from contextlib import suppress
 
+from steady import steady_time
+
 from hpcomm.node._native import core
 
 
@@ -71,10 +73,10 @@ def end(ranks, timeout=30.0):
 
 def _ended(ranks, timeout):
     results = []
-    deadline = time.monotonic() + timeout
+    deadline = steady_time() + timeout
     for rank, (pid, reading) in enumerate(ranks):
         while not os.waitpid(pid, os.WNOHANG)[0]:
-            if time.monotonic() > deadline:
+            if steady_time() > deadline:
                 raise RankError(f"rank {rank} hangs")
             time.sleep(0.002)
         with os.fdopen(reading, "rb") as pipe:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from steady import steady_time
 
 from hpcomm.node.call_log import CallLogs
 from hpcomm.node.segment import _NOTE, Region
@@ -56,8 +57,8 @@ def test_a_rank_lives_as_long_as_its_process_whatever_number_that_has(tmp_path: 
         assert not nobody.gone, "an end is seen only of a rank that was seen to live"
         owner.kill()
         owner.wait()
-        deadline = time.monotonic() + 10  # whom unshare takes with it ends a moment later
-        while not region.gone and time.monotonic() < deadline:
+        deadline = steady_time() + 10  # whom unshare takes with it ends a moment later
+        while not region.gone and steady_time() < deadline:
             time.sleep(0.01)
         assert region.gone
 

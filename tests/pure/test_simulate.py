@@ -341,9 +341,9 @@ def test_a_fit_says_how_far_off_it_is_apart_where_ranks_share_cores(
 def test_sim_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     asked = "sim all_reduce --algorithm ring,tree,double_tree --ranks 24576 --bytes 8 --machine summit"
     words = asked.split()
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert main(words) == 0
-    assert time.perf_counter() - begin < 60
+    assert time.process_time() - begin < 60
     out = capsys.readouterr().out
     assert "NCCL 2.4.8, src/init.cc" in out
     assert "CALIBRATED" in out
