@@ -143,8 +143,11 @@ def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic
         return np.frombuffer(memoryview(memory), kind, count, at).reshape(shape)
     if not all_of(node.mpi_handle, native.missing() is None) and all_of(node.mpi_handle, _has(8 * words)):
         return _by_mpi(node, count, kind).reshape(shape)
-    what = f"{8 * words} bytes of shared memory cannot be had on this node"
-    raise ConfigError(what, hint="df /dev/shm shows what is left; `hpcomm doctor` tells more")
+    why, hint = native.refused
+    what = f"{8 * words} bytes of shared memory cannot be had on this node: {why}"
+    raise ConfigError(
+        what, hint=hint if native.refused != native.NO_ROOM else "df /dev/shm shows what is left"
+    )
 
 
 def _spread(node: Communicator, memory: core.Segment) -> None:

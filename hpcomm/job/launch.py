@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from ..errors import ConfigError
-from . import supervise
+from . import room, supervise
 from .command_line import Command
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
@@ -89,15 +89,12 @@ class Job(NamedTuple):
     output: str | None = None
 
 
-_SHARED_EACH = 32 << 20  # bytes of /dev/shm for a rank of Open MPI's: a segment takes 16 MiB
-
-
 class Machine(NamedTuple):
     """What compose must know of the place it runs at; prefix is this Python's.
 
     binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
     registers: whether there may be a device that MPI registers memory for.
-    shared: bytes that are free in /dev/shm.
+    shared: bytes that MPI may take in /dev/shm.
     """
 
     cores: int
@@ -368,8 +365,7 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     # By tcp, ranks listen on all addresses, which they need where shared memory is short, and to meet those
     # that they spawn, for whom Open MPI has no shared memory. Then by loopback:
     # a bridge of containers may go meanwhile. ofi's search for a fabric sleeps a second in MPI_Init.
-    is_short = machine.shared < _SHARED_EACH * sum(program.ranks or machine.cores for program in job.programs)
-    by_tcp = job.spawn or is_short
+    by_tcp = job.spawn or _is_short(job, machine)
     left = [*(["ofi"] if mpi.bundled else []), *([] if by_tcp else ["tcp"])]
     wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
     if by_tcp and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
@@ -386,6 +382,9 @@ def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[st
     wanted: dict[str, str] = {}
     if _is_local(job, machine):
         wanted |= {} if machine.registers else _UCX_UNHOOKED
+        # By tcp, ranks listen on all interfaces; by posix, UCX crashes where /dev/shm is short.
+        left = [*([] if job.spawn else ["tcp"]), *(["posix"] if _is_short(job, machine) else [])]
+        wanted |= {"UCX_TLS": f"^{','.join(left)}"} if left else {}
         if _is_crowded(job, machine):
             wanted |= _MPICH_YIELDING
         elif mpi.bundled and machine.binds and len(job.programs) == 1:
@@ -417,6 +416,10 @@ def _is_crowded(job: Job, machine: Machine) -> bool:
     return sum(program.ranks or 0 for program in job.programs) > machine.cores
 
 
+def _is_short(job: Job, machine: Machine) -> bool:
+    return room.is_short(sum(program.ranks or machine.cores for program in job.programs), machine.shared)
+
+
 def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:
     """`-n 1 a : -n 2 b`, with these options repeated for each program."""
     words: list[str] = []
@@ -443,16 +446,7 @@ def _here() -> Machine:
     ours = core_names(), usable_cores()
     binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
     binds = binds and len(ours[0]) == ours[1]
-    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), _shared())
-
-
-def _shared() -> int:
-    """Bytes that are free in /dev/shm."""
-    try:
-        free = os.statvfs("/dev/shm")
-    except OSError:
-        return sys.maxsize  # MPI has another place
-    return free.f_bavail * free.f_frsize
+    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), room.free())
 
 
 def registers_memory() -> bool:

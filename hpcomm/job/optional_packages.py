@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import MissingError
-from . import process_role
+from . import process_role, room
 
 __all__ = ["load", "load_mpi", "load_torch"]
 
@@ -32,12 +32,13 @@ def load_mpi(where: str) -> ModuleType:
 
     Raises:
         MissingError: there is no MPI.
-        ConfigError: the launcher is of another one.
+        ConfigError: the launcher is of another one, or MPI would crash.
         UsageError: this process is a child of a rank.
     """
     process_role.check_process(where)
     if "mpi4py.MPI" not in sys.modules:
         process_role.check_library(where)
+        room.check(where)
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

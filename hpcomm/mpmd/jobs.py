@@ -16,6 +16,7 @@ import json
 import os
 import time
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..agree import runtime
@@ -77,6 +78,7 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
     port = MPI.Open_port() if is_host and is_first else ""
     try:
         entry = {"hpcomm": 1, "name": me.name, "library": library, "programs": list(me.ranks), "port": port}
+        entry |= {"on": gethostname(), "tcp": "tcp" not in os.environ.get("UCX_TLS", "").partition("^")[2]}
         found: Any = meet(path, entry, timeout_s, is_host=is_host) if is_first else None
         found = me.comm.broadcast_object(found)
         if isinstance(found, HpcommError):
@@ -164,6 +166,9 @@ def _why_not(host: dict[str, Any], guest: dict[str, Any]) -> str:
     """Why two programs cannot be joined; "" if they can."""
     if guest["library"] != host["library"]:
         return f"'{host['name']}' has {host['library']}, and '{guest['name']}' {guest['library']}"
+    if host.get("on") != guest.get("on") and not (host["tcp"] and guest["tcp"]):
+        places = f"'{host['name']}' is on {host['on']} and '{guest['name']}' on {guest['on']}"
+        return f"{places}: `hpcomm run` on one host needs --spawn to let ranks use the network"
     same = set(host["programs"]) & set(guest["programs"])
     return f"both jobs have a program '{min(same)}'" if same else ""
 

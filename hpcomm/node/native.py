@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import sysconfig
@@ -38,6 +39,11 @@ class Lack(NamedTuple):
 
 OFF = Lack("HPCOMM_NODE=off", "unset HPCOMM_NODE")
 NO_ROOM = Lack("there is no room in /dev/shm", _ROOM)
+REFUSED = {  # by what the system says
+    errno.ENOMEM: Lack("there is no address space left for it (ulimit -v)", "ulimit -v unlimited"),
+    errno.EFBIG: Lack("no file may be as large as it is (ulimit -f)", "ulimit -f unlimited"),
+}
+refused = NO_ROOM  # why there is no memory, if there is none
 ELSEWHERE = Lack("another rank of the node has none", "python -m hpcomm doctor in the same job says which")
 
 
@@ -87,7 +93,7 @@ def lack(there: NodeSegment | None, ranks: int) -> Lack:
         return why
     if there is not None and ranks > MOST_RANKS:
         return Lack(f"{ranks} ranks of one node, of at most {MOST_RANKS}", "fewer ranks, with threads each")
-    return NO_ROOM
+    return refused
 
 
 def warn(why: Lack) -> None:

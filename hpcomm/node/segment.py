@@ -15,7 +15,7 @@ import fcntl
 import os
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import native
 from .words import Words, words_of_text
@@ -236,26 +236,40 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
 
 def opened(node: MPI.Comm, nbytes: int) -> core.Segment | None:
     """Memory of the native core for the ranks of node; None on all where one cannot have it. Collective."""
-    core, made, name = native.core(), None, bytearray(_NAME)
-    if core is not None and node.rank == 0:
-        with suppress(OSError):  # no /dev/shm, or it is full: doctor shows it
-            made = core.Segment(nbytes)
-            name[: len(made.name)] = made.name.encode()
+    made, failed, name = None, errno.EPERM, bytearray(_NAME)
+    if native.core() is not None and node.rank == 0:
+        made, failed = _segment(nbytes)
+        name = bytearray((made.name if made is not None else "").encode().ljust(_NAME, b"\0"))
     node.Bcast([name, MPI.BYTE], 0)
-    if core is not None and node.rank and name[0]:
-        with suppress(OSError):
-            made = core.Segment(nbytes, name.rstrip(b"\0").decode())
-    have_all = all_of(node, made is not None)
+    if native.core() is not None and node.rank and name[0]:
+        made, failed = _segment(nbytes, name.rstrip(b"\0").decode())
+    worst = _worst_of(node, failed)
+    native.refused = native.REFUSED.get(worst, native.NO_ROOM)
     if made is not None and node.rank == 0:
         made.unlink()
-    return made if have_all else None
+    return None if worst else made
+
+
+def _segment(*given: Any) -> tuple[core.Segment | None, int]:
+    """A segment, or why the system refuses it: no /dev/shm, it is full, a limit. doctor shows it."""
+    module = native.core()
+    assert module is not None
+    try:
+        return module.Segment(*given), 0
+    except OSError as error:
+        return None, error.errno or errno.EPERM
+
+
+def _worst_of(node: MPI.Comm, number: int) -> int:
+    """The largest of the ranks' numbers, of a byte each."""
+    worst = bytearray([number])
+    node.Allreduce(MPI.IN_PLACE, [worst, MPI.UINT8_T], MPI.MAX)
+    return worst[0]
 
 
 def all_of(node: MPI.Comm, here: bool) -> bool:
     """Whether it is so on all ranks of node."""
-    worst = bytearray([here])
-    node.Allreduce(MPI.IN_PLACE, [worst, MPI.BYTE], MPI.BAND)
-    return bool(worst[0])
+    return not _worst_of(node, not here)
 
 
 def _say_lack(node: MPI.Comm, world_rank: int) -> None:
@@ -263,7 +277,7 @@ def _say_lack(node: MPI.Comm, world_rank: int) -> None:
     lack = native.missing()
     have_all, is_wanted = all_of(node, lack is None), all_of(node, lack is not native.OFF)
     if is_wanted and world_rank == 0 and node.size > 1:
-        native.warn(native.NO_ROOM if have_all else lack or native.ELSEWHERE)
+        native.warn(native.refused if have_all else lack or native.ELSEWHERE)
 
 
 def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, bytes]:

@@ -16,6 +16,8 @@ def entry(name, library="MPICH 5", programs=None):
         "library": library,
         "programs": programs or [name],
         "port": f"at {name}",
+        "on": "h1",
+        "tcp": False,
     }
 
 
@@ -37,6 +39,10 @@ def test_they_learn_each_others_names_and_the_hosts_port(tmp_path):
     ("guest", "words"),
     [
         (entry("air", "Open MPI 5"), "'ocean' has MPICH 5, and 'air' Open MPI 5"),
+        (
+            entry("air") | {"on": "h2", "tcp": True},
+            "'ocean' is on h1 and 'air' on h2: `hpcomm run` on one host needs --spawn",
+        ),
         (entry("air", programs=["air", "ocean"]), "both jobs have a program 'ocean'"),
     ],
 )

@@ -205,20 +205,22 @@ def test_variables_are_named_to_openmpi_for_each_program_on_other_hosts():
 
 # -- telling MPICH ---------------------------------------------------------------------------------
 
+LOCAL = {"UCX_TLS": "^tcp"}  # by which its ranks would listen
+
 
 @pytest.mark.parametrize(("ranks", "cores", "each"), [(4, 4, 1), (2, 4, 2), (3, 8, 2), (None, 4, 1)])
 def test_mpich_of_a_wheel_gives_each_rank_its_share_of_the_cores(ranks, cores, each):
     _, added = line(job(ranks), MPICH, machine(cores=cores)._replace(binds=True))
-    assert added == {"HYDRA_BINDING": f"core:{each}"}
+    assert added == {"HYDRA_BINDING": f"core:{each}", **LOCAL}
 
 
 def test_mpich_is_left_alone_where_cores_cannot_be_shared_out():
     ours = machine(cores=4)._replace(binds=True)
-    assert line(job(1), MPICH, ours) == ("/env/bin/mpiexec -n 1 program0 x", {})
-    assert line(job(1, 1), MPICH, ours)[1] == {}  # programs need not be alike
-    assert line(job(2), MPICH._replace(bundled=False), ours)[1] == {}  # Intel's is no hydra
-    assert line(job(2), MPICH, ours._replace(environ={"HYDRA_BINDING": "none"}))[1] == {}
-    assert line(job(4), MPICH, machine(cores=4)) == ("/env/bin/mpiexec -n 4 program0 x", {})  # others' too
+    assert line(job(1), MPICH, ours) == ("/env/bin/mpiexec -n 1 program0 x", LOCAL)
+    assert line(job(1, 1), MPICH, ours)[1] == LOCAL  # programs need not be alike
+    assert line(job(2), MPICH._replace(bundled=False), ours)[1] == LOCAL  # Intel's is no hydra
+    assert line(job(2), MPICH, ours._replace(environ={"HYDRA_BINDING": "none"}))[1] == LOCAL
+    assert line(job(4), MPICH, machine(cores=4)) == ("/env/bin/mpiexec -n 4 program0 x", LOCAL)  # others' too
 
 
 def test_ranks_are_bound_only_where_all_cores_are_ours(monkeypatch):
@@ -235,7 +237,16 @@ def test_mpich_with_more_ranks_than_cores_yields_in_shared_memory():
         "MPIR_CVAR_BARRIER_POSIX_INTRA_ALGORITHM": "mpir",
         "MPIR_CVAR_BCAST_POSIX_INTRA_ALGORITHM": "mpir",
         "MPIR_CVAR_REDUCE_POSIX_INTRA_ALGORITHM": "mpir",
+        **LOCAL,
     }
+
+
+def test_mpich_on_one_host_listens_nowhere_and_is_kept_from_what_crashes_it_where_memory_is_short():
+    short = machine(cores=4)._replace(shared=1 << 20)
+    assert line(job(2), MPICH, short)[1] == {"UCX_TLS": "^tcp,posix"}
+    assert line(job(2, spawn=True), MPICH, short)[1] == {"UCX_TLS": "^posix"}
+    assert line(job(2, spawn=True), MPICH, machine(cores=4))[1] == {}
+    assert line(job(2), MPICH, machine(cores=4, UCX_TLS="all"))[1] == {}
 
 
 def test_mpich_takes_hosts():
@@ -358,7 +369,7 @@ def test_a_dry_run_prints_one_line_for_the_shell_and_runs_nothing(tmp_path):
         MPI4PY_LIBMPI=str(tmp_path), UCX_MEM_EVENTS="n",
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"A='b c' {launcher} -n 1 sh -c 'exit 3'\n"
+    assert done.stdout == f"A='b c' UCX_TLS='^tcp' {launcher} -n 1 sh -c 'exit 3'\n"
 
 
 def test_a_verbose_run_prints_its_line_and_ends_as_the_launcher_does(tmp_path):
@@ -368,7 +379,7 @@ def test_a_verbose_run_prints_its_line_and_ends_as_the_launcher_does(tmp_path):
         MPI4PY_LIBMPI=str(tmp_path), UCX_MEM_EVENTS="n",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (7, "called: -n 1 true\n")
-    assert done.stderr == f"{launcher} -n 1 true\n"
+    assert done.stderr == f"UCX_TLS='^tcp' {launcher} -n 1 true\n"
 
 
 def test_an_error_is_told_in_three_lines_and_ends_with_2():

@@ -1,0 +1,67 @@
+"""Room for an MPI in /dev/shm, looked at before it comes up: it crashes where it gets too little."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from ..errors import ConfigError
+from .installation import is_bundled, library_folder, vendor_in
+
+__all__ = ["check", "free", "is_short"]
+
+_EACH = 32 << 20  # bytes for a rank: Open MPI's segment takes 16 MiB, UCX up to 8
+_LEAST = 1060 << 10  # bytes for a rank of MPICH's, whose ranks share one file
+_RANKS = ("MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "PMI_SIZE")  # of a node: Hydra's, torchrun's; of the job
+
+
+def free() -> int:
+    """Bytes that are free in /dev/shm, or that a file may have, if that is less."""
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    there = _in_memory()
+    return min(sys.maxsize if largest == resource.RLIM_INFINITY else largest, there)
+
+
+def _in_memory() -> int:
+    try:
+        there = os.statvfs("/dev/shm")
+    except OSError:
+        return sys.maxsize  # MPI has another place
+    return there.f_bavail * there.f_frsize if there.f_blocks else sys.maxsize
+
+
+def is_short(ranks: int, free: int) -> bool:
+    """Whether ranks of this host had better not count on shared memory alone."""
+    return free < _EACH * ranks
+
+
+def check(where: str) -> None:
+    """Refuse MPICH's wheel where it would crash, and keep UCX from what it does not survive.
+
+    Raises:
+        ConfigError: there is no room for its ranks.
+    """
+    ranks = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), 1)
+    room, takes = free(), not Path("/dev/shm").is_dir() or os.access("/dev/shm", os.W_OK | os.X_OK)
+    if takes and not is_short(ranks, room):
+        return
+    library = library_folder()
+    if library is None or not is_bundled(library) or vendor_in(library) != "mpich":
+        return
+    os.environ.setdefault("UCX_TLS", "^posix")
+    need, is_limited = _LEAST * ranks, room < _in_memory()
+    begun = 0 if is_limited else sum(file.stat().st_size for file in Path("/dev/shm").glob("mpich_shm_*"))
+    if takes and room + begun >= need:  # another rank was quicker
+        return
+    why, hint = "/dev/shm takes no files", "mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+    if takes:
+        why, hint = (
+            f"/dev/shm has {room} bytes free",
+            "docker run --shm-size=1g, or remove what old jobs left",
+        )
+        if is_limited:
+            why, hint = f"no file may be larger than {room} bytes (ulimit -f)", "ulimit -f unlimited"
+    what = f"MPICH crashes here: {why}, and its ranks share a file of {need}"
+    raise ConfigError(what, where, hint)
