@@ -113,6 +113,36 @@ def _whole(shape: object) -> Shape:
     return sizes
 
 
+def _whole_mesh(given: object) -> dict[str, int]:
+    """Sizes of mesh axes by name, checked.
+
+    Raises:
+        LayoutError: they are none.
+    """
+    if not isinstance(given, Mapping):
+        raise LayoutError(f"mesh is of type {type(given).__name__}", hint="{name: size}: mesh.shape")
+    sizes = integers(given.values(), f"the mesh {dict(given)}")
+    if min(sizes, default=1) < 1:
+        raise LayoutError(f"the mesh is {dict(given)}", hint="sizes of 1 and more")
+    return dict(zip(map(str, given), sizes, strict=True))
+
+
+def _names_of_axes(name: str, given: Any) -> Any:
+    """What names mesh axes, one of them or several: a sequence, or None for split.
+
+    Raises:
+        LayoutError: it is none.
+    """
+    if isinstance(given, str):
+        return (given,)
+    is_sequence = isinstance(given, Sequence) and all(
+        each is None or hasattr(each, "__iter__") for each in given
+    )
+    if not (is_sequence or (given is None and name == "split")):
+        raise LayoutError(f"{name} is {given!r}", hint="a list of names of mesh axes")
+    return given
+
+
 def cuts(n: int, parts: int) -> Shape:
     """Where to cut n indices into parts of almost equal length, the longer ones first: (0, ..., n).
 
@@ -147,46 +177,41 @@ class Partition:
     partial: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        # Check what was given and complete it, in the order in which one thing needs the other: shape, mesh,
-        # split (which mesh axes cut which array axis), bounds (where they cut). Frozen, hence setattr.
-        shape = _whole(self.shape)
-        object.__setattr__(self, "shape", shape)
-        if not isinstance(self.mesh, Mapping):
-            raise LayoutError(f"mesh is of type {type(self.mesh).__name__}", hint="{name: size}: mesh.shape")
-        sizes = integers(self.mesh.values(), f"the mesh {dict(self.mesh)}")
-        if min(sizes, default=1) < 1:
-            raise LayoutError(f"the mesh is {dict(self.mesh)}", hint="sizes of 1 and more")
-        object.__setattr__(self, "mesh", dict(zip(map(str, self.mesh), sizes, strict=True)))
+        # In the order in which one thing needs the other: shape, mesh, split (which mesh axes cut which array
+        # axis), bounds (where they cut). Frozen, hence setattr.
+        object.__setattr__(self, "shape", _whole(self.shape))
+        object.__setattr__(self, "mesh", _whole_mesh(self.mesh))
         for name in ("split", "partial"):
-            if isinstance(given := getattr(self, name), str):
-                object.__setattr__(self, name, (given,))
-            elif (given is not None or name == "partial") and not (
-                isinstance(given, Sequence)
-                and all(each is None or hasattr(each, "__iter__") for each in given)
-            ):
-                raise LayoutError(f"{name} is {given!r}", hint="a list of names of mesh axes")
+            object.__setattr__(self, name, _names_of_axes(name, getattr(self, name)))
+        object.__setattr__(self, "partial", tuple(self.partial))
+        object.__setattr__(self, "split", self._chosen_split())
         if not isinstance(self.bounds, Mapping):
             raise LayoutError(f"bounds is {self.bounds!r}", hint="{axis: cuts}")
-        strange = [axis for axis in self.bounds if axis not in range(len(shape))]
-        if strange:
-            raise LayoutError(
-                f"bounds cut axes {strange}, the shape {shape} has {len(shape)}", hint="{axis: cuts}"
-            )
-        names = list(self.mesh)
-        chosen: Sequence[Split]
+        self._check_axes()
+        for axis in range(len(self.shape)):
+            self._check_bounds(axis)
+        object.__setattr__(self, "bounds", {int(a): tuple(b) for a, b in self.bounds.items()})
+
+    def _chosen_split(self) -> tuple[Split, ...]:
+        """split as given, or: mesh axis i cuts array axis i.
+
+        Raises:
+            LayoutError: it is not one entry for each array axis.
+        """
+        axes = len(self.shape)
         if self.split is None:
-            free = [name for name in names if name not in self.partial]
-            chosen = (*free[: len(shape)], *([None] * (len(shape) - len(free))))
-        else:
-            chosen = tuple(self.split)
-        object.__setattr__(self, "split", chosen)
-        object.__setattr__(self, "partial", tuple(self.partial))
-        if len(chosen) != len(shape):
+            free = [name for name in self.mesh if name not in self.partial]
+            return (*free[:axes], *([None] * (axes - len(free))))
+        if len(self.split) != axes:
             raise LayoutError(
-                f"split {tuple(chosen)} has {len(chosen)} entries, the shape {shape} {len(shape)} axes",
+                f"split {tuple(self.split)} has {len(self.split)} entries, the shape {self.shape} "
+                f"{axes} axes",
                 hint="one entry per array axis: a mesh axis, several, or None",
             )
-        # A mesh axis cuts one array axis, or is partial, or (if it is in neither) holds copies.
+        return tuple(self.split)
+
+    def _check_axes(self) -> None:
+        """A mesh axis cuts one array axis, or is partial, or (if it is in neither) holds copies."""
         used = [name for axes in self.axes for name in axes] + list(self.partial)
         wrong = sorted({name for name in used if name not in self.mesh or used.count(name) > 1})
         if wrong:
@@ -194,14 +219,21 @@ class Partition:
                 f"mesh axes {wrong} do not exist or are used twice; the mesh has {dict(self.mesh)}",
                 hint="each mesh axis cuts one array axis at most, or is partial",
             )
-        for axis, (n, parts) in enumerate(zip(shape, self.grid, strict=True)):
-            given = integers(self.bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
-            if len(given) != parts + 1 or given[0] != 0 or given[-1] != n or list(given) != sorted(given):
-                raise LayoutError(
-                    f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts",
-                    hint=f"{parts + 1} ascending numbers from 0 to {n}, such as {cuts(n, parts)}",
-                )
-        object.__setattr__(self, "bounds", {int(a): tuple(b) for a, b in self.bounds.items()})
+        strange = [axis for axis in self.bounds if axis not in range(len(self.shape))]
+        if strange:
+            raise LayoutError(
+                f"bounds cut axes {strange}, the shape {self.shape} has {len(self.shape)}",
+                hint="{axis: cuts}",
+            )
+
+    def _check_bounds(self, axis: int) -> None:
+        n, parts = self.shape[axis], self.grid[axis]
+        given = integers(self.bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
+        if len(given) != parts + 1 or given[0] != 0 or given[-1] != n or list(given) != sorted(given):
+            raise LayoutError(
+                f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts",
+                hint=f"{parts + 1} ascending numbers from 0 to {n}, such as {cuts(n, parts)}",
+            )
 
     # -- shape of the thing -------------------------------------------------------------------------
     @property

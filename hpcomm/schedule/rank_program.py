@@ -40,6 +40,11 @@ class Round:
     effects: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
+_Move = tuple[
+    int, int, "NDArray[np.int64]", "NDArray[np.int64]", int
+]  # source, dest, chunks there and here, how
+
+
 @dataclass(frozen=True)
 class Program:
     """rounds, and how many elements the temporary has."""
@@ -60,7 +65,7 @@ def program(schedule: Schedule, rank: int, count: int, staged: bool = False) -> 
     """
     bounds = edges(schedule, count)
     rounds, room = [], 0
-    due: dict[int, list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int]]] = {}
+    due: dict[int, list[_Move]] = {}
     for s in schedule.streams:
         for k in range(s.active):
             source, dest = s.ends(k, schedule.size)
@@ -77,8 +82,7 @@ def program(schedule: Schedule, rank: int, count: int, staged: bool = False) -> 
     return Program(schedule, rank, count, rounds, room)
 
 
-def _round(moves: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int]], rank: int,
-           bounds: NDArray[np.int64], staged: bool) -> tuple[Round, int]:  # fmt: skip
+def _round(moves: list[_Move], rank: int, bounds: NDArray[np.int64], staged: bool) -> tuple[Round, int]:
     """The messages of one iteration of this rank, and how many elements of the temporary they take.
 
         work memory  |  slot 0  |  slot 1  | ...       temporary  | packed to peer a | from peer b | ...
@@ -100,42 +104,56 @@ def _round(moves: list[tuple[int, int, NDArray[np.int64], NDArray[np.int64], int
             for low, high in pieces(there, bounds):
                 order.append((source, len(parts)))
                 parts.append((low, high, how))
-    made, at = Round(), 0
+    made, at, own = Round(), 0, 0
     for peer, ranges in outgoing.items():
-        total = sum(high - low for low, high in ranges)
-        if peer != rank and total:
-            one = len(ranges) == 1 and not staged
-            low = ranges[0][0] if one else at
-            made.sends.append(Message(peer, low, low + total, not one))
-            if one:
-                continue
-        for low, high in ranges:
-            made.packs.append((at, low, high))
-            at += high - low
-        if peer == rank:
-            outgoing[rank] = [(at - total, total)]
-    sent = [m for m in made.sends if not m.staged]
+        own = at if peer == rank else own  # where what a rank gives itself is packed
+        at = _send(made, at, peer, ranges, is_message=peer != rank, staged=staged)
     place: dict[tuple[int, int], int] = {}
     for peer, parts in incoming.items():
-        total = sum(high - low for low, high, _ in parts)
-        if not total:
-            continue
-        if peer == rank:
-            start = outgoing[rank][0][0]
-        elif len(parts) == 1 and parts[0][2] == COPY and not staged and not _met(parts[0], sent):
-            made.recvs.append(Message(peer, parts[0][0], parts[0][1], False))
-            continue
-        else:
-            start, at = at, at + total
-            made.recvs.append(Message(peer, start, start + total, True))
+        start, at = (own, at) if peer == rank else _receive(made, at, peer, parts, staged)
         for i, (low, high, _) in enumerate(parts):
             place[peer, i] = start
             start += high - low
     for peer, i in order:
-        if (peer, i) in place:
-            low, high, how = incoming[peer][i]
+        low, high, how = incoming[peer][i]
+        if place[peer, i] >= 0 and high > low:
             made.effects.append((place[peer, i], low, high, how))
     return made, at
+
+
+def _send(
+    made: Round, at: int, peer: int, ranges: list[tuple[int, int]], *, is_message: bool, staged: bool
+) -> int:
+    """Add what goes to peer, packed into the temporary from `at` on if it has to be; where that ends."""
+    total = sum(high - low for low, high in ranges)
+    is_direct = is_message and len(ranges) == 1 and not staged
+    if is_message and total:
+        low = ranges[0][0] if is_direct else at
+        made.sends.append(Message(peer, low, low + total, not is_direct))
+    if is_direct:
+        return at
+    for low, high in ranges:
+        made.packs.append((at, low, high))
+        at += high - low
+    return at
+
+
+_DIRECT = -(1 << 62)  # place of what needs none in the temporary
+
+
+def _receive(
+    made: Round, at: int, peer: int, parts: list[tuple[int, int, int]], staged: bool
+) -> tuple[int, int]:
+    """Add what comes from peer: where it stands in the temporary, and where that ends."""
+    total = sum(high - low for low, high, _ in parts)
+    if not total:
+        return at, at
+    sent = [message for message in made.sends if not message.staged]
+    if len(parts) == 1 and parts[0][2] == COPY and not staged and not _met(parts[0], sent):
+        made.recvs.append(Message(peer, parts[0][0], parts[0][1], False))
+        return _DIRECT, at
+    made.recvs.append(Message(peer, at, at + total, True))
+    return at, at + total
 
 
 def _met(part: tuple[int, int, int], sent: list[Message]) -> bool:
