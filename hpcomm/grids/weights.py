@@ -127,7 +127,7 @@ def _kept(path: Path) -> dict[str, AnyArray]:
         ConfigError: there is nothing there that save has written, or it is damaged.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             kept = {name: file[name] for name in _KINDS}
     except Exception as error:  # depends on what the file is instead
         raise MissingError(

@@ -52,14 +52,12 @@ class Recorder:
             ConfigError: nothing more was recorded, or a field of another shape or kind.
         """
         name = field.name
-        try:
-            values: NDArray[Any] = np.load(self._file(name), allow_pickle=False)
-        except (EOFError, ValueError, FileNotFoundError):
-            raise ConfigError(
-                f"nothing more is recorded of field {name!r} in {self._stem}.{name}",
-                "get",
-                "record a run at least as long",
-            ) from None
+        values: NDArray[Any] = self._next(
+            name,
+            f"field {name!r}",
+            lambda file: np.lib.format.read_array(file, allow_pickle=False),
+            "get",
+        )
         shape = (len(field.points), *field.shape)
         if values.shape != shape or not np.can_cast(values.dtype, field.dtype, "same_kind"):
             raise ConfigError(
@@ -91,14 +89,27 @@ class Recorder:
         Raises:
             ConfigError: nothing more was recorded.
         """
+        return self._next(_VERBS, "link.comm", pickle.load, verb)
+
+    def _next(self, name: str, what: str, read: Callable[[Any], Any], verb: str) -> Any:
+        """What read finds next in a file."""
         try:
-            return pickle.load(self._file(_VERBS))
-        except (EOFError, FileNotFoundError):
+            file: Any = self._file(name)
+            if file.peek(1):
+                return read(file)
+        except FileNotFoundError:
+            pass
+        except Exception as error:  # depends on what it is instead
             raise ConfigError(
-                f"nothing more is recorded of link.comm in {self._stem}.{_VERBS}",
+                f"what is recorded of {what} in {self._stem}.{name} is damaged: {error}",
                 verb,
-                "record a run at least as long, of the same program",
-            ) from None
+                "record it again",
+            ) from error
+        raise ConfigError(
+            f"nothing more is recorded of {what} in {self._stem}.{name}",
+            verb,
+            "record a run at least as long, of the same program",
+        )
 
     def keep_weights(self, name: str, weights: Any) -> None:
         """Write the weights of a field's mapping; None: it has none."""

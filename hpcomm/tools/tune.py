@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
 from ..job.command_line import Command
 from ..job.command_line import table as laid_out
+from ..transport.scheduled import tuned
 from .fit import job, seconds_of
 
 if TYPE_CHECKING:
@@ -82,6 +84,8 @@ def main(words: Sequence[str]) -> int:
     sizes = numbers(options.bytes)
     if options.load:
         load(options.load)
+    if own := options.output or os.environ.get("HPCOMM_TUNED"):
+        tuned.kept(Path(own))
     found = _found(options, verbs, sizes)
     records: list[Record] = found["records"]
     for _ in range(AGAIN):  # where arrays lie, which differs from job to job, makes some look better
@@ -125,7 +129,6 @@ def measure(
 
     from ..schedule.registry import load
     from ..transport import mpi_control_variables
-    from ..transport.scheduled import tuned
 
     if own:
         load(own)
@@ -290,20 +293,28 @@ def _model(records: list[Record]) -> None:
 
 def _keep(path: Path, found: Found, ranks: int) -> None:
     """Put the choices into the table at path, beside those for other verbs and numbers of ranks."""
-    kept: Any = {}
-    if path.exists():
-        kept = json.loads(path.read_text())
-    if kept.get("mpi") != found["mpi"]:
+    kept: Any = None
+    try:
+        kept = tuned.kept(path)
+    except ConfigError as error:  # in the cache; main has looked at one of the user's
+        print(f"hpcomm tune: {error.what}; it is replaced", file=sys.stderr)
+    if kept is None or kept["mpi"] != found["mpi"]:
         kept = {"mpi": found["mpi"], "ranks": {}, "records": []}
     chosen: dict[str, list[tuple[int, str | None]]] = {}
     for row in found["records"]:
         if row["chosen"]:
             chosen.setdefault(row["verb"], []).append((row["bytes"], row["algorithm"] or None))
     kept["ranks"].setdefault(str(ranks), {}).update(chosen)
-    old = [r for r in kept["records"] if (r["ranks"], r["verb"]) not in {(ranks, verb) for verb in chosen}]
+    old = [
+        r
+        for r in kept.get("records", ())
+        if (r["ranks"], r["verb"]) not in {(ranks, verb) for verb in chosen}
+    ]
     kept["records"] = old + found["records"]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    fresh = path.with_suffix(f".{os.getpid()}")  # other jobs may read it now
+    fresh.write_text(json.dumps(kept, indent=1) + "\n")
+    fresh.replace(path)
 
 
 def _plot(records: list[Record], path: Path) -> None:

@@ -210,8 +210,18 @@ def _manifest(path: Path) -> dict[str, Any]:
     if f"{zlib.crc32(text.encode()):08x}" != seal:
         raise ValueError("its manifest is damaged")
     read: dict[str, Any] = json.loads(text)
-    if read["format"] != _FORMAT:
-        raise ValueError(f"it has format {read['format']}, this hpcomm reads {_FORMAT}")
+    said = read.get("format") if isinstance(read, dict) else None
+    if said != _FORMAT:
+        raise ValueError(f"it has format {said}, this hpcomm reads {_FORMAT}")
+    kinds: dict[str, type] = {"step": int, "metadata": dict, "fields": dict}
+    lists: list[tuple[Any, dict[str, type], str]] = [(read, kinds, "its manifest")]
+    if isinstance(read.get("fields"), dict):
+        each: dict[str, type] = {"shape": list, "dtype": str, "checksum": str}
+        lists += [(entry, each, f"field {name!r} in its manifest") for name, entry in read["fields"].items()]
+    for found, kinds, what in lists:
+        for key, kind in kinds.items():
+            if not isinstance(found, dict) or not isinstance(found.get(key), kind):
+                raise ValueError(f"{what} has no {key}")
     return read
 
 

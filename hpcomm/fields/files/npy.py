@@ -166,9 +166,18 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[np.generic], int
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         shape, fortran, dtype = (first if version == (1, 0) else later)(file)
-        if dtype.names:
-            raise ValueError("its elements are records, a field has numbers")
+        if dtype.kind not in "biufc":
+            raise ValueError(f"it holds {dtype}, which no field does")
+        if any(n < 0 for n in shape):
+            raise ValueError(f"its shape is {shape}")
+        _check_length(path, file.tell() + math.prod(shape) * dtype.itemsize)
         return tuple(shape), dtype, file.tell(), fortran and len(shape) > 1
+
+
+def _check_length(path: Path, need: int) -> None:
+    there = path.stat().st_size
+    if there < need:
+        raise OSError(f"it has {there:,} bytes, {need:,} are needed: it was cut off")
 
 
 @contextmanager
@@ -222,13 +231,8 @@ def values(
     """
     path = file_folder.place(path, "load", field.comm)
     need = offset + nbytes(field)
-
-    def check_length() -> None:
-        there = path.stat().st_size
-        if there < need:
-            raise OSError(f"it has {there} bytes, {need} are needed: it was cut off")
-
-    file_folder.agree(field.comm, file_folder.on_root(field.comm, check_length), "load", path)
+    failed = file_folder.on_root(field.comm, lambda: _check_length(path, need))
+    file_folder.agree(field.comm, failed, "load", path)
     with opened(field.comm, path, "load", writing=False) as file:
         if not fortran:
             return move(field, file, offset, collective, writing=False, out=out)

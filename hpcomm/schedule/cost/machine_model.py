@@ -7,6 +7,7 @@ level of the machine (node, pod, system). simulator.py says what a message takes
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,11 +78,26 @@ class Machine:
                 or not all(_number(x, 0.0) for x in value)
             ):
                 wrong.append(name)
+        pairs = isinstance(self.curve, (tuple, list))
+        if not pairs or not all(isinstance(x, (tuple, list)) and len(x) == 2 and _number(x[0], 0.0)
+                                and _number(x[1], 0.0) for x in self.curve):  # fmt: skip
+            wrong.append("curve")
+        wrong += [name for name in ("families", "sources") if not isinstance(getattr(self, name), dict)]
+        wrong += [name for name in ("name", "about") if not isinstance(getattr(self, name), str)]
+        if not isinstance(self.nodewise, (tuple, list)):
+            wrong.append("nodewise")
         if wrong:
             raise ConfigError(
-                f"machine {self.name!r}: {wrong[0]} is {getattr(self, wrong[0])!r}",
+                f"machine {self.name!r}: {wrong[0]} is {getattr(self, wrong[0])!r:.200}",
                 hint="numbers from 0 on, node from 1; latency and per_byte one for node, pod and system each",
             )
+        for family, values in self.families.items():
+            if not isinstance(values, dict) or not values.keys() <= {f.name for f in fields(Machine)}:
+                raise ConfigError(
+                    f"machine {self.name!r}: the family {family!r} is {values!r:.200}",
+                    hint="values of a machine by name",
+                )
+            self.running(family)
 
     def running(self, algorithm: str) -> Machine:
         """The machine with its values for one algorithm."""
@@ -143,7 +159,7 @@ def machine(name: str) -> Machine:
 def _number(value: object, least: float) -> bool:
     """Whether it is one, not below least; whole, if that is."""
     kind = int if isinstance(least, int) else (int, float)
-    return isinstance(value, kind) and not isinstance(value, bool) and value >= least
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
 
 
 def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:

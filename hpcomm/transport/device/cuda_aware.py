@@ -7,6 +7,7 @@ job of its own, which may crash; what came out is kept in a file for that librar
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
@@ -91,13 +92,16 @@ def _kept_or_tried() -> Report:
     driver = Path("/proc/driver/nvidia/version")
     about = (loaded_library() or "", MPI.Get_library_version(), driver.read_text() if driver.exists() else "")
     kept = base / f"direct-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}.json"
-    if kept.exists():
-        return dict(json.loads(kept.read_text()))
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # none, or damaged: tried again
+        found: Report = dict(json.loads(kept.read_text()))
+        if all(isinstance(found.get(name), str) for name in OPERATIONS):
+            return found
     report = try_all(_child)
-    base.mkdir(parents=True, exist_ok=True)
-    fresh = kept.with_suffix(f".{os.getpid()}")  # other jobs may read and write it now
-    fresh.write_text(json.dumps(report, indent=2))
-    fresh.replace(kept)
+    with contextlib.suppress(OSError):  # a cache that cannot be written: tried in each job
+        base.mkdir(parents=True, exist_ok=True)
+        fresh = kept.with_suffix(f".{os.getpid()}")  # other jobs may read and write it now
+        fresh.write_text(json.dumps(report, indent=2))
+        fresh.replace(kept)
     return report
 
 

@@ -19,7 +19,7 @@ from .. import mpi_control_variables
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Choices", "read", "table_path"]
+__all__ = ["Choices", "kept", "read", "table_path"]
 
 
 class Choices(NamedTuple):
@@ -60,6 +60,45 @@ def table_path() -> Path:
     return cache / "hpcomm" / f"tuned-{platform.node()}-{mpi_control_variables.vendor() or 'mpi'}.json"
 
 
+def kept(path: Path) -> dict[str, Any] | None:
+    """What is in a table's file; None: there is none.
+
+    Raises:
+        ConfigError: it cannot be read, or is no table.
+    """
+    try:
+        table: dict[str, Any] = json.loads(path.read_text())
+        _check(table)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the table of tuned algorithms cannot be read: {path}: {error}",
+            hint="remove it; hpcomm tune writes a new one",
+        ) from None
+    return table
+
+
+def _check(table: Any) -> None:
+    """Raise ValueError for what hpcomm tune has not written."""
+    if not isinstance(table, dict) or not isinstance(table.get("mpi"), str):
+        raise ValueError('it has no "mpi"')
+    for ranks, verbs in _items(table.get("ranks"), '"ranks"'):
+        for verb, rows in _items(verbs, f"{ranks!r} ranks"):
+            for row in rows if isinstance(rows, list) and rows else [rows]:
+                if not isinstance(row, list) or [type(x) for x in row] not in ([int, str], [int, type(None)]):
+                    raise ValueError(f"{verb} of {ranks} ranks has {row!r:.60}, not [bytes, algorithm]")
+    for record in table.get("records", ()):
+        if not isinstance(record, dict) or not record.keys() >= {"ranks", "verb"}:
+            raise ValueError(f"a record is {record!r:.60}")
+
+
+def _items(table: Any, what: str) -> Any:
+    if not isinstance(table, dict):
+        raise ValueError(f"{what} is {table!r:.60}, no table")
+    return table.items()
+
+
 def read(mpi: MPI.Comm) -> dict[str, Choices]:
     """The choices of each verb that was tuned, for this many ranks; collective over mpi.
 
@@ -69,14 +108,12 @@ def read(mpi: MPI.Comm) -> dict[str, Choices]:
     found: Any = None
     if mpi.Get_rank() == 0:
         try:
-            table = json.loads(table_path().read_text())
+            table = kept(table_path()) or {"mpi": None}
             known = table["mpi"] in (mpi_control_variables.vendor(), "")
             found = table["ranks"].get(str(mpi.Get_size()), {}) if known else {}
-        except FileNotFoundError:
-            found = {}
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            found = f"{table_path()}: {type(error).__name__}: {error}"
+        except ConfigError as error:
+            found = error
     found = mpi.bcast(found, 0)
-    if isinstance(found, str):
-        raise ConfigError(f"the table of tuned algorithms cannot be read: {found}", hint="hpcomm tune")
-    return {verb: Choices.of([(int(n), name) for n, name in rows]) for verb, rows in found.items()}
+    if isinstance(found, ConfigError):
+        raise found
+    return {verb: Choices.of([tuple(row) for row in rows]) for verb, rows in found.items()}
