@@ -176,6 +176,17 @@ class Partition:
     bounds: Mapping[int, Sequence[int]] = field(default_factory=dict)
     partial: Sequence[str] = ()
 
+    if TYPE_CHECKING:  # what is given, not what becomes of it
+
+        def __init__(
+            self,
+            shape: int | Sequence[int],
+            mesh: Mapping[str, int],
+            split: Sequence[Split] | None = None,
+            bounds: Mapping[int, Sequence[int]] = ...,
+            partial: Sequence[str] = (),
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         # In the order in which one thing needs the other: shape, mesh, split (which mesh axes cut which array
         # axis), bounds (where they cut). Frozen, hence setattr.
@@ -387,6 +398,12 @@ class Points:
     shape: Shape
     owned: Sequence[Any]
     ghosts: Sequence[Any] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, shape: int | Sequence[int], owned: Sequence[Any], ghosts: Sequence[Any] | None = None
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         shape = _whole(self.shape)

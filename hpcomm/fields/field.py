@@ -7,6 +7,7 @@ T.update_halo()
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     A = TypeVar("A", default=Any)
     Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
     Ranks: TypeAlias = Mesh | Communicator
-    Whole: TypeAlias = Sequence[int] | Partition | Points
+    Whole: TypeAlias = int | Sequence[int] | Partition | Points
     from ..transport.device import host_copy
 else:
     from typing import TypeVar
@@ -158,7 +159,7 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
                 if self.look.shape != shape or frozen:
                     wrong = frozen or f"has shape {self.look.shape}, due is {shape}"
                     hint = (
-                        "this rank's box, with its halo, to be written; Partition(bounds=...) cuts elsewhere"
+                        "this rank's box with its halo, to be written; Partition(bounds=...) cuts elsewhere"
                     )
                     raise LayoutError(f"array {wrong}", hint=hint)
             if self.look.place is not None and isinstance(self.partition, Points):
@@ -481,19 +482,19 @@ class Field(Numbers, NumpyLike, Labelled, Generic[A]):
 
 
 def _partition(ranks: Ranks, whole: Whole, split: Sequence[Split] | None) -> Partition | Points:
-    if isinstance(whole, (Partition, Points)):
-        return whole
-    return Partition(whole, axes_of(ranks)[0], split)  # type: ignore[arg-type]  # it makes a tuple of it
+    return whole if isinstance(whole, (Partition, Points)) else Partition(whole, axes_of(ranks)[0], split)
 
 
 def _zeros(shape: tuple[int, ...], dtype: object, like: object) -> Buffer:
-    """A look at a new array, of the library, dtype and device of like, or of dtype."""
-    if like is not None:
-        made = buffer.as_buffer(buffer.detached(like)).make(shape)
-    else:
-        kind, torch = dtypes.parse(dtype)
-        if not torch:  # pages of zeros cost nothing before they are used
+    """A look at a new array, of the library, dtype and device of like, or of dtype, if there is room."""
+    kind, torch = dtypes.parse(dtype)
+    model = None if like is None else buffer.as_buffer(buffer.detached(like))
+    try:
+        if model is None and not torch:  # pages of zeros cost nothing before they are used
             return buffer.as_buffer(np.zeros(shape, dtypes.numpy_dtype(kind)))
-        made = buffer.empty(shape, kind, torch)
-    set_zero(memory(made))
+        made = buffer.empty(shape, kind, torch) if model is None else model.make(shape)
+        set_zero(memory(made))
+    except (MemoryError, ValueError, OverflowError, RuntimeError) as error:
+        what = f"{math.prod(shape):,} elements, which this rank would hold, find no room: {error}"
+        raise LayoutError(what, hint="a smaller whole or dtype, or more ranks") from None
     return made

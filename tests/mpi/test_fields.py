@@ -474,3 +474,13 @@ def test_many_exchanges_of_one_communicator_do_not_mix(comm: Any) -> None:
     for i, field in enumerate(fields):
         if field.box.size:
             assert field.array[0] == 100 * i + (field.box.start[0] - 1) % 8
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("whole", [(1 << 40, 1 << 40), (1 << 62,), (1 << 33, 1 << 13)], ids=str)
+def test_a_field_that_finds_no_room_says_how_much_it_needs(comm: Any, whole: tuple[int, ...]) -> None:
+    with pytest.raises(
+        hpcomm.LayoutError, match="elements, which this rank would hold, find no room"
+    ) as told:
+        hpcomm.Field(comm, whole)
+    assert told.value.hint == "a smaller whole or dtype, or more ranks"
