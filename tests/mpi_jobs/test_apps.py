@@ -141,14 +141,6 @@ def test_every_app_finds_its_results_right(n: int, job: Any, tmp_path: Path) -> 
 
 
 @pytest.mark.once
-def test_allreduce_demo_checks_torch_where_it_is_installed(job: Any) -> None:
-    pytest.importorskip("torch", reason="torch is not installed")
-    done = job(2, ["python", "-m", APP + "allreduce_demo", "--no-timing"])
-    pattern = r"^bfloat16 +(-|(\d+) of \2) +(\d+) of \3 +- +-$"
-    assert not missing([pattern], 2, done.stdout), done.stdout + done.stderr
-
-
-@pytest.mark.once
 def test_stats_demo_reads_csv_and_npy(job: Any, tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(1e6, [1.0, 5.0], (100, 2))
     np.save(tmp_path / "rows.npy", rows)

@@ -116,8 +116,8 @@ def test_so_it_does_for_every_verb(verb: str) -> None:
     ("all_reduce", "double_tree:chunks=100", 60),
 ])  # fmt: skip
 @pytest.mark.parametrize("on", [
-    UNEVEN, replace(UNEVEN, node=1, pod=0), replace(UNEVEN, node=2, pod=0), replace(UNEVEN, node=3, pod=4),
-    replace(UNEVEN, node=3, pod=0, nic_per_byte=0.0), replace(UNEVEN, node=7, pod=0, overhead=0.0),
+    UNEVEN, replace(UNEVEN, node=1, pod=0), replace(UNEVEN, node=3, pod=4, nic_per_byte=0.0),
+    replace(UNEVEN, node=7, pod=0, overhead=0.0),
 ], ids=lambda m: f"{m.node}-{m.pod}-{m.nic_per_byte:g}")  # fmt: skip
 def test_closed_forms_give_every_rank_what_iterations_one_by_one_do(
     verb: str, name: str, most: int, on: Machine
@@ -127,7 +127,7 @@ def test_closed_forms_give_every_rank_what_iterations_one_by_one_do(
         if "node=20" in name and p % 20:
             continue
         schedule = build(verb, name, p)
-        for size in (8.0, 2e4, 1e6):
+        for size in (8.0, 1e6):
             want = simulate(schedule, on, size, trace=True)
             found = simulate(schedule, on, size)
             assert found.finish == pytest.approx(want.finish, rel=1e-12)
