@@ -3,12 +3,12 @@
     --quick       those that find most in three minutes, in the first environment
     --only WORD   steps with WORD in their names, such as "mpich, 3 ranks"; may be given several times
 
-First the tests that need no ranks, in the first environment; then, in each, the tests over MPI on 1 to 4
-ranks, and those that start jobs of their own. These wait more than they compute, so several go at a time, in
-three lanes; those that time what they do (marked `timed`) go before, alone. The first environment tries every
-number of ranks, what own schedules compute on 5, and what goes by MPI where there is no native core; another
-MPI adds those where it may differ: two ranks, and three, which are no power of two. A line per step, and at
-the end one line for all.
+First the tests that need no ranks, in the first environment, beside those over MPI on one rank. Then, in each
+environment, the tests over MPI on 2 to 4 ranks, and those that start jobs of their own. These wait more than
+they compute, so several go at a time, in three lanes; those that time what they do (marked `timed`) go
+before, alone. The first environment tries every number of ranks, what own schedules compute on 5, and what
+goes by MPI where there is no native core; another MPI adds those where it may differ: two ranks, and three,
+which are no power of two. A line per step, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure. Limits go
@@ -69,7 +69,7 @@ WITHOUT_CORE = " ".join(  # all that the core does otherwise, by MPI alone
         "random_programs",
     )
 )
-TORCH_RANKS, TORCH_RANKS_AGAIN = (2, 4), (3,)
+TORCH_RANKS, TORCH_RANKS_AGAIN = (4,), (3,)
 QUICK_PURE = [
     *("tests/test_layers.py", "tests/test_public_names.py", "tests/pure"),
     *(
@@ -109,16 +109,19 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     first = next(iter(environments.values()))
     # In two processes, long files first: these tests have no ranks that need the cores.
     two = ["-n", "2", "--dist", "loadfile", *NO_OTHER, "-m", "not release"]
-    yield [[Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)]]
-    yield [
-        [on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))]
+    pure = Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)
+    on_one = [
+        on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))
         for name, python in environments.items()
     ]
+    yield [[pure], on_one]
     jobs, programs, hosts = [], [], []
     for name, python in environments.items():
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
-            chosen = "not once" if again else "not few" if ranks > 3 else ""
+            chosen = " and ".join(
+                ["not once"] * again + ["not few"] * (ranks > 3) + ["not three"] * (ranks == 2)
+            )
             yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]]
         if not again:
             yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
@@ -133,10 +136,10 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
         chosen = [*pytest, f"not timed{once}", *BESIDE, "-n"]
-        jobs.append(Step(f"{name}, jobs", [*chosen, "3", "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
+        jobs.append(Step(f"{name}, jobs", [*chosen, "4", "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
         chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n"]
-        programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
+        programs.append(Step(f"{name}, mpmd", [*chosen, "3", "tests/mpmd"], JOBS_S))
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
     yield [jobs[:1], programs[::-1], [*hosts, *jobs[1:]]]  # of about the same length
 

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 import hpcomm
 
-pytestmark = pytest.mark.few
+pytestmark = [pytest.mark.few, pytest.mark.three]
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, i
 from hpcomm import differentiable as d
 from hpcomm.communicator import mesh
 
-pytestmark = pytest.mark.few
+pytestmark = [pytest.mark.few, pytest.mark.three]
 
 NO_PATHS = (None, 3, b"x")
 

@@ -250,6 +250,7 @@ def test_leaders_of_an_intercommunicator_must_be_ranks_there(comm: Any) -> None:
 
 
 @pytest.mark.skipif("Open MPI" in MPI.get_vendor(), reason="it has room for tens of thousands")
+@pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="two ranks show it: making thousands takes long")
 def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(comm: Any) -> None:
     taken, parts = [], []  # most by MPI itself, which takes less time
 
@@ -322,7 +323,7 @@ def test_many_communicators_may_be_open_at_once_and_made_again(comm: Any) -> Non
     assert [part.all_reduce(1) for part in parts] == [comm.size] * 150
     for part in parts:
         part.close()
-    for _ in range(300):
+    for _ in range(100):
         part = comm.dup()
         assert part.all_reduce(1) == comm.size
         part.close()
@@ -669,9 +670,9 @@ def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_th
     for made in (first, first.dup(), first.merge()):
         freed.append(made.mpi_handle)
         del made
-    for i in range(30):
+    for i in range(16):
         made = half.create_intercomm(0, own_comm, there, tag=i)
-        freed += [made.mpi_handle] * (i < 9)
+        freed += [made.mpi_handle] * (i < 4)
         first.dup().close()
         if i % 4 == own_comm.rank:  # at another time on each rank
             gc.collect()

@@ -16,6 +16,7 @@ from hpcomm.transport import prepare
 core = pytest.importorskip("hpcomm.node._native.core")
 pytestmark = [
     pytest.mark.few,
+    pytest.mark.three,
     pytest.mark.once,
     pytest.mark.mpi(min_size=2),
 ]  # one rank alone does not ask the core

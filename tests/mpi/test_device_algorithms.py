@@ -32,7 +32,7 @@ from hpcomm.transport.device.staging import DeviceSink, DeviceSource
 from hpcomm.transport.scheduled import rounds
 
 # Of MPI it takes messages alone; test_schedules.py has more ranks, on hosts.
-pytestmark = [pytest.mark.few, pytest.mark.once]
+pytestmark = [pytest.mark.few, pytest.mark.three, pytest.mark.once]
 
 __all__ = ["comm", "device", "path"]  # fixtures
 

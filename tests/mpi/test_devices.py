@@ -25,7 +25,8 @@ from hpcomm.device import driver, libraries
 from hpcomm.mpmd.coupling.device_operations import DeviceOperations
 from hpcomm.transport.device import cuda_aware, dispatch, ipc, pipeline, staging, workspace
 
-pytestmark = pytest.mark.few
+# The tensors of tests/torch go the same ways on each MPI.
+pytestmark = [pytest.mark.few, pytest.mark.three, pytest.mark.once]
 
 # elements of float32 that go in one MPI call; in pieces or through the slab; in an allocation opened itself
 SMALL, LARGE, DIRECT = 20, 700, 3000

@@ -18,7 +18,7 @@ from test_io import folder, small_files
 import hpcomm
 from hpcomm import Field, Partition, Points, checkpoint, hdf5, io, zarr
 
-pytestmark = [pytest.mark.few, pytest.mark.once]
+pytestmark = [pytest.mark.few, pytest.mark.three, pytest.mark.once]
 
 __all__ = ["folder"]  # the fixture
 Together = Callable[[object, Callable[[], None]], None]
