@@ -161,7 +161,7 @@ _DIFFERENTIABLE = (
 _OF_OBJECTS = ("send", "recv", "isend", "irecv", "sendrecv", "broadcast", "gather", "all_gather", "scatter",
                "all_to_all", "reduce", "all_reduce")  # fmt: skip
 # Modules of Python that call us for a user, or for nobody.
-_BETWEEN = ("contextlib", "copy", "pickle", "threading", "runpy", "importlib._bootstrap")
+_BETWEEN = ("contextlib", "copy", "pickle", "threading", "runpy", "importlib._bootstrap", "typing_extensions")
 
 _known: dict[str, bool] = {}  # by file: whether it is ours,
 passing: dict[str, bool] = {}  # and whether it is ours, or passes a user's call on to us

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 
@@ -28,21 +30,26 @@ __all__ = [
     "array",
     "by_name",
     "check_length",
+    "flat",
     "head_of",
     "in_turn",
+    "is_even",
+    "is_misfit",
     "later",
+    "lengths",
     "made_options",
     "nothing",
     "operator",
     "refusing",
     "rooted",
     "spelling",
-    "total",
-    "unlike",
+    "unfit",
     "words",
 ]
 
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
+
+_MISFIT = -1  # before the lengths of a list that does not fit its rank's own tensor
 
 # whose average is cut to a whole number, as nccl does
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64)
@@ -77,16 +84,21 @@ def head_of(verb: str, op: Operator | None, dtype: object, root: int) -> int:
     return head(verb, reduce, record.code, root)
 
 
-def words(verb: str, like: torch.Tensor | None, op: object, root: int) -> str:
-    """`broadcast(float32 (3, 5), root=1)`."""
+def words(
+    verb: str, like: torch.Tensor | None, op: object, root: int, lengths: Sequence[int] | None = None
+) -> str:
+    """`broadcast(float32 (3, 5), root=1)`, `all_gather(float32 (2,), list of 2, 2 x 3 elements)`."""
     parts = [] if like is None else [array(like)]
+    if lengths is not None:
+        parts.append(listed(lengths))
     parts += [f"op='{op}'"] * (op is not None) + [f"root={root}"] * (verb in ROOTED)
     return f"{verb}({', '.join(parts)})"
 
 
 def array(x: torch.Tensor) -> str:
     where = "" if x.is_cpu else f" on {x.device}"
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}{where}"
+    layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "
+    return f"{layout}{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}{where}"
 
 
 def later(opts: Any) -> bool:
@@ -134,24 +146,53 @@ def spelling(new: str, old: str) -> str:
     return new if hasattr(dist.ProcessGroup, new) else old
 
 
-def unlike(x: torch.Tensor, others: Iterable[Tensor]) -> torch.Tensor:
-    """The first of others of another length or dtype than x, which all ranks are then told of; else x."""
-    return next((each for each in others if each.numel() != x.numel() or each.dtype != x.dtype), x)
+def is_misfit(x: torch.Tensor, tensors: Sequence[Tensor], place: int | None = None) -> bool:
+    """Whether a list holds other lengths than that of x.
+
+    Args:
+        place: of unequal tensors only this one has to have it.
+    """
+    there = tensors if place is None or is_even(tensors) else tensors[place : place + 1]
+    return any(each.numel() != x.numel() for each in there)
 
 
-def refusing(by: object, x: torch.Tensor, odd: torch.Tensor) -> Callable[[], None]:
-    """What runs for a list that holds such a tensor: the ranks meet, and so are told."""
+def refusing(by: object, x: torch.Tensor, tensors: Sequence[Tensor]) -> tuple[Callable[[], None], list[int]]:
+    """What runs for such a list, and what all ranks compare: they meet for it, and so are told."""
 
     def run() -> None:
         getattr(by, "arrive", nothing)()
-        raise LayoutError(f"the list holds {array(odd)} beside {array(x)}", hint="tensors that are alike")
+        raise unfit(x, tensors)
 
-    return run
+    return run, [_MISFIT, *lengths(tensors)]
 
 
-def total(tensors: Iterable[Tensor]) -> int:
-    """Elements of all of them."""
-    return sum(0 if x.is_sparse else x.numel() for x in tensors)
+def unfit(x: torch.Tensor, tensors: Sequence[Tensor]) -> LayoutError:
+    return LayoutError(f"{array(x)} does not fit its {listed(lengths(tensors))}", hint="the same length")
+
+
+def listed(each: Iterable[int]) -> str:
+    """`list of 3, 2 x 5 elements`: lengths that follow each other are counted."""
+    runs = [(n, sum(1 for _ in run)) for n, run in groupby(each) if n != _MISFIT]
+    return f"list of {', '.join(f'{k} x {n}' if k > 1 else f'{n}' for n, k in runs)} elements"
+
+
+def flat(outputs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for each in outputs:
+        found += flat(each) if isinstance(each, (list, tuple)) else [each]
+    return found
+
+
+def is_even(tensors: Iterable[Tensor]) -> bool:
+    """Whether all have as many elements."""
+    return len({x.numel() for x in tensors}) <= 1
+
+
+def lengths(tensors: Iterable[Tensor]) -> list[int]:
+    """What ranks compare of a list of tensors: their numbers of elements, and of sparse ones the shapes."""
+    return [
+        crc32(repr((tuple(x.shape), x.sparse_dim())).encode()) if x.is_sparse else x.numel() for x in tensors
+    ]
 
 
 def in_turn(by: object, runs: list[Callable[[], None]]) -> Callable[[], None]:
@@ -173,6 +214,7 @@ def nothing() -> None:
 
 def check_length(verb: str, name: str, tensors: Sequence[object], group: Any) -> None:
     if len(tensors) != group.size():
+        group.refuse()
         raise as_torch(
             LayoutError(
                 f"{name} holds {len(tensors)} tensors, the group has {group.size()} ranks",

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..device.driver import possible
-from ..errors import HpcommError
+from ..errors import HpcommError, LayoutError
+from .calls import array, flat
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
@@ -40,12 +41,13 @@ def is_onboard(x: Tensor) -> bool:
     return bool(x.is_cuda) and possible()
 
 
-def staged(output: str, *, takes_devices: bool = False) -> Callable[[Look], Look]:
+def staged(output: str, *, takes_devices: bool = False, takes_sparse: bool = False) -> Callable[[Look], Look]:
     """For a function that looks at tensors and returns what is to run: hand it host copies instead.
 
     Args:
         output: the parameter whose tensors are filled.
         takes_devices: what is to run is made of verbs that take tensors where they lie.
+        takes_sparse: it takes tensors of torch.sparse_coo.
     """
 
     def decorate(look: Look) -> Look:
@@ -57,11 +59,18 @@ def staged(output: str, *, takes_devices: bool = False) -> Callable[[Look], Look
             by = arguments[0]
             try:
                 return staging(*arguments)
-            except HpcommError as error:  # raised before any rank has been met
-                raise as_torch(error, _NAMES.get(look.__name__, look.__name__), by.entry.where) from None
+            except Exception as error:  # raised before any rank has been met
+                by.refuse()
+                if isinstance(error, HpcommError):
+                    raise as_torch(
+                        error, _NAMES.get(look.__name__, look.__name__.lstrip("_")), by.entry.where
+                    ) from None
+                raise
 
         def staging(*arguments: Any) -> Any:
             by, *rest = arguments
+            for x in flat(rest):
+                _check_layout(x, takes_sparse)
             if all(map(_is_here, rest)):
                 return look(*arguments)
             if takes_devices and all(map(_is_there, rest)):
@@ -80,6 +89,13 @@ def staged(output: str, *, takes_devices: bool = False) -> Callable[[Look], Look
         return looked  # type: ignore[return-value]  # it takes the same
 
     return decorate
+
+
+def _check_layout(x: Any, takes_sparse: bool) -> None:
+    layout = getattr(x, "layout", torch.strided)
+    if layout is not torch.strided and not (takes_sparse and layout is torch.sparse_coo):
+        verbs = f"takes dense tensors{' and those of torch.sparse_coo' * takes_sparse}"
+        raise LayoutError(f"{array(x)} is sparse: the call {verbs}", hint="give it tensor.to_dense()")
 
 
 def _then(made: object, change: Callable[[Any], Any]) -> Any:

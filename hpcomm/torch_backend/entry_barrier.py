@@ -46,6 +46,7 @@ _WORDS = 256  # bytes of what a rank called, for ranks that disagree
 _ENTRY = struct.Struct("3q")  # what a rank tells those of its node: see EntryBarrier._near
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
+_ALIKE = "give every rank the same verb, operator, dtype, shape and root, in the same order"
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
@@ -125,10 +126,15 @@ class EntryBarrier:
             self._by_message(mine, seconds, partial(words, *told))
 
     def refuse(self) -> None:
-        """Tell the others of this node that this rank does not make the call that it has been asked for."""
-        if self.node is not None and self.failed is None:
+        """Tell the others that this rank does not make the call it has been asked for; waits for nobody."""
+        if self.failed is not None:
+            return
+        if self.node is not None:
             with suppress(Ended):
                 self.node.come(REFUSED)
+        elif self._comm.size > 1:
+            self._meetings += 1
+            _abandoned.extend((self._compares(REFUSED), self._tells(describe(REFUSED))))
 
     def enter(
         self,
@@ -172,7 +178,7 @@ class EntryBarrier:
         what = f"{words} (call #{number} on '{self._name}')"
         if end.why == "mismatch":
             rows = {rank: describe(end.theirs & ~_MEETING) for rank in end.ranks} | {self._comm.rank: words}
-            return self._disagree(f"call #{number}", rows, seconds, end.theirs == REFUSED)
+            return self.disagree(f"call #{number}", rows, seconds, end.theirs == REFUSED)
         if end.why == "late":
             return self._absent(what, [], end.ranks, seconds)
         begin = time.monotonic()  # who left may have done so for another one, or be just ending
@@ -218,22 +224,27 @@ class EntryBarrier:
                 remember(f"rank {rank} of process group '{self._name}'", *life)
 
     # -- for all -------------------------------------------------------------------------------------------
-    def _disagree(self, call: str, rows: dict[int, str], seconds: float, is_all: bool = False) -> HpcommError:
+    def disagree(
+        self, call: str, rows: dict[int, str], seconds: float, is_all: bool = False, hint: str = _ALIKE
+    ) -> HpcommError:
         """The error that all ranks raise; its rows say what each of them called, by its own words.
 
         Args:
             rows: what is known, this rank's words among it. If the others do not come to tell theirs, the
                 group is broken.
             is_all: a rank has refused its call: there is nothing else to tell.
+            hint: what to try.
         """
         everybody = None if is_all else self._words_of_all(rows[self._comm.rank], seconds)
         rows = everybody or rows
-        lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
+        if describe(REFUSED) in rows.values():
+            hint = "look at the error of that rank"
+        lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows) if rows[rank])
         error = as_torch(
             MismatchError(
                 f"ranks disagree about {call} on '{self._name}'.\n{lines}",
                 self.where,
-                "give every rank the same verb, operator, dtype, shape and root, in the same order",
+                hint,
             )
         )
         if everybody is None and not is_all:
@@ -242,15 +253,26 @@ class EntryBarrier:
 
     def _words_of_all(self, words: str, seconds: float) -> dict[int, str] | None:
         """What all ranks say they called; None: not all came to say it."""
-        from mpi4py import MPI
-
-        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words.encode()[:_WORDS].ljust(_WORDS))
-        telling = self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE])
+        telling, _, told = message = self._tells(words)
         if not self._comes(telling, seconds)[0]:
-            _abandoned.append((telling, mine, told))
+            _abandoned.append(message)
             return None
         parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
         return dict(enumerate(map(str.strip, parts)))
+
+    def _tells(self, words: str) -> tuple[MPI.Request, bytearray, bytearray]:
+        """Words on their way to all ranks, and those of all on theirs to here."""
+        from mpi4py import MPI
+
+        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words.encode()[:_WORDS].ljust(_WORDS))
+        return self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE]), mine, told
+
+    def _compares(self, mine: int) -> tuple[MPI.Request, bytearray]:
+        """A comparison of what all ranks call, and the memory for it."""
+        from mpi4py import MPI
+
+        both = bytearray(struct.pack("2q", mine, -mine))
+        return self._comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX), both
 
     def _comes(self, message: MPI.Request, seconds: float) -> tuple[bool, list[int]]:
         """Wait for a message of all ranks: whether it came in time, and which of this node had ended by then.
@@ -299,11 +321,8 @@ class EntryBarrier:
 
     # -- by message ----------------------------------------------------------------------------------------
     def _by_message(self, mine: int, seconds: float, words: Callable[[], str]) -> None:
-        from mpi4py import MPI
-
         self._meetings += 1
-        both = bytearray(struct.pack("2q", mine, -mine))
-        meeting = self._comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
+        meeting, both = self._compares(mine)
         soon = min(seconds / 2, _SAY_S)
         came, lost = self._comes(meeting, soon)
         if not came and not lost:
@@ -318,7 +337,7 @@ class EntryBarrier:
             raise self.failed
         high, low = struct.unpack("2q", both)
         if high != -low:
-            raise self._disagree(f"call #{self._meetings}", {self._comm.rank: words()}, seconds)
+            raise self.disagree(f"call #{self._meetings}", {self._comm.rank: words()}, seconds)
 
     def _say_here(self) -> None:
         """Count this rank in the store, alone and in ever larger blocks of ranks: see _silent."""

@@ -14,9 +14,9 @@ import torch
 
 from ..core.limits import TORCH_LIST_COPIED
 from ..errors import DtypeError, LayoutError
-from .calls import in_turn
+from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import is_onboard, staged
-from .network_collectives import NetworkCollectives, exchange
+from .network_collectives import NetworkCollectives, compare_parts, exchange
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
@@ -45,17 +45,20 @@ Run = Callable[[], None]
 Tensor = torch.Tensor
 
 
-@staged("x", takes_devices=True)
-def all_reduce(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
+def _all_reduce(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
+    _check_filled(x)
 
     def run() -> None:
-        flat = target(x)
+        flat = flat_of(x)
         comm.all_reduce(flat, op, out=flat)
         give_back(flat, x)
 
     return run
+
+
+all_reduce = staged("x", takes_devices=True, takes_sparse=True)(_all_reduce)
 
 
 def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
@@ -78,14 +81,16 @@ def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run
 @staged("tensors", takes_devices=True)
 def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Op) -> Run:
     """Small tensors travel as one."""
+    _check_filled(*tensors)
     if (
         len(tensors) == 1
         or sum(x.nbytes for x in tensors) > TORCH_LIST_COPIED
         or len({x.dtype for x in tensors}) > 1
     ):
-        return in_turn(comm, [all_reduce(comm, x, op) for x in tensors])
+        return in_turn(comm, [_all_reduce(comm, x, op) for x in tensors])
 
     def run() -> None:
+        getattr(comm, "arrive", nothing)()  # lengths are compared
         whole = torch.cat([flat_of(x) for x in tensors])
         comm.all_reduce(whole, op, out=whole)
         for x, part in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
@@ -96,8 +101,10 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Op
 
 @staged("x", takes_devices=True)
 def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
+    _check_filled(x)
+
     def run() -> None:
-        flat = target(x)
+        flat = flat_of(x)
         comm.broadcast(flat, root, out=flat)
         give_back(flat, x)
 
@@ -106,8 +113,11 @@ def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
 
 @staged("x", takes_devices=True)
 def reduce(comm: NetworkCollectives, x: Tensor, op: Operator, root: int) -> Run:
+    if comm.rank == root:
+        _check_filled(x)
+
     def run() -> None:
-        flat = target(x) if comm.rank == root else flat_of(x)
+        flat = flat_of(x)
         comm.reduce(flat, op, root, out=flat if comm.rank == root else None)
         if comm.rank == root:
             give_back(flat, x)
@@ -132,22 +142,24 @@ def _stacked(tensors: list[Tensor]) -> Tensor | None:
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:
-    """Equal tensors as one, a copy only where they do not lie so."""
+    """Tensors of one length as one, a copy only where they do not lie so."""
     there = _stacked(tensors)
-    return torch.stack([x.detach() for x in tensors]) if there is None else there
+    return torch.stack([flat_of(x) for x in tensors]) if there is None else there
 
 
 def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
     for x, part in zip(tensors, stack, strict=True):
-        x.data.copy_(part)
+        x.data.copy_(part.view(x.shape))
 
 
 @staged("outputs", takes_devices=True)
-def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> tuple[Run, int]:
-    """What is to run, and the number of elements to be compared: 0 where ranks bring different shapes."""
-    if any(out.shape != outputs[0].shape for out in outputs):
-        return _all_gather_uneven(comm, outputs, x), 0
-    _check_same("all_gather", outputs[0], x)
+def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> Run:
+    _check_filled(*outputs)
+    _of_one_dtype(x, *outputs)
+    if is_misfit(x, outputs, comm.rank):
+        raise unfit(x, outputs)
+    if not is_even(outputs):
+        return _all_gather_uneven(comm, outputs, x)
     there = _stacked(outputs)
 
     def run() -> None:
@@ -156,36 +168,26 @@ def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> tu
         if there is None:
             _unstack(stack, outputs)
 
-    return run, x.numel()
+    return run
+
+
+def _of_one_dtype(x: Tensor, *others: Tensor) -> None:
+    odd = next((each for each in others if each.dtype != x.dtype), None)
+    if odd is not None:
+        raise DtypeError(f"output and input differ: {array(x)}, {array(odd)}", hint="tensors of one dtype")
 
 
 def _all_gather_uneven(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> Run:
-    _check_same("all_gather", outputs[comm.rank], x)
-
     def run() -> None:
         for out, part in zip(outputs, comm.all_gather_ragged(x.detach()), strict=True):
-            if part.numel() != out.numel():
-                raise LayoutError(
-                    f"a tensor of shape {tuple(part.shape)} came for a place of shape {tuple(out.shape)}",
-                    "all_gather",
-                    "give every rank the shapes that the others send",
-                )
             out.data.copy_(part.view(out.shape))
 
     return run
 
 
-def _check_same(verb: str, out: Tensor, x: Tensor) -> None:
-    if out.numel() != x.numel() or out.dtype != x.dtype:
-        raise LayoutError(
-            f"this rank gives {tuple(x.shape)} {x.dtype}, its place has {tuple(out.shape)} {out.dtype}",
-            verb,
-            "the same shape and dtype",
-        )
-
-
 @staged("output", takes_devices=True)
 def all_gather_into(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
+    _of_one_dtype(output, x)
     if output.numel() != x.numel() * comm.size:
         raise ValueError(
             f"output tensor size must be equal to world_size times input tensor size: {output.numel()} "
@@ -218,6 +220,8 @@ def _filling(fill: Callable[[Tensor], object], output: Tensor, n: int) -> Run:
 
 @staged("outputs", takes_devices=True)
 def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
+    _check_filled(*(outputs or ()))
+    _of_one_dtype(x, *(outputs or ()))
     there = _stacked(outputs) if outputs else None
 
     def run() -> None:
@@ -234,10 +238,12 @@ def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, ro
 
 @staged("output", takes_devices=True)
 def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
+    _check_filled(output)
+    _of_one_dtype(output, *(inputs or ()))
     stack = None if inputs is None else _stack(inputs)
 
     def run() -> None:
-        into = target(output)
+        into = flat_of(output)
         comm.scatter(None if stack is None else _rows(stack, comm.size), root, out=into)
         give_back(into, output)
 
@@ -246,7 +252,9 @@ def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | Non
 
 @staged("output", takes_devices=True)
 def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Operator) -> Run:
-    if any(x.shape != inputs[0].shape for x in inputs):
+    _check_filled(output)
+    _of_one_dtype(output, *inputs)
+    if not is_even(inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
 
     def run() -> None:
@@ -258,7 +266,7 @@ def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor
 def _reduce_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator | None) -> None:
     """Row r of x, of shape (size, ...), reduced, into output of rank r."""
     is_apart = x.untyped_storage().data_ptr() != output.untyped_storage().data_ptr()  # FSDP reduces in place
-    into = target(output) if is_apart else output.detach().new_empty(output.numel())
+    into = flat_of(output) if is_apart else output.detach().new_empty(output.numel())
     comm.reduce_scatter(_rows(x, comm.size), op, out=into)
     give_back(into, output)
 
@@ -277,6 +285,7 @@ def _reduce_scatter_uneven(
 
 @staged("output", takes_devices=True)
 def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator) -> Run:
+    _of_one_dtype(output, x)
     if x.numel() != output.numel() * comm.size:
         raise ValueError(
             f"input tensor must be the same size as output size times world size: {x.numel()} elements for "
@@ -288,6 +297,7 @@ def reduce_scatter_into(comm: NetworkCollectives, output: Tensor, x: Tensor, op:
 
 @staged("output", takes_devices=True)
 def all_to_all_single(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Run:
+    _of_one_dtype(output, x)
     if x.numel() != output.numel() or (x.dim() and x.shape[0] % comm.size):
         raise ValueError(
             f"Tensor's dim 0 does not divide equally across group size: {tuple(x.shape)} to "
@@ -300,7 +310,9 @@ def all_to_all_single(comm: NetworkCollectives, output: Tensor, x: Tensor) -> Ru
 @staged("output")
 def all_to_all_uneven(
     comm: NetworkCollectives, output: Tensor, x: Tensor, output_sizes: list[int], input_sizes: list[int]
-) -> Run:
+) -> tuple[Run, list[int]]:
+    """What is to run, and how many elements go to each rank."""
+
     def cut(whole: Tensor, sizes: list[int]) -> list[int]:
         rows = whole.shape[0] if whole.dim() else 1
         sizes = list(sizes) or [rows // comm.size] * comm.size
@@ -309,18 +321,27 @@ def all_to_all_uneven(
         width = whole.numel() // rows if rows else 0
         return [n * width for n in sizes]
 
+    _of_one_dtype(output, x)
     there, here = cut(output, output_sizes), cut(x, input_sizes)
 
-    return _filling(lambda rows: exchange(comm, rows.view(-1), there, flat_of(x), here), output, 1)
+    def fill(rows: Tensor) -> None:
+        compare_parts(comm, there, here)
+        exchange(comm, rows.view(-1), there, flat_of(x), here)
+
+    return _filling(fill, output, 1), here
 
 
 @staged("outputs")
 def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
+    _check_filled(*outputs)
+    _of_one_dtype(*outputs, *inputs)
+
     def run() -> None:
-        there = [out.numel() for out in outputs]
+        there, here = [out.numel() for out in outputs], [x.numel() for x in inputs]
+        compare_parts(comm, there, here)
         received = outputs[0].new_empty(sum(there))
         whole = torch.cat([flat_of(x) for x in inputs])
-        exchange(comm, received, there, whole, [x.numel() for x in inputs])
+        exchange(comm, received, there, whole, here)
         for out, part in zip(outputs, received.split(there), strict=True):
             out.data.copy_(part.view(out.shape))
 
@@ -350,14 +371,14 @@ def flat_of(x: Tensor) -> Tensor:
     return x if x.stride(0) == 1 else x.as_strided(x.shape, (1,))  # one element is contiguous with any stride
 
 
-def target(x: Tensor) -> Tensor:
-    """As flat_of, of a tensor that is to be filled."""
-    if any(step == 0 and length > 1 for step, length in zip(x.stride(), x.shape, strict=True)):
-        raise LayoutError(
-            f"out is broadcast: shape {tuple(x.shape)}, strides {x.stride()}; several elements share memory",
-            hint="give a tensor with memory for each element, x.contiguous()",
-        )
-    return flat_of(x)
+def _check_filled(*tensors: Tensor) -> None:
+    for x in tensors:
+        if any(step == 0 and length > 1 for step, length in zip(x.stride(), x.shape, strict=True)):
+            raise LayoutError(
+                f"a tensor to be filled is expanded: shape {tuple(x.shape)}, strides {x.stride()}; several "
+                "elements share memory",
+                hint="give one with memory for each element, tensor.contiguous()",
+            )
 
 
 def give_back(flat: Tensor, x: Tensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Callable, Container, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import torch
 
 from ..core import dtypes
 from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE, TORCH_HALVES_BY_BLOCKS, TORCH_PASSAGE
-from .calls import WHOLE
+from .calls import WHOLE, nothing
 from .network_watchdog import watch
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from ..core.types import OPERATORS
     from .entry_barrier import EntryBarrier
 
-__all__ = ["FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "exchange", "reduced"]
+__all__ = [
+    "FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "compare_parts", "exchange", "reduced",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
@@ -38,6 +41,7 @@ _LENT = (
     "all_gather_ragged",
     "all_to_all_ragged",
 )  # the communicator's own
+_HALF = 2**63
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
 
@@ -50,6 +54,7 @@ class NetworkCollectives:
         call: what the barrier was told of the call under way.
         inside: since when this rank may stand inside MPI for it; None where it does not.
         needs: the ranks without which it cannot end.
+        refuse: tells the other ranks that this one does not make a call that it was asked for.
     """
 
     def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
@@ -57,6 +62,7 @@ class NetworkCollectives:
         self.rank, self.size = comm.rank, comm.size
         self.call = NO_CALL
         self.inside: float | None = None
+        self.refuse: Callable[[], None] = nothing
         self.needs: Container[int] = range(comm.size)
         watch(self)
 
@@ -179,6 +185,38 @@ def as_bits(x: Tensor) -> Tensor:
 def reduced(parts: Tensor, op: OPERATORS) -> Tensor:
     """The halves of all ranks, of shape (p, ...), reduced in float32 and rounded once."""
     return _REDUCTIONS[op](parts.float()).to(parts.dtype)
+
+
+def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -> None:
+    """See that each rank expects of each other one what that sends to it, in elements. Collective.
+
+    Each pair of ranks has a number. What is sent counts so many times, what is expected as often against it:
+    the sum over all ranks is 0 where all agree. Who differs is asked only where it is not.
+
+    Args:
+        there, here: what this rank expects of each rank, and what it sends to each.
+
+    Raises:
+        MismatchError: on all ranks, with the ranks and lengths that differ.
+    """
+    me = comm.rank
+    mine = sum(n * hash((me, r)) for r, n in enumerate(here))
+    mine -= sum(n * hash((r, me)) for r, n in enumerate(there))
+    balance = torch.tensor([(mine + _HALF) % (2 * _HALF) - _HALF])
+    comm.arrive()
+    comm.all_reduce(balance, "sum", out=balance)
+    if not balance.item():
+        return
+    sent = array("q", bytes(8 * comm.size))
+    comm.mpi_handle.Alltoall(array("q", here), sent)
+    rows = [
+        f"expects {mine} elements of rank {r}, which sends {theirs}"
+        for r, (mine, theirs) in enumerate(zip(there, sent, strict=True))
+        if mine != theirs
+    ]
+    _, seconds, words, *told = comm.call
+    hint = "what a rank expects of another one has to be as long as what that sends to it"
+    raise comm.entry.disagree(words(*(told or [()])[0]), {me: "; ".join(rows)}, seconds, hint=hint)
 
 
 def exchange(

@@ -15,15 +15,16 @@ from .calls import (
     by_name,
     check_length,
     in_turn,
+    is_even,
+    is_misfit,
     later,
+    lengths,
     made_options,
     nothing,
     operator,
     refusing,
     rooted,
     spelling,
-    total,
-    unlike,
 )
 from .names import options
 from .process_group_base import CommProcessGroup
@@ -59,7 +60,7 @@ class ProcessGroupMPI(CommProcessGroup):
             return self._inner.allreduce(tensors, opts)
         op = operator(opts.reduceOp)
         run = in_turn(self._by, [group_calls.all_reduce(self._by, each, op) for each in tensors])
-        count = total(tensors) if len(tensors) > 1 or x.is_sparse else None
+        count = lengths(tensors)
         return self._call(
             "all_reduce", run, tensors, x, op=op, count=count, background=later(opts), inputs=tensors
         )
@@ -76,7 +77,7 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors,
             tensors[0],
             op=op,
-            count=total(tensors),
+            count=lengths(tensors),
             background=later(opts),
             inputs=tensors,
         )
@@ -94,7 +95,7 @@ class ProcessGroupMPI(CommProcessGroup):
             return self._inner.broadcast(tensors, opts)
         run = in_turn(self._by, [group_calls.broadcast(self._by, x, root) for x in tensors])
         return self._call(
-            "broadcast", run, tensors, tensors[0], root=root, count=total(tensors), background=later(opts)
+            "broadcast", run, tensors, tensors[0], root=root, count=lengths(tensors), background=later(opts)
         )
 
     def reduce(
@@ -121,9 +122,14 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.AllgatherOptions)
         if self._foreign(inputs[0]):
             return self._inner.allgather(outputs, inputs, opts)
-        check_length("all_gather", "tensor_list", outputs[0], self)
-        run, count = group_calls.all_gather(self._by, outputs[0], inputs[0])
-        return self._call("all_gather", run, outputs, inputs[0], count=count, background=later(opts))
+        places, x = outputs[0], inputs[0]
+        check_length("all_gather", "tensor_list", places, self)
+        count: list[int] | None = None if is_even(places) else lengths(places)
+        if is_misfit(x, places, self._rank):
+            run, count = refusing(self._by, x, places)
+        else:
+            run = group_calls.all_gather(self._by, places, x)
+        return self._call("all_gather", run, outputs, x, count=count, background=later(opts))
 
     def all_gather_single(
         self,
@@ -159,7 +165,7 @@ class ProcessGroupMPI(CommProcessGroup):
             run,
             outputs,
             inputs[0],
-            count=total(inputs),
+            count=lengths(inputs),
             background=later(opts),
             inputs=inputs,
         )
@@ -172,7 +178,7 @@ class ProcessGroupMPI(CommProcessGroup):
         """output_lists[rank][i] receives input_list[i] of rank."""
         outputs, inputs = output_lists, input_list
         parts = [
-            group_calls.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)[0]
+            group_calls.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)
             for i, x in enumerate(inputs)
         ]
         return self._call(
@@ -180,7 +186,7 @@ class ProcessGroupMPI(CommProcessGroup):
             in_turn(self._by, parts),
             outputs,
             inputs[0],
-            count=total(inputs),
+            count=lengths(inputs),
             background=later(opts),
             inputs=inputs,
         )
@@ -203,9 +209,14 @@ class ProcessGroupMPI(CommProcessGroup):
         here = outputs[0] if outputs and self._rank == root else None
         if self._rank == root:
             check_length("gather", "gather_list", here or [], self)
-        x, like = inputs[0], unlike(inputs[0], here or [])
-        run = group_calls.gather(self._by, here, x, root) if like is x else refusing(self._by, x, like)
-        return self._call("gather", run, outputs, like, root=root, background=later(opts), inputs=inputs)
+        x, count = inputs[0], None
+        if here and is_misfit(x, here):
+            run, count = refusing(self._by, x, here)
+        else:
+            run = group_calls.gather(self._by, here, x, root)
+        return self._call(
+            "gather", run, outputs, x, root=root, count=count, background=later(opts), inputs=inputs
+        )
 
     def scatter(
         self,
@@ -230,9 +241,14 @@ class ProcessGroupMPI(CommProcessGroup):
         here = inputs[0] if inputs and self._rank == root else None
         if self._rank == root:
             check_length("scatter", "scatter_list", here or [], self)
-        x, like = outputs[0], unlike(outputs[0], here or [])
-        run = group_calls.scatter(self._by, x, here, root) if like is x else refusing(self._by, x, like)
-        return self._call("scatter", run, outputs, like, root=root, background=later(opts), others=here or ())
+        x, count = outputs[0], None
+        if here and is_misfit(x, here):
+            run, count = refusing(self._by, x, here)
+        else:
+            run = group_calls.scatter(self._by, x, here, root)
+        return self._call(
+            "scatter", run, outputs, x, root=root, count=count, background=later(opts), others=here or ()
+        )
 
     def reduce_scatter(
         self,
@@ -248,15 +264,19 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.ReduceScatterOptions)
         if self._foreign(outputs[0]):
             return self._inner.reduce_scatter(outputs, inputs, opts)
-        op = operator(opts.reduceOp)
-        check_length("reduce_scatter", "input_list", inputs[0], self)
-        run = group_calls.reduce_scatter(self._by, outputs[0], inputs[0], op)
-        count = total(inputs[0])
+        op, out, blocks = operator(opts.reduceOp), outputs[0], inputs[0]
+        check_length("reduce_scatter", "input_list", blocks, self)
+        each = lengths(blocks)
+        count: int | list[int] = sum(each) if is_even(blocks) else each
+        if is_misfit(out, blocks, self._rank):
+            run, count = refusing(self._by, out, blocks)
+        else:
+            run = group_calls.reduce_scatter(self._by, out, blocks, op)
         return self._call(
             "reduce_scatter",
             run,
             outputs,
-            outputs[0],
+            out,
             op=op,
             count=count,
             background=later(opts),
@@ -304,7 +324,7 @@ class ProcessGroupMPI(CommProcessGroup):
             outputs,
             inputs[0],
             op=op,
-            count=total(inputs),
+            count=lengths(inputs),
             background=later(opts),
             others=inputs,
         )
@@ -333,9 +353,9 @@ class ProcessGroupMPI(CommProcessGroup):
                 output, x, output_sizes, input_sizes, opts
             )
         if is_even:
-            run, count = group_calls.all_to_all_single(self._by, output, x), x.numel()
+            run, count = group_calls.all_to_all_single(self._by, output, x), None
         else:
-            run, count = group_calls.all_to_all_uneven(self._by, output, x, output_sizes, input_sizes), 0
+            run, count = group_calls.all_to_all_uneven(self._by, output, x, output_sizes, input_sizes)
         return self._call("all_to_all", run, [output], x, count=count, background=later(opts))
 
     alltoall_base = all_to_all_single
@@ -349,7 +369,13 @@ class ProcessGroupMPI(CommProcessGroup):
         check_length("all_to_all", "input_tensor_list", inputs, self)
         run = group_calls.all_to_all(self._by, outputs, inputs)
         return self._call(
-            "all_to_all", run, outputs, inputs[0], count=0, background=later(opts), inputs=inputs
+            "all_to_all",
+            run,
+            outputs,
+            inputs[0],
+            count=lengths(inputs),
+            background=later(opts),
+            inputs=inputs,
         )
 
     def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Work:

@@ -8,26 +8,26 @@ collective call the ranks meet in a barrier (entry_barrier.py).
 from __future__ import annotations
 
 import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import torch
 
 from ..communicator.communicator import Communicator
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
-from .calls import SAYS_LATER, head_of, nothing, words
+from .calls import SAYS_LATER, flat, head_of, nothing, words
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import Ended, EntryBarrier
 from .names import c10d, dist, label
 from .node_collectives import carrier
 from .profile import recorded, recording
 from .torch_errors import as_torch
-from .work import JointWork, QueuedWork, Work, flat
+from .work import JointWork, QueuedWork, Work
 from .worker import Poller, Worker
 
 __all__ = ["CommProcessGroup"]
@@ -56,6 +56,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.seconds = timeout.total_seconds()
         self.entry = EntryBarrier(comm, self.label, self.get_group_store, self.seconds)
         self._by = carrier(comm, self.entry)
+        self._by.refuse = self.refuse
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
@@ -191,7 +192,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         *,
         op: object = None,
         root: int = 0,
-        count: int | None = None,
+        count: int | list[int] | None = None,
         background: bool = True,
         seconds: float = 0.0,
         inputs: Any = None,
@@ -202,21 +203,26 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         Args:
             inputs: tensors whose shapes a profile shows; default: like.
             others: tensors that take part beside like, inputs and outputs.
+            count: elements that all ranks compare, or those of each tensor of a list. all_to_all's differ.
             like: tensor that tells dtype, and number of elements where count does not.
         """
+        listed = count if isinstance(count, list) and len(count) > 1 else None
+        if isinstance(count, list):
+            count = 0 if verb == "all_to_all" else crc32(repr(count).encode()) if listed else count[0]
         try:
             mine = 0 if like is None else head_of(verb, op, like.dtype, root)
             if like is None:
                 mine = head(verb, root=root)
             elif self._detail and count in (None, like.numel()):
-                count = zlib.crc32(repr(tuple(like.shape)).encode())
+                count = crc32(repr(tuple(like.shape)).encode())
             mine = signature(mine, (like.numel() if like is not None else 0) if count is None else count)
             there = like is not None and is_onboard(like)
             mine |= BACKGROUND * there  # which these groups do not compare: all ranks' tensors lie alike
         except HpcommError as error:
+            self.refuse()
             raise as_torch(error, words(verb, like, op, root), self.where) from None
         self._calls += 1
-        told = verb, like, op, root
+        told = verb, like, op, root, listed
         if any(x.is_inference() for x in (*flat(outputs), *([] if like is None else [like]))):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
         deed: Callable[[], None] = partial(
@@ -242,6 +248,15 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 raise
             finally:
                 self._by.done(error)
+
+    def refuse(self) -> None:
+        """Tell the others, when it is its turn, that this rank does not make a call that it was asked for."""
+
+        def deed() -> None:
+            with self._turn:
+                self.entry.refuse()
+
+        self._now_or_later(deed, (), lambda: "a call that it refuses", self.worker.waiting > 0)
 
     def _now_or_later(
         self,

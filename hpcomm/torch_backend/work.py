@@ -14,6 +14,7 @@ from torch.futures import Future
 
 from ..core.limits import WORK_LOOK_S
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
+from .calls import flat
 from .entry_barrier import pause
 from .names import dist
 from .torch_errors import as_torch
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from .cuda_streams import Aside
     from .process_group import ProcessGroupMPI
 
-__all__ = ["JointWork", "MessageWork", "QueuedWork", "Work", "flat"]
+__all__ = ["JointWork", "MessageWork", "QueuedWork", "Work"]
 
 _guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
 
@@ -97,13 +98,6 @@ class Work(dist.Work):  # type: ignore[misc]
     def _fill(self, promise: Future[object] | None) -> None:
         if promise is not None:
             promise.set_result(None)
-
-
-def flat(outputs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for each in outputs:
-        found += flat(each) if isinstance(each, (list, tuple)) else [each]
-    return found
 
 
 def _over() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from datetime import timedelta
@@ -90,6 +91,154 @@ def test_ranks_that_disagree_are_all_told_and_may_go_on(background: bool, rank: 
     assert x.tolist() == [size, size]
 
 
+def of(*lengths: int) -> list[torch.Tensor]:
+    return [torch.ones(n) for n in lengths]
+
+
+def sparse(n: int) -> torch.Tensor:
+    return torch.eye(n).to_sparse()
+
+
+REFUSED = "a call that it refuses"
+# Calls in which rank 1 (odd) differs, of p ranks, and what every rank's error says. The last ones rank 1
+# refuses itself: the others hear of that, and it says why.
+UNEQUAL: dict[str, tuple[Any, str, str]] = {
+    "sparse shapes": (
+        lambda p, r, odd, g: dist.all_reduce(sparse(3 + odd), group=g),
+        r"rank 0: all_reduce\(sparse_coo float32 \(3, 3\).*rank 1: all_reduce\(sparse_coo float32 \(4, 4\)",
+        "",
+    ),
+    "sparse and dense": (
+        lambda p, r, odd, g: dist.all_reduce(sparse(3) if odd else torch.eye(3), group=g),
+        r"rank 0: all_reduce\(float32 \(3, 3\).*rank 1: all_reduce\(sparse_coo float32 \(3, 3\)",
+        "",
+    ),
+    "all_to_all, a long part": (
+        lambda p, r, odd, g: dist.all_to_all(of(*[2] * p), of(2 + odd, *[2] * (p - 1)), group=g),
+        r"disagree about all_to_all\(.*\n  rank 0: expects 2 elements of rank 1, which sends 3\n  where",
+        "",
+    ),
+    "all_to_all, a long place": (
+        lambda p, r, odd, g: dist.all_to_all(of(2 + odd, *[2] * (p - 1)), of(*[2] * p), group=g),
+        r"disagree about all_to_all\(.*\n  rank 1: expects 3 elements of rank 0, which sends 2\n  where",
+        "",
+    ),
+    "all_to_all_single, a long part": (
+        lambda p, r, odd, g: dist.all_to_all_single(
+            torch.zeros(2 * p, 4), torch.zeros(2 * p + odd, 4), [2] * p, [2 + odd, *[2] * (p - 1)], group=g
+        ),
+        r"\n  rank 0: expects 8 elements of rank 1, which sends 12\n  where",
+        "",
+    ),
+    "all_to_all_single, sizes on one rank": (
+        lambda p, r, odd, g: dist.all_to_all_single(
+            torch.zeros(2 * p), torch.zeros(2 * p), *([] if odd else [[2] * p] * 2), group=g
+        ),
+        r"rank 0: all_to_all\(float32 \(\d,\), list of \d x 2 el.*rank 1: all_to_all\(float32 \(\d,\)\)",
+        "",
+    ),
+    "reduce_scatter, lists of one total": (
+        lambda p, r, odd, g: dist.reduce_scatter(
+            torch.ones(3 if odd else 2), of(1, 3, *[2] * (p - 2)) if odd else of(*[2] * p), group=g
+        ),
+        r"rank 0: reduce_scatter\(float32 \(2,\), op.*rank 1: reduce_scatter\(float32 \(3,\), list of 1, 3",
+        "",
+    ),
+    "reduce_scatter, output": (
+        lambda p, r, odd, g: dist.reduce_scatter(torch.ones(2 + odd), of(*[2] * p), group=g),
+        r"rank 0: reduce_scatter\(float32 \(2,\), op.*rank 1: reduce_scatter\(float32 \(3,\), list of \d x 2",
+        "",
+    ),
+    "all_gather, its places": (
+        lambda p, r, odd, g: dist.all_gather(of(*[2 + odd] * p), torch.ones(2), group=g),
+        r"rank 0: all_gather\(float32 \(2,\)\).*rank 1: all_gather\(float32 \(2,\), list of \d x 3 elements",
+        "",
+    ),
+    "all_gather, one of its places": (
+        lambda p, r, odd, g: dist.all_gather(of(2 + odd, *[2] * (p - 1)), torch.ones(2), group=g),
+        r"rank 0: all_gather\(float32 \(2,\)\).*rank 1: all_gather\(float32 \(2,\), list of 3, .*2 elements",
+        "",
+    ),
+    "all_gather of unequal shapes, one of them": (
+        lambda p, r, odd, g: dist.all_gather(of(*range(1, p + 1)), torch.ones(r + 1 + odd), group=g),
+        r"rank 0: all_gather\(float32 \(1,\), list of 1, 2.*rank 1: all_gather\(float32 \(3,\), list of 1, 2",
+        "",
+    ),
+    "several tensors of one total": (
+        lambda p, r, odd, g: dist.all_reduce_coalesced(of(1, 3) if odd else of(2, 2), group=g),
+        r"rank 0: all_reduce\(.*list of 2 x 2 elements.*rank 1: all_reduce\(.*list of 1, 3 elements",
+        "",
+    ),
+    "a short list": (
+        lambda p, r, odd, g: dist.all_to_all(of(*[2] * (p - odd)), of(*[2] * p), group=g),
+        REFUSED,
+        r"output_tensor_list holds \d tensors, the group has \d ranks",
+    ),
+    "split sizes": (
+        lambda p, r, odd, g: dist.all_to_all_single(
+            torch.zeros(2 * p), torch.zeros(2 * p), [2] * p, [2 + odd, *[2] * (p - 1)], group=g
+        ),
+        REFUSED,
+        "Split sizes doesn't match total dim 0 size",
+    ),
+    "a long output": (
+        lambda p, r, odd, g: dist.all_gather_into_tensor(torch.zeros(2 * p + odd), torch.zeros(2), group=g),
+        REFUSED,
+        "output tensor size must be equal to world_size times input tensor size",
+    ),
+    "an output of another dtype": (
+        lambda p, r, odd, g: dist.reduce_scatter_tensor(
+            torch.zeros(2), torch.zeros(2 * p, dtype=torch.int32 if odd else torch.float32), group=g
+        ),
+        REFUSED,
+        r"output and input differ: float32 \(2,\), int32(?s:.*) at test_works.py:",
+    ),
+    "an expanded output": (
+        lambda p, r, odd, g: dist.all_reduce(torch.ones(1).expand(3) if odd else torch.ones(3), group=g),
+        REFUSED,
+        "a tensor to be filled is expanded",
+    ),
+    "an operator without meaning": (
+        lambda p, r, odd, g: dist.all_reduce(torch.ones(3) > odd, dist.ReduceOp.AVG, group=g)
+        if odd
+        else dist.all_reduce(torch.ones(3), dist.ReduceOp.AVG, group=g),
+        REFUSED,
+        "the average of bool",
+    ),
+    "a sparse broadcast": (
+        lambda p, r, odd, g: dist.broadcast(sparse(3) if odd else torch.eye(3), 0, group=g),
+        REFUSED,
+        r"sparse_coo float32 \(3, 3\) is sparse: the call takes dense tensors\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*coalesced:FutureWarning")
+@pytest.mark.parametrize("across", [False, True], ids=["one node", "several nodes"])
+def test_tensors_that_do_not_fit_those_of_other_ranks_are_an_error_on_all(
+    across: bool, rank: int, size: int
+) -> None:
+    """Before anything moves; then the group goes on."""
+    group = dist.new_group(list(range(size)))
+    if across:
+        meets_by_messages(group)
+    for name, (call, said, own) in UNEQUAL.items():
+        with pytest.raises((hpcomm.HpcommError, ValueError)) as told:
+            call(size, rank, rank == 1, group)
+        wanted = own if rank == 1 and own else f"(?s){said}"
+        assert re.search(wanted, str(told.value)), (name, str(told.value))
+        assert isinstance(told.value, hpcomm.MismatchError) or (own and rank == 1), name
+        dist.all_reduce(x := torch.ones(1), group=group)
+        assert x.item() == size, name
+
+
+def meets_by_messages(group: Any) -> None:
+    """As where its ranks are on several nodes."""
+    group.entry.node = group._node = None
+    group._by = NetworkCollectives(group.comm, group.entry)
+    group._by.refuse = group.refuse
+
+
 def test_an_exception_of_a_background_call_reaches_its_future(rank: int) -> None:
     future = dist.all_reduce(torch.ones(2 + rank), async_op=True).get_future()
     with pytest.raises(RuntimeError, match="ranks disagree"):
@@ -134,8 +283,7 @@ def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     """As without a node segment: disagreement is told, and who does not come is named."""
     group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
     for each in group, hasty:
-        each.entry.node = each._node = None
-        each._by = NetworkCollectives(each.comm, each.entry)
+        meets_by_messages(each)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         for n in (2, 700, 50_000, 300_000):
             x = torch.arange(n, dtype=dtype) % 100 + rank

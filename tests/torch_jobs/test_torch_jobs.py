@@ -206,7 +206,8 @@ dist.all_reduce(torch.eye(3).to_sparse())  # which goes through MPI
 """
     found = told(job, tmp_path, source, lenient)
     what = (
-        "PeerFailedError: all_reduce(float32 (3, 3), op='sum') on 'world' stands in MPI, which needs rank 1"
+        "PeerFailedError: all_reduce(sparse_coo float32 (3, 3), op='sum') on 'world' stands in MPI, which "
+        "needs rank 1"
     )
     assert any(what in text for text in found.values()), found
 
