@@ -224,6 +224,8 @@ def _abort(status: int) -> None:
     from mpi4py import MPI
 
     ending = threading.get_ident()
+    if segment.current is not None:
+        segment.current.mine.fail()
     status = status & 255 or 1  # what a process can say, and never that all is well
     sys.stdout.flush()
     sys.stderr.flush()

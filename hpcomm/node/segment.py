@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
+    from ..job import first_end
     from ._native import core
 else:
     from .._lazy import LazyModule
 
+    first_end = LazyModule("hpcomm.job.first_end")
     MPI = LazyModule("mpi4py.MPI")
 
 __all__ = [
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
-_ANSWER, _ANSWER_BYTES, _NOTE_BYTES = 8, 4096, 512
+_PIPE, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES = 7, 8, 4096, 512
 _NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)
 _WORDS = _NOTE + words_of_text(_NOTE_BYTES)  # of a rank
 _NBYTES = 1 << 30  # of address space; memory is taken as communicators need it
@@ -79,6 +81,15 @@ class Region:
     def mark(self, mark: Sequence[int]) -> None:
         for i, word in enumerate(mark):
             self._words[_MARK + i] = word
+
+    @property
+    def pipe(self) -> int:
+        """The owner's file that job/first_end.py watches; 0: none."""
+        return self._words[_PIPE]
+
+    @pipe.setter
+    def pipe(self, number: int) -> None:
+        self._words[_PIPE] = number
 
     def look(self) -> None:
         """See whether the owner holds its lock: then its end can be seen. Not for one's own record."""
@@ -224,9 +235,13 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         core = native.core()
         assert core is not None
         regions[node.rank].mark = core.mark()
+        if "PMI_FD" in os.environ:  # MPICH's launcher
+            regions[node.rank].pipe = first_end.hold()
         node.Barrier()
         for i in range(1, node.size):
             regions[(node.rank + i) % node.size].look()
+        if node.rank == 0 and all(region.pipe for region in regions):
+            first_end.watch(file, at, 8 * _WORDS, [(region.mark[0], region.pipe) for region in regions])
         its_number = int.from_bytes(number, "little")
         direct = all_of(node, all(core.reaches(*region.mark) for region in regions))
         return NodeSegment(regions, node.rank, its_number, shared, _cores(node), direct, node.Get_group())
