@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
     from ..node.segment import NodeSegment
+    from .end_notices import EndNotices
     from .heartbeat import Heartbeat
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["abort", "count_hasty_exits", "in_one_piece", "start", "started"]
 
 
+end_notices: EndNotices | None = None  # where no shared memory tells who has ended
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
@@ -106,11 +108,18 @@ def _be_no_rank() -> None:
 
 
 def _watch(everybody: MPI.Intracomm) -> None:
-
+    global end_notices
     _install_hooks()
     _notice_finalize()
     _note_life()
     node_segment = segment.current = segment.open_segment(everybody)
+    if node_segment is None:
+        from .end_notices import exchanged
+
+        assert _farewell is not None
+        end_notices = exchanged(_farewell)
+        if end_notices is not None:
+            farewells.append(end_notices.say)
     beat = None
     if node_segment is None or len(node_segment.regions) < everybody.size:
         from .heartbeat import pulse
@@ -384,6 +393,8 @@ _noted: dict[int, weakref.ref[Comm]] = {}
 
 def note(comm: Comm) -> None:
     """Know of a communicator as long as it lives."""
+    if end_notices is not None and not comm.is_inter:
+        end_notices.know(comm)
     key = id(comm)
     _noted[key] = weakref.ref(comm, lambda _: _noted.pop(key, None))
 

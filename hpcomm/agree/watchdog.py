@@ -90,6 +90,8 @@ def _is_troubled() -> bool:
     a frame evaluation such as torch's in between, a frame may be half gone while it is read. So in a job
     where nobody has ended and nobody disagrees, no stack is read.
     """
+    if runtime.end_notices is not None and runtime.end_notices.hear():
+        return True
     for comm in runtime.living():
         if comm.partners is not None or comm.patience_s is not None:
             return True  # there is a deadline, and end notices come by message: the call must be known
@@ -404,6 +406,8 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
         return _ended_partners(comm, source, call)
     _, peers = _logs(comm)  # none of a link to a program without hpcomm
     gone = [rank for rank, region, _ in peers if region.ended]
+    if runtime.end_notices is not None:
+        gone = runtime.end_notices.lost(comm, not call)
     if not call:
         if source in gone:
             return f" waits for rank {source} of '{comm.name}', which has ended", [source]

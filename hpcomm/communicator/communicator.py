@@ -328,6 +328,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         self.to_itself.clear()
         self.leave_direct()
         self.node = self.watched = self.message_kinds = None  # their memory may be another one's soon
+        if runtime.end_notices is not None:
+            runtime.end_notices.forget(self)
         if self.call_logs is not None:
             self.call_logs.close()
         if self.exchange_channel is not None:
@@ -487,7 +489,10 @@ class Communicator(Mpi4pyNames, ClosedByAll):
             is_full = self.compared == "full"
             return agreement.between(self, self.object_comm) if is_full else agreement.counted(self)
         if self.compared == "full":
-            return agreement.full(self, self.object_comm, self.watched[0] if self.watched else None)
-        if self.watched is None or segment.current is None:
-            return agreement.off()
-        return agreement.light(self, segment.current, *self.watched)
+            made = agreement.full(self, self.object_comm, self.watched[0] if self.watched else None)
+        elif self.watched is None or segment.current is None:
+            made = agreement.off()
+        else:
+            return agreement.light(self, segment.current, *self.watched)
+        notices = None if self.compared == "off" or self.has_foreigners else runtime.end_notices
+        return made if notices is None else notices.count(self, made)

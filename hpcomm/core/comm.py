@@ -27,6 +27,7 @@ class Comm(Protocol):
     remote_size: int
     disagreed: str
     asked_check: str
+    tag_base: int
     observers: tuple[Observer, ...]
     partners: Any
     patience_s: float | None

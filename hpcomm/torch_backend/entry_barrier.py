@@ -18,6 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from ..agree import runtime
 from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S, NODE_SPINS
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
@@ -295,7 +296,10 @@ class EntryBarrier:
 
     def lost(self, missing: Container[int]) -> list[int]:
         """Those of the missing ranks that have ended, are about to end by failure, or were killed."""
-        return [rank for rank, life in self._lives.items() if rank in missing and _is_gone(*life)]
+        gone = [rank for rank, life in self._lives.items() if _is_gone(*life)]
+        if runtime.end_notices is not None:
+            gone += runtime.end_notices.lost(self._comm, True)
+        return [rank for rank in gone if rank in missing]
 
     @property
     def where(self) -> str:

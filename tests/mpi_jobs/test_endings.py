@@ -348,7 +348,8 @@ class Solver:
 atexit.register(sys.exit, 5)
 atexit.register(slow)
 comm.barrier()
-solver = Solver()
+solver, several = Solver(), [Solver(), Solver()]
+Solver.own = Solver()
 if len(sys.argv) > 1:
     import unittest
     class Test(unittest.TestCase):
@@ -367,19 +368,60 @@ def test_exit_handlers_and_destructors_of_globals_may_communicate(
     program.write_text(EXIT_HANDLERS)
     words = ["python", str(program)] + [str(sum_)] * (sum_ is not None)
     done = job(2, words, expect=status, env={"HPCOMM_NODE": node})
-    for line in ("before import 2", "handler 2 [2, 2]", "del 2 [3, 3]"):
-        assert done.stdout.count(line) == 2, done.stdout
+    for line, times in (("before import 2", 2), ("handler 2 [2, 2]", 2), ("del 2 [3, 3]", 8)):
+        assert done.stdout.count(line) == times, done.stdout
     assert done.stderr.count("ValueError: in a handler") == 2, done.stderr
     assert "has ended" not in done.stderr, done.stderr
 
 
+LATE = {  # a call of rank 1 alone, where it is made
+    "a handler": "atexit.register(late)",
+    "a destructor": "class Solver:\n    __del__ = late\nit = Solver()",
+    "compat": "from hpcomm.compat import MPI\natexit.register(lambda: late(MPI.COMM_WORLD.allreduce))",
+    "a test": "def test(): atexit.register(late)",
+    "torch": """
+import torch, torch.distributed as dist
+from hpcomm import torch_backend
+dist.init_process_group("mpi")
+atexit.register(lambda: late(lambda _: dist.all_reduce(torch.ones(2))))""",
+}
+
+
 @pytest.mark.parametrize(
-    "where", ["atexit.register(late)", "class Solver:\n    __del__ = late\nit = Solver()"]
+    ("node", "where"),
+    [
+        ("on", "a handler"),
+        pytest.param("on", "a destructor", marks=pytest.mark.once),
+        ("off", "a handler"),
+        ("off", "a destructor"),
+        pytest.param("off", "compat", marks=pytest.mark.once),
+        pytest.param("off", "a test", marks=pytest.mark.once),
+        pytest.param("off", "torch", marks=pytest.mark.once),
+    ],
 )
-def test_who_needs_in_a_handler_a_rank_that_has_ended_is_told(job: Any, where: str) -> None:
-    done = job(2, "import atexit\nfrom hpcomm import world as comm\ncomm.barrier()\n"
-        f"def late(_=None):\n    if comm.rank == 1: comm.all_reduce(1)\n{where}\n", timeout=20)  # fmt: skip
-    assert "PeerFailedError: all_reduce on 'world' needs rank 0, which has ended" in done.stderr, done.stderr
+def test_who_needs_at_its_end_a_rank_that_has_ended_is_told(
+    job: Any, tmp_path: Path, node: str, where: str
+) -> None:
+    program = tmp_path / "test_late.py"
+    program.write_text(
+        "import atexit\nfrom hpcomm import world as comm\ncomm.barrier()\n"
+        "def late(call=None):\n    if comm.rank == 1: (call if callable(call) else comm.all_reduce)(1)\n"
+        + LATE[where]
+    )
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] * (where == "a test")
+    done = job(3, ["python", *words, str(program)], expect=None, env={"HPCOMM_NODE": node})
+    assert done.returncode != 124  # a handler's exception is no failure
+    assert re.search(r"all_?reduce\b.* ranks? 0\b.*, which ha(s|ve) ended", done.stderr), done.stderr
+
+
+def test_plain_mpirun_ends_for_a_rank_that_has_ended_without_the_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCOMM_NODE", "off")
+    source = "from hpcomm import world as comm\ncomm.barrier()\nif comm.rank: comm.all_reduce(1)\n"
+    done = plain_launch(3, source, tmp_path)
+    assert done.returncode not in (0, 124)
+    assert re.search(r"all_reduce\(.* on 'world' waits for rank 0, which has ended", done.stderr), done.stderr
 
 
 @pytest.mark.once
@@ -425,7 +467,12 @@ if hpcomm.world.rank == 1:
     assert job(3, source, timeout=40, expect=None).returncode == 3
 
 
-ENDED_WAITS = [  # and at which level: what light notices, full does
+ENDED_WAITS = [  # and at which level: what light notices, full does; off: without the core
+    ("a collective", "off"),
+    pytest.param("an object's receive", "off", marks=pytest.mark.once),
+    pytest.param("a receive from anybody", "off", marks=pytest.mark.once),
+    pytest.param("a background wait", "off", marks=pytest.mark.once),
+    pytest.param("a long send", "off", marks=pytest.mark.once),
     pytest.param("a collective", "light", marks=pytest.mark.once),
     pytest.param("a collective", "full", marks=pytest.mark.once),
     ("a receive", "full"),
@@ -445,7 +492,7 @@ def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
 ) -> None:
     """A rank that returns early is a mistake of the program: the call of the others can never complete."""
     note, source = tmp_path / "when", program("pass", WAITS[wait], tmp_path / "when")
-    env = {"HPCOMM_CHECK": check}
+    env = {"HPCOMM_NODE": "off"} if check == "off" else {"HPCOMM_CHECK": check}
     ended = timed(note, lambda: job(2, source, timeout=40, expect=None, env=env))
     assert ended.returncode not in (0, 124), ended
     assert ended.lived_on_s < LIMIT_S + SLACK_S

@@ -1,0 +1,109 @@
+"""End notices: a rank without the native core tells all others by MPI that it ends, and what it had begun.
+
+MPI keeps a rank that has ended in MPI_Finalize, and leaves those that need it waiting. Ranks with the core
+see in shared memory who has ended, and before which call. Here each counts its collective calls, on each
+communicator, and says the numbers at its end. Who has begun one more than that waits in vain.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .ended_ranks import FEW
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..core.comm import Comm
+    from .agreement import Agreement
+
+__all__ = ["EndNotices", "exchanged"]
+
+_ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
+_MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
+_LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
+
+
+def exchanged(everybody: MPI.Intracomm) -> EndNotices | None:
+    """Those of this rank; None where they would be too many, or no thread can receive them."""
+    from mpi4py import MPI
+
+    is_possible = everybody.size <= FEW and MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    return EndNotices(everybody) if is_possible else None
+
+
+class EndNotices:
+    """What this rank says at its end, and hears of others; mpi: for this alone, of all ranks."""
+
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        self._mpi, self._lock, self._is_over = mpi, threading.Lock(), False
+        self._begun: dict[int, int] = {}  # calls, by the communicator's tag_base
+        self._members: dict[int, list[int]] = {}  # of communicators: who they are in mpi
+        self._ended: dict[int, dict[int, int]] = {}  # by rank: what it had begun
+        self._going: list[MPI.Request] = []
+
+    def know(self, comm: Comm) -> None:
+        """Note whose ranks those of comm are, while that can be asked."""
+        everybody, group = self._mpi.Get_group(), comm.mpi_handle.Get_group()
+        self._members[comm.tag_base] = group.Translate_ranks(None, everybody)
+        self._begun[comm.tag_base] = 0
+        everybody.Free()
+        group.Free()
+
+    def count(self, comm: Comm, made: Agreement) -> Agreement:
+        """made, which counts the calls on comm from now on."""
+        begun, mark = self._begun, comm.tag_base
+
+        def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*call: Any) -> Any:
+                begun[mark] = begun.get(mark, 0) + 1
+                return function(*call)
+
+            return counted
+
+        made.enter, made.late = counting(made.enter), counting(made.late)
+        made.refuse = counting(made.refuse)
+        return made
+
+    def forget(self, comm: Comm) -> None:
+        """comm is closed: who ends after that is not missing in it."""
+        self._members.pop(comm.tag_base, None)
+        self._begun.pop(comm.tag_base, None)
+
+    def hear(self) -> bool:
+        """Whether some have ended. Never blocks."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        with self._lock:
+            while not self._is_over and self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+                said = bytearray(status.Get_count(MPI.BYTE))
+                self._mpi.Recv([said, MPI.BYTE], status.source)
+                self._ended[status.source] = dict(_ENTRY.iter_unpack(said))
+        return bool(self._ended)
+
+    def lost(self, comm: Comm, is_message: bool) -> list[int]:
+        """The ranks of comm that have ended; for a collective call, who did before this rank's last one."""
+        mark, ended = comm.tag_base, self._ended
+        begun = self._begun.get(mark, 0)
+        gone = [(rank, its) for rank, its in enumerate(self._members.get(mark, ())) if its in ended]
+        return [rank for rank, its in gone if is_message or ended[its].get(mark, begun) < begun]
+
+    def say(self) -> None:
+        """Tell all others that this rank makes no more calls."""
+        from mpi4py import MPI
+
+        said = b"".join(_ENTRY.pack(*entry) for entry in self._begun.items())
+        others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank]
+        if len(self._begun) <= _MOST:
+            self._going = [self._mpi.Isend([said, MPI.BYTE], rank) for rank in others]
+        end = time.monotonic() + _LAST_WORDS_S
+        while (not self.hear() or len(self._ended) < len(others)) and time.monotonic() < end:
+            time.sleep(1e-3)
+        MPI.Request.Testall(self._going)
+        with self._lock:
+            self._is_over = True  # MPI may be finalized from now on
