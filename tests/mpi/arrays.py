@@ -4,7 +4,7 @@ The *plain* values are what a test computes with: bool, int64, uint64, float64 o
 what is expected never comes out of hpcomm. `make` turns plain values into the array under test and
 `plain_of` reads any array back.
 
-    kind      numpy torch array bytearray memoryview dlpack
+    kind      numpy torch array bytearray memoryview dlpack, and number in random programs
     layout    contiguous sliced transposed fortran negative zero_d empty read_only repeated
 """
 
@@ -69,14 +69,16 @@ _DTYPES_OF = {
     "bytearray": ("uint8",),
     "memoryview": tuple(name for name in DTYPES if name != "bfloat16"),
     "dlpack": tuple(name for name in DTYPES if name not in HALVES),
+    "number": ("int64", "float64", "complex128"),
 }
 _LAYOUTS_OF = {
     "numpy": (*LAYOUTS, *UNUSUAL),
-    "torch": tuple(name for name in LAYOUTS if name not in ("negative", "read_only")),
+    "torch": (*[name for name in LAYOUTS if name not in ("negative", "read_only")], "unaligned"),
     "array": ("contiguous", "empty"),
     "bytearray": ("contiguous", "empty"),
     "memoryview": ("contiguous", "sliced", "negative", "fortran", "zero_d", "empty", "read_only"),
     "dlpack": ("contiguous", "sliced", "transposed", "zero_d", "empty"),
+    "number": ("zero_d",),
 }
 
 
@@ -86,7 +88,8 @@ class Own(np.ndarray):
 
 def exists(kind: str, dtype: str, layout: str) -> bool:
     """Whether there is such an array at all."""
-    return dtype in _DTYPES_OF[kind] and layout in _LAYOUTS_OF[kind]
+    crashes = kind == "torch" and layout == "unaligned" and dtype in COMPLEX  # torch itself, in any operation
+    return dtype in _DTYPES_OF[kind] and layout in _LAYOUTS_OF[kind] and not crashes
 
 
 def shape_of(kind: str, layout: str) -> tuple[int, ...]:
@@ -132,8 +135,10 @@ def make(kind: str, dtype: str, layout: str, plain: np.ndarray) -> Any:
     laid = _lay_out(np.asarray(plain).astype(numpy_dtype(dtype)), layout)
     if kind == "numpy":
         return laid
+    if kind == "number":
+        return laid.item()
     if kind == "torch":
-        return _torch(laid, dtype)
+        return _torch(laid, dtype) if layout != "unaligned" else _unaligned(laid, dtype)
     if kind == "memoryview":
         return memoryview(laid)
     if kind == "dlpack":
@@ -163,7 +168,7 @@ def dtype_of(x: Any) -> str:
         return "uint8"
     if isinstance(x, stdlib_array.array):
         return {code: name for name, code in _TYPECODES.items()}[x.typecode]
-    if isinstance(x, memoryview):
+    if isinstance(x, memoryview | int | float | complex):
         return np.asarray(x).dtype.name
     return str(x.dtype).removeprefix("array_api_strict.")
 
@@ -176,6 +181,8 @@ def kind_of(x: Any) -> str:
         return "array"
     if isinstance(x, (np.ndarray, bytearray, memoryview)):
         return {"ndarray": "numpy", "Own": "numpy"}.get(type(x).__name__, type(x).__name__)
+    if isinstance(x, int | float | complex):
+        return "number"
     return "dlpack" if hasattr(x, "__array_namespace__") else type(x).__name__
 
 
@@ -281,6 +288,12 @@ def _torch(laid: np.ndarray, dtype: str) -> torch.Tensor:
         laid.shape, strides, dtype=torch.from_numpy(laid).dtype
     )  # in memory of torch's own
     return own.copy_(torch.from_numpy(laid)).view(getattr(torch, dtype))
+
+
+def _unaligned(laid: np.ndarray, dtype: str) -> torch.Tensor:
+    memory, count = bytearray(laid.nbytes + 17), max(laid.size, 1)
+    odd = torch.frombuffer(memory, dtype=getattr(torch, dtype), count=count, offset=1)
+    return odd[: laid.size].view(laid.shape).copy_(_torch(laid.copy(), dtype))
 
 
 def _numpy_of_torch(x: torch.Tensor) -> np.ndarray:

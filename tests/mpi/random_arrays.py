@@ -63,6 +63,7 @@ class Arrays:
             return ("numpy",)
         rare = ("memoryview", "dlpack") if function is None and self.rng.random() < 0.1 else ()
         rare = tuple(kind for kind in rare if exists(kind, dtype, "contiguous"))
+        rare += ("number",) * exists("number", dtype, "zero_d")
         return ("numpy", "numpy", "torch", "torch", *rare)
 
     def operator(self, verb: str, dtype: str) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def inverse(x: int) -> float:
     return 1 / x
 
 
+def swapped(x: Any) -> Any:
+    """x in the byte order that is not this machine's."""
+    return x.astype(x.dtype.newbyteorder())
+
+
 class Circle:
     """A communicator of the program. ranks: of the world, in its order; comm: None on ranks in no part."""
 
@@ -336,6 +341,8 @@ class Mixture(Between, Fields):
             lambda: comm.plan("all_reduce", np.ones(3), op="median"),
             lambda: comm.reduce_scatter(np.ones((n + 1, 2))),
             lambda: comm.all_reduce(memory[:-1], out=memory[1:]),
+            lambda: comm.all_to_all(swapped(memory[:n])),
+            lambda: comm.reduce([1, 2]),
             lambda: comm.all_gather(memory[1:3], out=memory[: 2 * n].reshape(n, 2)),
         ]
         which = rng.randrange(len(wrong))
@@ -359,6 +366,11 @@ class Mixture(Between, Fields):
             lambda: comm.split(-2 if bad else 0),
             lambda: comm.all_reduce(memory[:-1], out=memory[1:] if bad else np.ones(8)),
             lambda: comm.scatter_ragged([np.ones(2)] * (comm.size - 1) if bad else None, culprit),
+            lambda: comm.all_reduce(swapped(memory) if bad else memory),
+            lambda: comm.all_gather(memory, out=swapped(np.ones((comm.size, 9))) if bad else None),
+            lambda: comm.reduce_scatter(swapped(np.ones(comm.size)) if bad else np.ones(comm.size)),
+            lambda: comm.all_reduce([1.0] * 9 if bad else memory),
+            lambda: comm.all_gather([1.0] * 9 if bad else memory),
         ]
         which = rng.randrange(len(calls))
         self.now += f", one refuses {which}"

@@ -92,6 +92,8 @@ class Runner(Messages, Circles):
                 self.wrong(step, f"None was expected, not {got!r}")
             return
         dtype = step.options["dtype"]
+        if kind == "number" and isinstance(got, np.ndarray):  # of several
+            kind = "numpy"
         if kind_of(got) != kind or numpy_dtype_of(got) != numpy_dtype(dtype):
             return self.wrong(step, f"{kind} of {dtype} was expected, not {type(got)} of {dtype_of(got)}")
         shape = tuple(np.shape(got)) if kind != "dlpack" else got.shape

@@ -97,6 +97,98 @@ def test_every_length_and_form_gives_the_definition(comm: Any, verb: Verb) -> No
     assert comm.node is None or calls(comm) > begun
 
 
+Given = tuple[Any, dict[str, Any]]  # x and the keywords of a call
+
+
+def at_an_odd_address(x: Any) -> Any:
+    odd = np.ndarray(x.shape, x.dtype, bytearray(x.nbytes + 17), 1)
+    odd[...] = x
+    return odd
+
+
+def elsewhere(x: Any, words: dict[str, Any], verb: Verb, lay: Callable[[Any], Any]) -> Given:
+    """The same call with an out that lies so."""
+    room = lay(np.ones_like(words["place"])) if words["place"] is not None else None
+    return x, words | ({} if room is None else {"out": room})
+
+
+# Why the core takes no direct call of one rank, by the functions of module.c that find it, and such a call:
+REASONS: dict[str, Callable[[Any, dict[str, Any], Verb], Given]] = {
+    "say: the operator is no word": lambda x, w, v: (x, w | {"op": MPI.SUM} if v.reduces else w),
+    "say: the root is no int": lambda x, w, v: (x, w | {"root": np.int64(w["root"])} if v.rooted else w),
+    "look_at: x of another library": lambda x, w, v: (memoryview(x), w),
+    "look_at: x has steps": lambda x, w, v: (np.repeat(x, 2, axis=-1)[..., ::2], w),
+    "look_at: x at an odd address": lambda x, w, v: (at_an_odd_address(x), w),
+    "look_at: x of another class": lambda x, w, v: (x.view(type("Own", (np.ndarray,), {})), w),
+    "look_at: out has steps": lambda x, w, v: elsewhere(
+        x, w, v, lambda o: np.repeat(o, 2, axis=-1)[..., ::2]
+    ),
+    "look_at: out at an odd address": lambda x, w, v: elsewhere(x, w, v, at_an_odd_address),
+    "look_at: out of another library": lambda x, w, v: elsewhere(x, w, v, torch.from_numpy),
+    "prepare: no x": lambda x, w, v: (
+        (None, w | {"out": x}) if v.name == "broadcast" and w["beside"] else (x, w)
+    ),
+    "shape_of_result: blocks in a row": lambda x, w, v: (
+        (x.reshape(-1), w | {"out": np.ones_like(w["place"])})
+        if v.name in ("scatter", "reduce_scatter")
+        else (x, w)
+    ),
+    "has_shape: blocks in a row": lambda x, w, v: elsewhere(
+        x, w, v, lambda o: o.reshape(-1) if v.name in ("gather", "all_gather") else o
+    ),
+    "may_share: all of x": lambda x, w, v: (
+        x,
+        w | {"out": x[...]} if v.same_shape and v.name != "reduce" else w,
+    ),
+    "is_large: a new result": lambda x, w, v: (x, w),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_core_carries_out_a_call_on_all_ranks_or_on_none(comm: Any, reason: str) -> None:
+    """Whatever one rank brings, all come to the same call of the core."""
+    needs_core(comm)
+    wrong = []
+    for verb in VERBS:
+        for turn, n in enumerate((0, 3, 700) if reason[:8] != "is_large" else (530_000,)):
+            root, odd = turn % comm.size, (turn + 1) % comm.size
+            given = given_by(comm, verb, n, "float64")
+            expected = verb.expected(given, comm.rank, root)
+            x, words = given[comm.rank].copy(), {"root": root, "place": expected, "beside": root != comm.rank}
+            if comm.rank == odd:
+                x, words = REASONS[reason](x, words, verb)
+            elif "is_large" in reason and expected is not None:
+                words["out"] = np.ones_like(expected)
+            keywords = {
+                k: words[k] for k in ("op", "root", "out") if k in words and (k != "root" or verb.rooted)
+            }
+            begun = calls(comm)
+            found = getattr(comm, verb.name)(x, **keywords)
+            made = comm.all_gather_object(calls(comm) - begun)
+            if set(made) != {1} or not is_same(found, expected):
+                wrong.append((verb.name, n, made, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("way", ["reduce_knows", "a function", "premul_sum", "longdouble", "most"])
+def test_what_the_signature_keeps_from_the_core_is_kept_on_all_ranks(comm: Any, way: str) -> None:
+    needs_core(comm)
+    mine = np.arange(600.0) + comm.rank
+    ops = {"a function": lambda a, b: a + b, "premul_sum": hpcomm.premul_sum(1.0)}
+    if way == "most":
+        comm.node.most = 100  # as where ranks may have devices
+    x = mine.astype("longdouble") if way == "longdouble" else mine > 5 if way == "reduce_knows" else mine
+    x = np.repeat(x, 2)[::2] if comm.rank == 0 else x
+    op = "prod" if way == "reduce_knows" else ops.get(way, "sum")
+    begun = calls(comm)
+    found = comm.all_reduce(x, op)
+    made = comm.all_gather_object(calls(comm) - begun)
+    assert len(set(made)) == 1, made
+    total = comm.size * np.arange(600.0) + sum(range(comm.size))
+    expected = np.arange(600) > 5 if way == "reduce_knows" else total
+    assert np.array_equal(np.asarray(found, expected.dtype), expected)
+
+
 @pytest.mark.parametrize("n", [1, 700, 70_001])
 @pytest.mark.parametrize("form", FORMS[:2])
 def test_a_block_may_lie_in_the_whole(comm: Any, form: Any, n: int) -> None:
