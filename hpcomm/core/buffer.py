@@ -184,10 +184,7 @@ def as_buffer(x: object) -> Buffer:
         return _numpy(x)
     torch = loaded("torch")
     if torch is not None and isinstance(x, torch.Tensor):
-        if x.requires_grad and torch.is_grad_enabled():
-            raise UsageError(
-                "x needs a gradient, and autograd would not see what is done to it", hint=GRADIENT_FORM
-            )
+        refuse_gradient(x)
         return _torch(x, torch)
     if isinstance(x, np.generic):  # of which numpy.float64 is a float as well
         return _generic(x)
@@ -208,6 +205,14 @@ def as_buffer(x: object) -> Buffer:
     if hasattr(x, "__dlpack__") and not isinstance(x, memoryview):
         return _dlpack(x)
     return _buffer_protocol(x)
+
+
+def refuse_gradient(x: Any) -> None:
+    """Raise a UsageError if x, a tensor, needs a gradient, of which autograd would not learn."""
+    if x.requires_grad and loaded("torch").is_grad_enabled():
+        raise UsageError(
+            "x needs a gradient, and autograd would not see what is done to it", hint=GRADIENT_FORM
+        )
 
 
 def detached(x: Any) -> Any:

@@ -76,7 +76,12 @@ class Exchange:
 
     Raises:
         LayoutError: on a device, with no kernel to gather it, or where nobody expected it.
+
+    Attributes:
+        tensors: whose memory it is, where autograd would have to learn of it.
     """
+
+    tensors: tuple[Any, ...] = ()
 
     def __init__(
         self,
@@ -141,6 +146,8 @@ class Exchange:
 
     def __call__(self, timeout: float | None = None) -> None:
         """Start it and wait for it."""
+        for x in self.tensors:
+            buffer.refuse_gradient(x)
         if timeout is not None or self._under_way or not self._is_plain or self._comm.timeout_s is not None:
             self.start()
             self.wait(timeout)
@@ -152,7 +159,10 @@ class Exchange:
 
         Raises:
             UsageError: the last start was not waited for, the exchange is closed, or an error has ended it.
+                Or a tensor has come to need a gradient.
         """
+        for x in self.tensors:
+            buffer.refuse_gradient(x)
         if self._under_way or self._keep is None:
             raise self._misuse("is closed" if self._keep is None else "has been started and not waited for")
         self._under_way = True

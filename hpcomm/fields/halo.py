@@ -64,6 +64,8 @@ class Halo(Exchange):
         sends = [each for one in faces for each in one.sends]
         receives = [each for one in faces for each in one.receives]
         super().__init__(comm, sends, receives, verb="halo exchange")
+        arrays = [getattr(field, "array", None) for field in fields]
+        self.tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))
 
 
 def reverse(field: HasHalo) -> Exchange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm import Field, Partition, Points, Redistribution
+from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
+from hpcomm.compat import MPI
 from hpcomm.fields import autograd as d
 
 
@@ -193,8 +195,38 @@ def test_who_waits_is_told_of_a_tensor_that_needs_a_gradient(comm: Any) -> None:
 
 
 def test_a_field_that_came_to_need_a_gradient_says_so(comm: Any) -> None:
-    field = Field(comm, (4 * comm.size,), halo=1, dtype=torch.float64)
-    field[...] = torch.ones(4 * comm.size, dtype=torch.float64, requires_grad=True) * 2
-    for call in (field.update_halo, field.gather):
+    for is_planned in (False, True):
+        field = Field(comm, (4 * comm.size,), halo=1, dtype=torch.float64)
+        if is_planned:
+            field.update_halo()
+            halo = hpcomm.Halo(field)
+        field[...] = torch.ones(4 * comm.size, dtype=torch.float64, requires_grad=True) * 2
+        for call in (field.update_halo, field.gather, *([halo, halo.start] if is_planned else [])):
+            with pytest.raises(hpcomm.UsageError, match="needs a gradient"):
+                call()
+    with torch.no_grad():
+        halo()
+    assert field.array[0].item() == (2 if comm.rank else 0)
+
+
+def test_mpi4pys_words_and_files_lose_no_gradient(comm: Any, tmp_path: Path) -> None:
+    compat = MPI.COMM_WORLD
+    made = torch.ones(2, requires_grad=True) * 2
+    for call in (
+        lambda: compat.Allreduce(made, torch.ones(2)),
+        lambda: compat.Allreduce(MPI.IN_PLACE, made),
+        lambda: compat.Bcast(made, 0),
+        lambda: compat.Isend(made, compat.rank),
+        lambda: compat.allgather(made),
+        lambda: compat.allreduce(made),
+    ):
         with pytest.raises(hpcomm.UsageError, match="needs a gradient"):
             call()
+    assert compat.allgather(made.detach().requires_grad_())[0].requires_grad
+    field = Field(comm, (4 * comm.size,), dtype=torch.float64, name="x")
+    field[...] = torch.ones(4 * comm.size, dtype=torch.float64, requires_grad=True) * 2
+    names = [tmp_path / "x.npy", tmp_path / "x.h5", tmp_path / "x.zarr", tmp_path / "x"]
+    for save, path in zip((io.save, hdf5.save, zarr.save, checkpoint.save), names, strict=True):
+        given = (path, field) if save is checkpoint.save else (field, path)
+        with pytest.raises(hpcomm.UsageError, match="needs a gradient"):
+            save(*given)
