@@ -146,6 +146,48 @@ def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path, kind: str) -
     assert (field.inner == 7).all()
 
 
+def test_compressed_chunks_are_made_by_all_and_written_as_they_are(comm: Any, folder: Path) -> None:
+    """Also where a chunk is at the edge, no filter makes it smaller, and a rank has none."""
+    h5py = pytest.importorskip("h5py")
+    field = Field(comm, (7, 5), name="T")
+    field.inner[...] = values((7, 5), "float64")[field.box.slices()]  # type: ignore[union-attr]
+    for chunks in ((3, 2), (7, 5), (1, 1), True):
+        hdf5.save([field, Field(comm, (7, 5), name="zeros")], folder / "x", chunks=chunks, compression="gzip")
+        with h5py.File(folder / "x", "r") as file:
+            assert file["T"].compression == "gzip"
+            assert np.array_equal(file["T"][...], values((7, 5), "float64"))
+            assert not file["zeros"][...].any()
+        comm.barrier()
+
+
+def test_a_rank_that_fails_in_parallel_hdf5_is_an_error_on_all(
+    comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None goes on to the next dataset. A stand-in for a build with MPI: each rank has a file of its own."""
+    h5py = pytest.importorskip("h5py")
+    from types import SimpleNamespace
+
+    from hpcomm.fields.files import hdf5_files
+
+    real, begun = h5py.File, []
+
+    def opened(path: Path, mode: str, driver: str | None = None, comm: Any = None) -> Any:
+        return real(f"{path}.{comm.rank}", mode) if driver == "mpio" else real(path, mode)
+
+    def write(dataset: Any, own: Any) -> None:
+        begun.append(dataset.name)
+        if comm.rank == comm.size - 1:
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(h5py, "get_config", lambda: SimpleNamespace(mpi=True))
+    monkeypatch.setattr(h5py, "File", opened)
+    monkeypatch.setattr(hdf5_files, "_write_collectively", write)
+    fields = [Field(comm, (6,), name=name) for name in "ab"]
+    with pytest.raises(hpcomm.TransportError, match=rf"failed on rank {comm.size - 1}: No space left"):
+        hdf5.save(fields, folder / "x", chunks=True)
+    assert begun == ["/a"]
+
+
 def cut_file(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 

@@ -79,7 +79,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 FULL = """
-import sys
+import importlib, os, shutil, sys
+from importlib.util import find_spec
 import numpy as np
 import hpcomm
 from hpcomm import Field, checkpoint, world as comm
@@ -101,6 +102,26 @@ except hpcomm.TransportError as error:
 small.inner[...] = 0
 assert checkpoint.load(sys.argv[1], [small]).step == 1
 assert (small.inner == 7).all()
+large.inner[...] = np.random.default_rng(comm.rank).random(large.inner.shape)  # not compressible
+hdf5 = {"chunks": (50, 600), "compression": "gzip"}
+for kind, options in (("hdf5", {}), ("hdf5", hdf5), ("hdf5", hdf5 | {"compression": None}), ("zarr", {})):
+    if find_spec("h5py" if kind == "hdf5" else "zarr") is None:
+        continue
+    module, path = importlib.import_module(f"hpcomm.{kind}"), sys.argv[1] + f"/T.{kind}"
+    module.save(small, path)
+    try:
+        module.save(large, path, **options)
+    except hpcomm.TransportError as error:
+        assert f"save of {path} failed on rank" in str(error), error
+    else:
+        raise SystemExit("a full disk went unnoticed")
+    small.inner[...] = 0
+    module.read_into(small, path)
+    assert (small.inner == 7).all()
+    comm.barrier()
+    if comm.rank == 0:
+        os.remove(path) if kind == "hdf5" else shutil.rmtree(path)
+    comm.barrier()
 """
 
 

@@ -2,14 +2,21 @@
 
 A dataset in one piece is made by rank 0 and then written by all ranks through MPI-IO at its place in the
 file, whatever HDF5 was built like. A dataset in chunks is written by the owners of the chunks: together if
-h5py was built with parallel HDF5, else one rank after the other. `explain()` says which.
+h5py was built with parallel HDF5, else one rank after the other. Compressed chunks are made by all ranks at
+once, in memory, and written one rank after the other. `explain()` says which.
+
+HDF5 ends the process where it finds the disk full while it closes a file. So the space of all is reserved
+before it is written, that of compressed chunks as soon as their sizes are known.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...communicator.mesh import Mesh, ranks_of
 from ...errors import HpcommError, demand
@@ -30,6 +37,9 @@ else:
     np = LazyModule("numpy")
 
 __all__ = ["explain", "load", "read_into", "save"]
+
+_METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data
+_ENTRY = 512  # and for the place of a chunk
 
 
 def save(
@@ -66,19 +76,22 @@ def save(
         shapes = [_chunks(field, chunks) for field in fields]
     except HpcommError as error:
         raise error.located("save", comm) from None
-    together = h5py.get_config().mpi and any(shapes)
+    together = h5py.get_config().mpi and any(shapes) and compression is None
     with file_folder.beside(comm, path) as part:
+        room = _METADATA * (1 + len(fields)) + (0 if compression else sum(map(npy.nbytes, fields)))
+        file_folder.agree(
+            comm, file_folder.on_root(comm, lambda: file_folder.reserve(part, room)), "save", path
+        )
         if together:
-            failed = file_folder.attempt(lambda: _write_together(comm, part, fields, shapes, compression))
-            file_folder.agree(comm, failed, "save", path)
+            _write_together(comm, part, fields, shapes, path)
         else:
             places = file_folder.from_root(
                 comm, "save", path, lambda: _create(part, fields, shapes, compression)
             )
             _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
-            shares = [(f.name, share(f, c)) for f, c in zip(fields, shapes, strict=True) if c]
-            if shares:
-                file_folder.agree(comm, _write_in_turn(comm, part, shares), "save", path)
+            chunked = [(f, c) for f, c in zip(fields, shapes, strict=True) if c]
+            if chunked:
+                _write_chunks(comm, part, chunked, compression, path)
         file_folder.publish(comm, part, path, sync=sync)
 
 
@@ -128,7 +141,8 @@ def explain() -> str:
     build = "with" if h5py.get_config().mpi else "without"
     return (
         f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version} {build} MPI: datasets in one piece are "
-        f"written through MPI-IO by all ranks together, chunks by {chunks}"
+        f"written through MPI-IO by all ranks together, chunks by {chunks}; all ranks compress at once, and "
+        "write compressed chunks one after the other"
     )
 
 
@@ -159,7 +173,7 @@ def _create(
     return places
 
 
-def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object) -> Any:
+def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object = None) -> Any:
     import h5py
 
     if chunks is None:
@@ -189,25 +203,68 @@ def _write_pieces(comm: Communicator, part: Path, places: Sequence[tuple[Field, 
                 npy.move(field, file, offset, collective=True, writing=True)
 
 
-def _write_in_turn(
-    comm: Communicator, part: Path, shares: Sequence[tuple[str, tuple[Box, AnyArray] | None]]
-) -> str:
-    """Each rank opens the file when those before it have closed it; what went wrong here, or ""."""
+def _write_chunks(
+    comm: Communicator,
+    part: Path,
+    fields: Sequence[tuple[Field, tuple[int, ...]]],
+    compression: object,
+    path: Path,
+) -> None:
+    """Each rank opens the file when those before it have closed it."""
     import h5py
 
-    mine = [(name, *own) for name, own in shares if own is not None]
+    shares = [(f, c, share(f, c)) for f, c in fields]
+    packed: list[list[Packed]] = []
+    if compression is not None:
+        failed = file_folder.attempt(
+            lambda: packed.extend(_packed(f, c, compression, own) for f, c, own in shares if own)
+        )
+        file_folder.agree(comm, failed, "save", path)
+        sizes = [len(chunk.data) + _ENTRY for chunks in packed for chunk in chunks]
+        room = comm.mpi_handle.allreduce(sum(sizes))
+        failed = file_folder.on_root(
+            comm, lambda: file_folder.reserve(part, part.stat().st_size + _METADATA + room)
+        )
+        file_folder.agree(comm, failed, "save", path)
+    mine = [(f.name, *own) for f, _, own in shares if own is not None]
 
     def write() -> None:
         with h5py.File(part, "r+") as file:
-            for name, box, data in mine:
+            for name, box, data in mine if compression is None else ():
                 file[name][box.slices()] = data
+            for (name, _, _), chunks in zip(mine, packed, strict=False):
+                for chunk in chunks:
+                    file[name].id.write_direct_chunk(chunk.begin, chunk.data, chunk.mask)
 
     failed = ""
     for rank in range(comm.size):
         if rank == comm.rank and mine:
             failed = file_folder.attempt(write)
         comm.mpi_handle.Barrier()
-    return failed
+    file_folder.agree(comm, failed, "save", path)
+
+
+class Packed(NamedTuple):
+    """A chunk as it will be in the file: where in the whole it begins, and which filters it did without."""
+
+    begin: tuple[int, ...]
+    mask: int
+    data: bytes
+
+
+def _packed(
+    field: Field, chunks: tuple[int, ...], compression: object, own: tuple[Box, AnyArray]
+) -> list[Packed]:
+    """The chunks of this rank's share, compressed in memory."""
+    import h5py
+
+    box, data = own
+    with h5py.File(secrets.token_hex(8), "w", driver="core", backing_store=False) as memory:
+        made = _dataset(memory, field, chunks, compression)
+        made[box.slices()] = data
+        memory.flush()
+        begins = product(*(range(s.start, s.stop, n) for s, n in zip(box.slices(), chunks, strict=True)))
+        return [Packed(at, *made.id.read_direct_chunk(at)) for at in begins]
 
 
 def _write_together(
@@ -215,24 +272,35 @@ def _write_together(
     part: Path,
     fields: Sequence[Field],
     shapes: Sequence[tuple[int, ...] | None],
-    compression: object,
+    path: Path,
 ) -> None:
-    """All ranks in one parallel file."""
+    """All ranks in one parallel file: none goes on to the next step before all are through with this one."""
     import h5py
 
-    with h5py.File(part, "w", driver="mpio", comm=comm.mpi_handle) as file:
+    opened: list[Any] = []
+
+    def begin() -> None:
+        opened.append(h5py.File(part, "w", driver="mpio", comm=comm.mpi_handle))
+
+    def write(field: Field, chunks: tuple[int, ...] | None) -> None:
+        dataset = _dataset(opened[0], field, chunks)
+        if chunks is not None:
+            _write_collectively(dataset, own)
+        elif own is not None:  # one number or none at all
+            dataset[own[0].slices()] = own[1]
+
+    try:
+        file_folder.agree(comm, file_folder.attempt(begin), "save", path)
         for field, chunks in zip(fields, shapes, strict=True):
-            dataset = _dataset(file, field, chunks, compression)
             own = share(field, chunks or chunk_shape(boxes(field), 1))
-            if chunks is None:  # one number or none at all
-                if own is not None:
-                    dataset[own[0].slices()] = own[1]
-            else:
-                _write_collectively(dataset, own)
+            file_folder.agree(comm, file_folder.attempt(partial(write, field, chunks)), "save", path)
+    finally:
+        failed = file_folder.attempt(opened[0].close) if opened else ""
+    file_folder.agree(comm, failed, "save", path)
 
 
 def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
-    """As filters demand: who has nothing writes nothing, which h5py's own words leave out."""
+    """Who has nothing writes nothing, which h5py's own words leave out."""
     import h5py
 
     data = own[1] if own else np.empty((1,) * len(dataset.shape), dataset.dtype)
