@@ -32,7 +32,7 @@ __all__ = ["NumpyLike"]
 
 _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",
-    "norm": "norm", "vdot": "dot",
+    "norm": "norm", "vdot": "dot", "std": "std", "var": "var", "argmin": "argmin", "argmax": "argmax",
 }  # fmt: skip
 _OF_THE_WHOLE = ("shape", "ndim", "size")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -484,3 +486,57 @@ def test_a_field_that_finds_no_room_says_how_much_it_needs(comm: Any, whole: tup
     ) as told:
         hpcomm.Field(comm, whole)
     assert told.value.hint == "a smaller whole or dtype, or more ranks"
+
+
+SCATTERED = np.random.default_rng(5).standard_normal((13, 17)) * 10.0 ** np.random.default_rng(6).integers(
+    -30, 30, (13, 17)
+)
+WIDE = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64}
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "int16", "bool"])
+def test_numbers_of_a_field_are_numpys_whatever_the_partition(comm: Any, dtype: str) -> None:
+    """And exact sums are one number, to the last bit: that of math.fsum."""
+    ties = np.random.default_rng(7).integers(-3, 3, (13, 17))
+    whole = (SCATTERED if dtype[0] == "f" else SCATTERED * (1 - 2j) if dtype[0] == "c" else ties).astype(
+        dtype
+    )
+    wide = whole.astype(WIDE[whole.dtype.kind])
+    rows = [np.random.default_rng(1).permutation(13)[r :: comm.size] for r in range(comm.size)]
+    p = {"p": comm.size}
+    cuts = (("p", None), (None, "p"), (None, None))
+    for part in (*(Partition((13, 17), p, cut) for cut in cuts), Points((13, 17), rows)):
+        field = Field(comm, part, dtype=dtype).scatter(whole)
+        exact = field.sum(deterministic=True)
+        if dtype[0] == "c":
+            assert exact == complex(math.fsum(wide.real.ravel()), math.fsum(wide.imag.ravel()))
+        else:
+            assert exact == (math.fsum(wide.ravel()) if dtype[0] == "f" else wide.sum())
+            assert (field.argmin(), field.argmax()) == (whole.argmin(), whole.argmax())
+        assert field.mean(deterministic=True) == exact / whole.size
+        assert np.isclose(field.dot(field, deterministic=True), np.vdot(wide, wide), rtol=1e-14)
+        assert np.isclose(np.var(field), wide.var(), rtol=1e-12)
+        assert np.isclose(field.std(ddof=1, deterministic=True), wide.std(ddof=1), rtol=1e-12)
+
+
+@pytest.mark.few
+def test_numbers_of_a_field_at_the_ends_of_floats(comm: Any) -> None:
+    field = Field(comm, (4, 4))
+    exact = partial(field.sum, deterministic=True)
+    assert (exact(), field.argmax()) == (0, 0)
+    field.inner[...] = 5e-324
+    assert exact() == 16 * 5e-324
+    field.inner[...] = -1e308
+    assert exact() == -np.inf
+    field[0, 1] = np.inf
+    assert (exact(), field.argmax()) == (np.inf, 1)
+    field[2, 1] = field[3, 0] = np.nan
+    assert np.isnan(exact())
+    assert (field.argmin(), field.argmax()) == (9, 9)  # as numpy: the first that is no number
+    assert Field(comm, Partition((), {"copy": comm.size})).argmax() == 0
+    with pytest.raises(hpcomm.UsageError, match="has no elements"):
+        Field(comm, (0,)).argmin()
+    for verb in ("min", "argmax"):
+        with pytest.raises(hpcomm.DtypeError, match=f"complex numbers have no {verb[-3:]}"):
+            getattr(Field(comm, (3,), dtype=complex), verb)()
