@@ -11,8 +11,13 @@ import subprocess
 import sys
 import sysconfig
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036  pip asks this file before it looks which Python we need
+    sys.exit(f"hpcomm needs Python 3.11 or later, this is {sys.version.split()[0]}.\n"
+             "  try:   python3.11 -m venv .venv, or one that is newer; then pip install in it")  # fmt: skip
+
+from itertools import pairwise
 
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403

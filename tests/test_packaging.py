@@ -1,5 +1,6 @@
 """The package builds from a clean copy, and what was built works away from the source."""
 
+import ast
 import os
 import re
 import shlex
@@ -191,6 +192,16 @@ def test_a_compiler_from_a_wheel_is_required_only_where_there_is_none_and_it_can
         assert run("-c", ask.format(kind), cwd=source, **NO_COMPILER, **has).endswith("['ziglang']\n")
         assert run("-c", ask.format(kind), cwd=source, **NO_COMPILER, PIP_FIND_LINKS="").endswith("[]\n")
         assert run("-c", ask.format(kind), cwd=source, **has, CC="cc").endswith("[]\n")
+
+
+def test_an_older_python_is_told_which_one_is_needed():
+    """Whatever it does not have, it can read the file that says so."""
+    file = ROOT / "build_backend.py"
+    ast.parse(file.read_text(), feature_version=(3, 8))
+    older = "import sys; sys.version_info, sys.version = (3, 8, 1), '3.8.1 (main)'; import build_backend"
+    done = subprocess.run([sys.executable, "-c", older], cwd=ROOT, capture_output=True, text=True, timeout=20)
+    assert done.returncode == 1
+    assert done.stderr.startswith("hpcomm needs Python 3.11 or later, this is 3.8.1.\n  try:   python3.11 -m")
 
 
 @pytest.mark.release
