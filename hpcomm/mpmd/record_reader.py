@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 
-def read(path: Path, *, here: bool = True) -> JobSpec:
+def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSpec:
     """Read and check the spec at path.
 
     Args:
         here: whether commands and folders must exist on this machine, and units are looked at: where the job
             is started. Its ranks need not do that again, which takes a third of a second.
+        command: which asks, for messages.
 
     Raises:
         ConfigError: anything wrong; nothing has been started.
@@ -34,7 +35,7 @@ def read(path: Path, *, here: bool = True) -> JobSpec:
         raw = path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}", "hpcomm run", "check the path of the spec"
+            f"{path} cannot be read: {error.strerror}", command, "check the path of the spec"
         ) from None
     try:
         text = raw.decode("utf-8-sig")

@@ -834,6 +834,19 @@ def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, c
         with pytest.raises(ConfigError, match=message):
             command(words)
     assert not (folder / "a.svg").exists()
+    for command, words, name in (
+        (draw_spec.check, [], "check"),
+        (draw_spec.plan, [], "plan"),
+        (draw_spec.main, ["draw"], "mpmd draw"),
+        (start.main, [], "run"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"none.toml cannot be read: No such.*\n  where: hpcomm {name}\n"
+        ):
+            command([*words, str(folder / "none.toml")])
+    with pytest.raises(SystemExit):
+        draw_spec.main([])
+    assert capsys.readouterr().out.startswith("usage: hpcomm mpmd draw [-h] [-o FILE] SPEC.toml\n")
 
 
 def test_a_command_with_a_spec_as_its_argument_is_a_command():

@@ -104,7 +104,8 @@ def plan_parser() -> Command:
 
 def parser() -> Command:
     """Options of `hpcomm mpmd`."""
-    made = Command("hpcomm mpmd", "Draw the programs and fields of a spec.")
+    about, usage = "Draw the programs and fields of a spec.", "hpcomm mpmd draw [-h] [-o FILE] SPEC.toml"
+    made = Command("hpcomm mpmd", about, usage=usage)
     made.add_argument("command", metavar="draw", help="the only one there is")
     made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
     made.add_argument("-o", "--output", metavar="FILE", help=".svg or .html (default: SPEC.svg)")
@@ -136,7 +137,7 @@ def _read(argv: Sequence[str], command: str) -> JobSpec:
         raise ConfigError(what, f"hpcomm {command}", f"hpcomm {command} SPEC.toml")
     if len(argv) > 1:
         raise ConfigError(f"what is {argv[1]!r}?", f"hpcomm {command}", f"hpcomm {command} {argv[0]}")
-    return read(Path(argv[0]))
+    return read(Path(argv[0]), command=f"hpcomm {command}")
 
 
 def _about(each: FieldSpec) -> str:
