@@ -127,7 +127,9 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         groups.require_known(check, gpu)
         pickler = pickling.chosen(pickler)
         runtime.start()
-        self.adopt(mpi.Dup(), name, check, gpu=gpu, pickler=pickler)
+        groups.mapped(
+            None, "Communicator", lambda: self.adopt(mpi.Dup(), name, check, gpu=gpu, pickler=pickler)
+        )
 
     def adopt(
         self, mpi: MPI.Comm | None, name: str | None, check: str | None, plain: bool = False,

@@ -44,6 +44,7 @@ __all__ = [
     "graph",
     "group",
     "made",
+    "mapped",
     "merge",
     "mesh",
     "pool",
@@ -74,15 +75,12 @@ def split(
     Collective. Same as MPI_Comm_split.
 
     Args:
-        color: number from 0; None: this rank is in no part and gets None.
+        color: number from 0, or a truth value; None: this rank is in no part and gets None.
     """
     comm.check_open("split")
-    if color is not None and (not hasattr(color, "__index__") or color < 0):
-        what = f"color {color!r} is no number from 0"
-        raise refused(comm, "split", UsageError(what, hint="None leaves this rank out"))
-    if not hasattr(key, "__index__") or abs(key) > _MOST or (color or 0) > _MOST:
-        what = f"color {color!r} with key {key!r} does not fit into an int of C"
-        raise refused(comm, "split", UsageError(what, hint="numbers below 2**31"))
+    if color is not None:
+        color = _whole(comm, "split", "color", color, 0, "; None leaves this rank out")
+    key = _whole(comm, "split", "key", key, -_MOST, ", by which a part is ordered; name=... names the part")
     with agreed(comm, "split"):
         if color is None:
             mapped(comm, "split", comm.mpi_handle.Split, MPI.UNDEFINED, key)
@@ -103,9 +101,7 @@ def split_node(
             are with those that may run in the same ones. Where the system does not tell: the node.
     """
     comm.check_open("split_node")
-    if not hasattr(key, "__index__") or abs(key) > _MOST:
-        what = f"key {key!r} does not fit into an int of C"
-        raise refused(comm, "split_node", UsageError(what, hint="numbers below 2**31"))
+    key = _whole(comm, "split_node", "key", key, -_MOST, ", by which the part is ordered")
     if by != "node" and by not in domains.PARTS:
         hint = f"one of node, {', '.join(domains.PARTS)}"
         raise refused(comm, "split_node", UsageError(f"a node has no part {by!r}", hint=hint))
@@ -117,6 +113,19 @@ def split_node(
     with node:
         places = node.all_gather_object(domains.place(by))
         return node.split(places.index(places[node.rank]), name=name)
+
+
+def _whole(comm: Communicator, verb: str, name: str, x: Any, least: int, meaning: str) -> int:
+    """x as an int that MPI takes: whole numbers and truth values of any library."""
+    try:
+        number = int(x) if getattr(getattr(x, "dtype", None), "kind", "") == "b" else index(x)
+    except (TypeError, ValueError):
+        what = f"{name} {x!r} is no whole number"
+    else:
+        if least <= number <= _MOST:
+            return number
+        what = f"{name} {x!r} is not from {least} to {_MOST}"
+    raise refused(comm, verb, UsageError(what, hint=f"a whole number from {least} on{meaning}")) from None
 
 
 def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
@@ -300,16 +309,14 @@ def made(
     return new
 
 
-def mapped(comm: Communicator, verb: str, make: Callable[..., T], *arguments: object) -> T:
+def mapped(comm: Communicator | None, verb: str, make: Callable[..., T], *arguments: object) -> T:
     """make(*arguments); MPI has room for so many communicators only."""
     try:
         return make(*arguments)
     except MPI.Exception as error:
         from ..transport.mpi import failure
 
-        failed = failure(error, verb, comm)
-        failed.hint = "close() communicators that are no longer needed; with comm.split(...) as part: does"
-        raise failed from None
+        raise failure(error, verb, comm) from None
 
 
 def _tag(comm: Communicator, verb: str, tag: int) -> int:
@@ -342,7 +349,7 @@ def check_open(comm: Communicator, verb: str) -> None:
         MismatchError: its ranks disagreed before.
     """
     if comm.is_closed:
-        at = f"{verb} on '{comm.name}'"
+        at = where(verb, comm)
         if MPI.Is_finalized():
             raise UsageError("MPI has been finalized", at, "MPI.Finalize() after the last use of hpcomm")
         process_role.check_process(at)

@@ -27,7 +27,7 @@ from ..errors import (
     WaitTimeoutError,
     where,
 )
-from .groups import agreed
+from .groups import agreed, mapped
 from .shared_array import shape_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..core import buffer, dtypes
     from ..core.types import AnyArray
     from ..transport import mpi as transport
+    from ..transport import prepare
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
@@ -48,6 +49,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
+    prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Counter", "Window", "counter", "window"]
@@ -118,7 +120,7 @@ class Window(ClosedByAll):
         torch's)."""
         mpi, target, block = self._place("get", rank, at)
         try:
-            look = buffer.as_buffer(out) if out is not None else None
+            look = prepare.look(out, "out") if out is not None else None
         except HpcommError as error:
             raise error.located("get", self.comm) from None
         if look is None:
@@ -457,6 +459,8 @@ def window(
                 f"ranks ask for different windows, this one for {said}", where("window", comm), hint
             )
         array = np.empty(lengths, record.storage)
+        if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where it has no more of them
+            mapped(comm, "window", comm.mpi_handle.Dup).Free()
         try:
             mpi = MPI.Win.Allocate(_HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
         except MPI.Exception as error:

@@ -31,7 +31,12 @@ def channel(comm: Comm, peek: bool = False) -> Channel:
     taken.
     """
     if comm.exchange_channel is None:
-        made = comm.mpi_handle.Dup()
+        try:
+            made = comm.mpi_handle.Dup()
+        except MPI.Exception as error:
+            from .mpi import failure
+
+            raise failure(error, "a planned exchange", comm) from None
         made.Set_errhandler(MPI.ERRORS_RETURN)
         carrier = None if comm.devices is None else comm.dup(name=f"{comm.name}.exchange", check="off")
         comm.exchange_channel = [made, 0, carrier]

@@ -167,20 +167,30 @@ def in_our_words(comm: Comm, verb: str, stages: Stages) -> Stages:
         raise error.located(verb, comm) from error.__cause__
 
 
-def failure(error: MPI.Exception, verb: str, comm: Comm) -> HpcommError:
+def failure(error: MPI.Exception, verb: str, comm: Comm | None) -> HpcommError:
     """MPI's error in our words; the one place where its exceptions are mapped."""
     kind = error.Get_error_class()
     if kind == MPI.ERR_TRUNCATE:
-        if verb in _NAMES and verb not in ("send", "recv"):
+        if comm is not None and verb in _NAMES and verb not in ("send", "recv"):
             comm.fall_out()
         return MismatchError(
             "a message was longer than the array that receives it",
             where(verb, comm),
             "give both ranks the same shape and dtype, or use the _ragged form",
         )
-    library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip()
+    library = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
+    text = error.Get_error_string()
+    if "Too many communicators" in text:
+        most = text.partition(" free on")[0].rpartition("/")[2]  # MPICH: (0/2048 free on this process
+        return TransportError(
+            f"{library} has no room for another communicator or window: a rank has {most}, and hpcomm takes "
+            "two or more for each",
+            where(verb, comm),
+            "close() those that are no longer needed; `with comm.split(...) as part:` does",
+            kind,
+        )
     return TransportError(
-        f"{library} failed: {error.Get_error_string()}",
+        f"{library} failed: {text}",
         where(verb, comm),
         "python -m hpcomm doctor",
         kind,
