@@ -19,7 +19,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 import weakref
 from contextlib import redirect_stderr, suppress
 from functools import partial
@@ -30,6 +29,7 @@ from ..core.limits import EXIT_S, GRACE_S
 from ..errors import ConfigError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
+from . import mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +95,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     _farewell = everybody.Dup()
     _remove_segments()
     _hurry_to_launcher()
+    sys.excepthook = mistakes.noting(sys.excepthook)
     if MPI.COMM_WORLD.size > 1:
         _watch(everybody)
     os.register_at_fork(after_in_child=_be_no_rank)
@@ -289,7 +290,6 @@ def _install_hooks() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
-        _note_numbers(error, trace)
         previous_hook(kind, error, trace)
         _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
@@ -300,15 +300,6 @@ def _install_hooks() -> None:
     if "HPCOMM_ON_FAILURE" not in os.environ:
         count_hasty_exits()
     exit_hooks.last(_at_exit)
-
-
-def _note_numbers(error: BaseException, trace: TracebackType | None) -> None:
-    """Say of `comm.rank()`, which is a method elsewhere, that it is a number here."""
-    if trace is not None and str(error) == "'int' object is not callable":
-        line = traceback.extract_tb(trace)[-1].line or ""
-        for name in ("rank", "size"):
-            if f".{name}()" in line:
-                error.add_note(f"hpcomm: {name} is a number: comm.{name}, without ()")
 
 
 def _note_exit(code: object) -> None:

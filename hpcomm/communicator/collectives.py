@@ -453,6 +453,8 @@ def carry_out(call: Call, async_op: bool) -> object:
         call.finish = finish_and_leave
         with comm.call_guard:
             leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
+            if call.beside is not None:
+                call.beside()
             request = transport.start(call)
         request.needs_all(comm)
         return request
@@ -461,6 +463,8 @@ def carry_out(call: Call, async_op: bool) -> object:
             result = transport.run(call)
         else:
             comm.agreement.enter(call.code, call.agreed)
+            if call.beside is not None:
+                call.beside()
             result = transport.run(call)
             comm.agreement.leave()
     for observer in comm.observers:

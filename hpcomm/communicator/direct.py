@@ -12,7 +12,7 @@ What is tried has the methods of the native core's Node, and is one of three:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..core.signature import head
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
+    from ..agree import wrapping
     from ..core import dtypes, reduction
     from ..core.types import AnyArray
     from ..transport import mpi as transport
@@ -35,6 +36,7 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
     reduction = LazyModule("hpcomm.core.reduction")
     transport = LazyModule("hpcomm.transport.mpi")
+    wrapping = LazyModule("hpcomm.agree.wrapping")
 
 __all__ = ["NO_DIRECT", "ByLibrary"]
 
@@ -66,7 +68,9 @@ class ByLibrary(NoDirect):
         self._mpi = comm.mpi_handle
         self._most = _LARGEST if comm.devices is None else comm.devices.eager  # bytes
         self._moved = cache(_moved)  # by dtype: MPI's type, its code
-        self._reduced = cache(_reduced)  # by operator and dtype: the same, MPI's operator, its code
+        self._reduced = cache(
+            partial(_reduced, comm.compared == "full")
+        )  # by operator and dtype: the same, MPI's operator, its code
 
     def barrier(self) -> None:
         self._run("barrier", head("barrier"), 0, self._mpi.Barrier)
@@ -204,8 +208,11 @@ def _moved(dtype: object) -> tuple[object, int]:
     return transport.native(record), record.code
 
 
-def _reduced(op: str, dtype: object) -> tuple[object, int, object, int]:
-    """MPI's type, our code, MPI's operator and our code for a reduction; no type: as above."""
+def _reduced(is_full: bool, op: str, dtype: object) -> tuple[object, int, object, int]:
+    """MPI's type, our code, MPI's operator and our code for a reduction; no type: as above.
+
+    is_full: the ranks compare in full, so the general path sees to what may wrap around.
+    """
     try:
         record = dtypes.from_numpy(dtype)
         reduce = reduction.resolve(op, record)
@@ -218,6 +225,7 @@ def _reduced(op: str, dtype: object) -> tuple[object, int, object, int]:
         or reduce.function
         or reduce.op.mpi is not None
         or record.mpi is None
+        or (is_full and wrapping.can_wrap(record, reduce))
     ):
         return None, 0, None, 0
     return getattr(MPI, reduce.mpi_type), record.code, reduce.mpi(), reduce.code

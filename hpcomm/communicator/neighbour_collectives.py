@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
     from ..transport import mpi as transport
-    from ..transport import progress
+    from ..transport import prepare, progress
     from ..transport.device import host_copy, staging
     from ..transport.mpi import Spec
 else:
@@ -42,6 +42,7 @@ else:
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     progress = LazyModule("hpcomm.transport.progress")
     staging = LazyModule("hpcomm.transport.device.staging")
+    prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["Topology"]
@@ -207,7 +208,7 @@ class Topology(RaggedNeighbours):
                     )
                 block = look.shape[1:]
             shape = (len(self.sources), *block)
-            result = look.make(shape) if out is None else buffer.as_buffer(out)
+            result = look.make(shape) if out is None else prepare.look(out, "out")
             if result.shape != shape or result.dtype != look.dtype:
                 raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
             if result.frozen:

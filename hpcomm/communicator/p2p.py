@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ..core import buffer, dtypes
     from ..core.buffer import Buffer, Shape
     from ..core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
-    from ..transport import message_request
+    from ..transport import message_request, prepare
     from ..transport import mpi as transport
     from . import collectives
     from .communicator import Communicator
@@ -51,6 +51,7 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
     collectives = LazyModule("hpcomm.communicator.collectives")
     message_request = LazyModule("hpcomm.transport.message_request")
+    prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = [
@@ -403,8 +404,7 @@ def receive_carefully(
         comm.check_open("recv")
         source, tag = source_rank(comm, source), tag_number(comm, tag)
         if out is not None:
-            look = buffer.as_buffer(out)
-            check_writable(look)
+            look = _receiver(out)
             return receive_into(comm, out, look, source, tag, status, async_op)
         if dtype is None:
             raise UsageError(
@@ -423,6 +423,19 @@ def receive_carefully(
         return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
+
+
+def _receiver(out: Any) -> Buffer:
+    """out as what receives; whoever gave something else in its place meant another argument."""
+    meant = "dtype" if isinstance(out, (str, type)) else "source"
+    try:
+        look = prepare.look(out, "out")
+        check_writable(look)
+    except HpcommError as error:
+        if meant == "dtype" or isinstance(out, (int, np.integer)):
+            error.hint = f"the array that receives comes first; {meant}={out!r} by name, or recv_object"
+        raise
+    return look
 
 
 def _shape(shape: Shape | int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..core.buffer import Buffer
     from ..core.types import AnyStatus, Array
     from ..transport import mpi as transport
+    from ..transport import prepare
     from .communicator import Communicator
     from .known_messages import Known, Part
 else:
@@ -27,6 +28,7 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
+    prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["sendrecv"]
@@ -59,7 +61,7 @@ def sendrecv(
     try:
         comm.check_open("sendrecv")
         look = buffer.as_buffer(x)
-        recv = look if out is x else (buffer.as_buffer(out) if out is not None else look.make(look.shape))
+        recv = look if out is x else (prepare.look(out, "out") if out is not None else look.make(look.shape))
         check_writable(recv)
         device_calls = comm.devices
         if device_calls is not None and (

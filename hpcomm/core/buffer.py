@@ -359,7 +359,9 @@ def tensor_memory(x: Tensor, storage: str, shape: Shape, strides: Shape | None =
 def _number(x: complex) -> Buffer:
     array = np.asarray(x)
     if array.dtype.hasobject or (type(x) is int and array.dtype.kind == "u"):
-        raise DtypeError(f"{x} does not fit into 64 bits", hint="the verb's _object form")
+        raise DtypeError(
+            f"{x} does not fit into 64 bits", hint="the verb's _object form, which takes ints of any size"
+        )
     return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
 
 
@@ -427,6 +429,8 @@ def _array_interface(x: object) -> Buffer:
 
 
 def _instead(x: object) -> str:
+    if isinstance(x, (list, tuple)) and any(hasattr(each, "shape") for each in x):
+        return "numpy.stack(x) for arrays of one shape, the verb's _object form for anything else"
     if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
         return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
     return "the verb's _object form, which takes any Python object"

@@ -30,6 +30,7 @@ class Call:
         op: MPI's operator.
         moves: the verb whose MPI function carries the bytes, where it is not the call's own (ssend).
         fill: copies x into the memory that travels, where that is not x itself; done once already.
+        beside: what the ranks do besides, all together, once they have agreed about the call.
         carry: done instead of one MPI call, where a verb needs several (blocking calls only).
         by_core: whether carry lets the native core do it, which compares the ranks' calls itself.
         stages: done instead of one MPI call in the background: makes the generator that a Request drives.
@@ -45,8 +46,8 @@ class Call:
     """
 
     __slots__ = (
-        "after", "by_core", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give", "look",
-        "moves", "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
+        "after", "beside", "by_core", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give",
+        "look", "moves", "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +65,7 @@ class Call:
         self.op: Any = None
         self.moves = ""
         self.fill: Callable[[], None] | None = None
+        self.beside: Callable[[], None] | None = None
         self.carry: Callable[[], None] | None = None
         self.by_core = False
         self.stages: Callable[[], Any] | None = None

@@ -225,10 +225,7 @@ def _known(name: str, dtype: Dtype) -> Reduction:
     code = NAMES.index(name)
     kind = dtype.kind
     if kind in "qo":
-        raise DtypeError(
-            f"{dtype} can be moved but not reduced",
-            hint="x.view('int64') for times, else convert first, for example to float32",
-        )
+        raise DtypeError(f"{dtype} can be moved but not reduced", hint=_instead(dtype))
     if name in ("band", "bor", "bxor") and kind not in "biu":
         raise DtypeError(
             f"{name} works on bits, {dtype} is no integer", hint="'land' or 'lor' for truth values"
@@ -248,6 +245,17 @@ def _known(name: str, dtype: Dtype) -> Reduction:
         return Reduction(op, code, _MPI[name], "FLOAT", _widen(dtype), _narrow(dtype, name == "avg"))
     assert dtype.mpi is not None
     return Reduction(op, code, _MPI[name], dtype.mpi, finish=_divide if name == "avg" else None)
+
+
+def _instead(dtype: Dtype) -> str:
+    """What to reduce in place of elements that have no operators."""
+    if dtype.given is None:
+        return "convert first, for example to float32"
+    if dtype.given.kind in "mM":
+        return "x.view('int64') for times"
+    if dtype.given.names:
+        return f"one field at a time: numpy.ascontiguousarray(x[{dtype.given.names[0]!r}])"
+    return "all_gather(x), which brings every rank's; only numbers have operators"
 
 
 @lru_cache(maxsize=2)

@@ -25,6 +25,7 @@ from ..errors import DtypeError, HpcommError, LayoutError, RankError, UsageError
 from .host_calls import by_core, core_takes, on_hosts
 
 if TYPE_CHECKING:
+    from ..agree import wrapping
     from ..core.buffer import Buffer, Shape
     from ..core.comm import Comm
     from ..core.reduction import Reduction
@@ -33,6 +34,7 @@ else:
     from .._lazy import LazyModule
 
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
+    wrapping = LazyModule("hpcomm.agree.wrapping")
 
 __all__ = ["compose", "look", "no_remote_root"]
 
@@ -98,6 +100,8 @@ def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int
     call = Call(comm, verb, root=root)
     call.look, call.count = template, block
     call.code = head(verb, reduce.code if reduce else 0, template.dtype.code, root)
+    if reduce and template.dtype.kind in "iu" and comm.check == "full" and comm.devices is None:
+        wrapping.see_to(call, send, reduce)
     gives = sends or verb not in ROOT_SENDS
     return call, _Arrays(send if gives else None, recv, reduce)
 
@@ -177,6 +181,8 @@ def look(x: Any, name: str, fills_leaf: bool = False) -> Buffer:
         return made
     except HpcommError as error:
         if name != "x":
+            if error.what.endswith(" is not an array"):
+                error.hint = "numpy.empty of the result's shape and dtype: only arrays can be filled"
             error.what = (
                 error.what.replace("x ", f"{name} ", 1)
                 if error.what.startswith("x ")

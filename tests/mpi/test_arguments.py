@@ -178,7 +178,9 @@ def test_numbers_that_are_none_are_refused_by_the_call_that_takes_them(comm: Any
         lambda: comm.split(2**40),
         lambda: comm.batch_isend_irecv([3]),
     ):
-        with pytest.raises(hpcomm.UsageError, match=r"no shape|no ranks|int of C|a batch of 3"):
+        with pytest.raises(
+            hpcomm.UsageError, match=r"no shape|no ranks|no whole|is not from 0 to|a batch of 3"
+        ):
             call()
 
 

@@ -71,3 +71,63 @@ def test_names_of_other_libraries_say_what_to_use_here(job: Any) -> None:
     assert job(1, OTHER_NAMES).stdout == "told\n"
     done = job(2, "import hpcomm\nhpcomm.world.rank()\n", expect="failure")
     assert "hpcomm: rank is a number: comm.rank, without ()" in done.stderr
+
+
+NOTES = """
+import sys
+import numpy as np
+import hpcomm
+
+comm, x = hpcomm.world, np.ones(2)
+
+
+def rank(): comm.rank()
+def size(): return range(comm.size())
+def request(): return comm.all_reduce(x, async_op=True) + 1
+def received():
+    y = comm.irecv(np.empty(2), source=0)
+    comm.send(x, 0)
+    return y.shape
+def gathered():
+    parts = comm.gather(x) if comm.rank else None
+    print(parts.shape)
+def reduced(): return (None if comm.rank == 0 else comm.reduce(x)) + 1
+def with_root(): comm.all_reduce(x, root=0)
+def with_group(): comm.broadcast(x, group=None)
+def with_axis(): comm.all_gather(x, axis=0)
+def misspelt(): comm.alreduce(x)
+def of_module(): hpcomm.init()
+def own(): len(5)
+
+
+for call in (rank, size, request, received, gathered, reduced, with_root, with_group, with_axis, misspelt,
+             of_module, own):
+    try:
+        call()
+    except (TypeError, AttributeError):
+        print(call.__name__, file=sys.stderr)
+        sys.excepthook(*sys.exc_info())
+"""
+
+_NOTES = {
+    "rank": "hpcomm: rank is a number: comm.rank, without ()",
+    "size": "hpcomm: size is a number: comm.size, without ()",
+    "request": "hpcomm: with async_op=True, and of isend and irecv, the result is what wait() of",
+    "received": "hpcomm: with async_op=True, and of isend and irecv, the result is what wait() of",
+    "gathered": "hpcomm: gather returns its result at root and None elsewhere; all_gather returns it",
+    "reduced": "hpcomm: reduce returns its result at root and None elsewhere; all_reduce returns it",
+    "with_root": "hpcomm: all_reduce has no root: every rank gets the result",
+    "with_group": "hpcomm: a group is a communicator here: comm.group(ranks)",
+    "with_axis": "hpcomm: all_gather works over ranks",
+    "misspelt": "Did you mean: 'all_reduce'?",
+    "of_module": "try:   nothing: hpcomm.world is there when it is first used",
+    "own": "has no len()",
+}
+
+
+def test_exceptions_of_python_say_what_was_meant_on_one_rank_too(job: Any) -> None:
+    said = job(1, "import warnings\nwarnings.simplefilter('ignore')\n" + NOTES).stderr
+    for (name, note), following in zip(_NOTES.items(), [*_NOTES, ""][1:], strict=True):
+        own = said.partition(f"{name}\n")[2].partition(f"\n{following}\n")[0]
+        assert note in own, own
+    assert "hpcomm:" not in own
