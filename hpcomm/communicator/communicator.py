@@ -446,7 +446,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         """Let MPI work on what is under way; nothing once another thread has closed this communicator."""
         from ..transport import mpi as transport
 
-        if mpi := self.mpi_handle:
+        if mpi := self.carriers.plain:  # on which nothing is sent: a duplicate stays unused
             transport.move_on(mpi)
 
     def last_call(self) -> int:
