@@ -35,6 +35,58 @@ def test_what_is_put_the_owner_sees_after_a_fence_and_others_get(comm: Any, dtyp
         assert out.tolist() == expected.tolist()
 
 
+class Late:
+    """MPI's window by the letter of the standard: what was put may travel at a flush, and not before.
+
+    Both MPIs here send at once, also between hosts, so that a missing flush would seldom show.
+    """
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi = mpi
+        self._late: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mpi, name)
+
+    def Put(self, given: Any, *where: Any) -> None:  # noqa: N802
+        self._late.append((self._mpi.Put, [given[0].copy(), *given[1:]], *where))
+
+    def Accumulate(self, given: Any, *where: Any) -> None:  # noqa: N802
+        self._late.append((self._mpi.Accumulate, [given[0].copy(), *given[1:]], *where))
+
+    def Flush_local(self, rank: int) -> None:  # noqa: N802
+        """All of it was copied."""
+
+    def Flush(self, rank: int) -> None:  # noqa: N802
+        self.Flush_all()
+
+    def Flush_all(self) -> None:  # noqa: N802
+        for begin, *given in self._late:
+            begin(*given)
+        self._late.clear()
+        self._mpi.Flush_all()
+
+
+def test_what_the_library_sends_late_has_arrived_after_a_flush_and_after_a_fence(comm: Any) -> None:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    with comm.window(4) as window:
+        window._mpi = Late(window._mpi)
+        window.put(np.full(4, float(comm.rank)), right)
+        window.fence()
+        assert window.array.tolist() == [left] * 4
+        window.fence()
+        window.accumulate(np.ones(1), right, at=slice(1))
+        window.put(np.full(1, 9.0), right, at=slice(1, 2))
+        window.flush(right)
+        comm.barrier()
+        assert window.get(comm.rank).tolist() == [left + 1, 9, left, left]
+        window.fence()
+        window.put(np.zeros(4), right)  # and what is under way at the end
+        memory = window.array
+        window.fence()
+        assert not memory.any()
+
+
 def test_all_ranks_accumulate_into_one_and_each_addition_counts_once(comm: Any) -> None:
     with comm.window(5, "int64") as window, comm.window((), "float32") as peak:
         for turn in range(20):
