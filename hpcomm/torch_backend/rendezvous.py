@@ -94,6 +94,8 @@ def by_mpi(is_for_mpi: bool, url: str, rank: int, size: int) -> bool:
     if is_for_mpi and _is_launched():
         said = told(rank, size, url)
         return _is_wrong(said, world(said))[1] or url == "env://"
+    if is_for_mpi and _world is None:
+        _joins(told(rank, size, url))
     is_said = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _is_announced()
     is_open = url == "env://" and rank == size == -1 and not is_said
     return is_open and (is_for_mpi or _is_launched() or _world is not None)
@@ -114,10 +116,10 @@ def world(
     global _world
     if _world is None or _world.is_closed:
         said = said or told()
-        joins = not _is_launched() and "mpi4py.MPI" not in sys.modules and (said.size or 1) > 1
+        joins = _joins(said)
         if joins:
             refuse_unsaid(said)
-            torchrun.join((meeting or _env_store)(), said.rank or 0, said.size or 1, seconds, said.by)
+            torchrun.join((meeting or _env_store)(), said.rank or 0, said.size or 1, seconds)
         from ..communicator.communicator import Communicator
 
         _world = Communicator(load_mpi("init_process_group").COMM_WORLD, "torch", check="off")
@@ -127,6 +129,15 @@ def world(
     if said is not None:
         _hold(said, _world)
     return _world
+
+
+def _joins(said: Told) -> bool:
+    """Whether ranks without a launcher are to find each other; refused where this MPI needs its own."""
+    size = said.size or 1
+    joins = not _is_launched() and "mpi4py.MPI" not in sys.modules and size > 1
+    if joins:
+        torchrun.refuse_others(size, said.by)
+    return joins
 
 
 def refuse_unsaid(said: Told, url: str | None = None) -> None:

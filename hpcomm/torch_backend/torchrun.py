@@ -28,7 +28,7 @@ from . import shutdown
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["GLOO", "can", "forget", "join", "own_address"]
+__all__ = ["GLOO", "can", "forget", "join", "own_address", "refuse_others"]
 
 GLOO = "or init_process_group('gloo'), which needs no MPI; TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out"
 _AGAIN_S = 0.1  # between attempts to reach a server
@@ -43,16 +43,14 @@ def can() -> bool:
     return library is not None and installation.vendor_in(library) == "mpich"
 
 
-def join(store: Store, rank: int, size: int, seconds: float, by: str) -> None:
-    """Set the environment from which MPI learns this rank's number. All ranks call it.
+def refuse_others(size: int, by: str) -> None:
+    """See that the MPI at hand can join ranks without its launcher, before they wait for each other.
 
     Args:
-        store: torch's, that all ranks have.
-        seconds: for all ranks to come.
         by: who says that there are so many ranks.
 
     Raises:
-        ConfigError: the MPI at hand needs its own launcher, or not all ranks have come.
+        ConfigError: it needs its own launcher.
     """
     if not (can() or _is_mpich()):
         raise ConfigError(
@@ -60,6 +58,18 @@ def join(store: Store, rank: int, size: int, seconds: float, by: str) -> None:
             "init_process_group",
             f"mpirun -n {size} python ..., or hpcomm run -n {size} python ..., or pip install mpich; {GLOO}",
         )
+
+
+def join(store: Store, rank: int, size: int, seconds: float) -> None:
+    """Set the environment from which MPI learns this rank's number. All ranks call it.
+
+    Args:
+        store: torch's, that all ranks have.
+        seconds: for all ranks to come.
+
+    Raises:
+        ConfigError: not all ranks have come.
+    """
     _kept.append(store)
     key = f"hpcomm/pmi/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
     if rank == 0:
