@@ -146,6 +146,39 @@ def test_a_full_disk_leaves_what_was_there(comm: Any, folder: Path, kind: str) -
     assert (field.inner == 7).all()
 
 
+def test_a_mode_adds_to_a_file_or_refuses_as_h5py_does(comm: Any, folder: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = folder / "x.h5"
+    one, two, three = (Field(comm, (6, 4), name=name) for name in ("one", "two", "three"))
+    for i, field in enumerate((one, two, three)):
+        field.inner[...] = i + field.indices[0]
+    with pytest.raises(hpcomm.TransportError, match="No such file"):
+        hdf5.save(one, path, mode="r+")
+    hdf5.save(one, path, mode="a")
+    hdf5.save(two, path, mode="r+", chunks=True, compression="gzip")
+    hdf5.save(three, path, mode="a", chunks=(2, 4))
+    for mode, words in (("a", "it has 'two' already"), ("x", "it is there already"), ("w-", "there already")):
+        with pytest.raises(hpcomm.TransportError, match=words):
+            hdf5.save([two], path, mode=mode)
+    with pytest.raises(hpcomm.UsageError, match="the mode is 'wa'") as told:
+        hdf5.save(two, path, mode="wa")
+    assert told.value.hint == "one of w, a, r+, x, w-"
+    room, more = path.stat().st_size + (1 << 14), Field(comm, (60, 40), name="more")
+    comm.barrier()
+    with small_files(room), pytest.raises(hpcomm.TransportError, match="save of"):
+        hdf5.save(more, path, mode="a")
+    comm.barrier()
+    assert [p.name for p in folder.iterdir()] == ["x.h5"]
+    for i, name in enumerate(("one", "two", "three")):
+        found = hdf5.load(path, comm, name)
+        assert (found.inner == i + found.indices[0]).all()
+    with h5py.File(path, "r") as file:
+        assert sorted(file) == ["one", "three", "two"]
+    comm.barrier()
+    hdf5.save(two, path)
+    assert hdf5.load(path, comm).name == "two"
+
+
 def test_compressed_chunks_are_made_by_all_and_written_as_they_are(comm: Any, folder: Path) -> None:
     """Also where a chunk is at the edge, no filter makes it smaller, and a rank has none."""
     h5py = pytest.importorskip("h5py")

@@ -368,3 +368,25 @@ def test_every_change_of_one_bit_changes_the_checksum(seed: int, dtype: str, dat
     bit = data.draw(st.integers(0, raw.size * 8 - 1))
     field.look.array.reshape(-1).view(np.uint8)[bit // 8] ^= 1 << bit % 8
     assert checksum(field) != before
+
+
+def test_append_adds_entries_that_numpy_reads(comm: Any, folder: Path) -> None:
+    path, field = folder / "T.npy", Field(comm, (6, 4), dtype="float32")
+    for k in range(12):
+        field.inner[...] = k + field.indices[0]
+        npy.append(field, path, collective=k % 2 == 0, sync=k == 3)
+    expected = np.arange(12)[:, None, None] + np.arange(6)[:, None] + np.zeros(4)
+    assert np.array_equal(np.load(path), expected)
+    assert (npy.load(path, comm).all_gather() == expected).all()
+    with pytest.raises(hpcomm.TransportError, match=r"append of .* float32 \(6, 4\), .* float64 \(6, 5\)"):
+        npy.append(Field(comm, (6, 5)), path)
+    comm.barrier()
+    with small_files(path.stat().st_size), pytest.raises(hpcomm.TransportError, match="append of"):
+        npy.append(field, path)
+    comm.barrier()
+    assert np.array_equal(np.load(path), expected)
+    if comm.rank == 0:
+        np.save(folder / "own.npy", np.zeros((3, 6, 4), "f4"))  # a header of version 1
+    comm.barrier()
+    npy.append(field, folder / "own.npy")
+    assert np.array_equal(np.load(folder / "own.npy")[2:], [np.zeros((6, 4)), expected[-1]])

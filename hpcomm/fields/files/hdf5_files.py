@@ -12,6 +12,7 @@ before it is written, that of compressed chunks as soon as their sizes are known
 from __future__ import annotations
 
 import secrets
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...communicator.mesh import Mesh, ranks_of
-from ...errors import HpcommError, demand
+from ...errors import HpcommError, UsageError, demand, where
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder, npy
@@ -38,6 +39,7 @@ else:
 
 __all__ = ["explain", "load", "read_into", "save"]
 
+_MODES = ("w", "a", "r+", "x", "w-")
 _METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data
 _ENTRY = 512  # and for the place of a chunk
 
@@ -46,6 +48,7 @@ def save(
     fields: Field | Sequence[Field],
     path: file_folder.PathLike,
     *,
+    mode: str = "w",
     chunks: Chunks | None = None,
     compression: object = None,
     sync: bool = False,
@@ -57,15 +60,19 @@ def save(
 
     Args:
         fields: over one communicator, with different names.
+        mode: as h5py's: "w" makes a new file in place of an older one, "a" adds to one or makes it, "r+" adds
+            to one that is there, "x" or "w-" makes one where none is. A dataset of the same name is an error.
+            What is added to is copied first, so it stays as it was if anything fails.
         chunks: shape of the chunks; True: the parts of the ranks; None: datasets in one piece.
         compression: of the chunks, as h5py's create_dataset has it ("gzip", "lzf", ...).
         sync: wait until the bytes are on the disk.
 
     Raises:
         MissingError: h5py is not installed.
-        UsageError: names that are missing or equal.
+        UsageError: names that are missing or equal, or another mode.
         LayoutError: chunks that do not fit, or a partial field.
-        TransportError: on every rank, if any of them could not write.
+        TransportError: on every rank, if any of them could not write, or mode or a name does not fit what is
+            there.
     """
     h5py = _library()
     comm, fields = file_folder.named(fields, "save")
@@ -76,17 +83,17 @@ def save(
         shapes = [_chunks(field, chunks) for field in fields]
     except HpcommError as error:
         raise error.located("save", comm) from None
+    if mode not in _MODES:
+        raise UsageError(f"the mode is {mode!r}", where("save", comm), f"one of {', '.join(_MODES)}")
     together = h5py.get_config().mpi and any(shapes) and compression is None
     with file_folder.beside(comm, path) as part:
         room = _METADATA * (1 + len(fields)) + (0 if compression else sum(map(npy.nbytes, fields)))
-        file_folder.agree(
-            comm, file_folder.on_root(comm, lambda: file_folder.reserve(part, room)), "save", path
-        )
+        now = file_folder.from_root(comm, "save", path, lambda: _begin(path, part, fields, mode, room))
         if together:
-            _write_together(comm, part, fields, shapes, path)
+            _write_together(comm, part, now, fields, shapes, path)
         else:
             places = file_folder.from_root(
-                comm, "save", path, lambda: _create(part, fields, shapes, compression)
+                comm, "save", path, lambda: _create(part, now, fields, shapes, compression)
             )
             _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
             chunked = [(f, c) for f, c in zip(fields, shapes, strict=True) if c]
@@ -158,13 +165,34 @@ def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:
     return chunk_shape(boxes(field), field.look.dtype.itemsize, wanted)
 
 
+def _begin(path: Path, part: Path, fields: Sequence[Field], mode: str, room: int) -> str:
+    """Make part, with room for more, a copy of what is added to; the mode in which it is opened."""
+    import h5py
+
+    if mode in ("x", "w-") and path.exists():
+        raise FileExistsError("it is there already")
+    adds = mode == "r+" or (mode == "a" and path.exists())
+    if adds:
+        with h5py.File(path, "r") as file:
+            for field in fields:
+                if field.name in file:
+                    raise ValueError(f"it has {field.name!r} already: another name, or del by h5py")
+        shutil.copy(path, part)
+    file_folder.reserve(part, (path.stat().st_size if adds else 0) + room)
+    return "r+" if adds else "w"
+
+
 def _create(
-    part: Path, fields: Sequence[Field], shapes: Sequence[tuple[int, ...] | None], compression: object
+    part: Path,
+    mode: str,
+    fields: Sequence[Field],
+    shapes: Sequence[tuple[int, ...] | None],
+    compression: object,
 ) -> list[int | None]:
     """Make the file with its datasets; where the data of each begin in it (None: in chunks, or nowhere)."""
     import h5py
 
-    with h5py.File(part, "w") as file:
+    with h5py.File(part, mode) as file:
         datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
         places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
     chunked = [f for f, c in zip(fields, shapes, strict=True) if c and compression is None]
@@ -270,6 +298,7 @@ def _packed(
 def _write_together(
     comm: Communicator,
     part: Path,
+    mode: str,
     fields: Sequence[Field],
     shapes: Sequence[tuple[int, ...] | None],
     path: Path,
@@ -280,7 +309,7 @@ def _write_together(
     opened: list[Any] = []
 
     def begin() -> None:
-        opened.append(h5py.File(part, "w", driver="mpio", comm=comm.mpi_handle))
+        opened.append(h5py.File(part, mode, driver="mpio", comm=comm.mpi_handle))
 
     def write(field: Field, chunks: tuple[int, ...] | None) -> None:
         dataset = _dataset(opened[0], field, chunks)

@@ -33,6 +33,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
 
 __all__ = [
+    "append",
     "found",
     "load",
     "move",
@@ -66,13 +67,69 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
     comm = field.comm
     field.check_whole("save")
     path = file_folder.place(path, "save", comm)
-    head = _header(field)
+    head = _header(field, field.shape)
     with file_folder.beside(comm, path) as part:
         failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + nbytes(field)))
         file_folder.agree(comm, failed, "save", path)
         with opened(comm, part, "save", True, path) as file:
             move(field, file, len(head), collective, writing=True)
         file_folder.publish(comm, part, path, len(head) + nbytes(field), sync)
+
+
+def append(field: Field, path: file_folder.PathLike, *, collective: bool = True, sync: bool = False) -> None:
+    """Write the whole field behind what a .npy file holds, as the next entry of its first axis. Collective.
+
+    A file that is not there is made. What it holds stays where it is, and the header counts an entry when all
+    of it is there. So if anything fails, the file holds what it held before.
+
+    Args:
+        collective, sync: as of save.
+
+    Raises:
+        TransportError: on every rank, if any could not write, or the file holds another shape or dtype.
+
+    Example:
+        >>> for step in range(3):
+        ...     io.append(T, "T.npy")  # of shape (512, 512)
+        >>> numpy.load("T.npy", mmap_mode="r").shape
+        (3, 512, 512)
+    """
+    _check(field, "append")
+    comm = field.comm
+    field.check_whole("append")
+    path = file_folder.place(path, "append", comm)
+    head, end = file_folder.from_root(comm, "append", path, lambda: _behind(field, path))
+    with opened(comm, path, "append", writing=True) as file:
+        move(field, file, end, collective, writing=True)
+
+    if sync:
+        file_folder.agree(comm, file_folder.attempt(lambda: file_folder.flush(path)), "append", path)
+    file_folder.agree(comm, file_folder.on_root(comm, lambda: _count(path, head, sync)), "append", path)
+
+
+def _count(path: Path, head: bytes, sync: bool) -> None:
+    with path.open("r+b") as file:
+        file.write(head)
+    if sync:
+        file_folder.flush(path)
+
+
+def _behind(field: Field, path: Path) -> tuple[bytes, int]:
+    """The header of a file with one entry more, and where that begins; there is room for it."""
+    if not path.exists():
+        path.write_bytes(_header(field, (0, *field.shape)))
+    shape, dtype, offset, fortran = _read_header(path)
+    held, due = f"{dtype} {shape[1:]}", f"{file_folder.storage_of(field)} {field.shape}"
+    if held != due or fortran or not shape:
+        raise ValueError(f"its entries are {held}{' in Fortran order' * fortran}, the field is {due}")
+    with path.open("rb") as file:
+        version = np.lib.format.read_magic(file)
+    head = _header(field, (shape[0] + 1, *field.shape), version)
+    if len(head) != offset:
+        raise ValueError("its header has no room for a longer shape: save it again by this numpy")
+    end = offset + shape[0] * nbytes(field)
+    file_folder.reserve(path, end + nbytes(field))
+    return head, end
 
 
 def load(
@@ -141,12 +198,12 @@ def _check_offset(field: Field, offset: int) -> None:
 
 
 # -- header and file -------------------------------------------------------------------------------------
-def _header(field: Field) -> bytes:
+def _header(field: Field, shape: tuple[int, ...], version: tuple[int, int] = (2, 0)) -> bytes:
     buffer = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(file_folder.storage_of(field))
-    np.lib.format.write_array_header_2_0(
-        buffer, {"descr": descr, "fortran_order": False, "shape": field.shape}
-    )
+    first, later = np.lib.format.write_array_header_1_0, np.lib.format.write_array_header_2_0
+    write = first if version == (1, 0) else later
+    write(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
     return buffer.getvalue()
 
 
