@@ -6,9 +6,9 @@
 First the tests that need no ranks, in the first environment, beside those over MPI on one rank. Then, in each
 environment, the tests over MPI on 2 to 4 ranks, and those that start jobs of their own. These wait more than
 they compute, so several go at a time, in three lanes; those that time what they do (marked `timed`) go
-before, alone. The first environment tries every number of ranks, what own schedules compute on 5, and what
-goes by MPI where there is no native core; another MPI adds those where it may differ: two ranks, and three,
-which are no power of two. A line per step, and at the end one line for all.
+before, alone. The first environment tries every number of ranks, what own schedules compute on 5, and on two
+what goes by MPI where there is no native core. Another MPI adds those where it may differ: two ranks; and on
+three, which are no power of two, what goes by MPI. A line per step, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure. Limits go
@@ -54,20 +54,13 @@ NO_OTHER = ["--max-worker-restart", "0"]  # or a test that ends its process is b
 # A test in Python that hangs fails alone; a thread would end its process, and so all.
 BESIDE = ["--dist", "load", *NO_OTHER, "-o", "timeout_method=signal"]
 RANKS = (2, 3, 4)  # in the first environment
-RANKS_AGAIN = (2, 3)  # in the others
+RANKS_AGAIN = (2,)  # in the others
 FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
-WITHOUT_CORE = " ".join(  # all that the core does otherwise, by MPI alone
-    f"tests/mpi/test_{name}.py"
-    for name in (
-        "collectives",
-        "reductions",
-        "p2p",
-        "objects",
-        "ragged",
-        "fields",
-        "untouched",
-        "random_programs",
-    )
+# All that the core does otherwise, by MPI alone; and what is MPI's with it as well.
+WITHOUT_CORE = "collectives reductions p2p objects ragged fields untouched random_programs"
+OF_MPI = (
+    "communicator intercommunicator io known_messages meshes message_order plans requests route windows"
+    " shared_array"
 )
 TORCH_RANKS, TORCH_RANKS_AGAIN = (4,), (3,)
 QUICK_PURE = [
@@ -125,9 +118,11 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
             yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]]
         if not again:
             yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
-            off = ["-x", "HPCOMM_NODE=off"]
-            without = Step(f"{name}, 2 ranks, no core", [], MPI_S, 2)
-            yield [[on_ranks(without, python, f"{WITHOUT_CORE} {QUICK_TORCH}", options=off)]]
+        ranks, chosen, more = (3, "not once", OF_MPI.split()) if again else (2, "", [])
+        tests = [f"tests/mpi/test_{each}.py" for each in WITHOUT_CORE.split() + more]
+        without = Step(f"{name}, {ranks} ranks, no core", [], MPI_S, ranks)
+        off = ["-x", "HPCOMM_NODE=off"]
+        yield [[on_ranks(without, python, " ".join([*tests, *[QUICK_TORCH] * (not again)]), chosen, off)]]
         for ranks in TORCH_RANKS_AGAIN if again else TORCH_RANKS:
             yield [
                 [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]

@@ -10,6 +10,8 @@ import pytest
 
 import hpcomm
 
+pytestmark = pytest.mark.few
+
 
 @pytest.fixture
 def alone(comm: Any) -> Iterator[Any]:

@@ -16,6 +16,8 @@ from mpi4py import MPI
 
 import hpcomm
 
+pytestmark = pytest.mark.few
+
 WAIT_S = 30
 
 

@@ -11,7 +11,7 @@ import hpcomm
 from hpcomm.communicator.collectives import careful
 from hpcomm.communicator.direct import ByLibrary
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
 P = "p"
 CALLS = {
     "broadcast": (3,), "reduce": (3,), "all_reduce": (3,), "gather": (3,), "all_gather": (3,),

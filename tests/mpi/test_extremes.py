@@ -11,6 +11,8 @@ from arrays import make, plain_of
 
 import hpcomm
 
+pytestmark = pytest.mark.few
+
 
 @pytest.mark.parametrize("op", ["max", "min"])
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_file_that_numpy_wrote_becomes_a_field(comm: Any, folder: Path) -> Non
 
 def test_files_in_any_order_of_axes_and_bytes_are_read(comm: Any, folder: Path) -> None:
     mesh = comm.mesh(y=1, x=-1)
-    kinds = product([(4, 6), (5, 3, 4), (7,), (3, 0)], "CF", [">f8", ">c8", "<f4"])
+    kinds = product([(4, 6), (5, 3, 4), (7,), (3, 0)], "CF", [">c8", "<f4"])
     for number, (shape, order, dtype) in enumerate(kinds):
         whole = (np.arange(np.prod(shape)).reshape(shape) * 3 % 101).astype(dtype)
         path = folder / f"{number}.npy"

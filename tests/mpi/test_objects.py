@@ -16,6 +16,8 @@ import torch
 import hpcomm
 from hpcomm.communicator import dissemination, payload
 
+pytestmark = pytest.mark.few
+
 WAIT_S = 30
 
 

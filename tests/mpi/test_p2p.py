@@ -319,10 +319,10 @@ def test_a_message_longer_than_its_place_is_an_error(own_comm: Any, how: str) ->
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("beyond", [1, 600, 100_000])
+@pytest.mark.parametrize("beyond", [1, 100_000])
 @pytest.mark.parametrize("n", [0, 3, 600, 5000, 20_000])
 @pytest.mark.parametrize("how", ["recv", "any source", "status", "irecv", "sendrecv", "plan"])
-@pytest.mark.parametrize("kind", ["numpy", "torch", "bfloat16"])
+@pytest.mark.parametrize("kind", ["numpy", "bfloat16"])
 def test_nothing_is_written_behind_a_place_that_is_too_short(
     own_comm: Any, kind: str, how: str, n: int, beyond: int
 ) -> None:

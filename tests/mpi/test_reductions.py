@@ -29,6 +29,8 @@ from arrays import (
 import hpcomm
 from hpcomm.communicator.collectives import careful
 
+pytestmark = pytest.mark.few
+
 BITS = {"band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor}
 TRUTH = {"land": np.logical_and, "lor": np.logical_or}
 ORDER = {"min": np.minimum, "max": np.maximum}

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import hpcomm
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
 WAIT_S = 30
 MOVES = ("broadcast", "gather", "all_gather", "scatter", "all_to_all")
 FOLDS = ("reduce", "all_reduce", "reduce_scatter", "scan", "exscan")

@@ -19,6 +19,8 @@ from steady import steady_time
 
 import hpcomm
 
+pytestmark = pytest.mark.few
+
 WAIT_S = 30
 
 
