@@ -7,8 +7,11 @@ light  Calls that the native core carries out tell their signatures with their a
        others ranks of one node record the signature in the node segment before the call. Each looks at
        those of its two neighbours before the call, and at the next one's after it; nobody waits.
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small all-reduce a
-       call, and two between two groups, which light does not compare. Calls are recorded, too, so that ranks
-       which have ended are noticed as with light.
+       call. Calls are recorded, too, so that ranks which have ended are noticed as with light.
+
+Two groups compare by such an all-reduce at light, too: neither sees what the other one records, and a rank
+that refuses its part would leave the others waiting. Light compares calls in the background when they are
+waited for.
 
 Why two neighbours are enough for light: around the ring of ranks there are at least two places where the
 signature changes. The rank that comes later to such a place sees the other one's entry, also where that one
@@ -41,14 +44,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
-from ..core.signature import LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
+from ..core.request import Stages, abandon
+from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, where
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
 from .call_stack import describe_call
-from .differing_calls import Call, Calls, alone, calls_of, refusing, rows
+from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agreement",
+    "Comparison",
     "asked_why",
     "between",
     "call_number",
@@ -71,6 +76,7 @@ __all__ = [
 ]
 
 Error = TypeVar("Error", bound=Exception)
+_WHY = 1024  # bytes of what a refusal says between two groups
 
 
 class Agreement:
@@ -221,11 +227,13 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
     return Agreement("full", enter, refuse=refuse_call)
 
 
-def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
-    """Compare two groups before every call; all ranks of both raise.
+def between(comm: Comm, both: MPI.Intracomm) -> Agreement:
+    """Compare two groups at every call; all ranks of both raise.
 
-    A reduction over an inter-communicator tells each group what the other one said: first the signatures,
-    then who saw them differ.
+    A call in the background, light begins at once, and its comparison is waited for where the call is.
+
+    Args:
+        both: the ranks of the two groups in one.
     """
     from mpi4py import MPI
 
@@ -234,45 +242,96 @@ def between(comm: Comm, shadow: MPI.Comm) -> Agreement:
     is_large = max(comm.size, comm.remote_size) > ROOTS - 16
     is_root, is_beside, here = (head("?", root=rank) for rank in (MPI.ROOT, MPI.PROC_NULL, comm.rank))
 
-    def swapped(*said: int) -> tuple[int, ...]:
-        there = bytearray(8 * len(said))
-        shadow.Allreduce([struct.pack(f"{len(said)}q", *said), MPI.INT64_T], [there, MPI.INT64_T], MPI.MAX)
-        return struct.unpack(f"{len(said)}q", there)
-
-    def told(code: int, count: int) -> tuple[int, ...]:
-        """What this rank has to say of its call; the other group names a root by its rank in this one."""
+    def begun(code: int, count: int, why: str = "") -> Comparison:
+        """Say what this rank calls; the other group names a root by its rank in this one."""
+        comm.begun += 1
         verb, root, rest = code & VERB, code & ROOT, code & ~ROOT
-        if root == is_beside and not is_large:  # its arrays do not count
-            return verb, -verb, *nothing
         root = 0 if is_large else here if root == is_root else root
         mine = signature(rest | root, count)
-        return verb, -verb, mine, -mine
+        is_nothing = root == is_beside and not is_large  # its arrays do not count
+        said = verb, -verb, *(nothing if is_nothing else (mine, -mine))
+        late = code & BACKGROUND if comm.compared != "full" else 0
+        return Comparison(_heard(comm, both, (*said, both.rank if why else -1, late), mine, why))
 
-    def heard(code: int, count: int, why: str) -> tuple[Calls, Calls]:
-        """What the ranks there and here call, if they differ."""
-        comm.begun += 1
-        mine = told(code, count)
-        theirs = swapped(*mine)
-        is_other = nothing not in (mine[2:], theirs[2:]) and theirs[2:] != mine[2:]
-        differ = theirs[:2] != mine[:2] or is_other
-        if not swapped(differ)[0] and not differ:
-            return {}, {}
-        there = calls_of(shadow, comm.rank, Call(describe_call(), why))
-        return there, shadow.allreduce(there, lambda calls, _: calls)
-
-    def enter(code: int, count: int) -> None:
-        there, here = heard(code, count, "")
-        if there:
-            refused = {call: ranks for call, ranks in here.items() if call.why}
-            mine = {Call(describe_call()): alone(comm.rank)}
-            text = [*rows({**refused, **mine}, " here"), *rows(there, " there")]
-            raise _mismatch(comm, comm.begun, "\n".join(text), refusing(there) or refusing(refused))
+    def late(code: int, count: int) -> Comparison:
+        made = begun(code, count)
+        if comm.compared == "full" or not code & BACKGROUND:
+            made.Wait()
+        return made
 
     def refuse_call(why: str) -> None:
         with _Said(why):
-            heard(REFUSED, 0, why)
+            begun(REFUSED, 0, why).Wait()
 
-    return Agreement("full", enter, refuse=refuse_call)
+    return Agreement(comm.compared, lambda *call: begun(*call).Wait(), late=late, refuse=refuse_call)
+
+
+def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, why: str) -> Stages:
+    """Hear what both groups call; of the ranks that refuse it, the last one tells all others why.
+
+    Args:
+        said: verb and signature, each with its negative; this rank of both, if it refuses; whether the call
+            has begun.
+        why: this rank refuses the call.
+    """
+    from mpi4py import MPI
+
+    number, heard = comm.begun, bytearray(struct.pack("6q", *said))
+    yield [both.Iallreduce(MPI.IN_PLACE, [heard, MPI.INT64_T], MPI.MAX)]
+    verb, other_verb, high, low, refuser, has_begun = struct.unpack("6q", heard)
+    if verb == -other_verb and (high == -low or high == low):  # the same, or nothing
+        return
+    if has_begun:
+        comm.fall_out()
+    is_first = both.rank == comm.rank
+    if refuser == both.rank:
+        reason = why.encode()[:_WHY]
+        others = [rank for rank in range(both.size) if rank != refuser]
+        abandon(reason, [both.Isend([reason, MPI.BYTE], rank, 0) for rank in others])
+        return
+    own = describe(mine, comm.size) if has_begun else describe_call()
+    if refuser >= 0:
+        told = bytearray(_WHY)
+        yield [both.Irecv([told, MPI.BYTE], refuser, 0)]
+        second = refuser - (comm.size if is_first else comm.remote_size)  # as a rank of the second group
+        rank, is_there = (refuser, not is_first) if second < 0 else (second, is_first)
+        text = told.rstrip(b"\0").decode(errors="ignore")
+        lines, refusing = [f"  rank {rank} {'there' if is_there else 'here'}: {text}"], [rank]
+    else:
+        calls: list[Calls] = [{}, {}]  # of each group
+        calls[not is_first] = {Call(own): alone(comm.rank)}
+        calls = both.allreduce(calls, lambda some, more: [*map(joined, some, more)])
+        lines, refusing = rows(calls[is_first], " there"), []
+    if not why:
+        raise _mismatch(comm, number, "\n".join([f"  rank {comm.rank} here: {own}", *lines]), refusing, own)
+
+
+class Comparison:
+    """A comparison of two groups' calls under way; waited for as a request of MPI is."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages, self._pending = stages, next(stages)
+        self.keeps: list[object] = []  # what MPI may still use where others have not begun the call
+
+    def __call__(self) -> None:
+        """What leaves a call: whoever has waited for it has waited for this."""
+
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
+        while self._pending and self._pending[0].Test():
+            self._go_on()
+        return not self._pending
+
+    def Wait(self, status: object = None) -> None:  # noqa: N802
+        while self._pending:
+            self._pending[0].Wait()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        try:
+            self._pending = next(self._stages, [])
+        except HpcommError:
+            abandon(self.keeps)
+            raise
 
 
 class _Said(threading.Timer):
@@ -390,9 +449,9 @@ def asked_why(
     return _mismatch(comm, number, text, refusing)
 
 
-def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int]) -> HpcommError:
-    """refusing: the ranks that do not make this call for an error of their own."""
-    verb = describe_call().split("(")[0]
+def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int], mine: str = "") -> HpcommError:
+    """refusing: the ranks that do not make this call for an error of their own. mine: this rank's call."""
+    verb = (mine or describe_call()).split("(")[0]
     if refusing:
         return PeerFailedError(
             f"rank {refusing[0]} refused its part of call #{number} on '{comm.name}'.\n{rows}",

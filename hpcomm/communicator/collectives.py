@@ -456,6 +456,7 @@ def carry_out(call: Call, async_op: bool) -> object:
             if call.beside is not None:
                 call.beside()
             request = transport.start(call)
+        request.compares(leave)
         request.needs_all(comm)
         return request
     with comm.call_guard:

@@ -98,6 +98,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     disagreed = ""  # why other ranks may have gone on to other calls
     timeout_s: float | None = None
     begun: int = 0  # collective calls that two groups have begun together
+    both: MPI.Intracomm | None = None  # both groups, where they compare their calls
     call_logs: CallLogs | None = None  # of the ranks on this node
     node_regions: Mapping[int, Region] = MappingProxyType({})  # records of the other ranks on this node
     # The native core's collectives, if all ranks are on one node; what verbs try first (direct.py):
@@ -169,6 +170,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         if twin is not None:
             self.carriers = twin.children.take(may_use_spare, self.name) or twin.carriers.duplicate(self.name)
         carrier = self.carriers.plain
+        if self.is_inter and self.compared != "off":
+            self.both = carrier.Merge()  # type: ignore[attr-defined]
         # What follows the headers of objects and ragged arrays, apart from both:
         self.block_channel = channel(carrier, parent, may_have_devices, self.is_duplicate)
         # For what ranks pass on:
@@ -345,6 +348,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         left = [self.block_channel, let_go(self)]
         if self.inner_comm is not self.block_channel:
             left.append(self.inner_comm)
+        if self.both is not None:
+            left.append(self.both)
         if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
             self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
         else:
@@ -488,8 +493,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     def agreement(self) -> agreement.Agreement:
         """How the ranks find out that they make the same call."""
         if self.is_inter:
-            is_full = self.compared == "full"
-            return agreement.between(self, self.object_comm) if is_full else agreement.counted(self)
+            return agreement.between(self, self.both) if self.both else agreement.counted(self)
         if self.compared == "full":
             made = agreement.full(self, self.object_comm, self.watched[0] if self.watched else None)
         elif self.watched is None or segment.current is None:

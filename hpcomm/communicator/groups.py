@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from zlib import crc32
 
 from ..agree.agreement import refused
+from ..core.limits import REFUSAL_S
+from ..core.request import abandon
 from ..core.signature import head, signature
-from ..errors import ConfigError, MismatchError, RankError, UsageError, where
+from ..errors import ConfigError, HpcommError, MismatchError, PeerFailedError, RankError, UsageError, where
 from ..job import process_role
 from ..transport.device.path_choice import PATHS
 from ..transport.matching import tag_number
@@ -58,6 +61,7 @@ T = TypeVar("T")
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank
 LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
+_WHY = 1024  # bytes of what a refusal says to the other group
 _NAMED = 16  # ranks that are named one by one
 
 
@@ -215,29 +219,71 @@ def create_intercomm(
         UsageError: peer is no Communicator.
     """
     comm.check_one_group("create_intercomm")
-    if not isinstance(getattr(peer, "mpi_handle", None), MPI.Comm):
-        what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
-        raise refused(comm, "create_intercomm", UsageError(what, hint=hint))
-    for leader, its in ((local_leader, comm), (remote_leader, peer)):
-        if not hasattr(leader, "__index__") or not 0 <= leader < its.size:
-            what, hint = (
-                f"leader {leader!r} is no rank of '{its.name}'",
-                f"a rank from 0 to {its.size - 1}",
-            )
-            raise refused(comm, "create_intercomm", RankError(what, hint=hint))
-    if peer.is_closed:
+    carrier, there = None, MPI.ANY_SOURCE
+    try:
+        if not isinstance(getattr(peer, "mpi_handle", None), MPI.Comm):
+            what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
+            raise UsageError(what, hint=hint)
         peer.check_open("create_intercomm")
-    mpi, number = making(peer, _tag(comm, "create_intercomm", tag))
-    there = rank_there(peer, index(remote_leader))
-    create = comm.mpi_handle.Create_intercomm  # type: ignore[attr-defined]
-    name = name or f"{comm.name}<->"
-    with agreed(comm, "create_intercomm"):
-        new = made(comm, "create_intercomm", name, create, local_leader, mpi, there, number)
+        carrier = making(peer, tag_number(peer, tag, sending=True))
+        _check_leader(remote_leader, peer)
+        there = rank_there(peer, index(remote_leader))
+        _check_leader(local_leader, comm)
+        with agreed(comm, "create_intercomm"):
+            why = _swapped(*carrier, there) if comm.rank == local_leader else None
+            why = comm.broadcast_object(why, local_leader)
+            if why:
+                carrier = None
+                what = f"rank {remote_leader} of '{peer.name}' refused its part of create_intercomm: {why}"
+                hint = "look at that rank's own error"
+                raise PeerFailedError(what, where("create_intercomm", comm), hint, [index(remote_leader)])
+            create = comm.mpi_handle.Create_intercomm  # type: ignore[attr-defined]
+            name = name or f"{comm.name}<->"
+            new = made(comm, "create_intercomm", name, create, local_leader, carrier[0], there, carrier[1])
+    except UsageError as error:
+        error = refused(comm, "create_intercomm", error)
+        if carrier is not None and comm.rank == (local_leader if _is_rank(local_leader, comm) else 0):
+            _tell(*carrier, there, error.what)
+        raise error from None
+    except HpcommError as error:
+        if carrier is not None and comm.rank == local_leader:
+            _tell(*carrier, there, error.what)
+        raise
     theirs = bytearray(8)  # the mark of what the other group has made it of
     own = comm.tag_base.to_bytes(8, "little")
     new.mpi_handle.Allreduce([own, MPI.UINT8_T], [theirs, MPI.UINT8_T], MPI.MIN)
     comm.grouped.note(new, (-1, bytes(theirs)))
     return new
+
+
+def _is_rank(leader: object, its: Communicator) -> bool:
+    return hasattr(leader, "__index__") and 0 <= index(leader) < its.size
+
+
+def _check_leader(leader: object, its: Communicator) -> None:
+    if not _is_rank(leader, its):
+        what = f"leader {leader!r} is no rank of '{its.name}'"
+        raise RankError(what, hint=f"a rank from 0 to {its.size - 1}")
+
+
+def _swapped(mpi: MPI.Comm, number: int, there: int) -> str:
+    """Why the other group refuses to be joined; "": it does not. Its leader hears that this one comes."""
+    said = bytearray(_WHY)
+    mpi.Isend([b"", MPI.BYTE], there, number).Free()
+    mpi.Recv([said, MPI.BYTE], there, number)
+    return said.rstrip(b"\0").decode(errors="ignore")
+
+
+def _tell(mpi: MPI.Comm, number: int, there: int, why: str) -> None:
+    """Tell the other group's leader why this one refuses: the one that is meant, or that comes soon."""
+    end, seen = time.monotonic() + REFUSAL_S, MPI.Status()
+    while there == MPI.ANY_SOURCE and time.monotonic() < end:
+        if mpi.Iprobe(there, number, seen):
+            there = seen.source
+        time.sleep(1e-3)
+    if there != MPI.ANY_SOURCE:
+        text, taken = why.encode()[:_WHY], bytearray(_WHY)
+        abandon(text, mpi.Isend([text, MPI.BYTE], there, number), mpi.Irecv([taken, MPI.BYTE], there, number))
 
 
 def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Communicator:

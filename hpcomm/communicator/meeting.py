@@ -62,7 +62,7 @@ def meet(comm: Communicator, level: str, parent: Communicator | None) -> Met:
     """
     is_full, alike = level == "full", mark_of(comm.pickler)
     nowhere = not driver.possible() if parent is None else parent.devices is None
-    heard, is_same = bytes([nowhere, not is_full, is_full]) + alike, False
+    heard, is_same = bytes([nowhere, not is_full, is_full, level != "off"]) + alike, False
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
     if not comm.is_inter and comm.size > 1 and segment.current is not None:
         heard, mark, is_same = _meet_on_node(comm, segment.current, level, heard, mark, parent)
@@ -70,14 +70,14 @@ def meet(comm: Communicator, level: str, parent: Communicator | None) -> Met:
         heard = comm.bytewise_min(heard + (b"\xff" * _MARK if comm.rank else mark))
         heard, mark = heard[:-_MARK], heard[-_MARK:]
     comm.tag_base = int.from_bytes(mark, "little")
-    nowhere, nobody, everybody = map(bool, heard[:3])
+    nowhere, nobody, everybody, compares = map(bool, heard[:4])
     if comm.is_inter:  # programs may have been started with different levels
-        comm.compared = "full" if everybody else "off"
+        comm.compared = "full" if everybody else "light" if compares else "off"
     elif not (nobody or everybody):
         what = f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere"
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
         _part(comm, what, hint)
-    if heard[3:] != alike:
+    if heard[4:] != alike:
         its = comm.pickler.__name__ if comm.pickler else "pickle"
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")

@@ -220,6 +220,7 @@ def _begun(
         leave = comm.agreement.late(head(name, root=root) | BACKGROUND, 0)
         under_way = transport.in_our_words(comm, name, shown(comm, name, stages(), leave))
         request = Request(f"{name}()", comm.outstanding.begin(under_way))
+    request.compares(leave)
     request.needs_all(comm)
     request.in_rounds()
     return request

@@ -28,6 +28,7 @@ class Comm(Protocol):
     disagreed: str
     asked_check: str
     tag_base: int
+    compared: str
     observers: tuple[Observer, ...]
     partners: Any
     patience_s: float | None

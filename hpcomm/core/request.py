@@ -189,6 +189,14 @@ class Request(Generic[T_co]):
         else:
             self.waits_for = (comm, None, -1)
 
+    def compares(self, leave: Any) -> None:
+        """Wait first for the comparison with another group, if leave is one (agree/agreement.py)."""
+        if hasattr(leave, "keeps"):
+            with self._moving:
+                if self._stages is not None:
+                    leave.keeps = [self._call, self._stages, *self._pending]
+                    self._pending.append(leave)
+
     def in_rounds(self) -> None:
         """Note that it progresses only while it is asked: who waits for another request must ask it, too."""
         if self._stages is not None:

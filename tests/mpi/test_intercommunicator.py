@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,8 @@ from hpcomm.communicator import dissemination
 
 pytestmark = pytest.mark.mpi(min_size=2)
 WAIT_S = 30
+ROOTED = ("broadcast", "gather", "scatter")
+NOTHING = SimpleNamespace(wait=lambda timeout: None)
 
 
 @pytest.fixture(params=["light", "full"])
@@ -331,26 +336,29 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("halves", ["full"], indirect=True)
 @pytest.mark.parametrize("case", WRONG)
 def test_groups_that_disagree_are_all_told_and_may_go_on(halves: Any, comm: Any, case: str) -> None:
+    """But for calls in the background that have begun, as at light."""
     inter, _, _, there = halves
     if case == "two roots" and comm.size < 3:
         pytest.skip("there is one root only")
     with pytest.raises(hpcomm.MismatchError, match="ranks disagree about call #1 on 'bridge'") as told:
-        WRONG[case](inter, comm.rank % 2, comm.rank == 0)
+        (WRONG[case](inter, comm.rank % 2, comm.rank == 0) or NOTHING).wait(timeout=WAIT_S)
     lines = str(told.value).splitlines()[1 : 2 + len(there)]
     assert lines[0].startswith(f"  rank {inter.rank} here: ")
     assert [line.split(":")[0] for line in lines[1:]] == [f"  rank {r} there" for r in range(len(there))]
-    assert inter.all_reduce(np.ones(2)).tolist() == [len(there)] * 2
+    if case == "in the background" and inter.check == "light":
+        with pytest.raises(hpcomm.MismatchError, match="are out of step"):
+            inter.all_reduce(np.ones(2))
+    else:
+        assert inter.all_reduce(np.ones(2)).tolist() == [len(there)] * 2
 
 
 @pytest.mark.core
 def test_what_comes_of_an_intercommunicator_is_checked_as_was_asked_for(halves: Any) -> None:
     inter, *_ = halves
-    assert inter.check in ("off", "full")  # light does not compare two groups
     with inter.merge() as merged:
-        assert merged.check == ("full" if inter.check == "full" else "light")
+        assert merged.check == inter.check
 
 
 @pytest.mark.parametrize("halves", ["full"], indirect=True)
@@ -364,12 +372,13 @@ def test_beside_the_root_of_a_group_any_array_will_do(halves: Any, comm: Any) ->
         inter.broadcast(np.zeros(1, np.int8), root=hpcomm.PROC_NULL)
 
 
-def test_groups_of_which_one_alone_asks_for_it_are_not_compared(comm: Any) -> None:
+@pytest.mark.parametrize("level", ["off", "light"])
+def test_groups_are_compared_as_both_ask_for(comm: Any, level: str) -> None:
     """As programs may, each with a HPCOMM_CHECK of its own."""
     odd = comm.rank % 2
-    with comm.split(odd) as plain, plain.dup(check="full" if odd else "light") as half:
+    with comm.split(odd) as plain, plain.dup(check="full" if odd else level) as half:
         inter = half.create_intercomm(0, comm, 1 - odd)
-        assert inter.check == "off"
+        assert inter.check == level
         assert inter.all_reduce(np.ones(1)).tolist() == [inter.remote_size]
         inter.close()
 
@@ -385,3 +394,78 @@ def test_merge_makes_one_group_with_the_high_one_behind(halves: Any, comm: Any) 
 def test_merge_of_one_group_is_a_usage_error(comm: Any) -> None:
     with pytest.raises(hpcomm.UsageError, match="inter-communicator"):
         comm.merge()
+
+
+ONE = np.ones((1, 1))
+LISTS = ("scatter_object", "scatter_ragged")
+
+
+def refusing(inter: Any, verb: str, root: int, bad: bool, **how: Any) -> Any:
+    """Call verb with an argument that is refused, or without."""
+    call = getattr(inter, verb)
+    if verb.startswith(("broadcast", "gather", "scatter", "reduce_object")) or verb == "reduce":
+        x = [ONE] * inter.remote_size if verb in LISTS else np.ones((inter.remote_size, 1))
+        return call(x if "scatter" in verb else ONE, root=99 if bad else root, **how)
+    if verb.startswith("all_to_all_"):
+        return call([ONE] * (inter.remote_size + bad), **how)
+    if verb in ("all_reduce_object", "plan"):
+        given = {"all_reduce_object": (1, "?" if bad else "sum"), "plan": ("all_gather", "a" if bad else ONE)}
+        return call(*given[verb])
+    if verb in ("dup", "barrier"):
+        return call(**{"check" if verb == "dup" else "algorithm": "?" if bad else None}, **how)
+    if verb == "split":
+        return call(-1 if bad else 0)
+    rows = {"all_to_all": inter.remote_size, "reduce_scatter": inter.size}.get(verb, 1)
+    x = np.ones((rows, inter.remote_size if verb == "reduce_scatter" else 1))
+    wrong: Any = (lambda: 0) if verb == "all_gather_object" else "a"
+    return call(wrong if bad else x, **how)
+
+
+AT_ONCE = ("dup", "split", "plan", "all_reduce_object", "reduce_object")
+VERBS = (
+    *("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "broadcast", "reduce", "gather", "scatter"),
+    *(f"{verb}_{kind}" for kind in ("object", "ragged") for verb in ("all_gather", "all_to_all", *ROOTED)),
+    *("barrier", *AT_ONCE),
+)
+
+
+@pytest.mark.parametrize("time", ["blocking", "async"])
+def test_what_one_side_refuses_the_other_is_told(halves: Any, comm: Any, time: str) -> None:
+    """One rank refuses it, or its whole group: verb by verb in turn."""
+    bridge, _, _, _ = halves
+    for i, verb in enumerate(VERBS if time == "blocking" else VERBS[: -len(AT_ONCE)]):
+        is_bad = comm.rank == 0 or (i % 2 == 0 and comm.rank % 2 == 0)
+        inter = bridge.dup(name="bridge") if time == "async" else bridge
+        root = 0 if comm.rank % 2 else hpcomm.ROOT if inter.rank == 0 else hpcomm.PROC_NULL
+
+        def call(inter: Any = inter, verb: str = verb, root: int = root, bad: bool = is_bad) -> None:
+            made = refusing(inter, verb, root, bad, **({"async_op": True} if time == "async" else {}))
+            if time == "async":
+                made.wait(timeout=WAIT_S)
+
+        if is_bad:
+            with pytest.raises(hpcomm.UsageError):
+                call()
+        elif comm.rank % 2:
+            with pytest.raises(hpcomm.PeerFailedError) as told:
+                call()
+            assert set(told.value.ranks) <= ({0} if i % 2 else {0, 1}), verb
+            assert re.search(r"refused|rank 0", str(told.value)), verb
+        else:
+            with suppress(hpcomm.PeerFailedError):
+                call()
+        if time == "blocking":
+            assert inter.all_reduce(np.ones(1)).tolist() == [inter.remote_size], verb
+        else:
+            inter.close()
+
+
+@pytest.mark.parametrize("wrong", ["there", "here"])
+def test_who_refuses_to_join_a_group_tells_the_other_one(comm: Any, wrong: str) -> None:
+    odd = comm.rank % 2
+    with comm.split(odd) as half:
+        leaders = (0, 1 - odd) if odd else (0, 99) if wrong == "there" else (99, 1)
+        with pytest.raises(hpcomm.PeerFailedError if odd else hpcomm.RankError, match="leader 99 is no rank"):
+            half.create_intercomm(leaders[0], comm, leaders[1])
+        with half.create_intercomm(0, comm, 1 - odd) as inter:
+            assert inter.all_reduce(np.ones(1)).tolist() == [inter.remote_size]
