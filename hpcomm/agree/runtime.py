@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
 from . import mistakes
@@ -49,6 +49,7 @@ __all__ = ["abort", "count_hasty_exits", "in_one_piece", "start", "started"]
 end_notices: EndNotices | None = None  # where no shared memory tells who has ended
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
+_failed: Exception | None = None  # why it could not be started
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
 _has_sentinel = False
 _has_foreigners = False  # programs of other jobs, which ours goes on without
@@ -70,13 +71,15 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     Raises:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did. UsageError: MPI has been finalized.
     """
-    global _farewell, _name, _process
+    global _failed, _farewell, _name, _process
     from mpi4py import MPI
 
     if MPI.Is_finalized():
         raise UsageError(
             "MPI has been finalized", hint="MPI.Finalize() after the last use of hpcomm, or not at all"
         )
+    if _failed is not None:
+        raise _failed.with_traceback(None)
     if _farewell is not None:
         return
     if not MPI.Is_initialized():
@@ -92,13 +95,18 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     everybody = MPI.COMM_WORLD if everybody is None else everybody
     _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
     exit_hooks.last(_stop_progress)  # as the last of ours: what ends before may wait for messages to go
-    _farewell = everybody.Dup()
-    _remove_segments()
-    _hurry_to_launcher()
-    sys.excepthook = mistakes.noting(sys.excepthook)
-    if MPI.COMM_WORLD.size > 1:
-        _watch(everybody)
-    os.register_at_fork(after_in_child=_be_no_rank)
+    try:
+        _farewell = everybody.Dup()
+        _remove_segments()
+        _hurry_to_launcher()
+        sys.excepthook = mistakes.noting(sys.excepthook)
+        if MPI.COMM_WORLD.size > 1:
+            _watch(everybody)
+        os.register_at_fork(after_in_child=_be_no_rank)
+    except BaseException as error:  # parts of it cannot be done again
+        what = f"hpcomm's first use was interrupted by {type(error).__name__}"
+        _failed = error if isinstance(error, Exception) else HpcommError(what, hint="start the job again")
+        raise
 
 
 def _be_no_rank() -> None:

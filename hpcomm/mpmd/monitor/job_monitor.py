@@ -193,8 +193,9 @@ class Watch:
         return self.first
 
     def _is_free(self, program: str) -> bool:
-        """Whether program may be ended when it is alone: it does not join."""
-        return not self.spec.programs[program].joins
+        """Whether program may be ended when those that join have ended: it does not."""
+        others = self.spec.programs.values()
+        return not self.spec.programs[program].joins and any(each.joins for each in others)
 
 
 def _exchanges(count: int) -> str:
