@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..core.limits import HEARTBEAT_S
+from . import runtime
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +49,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._next, self._is_over = 0.0, False
         self._going: dict[int, Any] = {}  # requests
-        mine = b"" if MPI.Query_thread() != MPI.THREAD_MULTIPLE else os.uname().nodename.encode()[:64]
+        mine = os.uname().nodename.encode()[:64] if runtime.has_threads() else b""
         self._names: dict[int, str] = {}
         for dest, source in (((here + 1) % size, (here - 1) % size), ((here - 1) % size, (here + 1) % size)):
             name = bytearray(64)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..core.request import rounds_under_way
 from ..errors import MismatchError, where
+from . import runtime
 from .call_stack import describe_call, is_own, names_of, owner
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ def crossed(comm: Comm, source: int | None, frame: FrameType) -> str | None:
     found = _awaited(frame)
     if found is None or source is None or source < 0 or comm.message_kinds is None or rounds_under_way:
         return None
-    if (
-        MPI.Query_thread() < MPI.THREAD_MULTIPLE
-        or sum(not is_own(each) for each in threading.enumerate()) > 1
-    ):
+    if not runtime.has_threads() or sum(not is_own(each) for each in threading.enumerate()) > 1:
         return None
     is_payload, tag = found
     first = comm.message_kinds.instead(source, tag, is_payload)

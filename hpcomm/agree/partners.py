@@ -54,8 +54,6 @@ class Partners:
         mates: MPI.Comm | None = None,
         begun: Callable[[], int] = lambda: -1,
     ) -> None:
-        from mpi4py import MPI
-
         if mates is not None:
             self._notary = EndedRanks(mates, inter.remote_size)
             runtime.farewells.append(self._leave_mates)
@@ -70,7 +68,7 @@ class Partners:
         self._call, self._came_not = -1, set[int]()  # of which call others are asked; who did not come to it
         self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
-        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._threads = runtime.has_threads()
         self._going: list[MPI.Request] = []
         self._regions: list[tuple[int, Region]] = []
         self._processes: list[tuple[int, int, int]] = []  # of another job here: rank, id, when begun

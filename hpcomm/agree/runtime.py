@@ -206,6 +206,26 @@ def expect_foreigners() -> None:
         _watch(_farewell)
 
 
+def has_threads() -> bool:
+    """Whether MPI lets several threads call it; else none of ours does, but to end a job."""
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def need_threads(what: str) -> None:
+    """Refuse what cannot do without a thread that calls MPI.
+
+    Raises:
+        ConfigError: MPI has been started for one thread at a time.
+    """
+    if not has_threads():
+        raise ConfigError(
+            f"{what} needs a thread that calls MPI, and MPI has been started for one thread at a time",
+            hint='leave mpi4py.rc.thread_level at "multiple", or MPI.Init_thread(MPI.THREAD_MULTIPLE)',
+        )
+
+
 def started() -> bool:
     """Whether start has run."""
     return _farewell is not None

@@ -16,6 +16,7 @@ from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from ..agree import runtime
 from ..agree.agreement import refused
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 
@@ -130,6 +131,11 @@ class Workers:
         if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
             error = RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"0 to {comm.size - 1}")
             raise refused(comm, "dup", error)
+        if comm.size > 1:
+            try:
+                runtime.need_threads("a pool")
+            except HpcommError as wrong:
+                raise refused(comm, "dup", wrong) from None
         self._comm, self._root, self._progress = comm, index(root), progress
         self._options: dict[str, Any] = {}
         if begin[0] is not None and comm.rank == root:

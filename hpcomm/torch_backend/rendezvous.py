@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
+from ..agree import runtime
 from ..errors import ConfigError, calling_frame
 from ..job import pmi_server
 from ..job.optional_packages import load_mpi
@@ -122,7 +123,9 @@ def world(
             torchrun.join((meeting or _env_store)(), said.rank or 0, said.size or 1, seconds)
         from ..communicator.communicator import Communicator
 
-        _world = Communicator(load_mpi("init_process_group").COMM_WORLD, "torch", check="off")
+        mpi = load_mpi("init_process_group")
+        runtime.need_threads("torch.distributed")
+        _world = Communicator(mpi.COMM_WORLD, "torch", check="off")
         if joins:
             torchrun.forget()
             _world.barrier()

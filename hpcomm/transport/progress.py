@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..agree import runtime
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
 from ..core.request import (
     Pending,
@@ -256,7 +257,7 @@ def beside(under_way: Sequence[object], move: Callable[[], None]) -> None:
 
 def wake() -> None:
     """Let the thread work, if MPI lets several threads call it."""
-    if not _thread and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+    if not _thread and runtime.has_threads():
         with _starting:
             if not _thread:
                 _thread.append(threading.Thread(target=_run, daemon=True, name="hpcomm progress"))
