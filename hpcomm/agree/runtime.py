@@ -214,11 +214,7 @@ def has_threads() -> bool:
 
 
 def need_threads(what: str) -> None:
-    """Refuse what cannot do without a thread that calls MPI.
-
-    Raises:
-        ConfigError: MPI has been started for one thread at a time.
-    """
+    """Refuse, by a ConfigError, what cannot do without a thread that calls MPI."""
     if not has_threads():
         raise ConfigError(
             f"{what} needs a thread that calls MPI, and MPI has been started for one thread at a time",

@@ -346,10 +346,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         if self.partners is not None:
             self.partners.part()
         left = [self.block_channel, let_go(self)]
-        if self.inner_comm is not self.block_channel:
-            left.append(self.inner_comm)
-        if self.both is not None:
-            left.append(self.both)
+        others = (self.inner_comm, self.both)
+        left += [each for each in others if each is not None and each is not self.block_channel]
         if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
             self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
         else:

@@ -34,7 +34,7 @@ __all__ = ["Meeting", "accept", "connect", "meet"]
 
 _LOOK_S = 0.05
 _MPI_S = 30.0  # both are there by then: MPI needs much less
-_ENTRY = {"hpcomm": int, "name": str, "library": str, "programs": list, "port": str}
+_ENTRY = {"hpcomm": int, "name": str, "library": str, "programs": list, "port": str, "on": str, "tcp": bool}
 _ANSWER = {"error": str}
 _FITTING = "a name of its own for each program, and the same MPI for both jobs"
 
