@@ -170,8 +170,6 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         if twin is not None:
             self.carriers = twin.children.take(may_use_spare, self.name) or twin.carriers.duplicate(self.name)
         carrier = self.carriers.plain
-        if self.is_inter and self.compared != "off":
-            self.both = carrier.Merge()  # type: ignore[attr-defined]
         # What follows the headers of objects and ragged arrays, apart from both:
         self.block_channel = channel(carrier, parent, may_have_devices, self.is_duplicate)
         # For what ranks pass on:

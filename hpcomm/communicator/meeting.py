@@ -73,6 +73,8 @@ def meet(comm: Communicator, level: str, parent: Communicator | None) -> Met:
     nowhere, nobody, everybody, compares = map(bool, heard[:4])
     if comm.is_inter:  # programs may have been started with different levels
         comm.compared = "full" if everybody else "light" if compares else "off"
+        if compares:
+            comm.both = comm.carriers.plain.Merge()  # type: ignore[attr-defined]
     elif not (nobody or everybody):
         what = f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere"
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
