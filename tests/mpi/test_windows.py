@@ -71,15 +71,15 @@ def test_what_the_library_sends_late_has_arrived_after_a_flush_and_after_a_fence
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     with comm.window(4) as window:
         window._mpi = Late(window._mpi)
-        window.put(np.full(4, float(comm.rank)), right)
+        window.put(np.full(4, comm.rank + 1.0), right)
         window.fence()
-        assert window.array.tolist() == [left] * 4
+        assert window.array.tolist() == [left + 1] * 4
         window.fence()
         window.accumulate(np.ones(1), right, at=slice(1))
         window.put(np.full(1, 9.0), right, at=slice(1, 2))
         window.flush(right)
         comm.barrier()
-        assert window.get(comm.rank).tolist() == [left + 1, 9, left, left]
+        assert window.get(comm.rank).tolist() == [left + 2, 9, left + 1, left + 1]
         window.fence()
         window.put(np.zeros(4), right)  # and what is under way at the end
         memory = window.array
