@@ -35,6 +35,7 @@ DOCUMENTS = [
             "mpi4py",
             "spawn",
             "torch",
+            "torch_tutorials",
             "within",
             "shared",
             "pool",

@@ -139,6 +139,42 @@ def test_ranks_by_arguments_join_or_say_what_to_type(by: str, port: str, can_joi
             assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out" in text
 
 
+SPAWN = """
+import sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+import hpcomm
+
+def run(rank, methods):
+    for method in methods:
+        try:
+            dist.init_process_group("mpi", init_method=method, rank=rank, world_size=2)
+        except hpcomm.ConfigError as error:
+            print(f"{method[:4]} rank {rank} {error.what}, try {error.hint}\\n", end="", flush=True)
+        else:
+            dist.all_reduce(x := torch.ones(1))
+            print(f"{method[:4]} rank {rank} sum {x.item()}\\n", end="", flush=True)
+            dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(run, args=(sys.argv[1:],), nprocs=2)
+"""
+
+
+def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: str, can_join: bool) -> None:
+    """As docs/torch_tutorials.md says; most of its other rows are tests of this file."""
+    program = tmp_path / "spawned.py"
+    program.write_text(SPAWN)
+    text = said(start(program, f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/meet"))
+    for method in ("tcp:", "file"):
+        for rank in range(2):
+            if can_join:
+                assert f"{method} rank {rank} sum 2.0" in text
+            else:
+                assert re.search(
+                    f"{method} rank {rank} no MPI launcher started these 2 .*hpcomm run -n 2", text
+                )
+
+
 RANK = (
     FEW
     + """
