@@ -69,7 +69,7 @@ _DTYPES_OF = {
     "bytearray": ("uint8",),
     "memoryview": tuple(name for name in DTYPES if name != "bfloat16"),
     "dlpack": tuple(name for name in DTYPES if name not in HALVES),
-    "number": ("int64", "float64", "complex128"),
+    "number": ("float64", "complex128"),  # whole ones are refused where a sum might not fit
 }
 _LAYOUTS_OF = {
     "numpy": (*LAYOUTS, *UNUSUAL),
