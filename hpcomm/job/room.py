@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from pathlib import Path
 
 from ..errors import ConfigError
-from .installation import is_bundled, library_folder, vendor_in
 
 __all__ = ["check", "free", "is_short"]
 
@@ -44,9 +42,14 @@ def check(where: str) -> None:
         ConfigError: there is no room for its ranks.
     """
     ranks = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), 1)
-    room, takes = free(), not Path("/dev/shm").is_dir() or os.access("/dev/shm", os.W_OK | os.X_OK)
+    room = free()
+    takes = not os.path.isdir("/dev/shm") or os.access("/dev/shm", os.W_OK | os.X_OK)  # noqa: PTH112  pathlib takes 5 ms
     if takes and not is_short(ranks, room):
         return
+    from pathlib import Path
+
+    from .installation import is_bundled, library_folder, vendor_in
+
     library = library_folder()
     if library is None or not is_bundled(library) or vendor_in(library) != "mpich":
         return

@@ -75,6 +75,8 @@ MISTAKES: dict[str, Case] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_what_happened_where_and_what_to_do(comm: Any, mistake: str) -> None:
+    if comm.size < 2 and mistake == "huge int":
+        pytest.skip("fits where nobody adds to it")
     call, what, hint = MISTAKES[mistake]
     with pytest.raises((hpcomm.UsageError, AttributeError)) as caught:
         call(comm)
@@ -109,6 +111,8 @@ def test_tensors_and_sparse_matrices_that_cannot_be_sent_say_what_can(comm: Any)
 @pytest.mark.parametrize("differ", ["shape", "dtype", "gathered"])
 def test_ranks_that_differ_are_told_both_calls(own_comm: Any, differ: str) -> None:
     comm = own_comm
+    if comm.size < 2:
+        pytest.skip("needs another rank")
     x = np.ones(3, "f4" if comm.rank and differ == "dtype" else "f8")
     x = np.ones(3 + comm.rank) if differ != "dtype" else x
     with pytest.raises(hpcomm.MismatchError) as caught:
@@ -136,6 +140,8 @@ def checked(comm: Any) -> Any:
 def test_small_integers_that_wrap_around_are_warned_of_once_per_place(checked: Any) -> None:
     """Whichever way a rank's array takes; what was computed is as ever, and nobody waits for who raises."""
     c, wide = checked, 127 // checked.size + 1
+    if c.size < 2:
+        pytest.skip("nothing is added")
     x = np.full((c.size, 4), wide, np.int8)
     mine = x[:, ::2] if c.rank else np.ascontiguousarray(x[:, ::2])
     words = r"a {} of {} in {} on 'checked' wraps around: .*; x.astype\('int64'\) has room"

@@ -61,7 +61,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "recorded": recorded,
     "verbs": lambda path: recorded(path, "recv_object"),
     "weights": Weights.load,
-    "port": lambda path: jobs._read(path),
+    "port": lambda path: jobs._read(path, jobs._ENTRY),
     "schedules": lambda path: registry.load(str(path)),
 }
 NAMES = {"recorded": "a.0.T", "verbs": "a.0.verbs", "schedules": "own.py"}

@@ -60,8 +60,8 @@ def save(
 
     Args:
         fields: over one communicator, with different names.
-        mode: as h5py's: "w" makes a new file in place of an older one, "a" adds to one or makes it, "r+" adds
-            to one that is there, "x" or "w-" makes one where none is. A dataset of the same name is an error.
+        mode: as h5py's. "w" makes a new file in place of an older one; "x" or "w-" only where none is. "a"
+            adds to a file or makes it; "r+" to one that is there. A dataset of the same name is an error.
             What is added to is copied first, so it stays as it was if anything fails.
         chunks: shape of the chunks; True: the parts of the ranks; None: datasets in one piece.
         compression: of the chunks, as h5py's create_dataset has it ("gzip", "lzf", ...).

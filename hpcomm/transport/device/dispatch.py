@@ -375,7 +375,7 @@ class DeviceDispatch:
         comm, verb = call.comm, call.verb
         here = SimpleNamespace(
             rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
-            remote_size=comm.remote_size, mpi_handle=mpi, devices=None,
+            remote_size=comm.remote_size, mpi_handle=mpi, devices=None, check="off",
             node=comm.node if call.by_core else None, agreement=comm.agreement,
         )  # fmt: skip
         in_turn = mpi is self.channel
