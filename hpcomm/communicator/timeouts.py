@@ -123,9 +123,10 @@ def waited(comm: Communicator, request: object) -> object:
     try:
         return request.wait(comm.timeout_s)
     except WaitTimeoutError as error:
-        if request.withdraw():
-            return request.wait()
-        abandon(request)
+        if not request.cancel():
+            if request.done():  # it has come all the same
+                return request.wait()
+            abandon(request)
         error.where = where(request.call.partition("(")[0], comm)
         error.hint = _HINT
         raise

@@ -123,7 +123,7 @@ class Request(MPI.Request, metaclass=Like):
         if self._under is None:
             super().Cancel()
         elif not self._under.done():
-            self._cancelled = not self._under.withdraw() and self._under.done()
+            self._cancelled = self._under.cancel()
 
     cancel = Cancel
 

@@ -68,6 +68,7 @@ _abandoned: list[object] = []  # requests dropped unfinished: MPI still writes i
 # Requests that are progressed by whoever waits for any request, and in other blocking calls by a thread.
 rounds_under_way: dict[int, weakref.ref[Request[object]]] = {}
 on_rounds: list[Callable[[], None]] = []  # to call when there are some: see transport.progress
+_BRIEF_S = 0.1  # in which a thread that only asks has asked
 _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
@@ -173,6 +174,40 @@ class Request(Generic[T_co]):
                 self._pending.pop()
             self._next_stage()
         return True
+
+    def cancel(self) -> bool:
+        """Take back a receive whose message has not begun to come. Same as MPI_Cancel of a receive.
+
+        No message is lost: one that comes later is for other receives, one that is here stays for wait().
+        Arrays on a device, receives that another thread waits for, and all that is no receive go on.
+
+        Returns:
+            Whether it was taken back. Then it is complete, and wait() returns None.
+        """
+        if not self._moving.acquire(timeout=_BRIEF_S):
+            return False
+        try:
+            if self._stages is None or len(self._pending) != 1:
+                return False
+            each = self._pending[0]
+            if hasattr(each, "withdraw"):  # an Arrival
+                is_back = each.withdraw()
+            elif getattr(self._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
+                seen = self._status_of(0)
+                each.Cancel()
+                each.Wait(seen)
+                is_back = seen.Is_cancelled()
+                if not is_back:
+                    self._pending.clear()
+                    self._next_stage()
+            else:
+                return False
+            if is_back:
+                self._stages.close()
+                self._stages, self._pending = None, []
+            return bool(is_back)
+        finally:
+            self._moving.release()
 
     def synchronize(self) -> None:
         """Block the host until the call is complete. On host memory this is wait()."""
@@ -295,30 +330,6 @@ class Request(Generic[T_co]):
             self.result, self._stages = end.value, None
         except Exception as error:  # ours, or one of the user's own operator
             self._error, self._stages = self._located(error), None
-
-    def withdraw(self) -> bool:
-        """Give up a receive that has not begun to come; whether its message has come all the same.
-
-        Whatever else it is, it stays under way.
-        """
-        if self.status is None or self.waits_for is None or not self._pending:
-            return False
-        each = self._pending[0]
-        with self._moving:
-            if hasattr(each, "withdraw"):
-                each.withdraw()
-            elif getattr(self._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
-                seen = self._status_of(0)
-                each.Cancel()
-                each.Wait(seen)
-                if not seen.Is_cancelled():
-                    self._pending.clear()
-                    self._next_stage()
-                    return True
-            else:
-                return False
-            self._stages, self._pending = None, []
-        return False
 
     def _throw(self, error: BaseException) -> None:
         """Hand a failure of MPI to the generator, which knows how to say it."""

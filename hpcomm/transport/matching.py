@@ -103,9 +103,11 @@ class Arrival:
             pause.sleep()
         return True
 
-    def withdraw(self) -> None:
-        """Leave what comes to others."""
-        _waiting.pop(id(self), None)
+    def withdraw(self) -> bool:
+        """Leave what comes to others; whether none has come before."""
+        with _matching:
+            _waiting.pop(id(self), None)
+            return self.message is None
 
     def _is_here(self) -> bool:
         if self.message is not None:

@@ -109,7 +109,7 @@ class Message(Request[Any]):
             self._failed(error, seen)
         return True
 
-    def withdraw(self) -> bool:
+    def cancel(self) -> bool:
         try:
             going = self._pending.pop() if self._verb == "recv" else None
         except IndexError:  # another thread waits
@@ -117,13 +117,15 @@ class Message(Request[Any]):
         if going is None:
             return False
         seen = MPI.Status()
-        going.Cancel()
-        going.Wait(seen)
-        self._stages = None
-        if seen.Is_cancelled():
-            return False
-        self._arrived(seen)
-        return True
+        try:
+            going.Cancel()
+            going.Wait(seen)
+            if not seen.Is_cancelled():
+                self._arrived(seen)
+            self._stages = None
+        except BaseException as error:
+            self._failed(error, seen)
+        return seen.Is_cancelled()
 
     def _arrived(self, seen: MPI.Status) -> None:
         """Give what was received, unless it is of another length."""
