@@ -77,6 +77,8 @@ OBJECTS = {
         "isend",
         "irecv",
         "sendrecv",
+        "probe",
+        "iprobe",
         "broadcast",
         "gather",
         "all_gather",

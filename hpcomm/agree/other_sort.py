@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["crossed"]
 
-_RECEIVE = re.compile(r"i?(send)?recv(?P<sort>_object|_ragged)?$")
+_RECEIVE = re.compile(r"(i?(send)?recv|probe)(?P<sort>_object|_ragged)?$")
 
 
 def crossed(comm: Comm, source: int | None, frame: FrameType) -> str | None:
@@ -50,10 +50,11 @@ def crossed(comm: Comm, source: int | None, frame: FrameType) -> str | None:
         else ("an array", "an object or a ragged array")
     )
     error = MismatchError(
-        f"a receive waits for {wanted}, and {sent} is there.\n"
+        f"{'a probe' if mine.startswith('probe') else 'a receive'} waits for {wanted}, and {sent} is there.\n"
         f"  rank {comm.rank}: {mine}\n  rank {source}: {first or 'sent it'}",
         where(mine.split("(")[0], comm),
-        "recv for what send sends, recv_object for send_object, recv_ragged for send_ragged; those of one"
+        "recv for what send sends, recv_object for send_object, recv_ragged for send_ragged, probe or"
+        " probe_object before it; those of one"
         " source and tag in the order in which they were sent",
     )
     return f"{type(error).__name__}: {error}"

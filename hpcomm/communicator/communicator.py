@@ -30,6 +30,7 @@ from . import (
     p2p,
     persistent,
     pickling,
+    probes,
     ragged,
     reductions,
     sendrecv,
@@ -225,10 +226,11 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     isend = p2p.isend
     irecv = p2p.irecv
     sendrecv = sendrecv.sendrecv
-    probe = p2p.probe
-    iprobe = p2p.iprobe
+    probe = probes.probe
+    iprobe = probes.iprobe
+    probe_object = probes.probe_object
+    iprobe_object = probes.iprobe_object
     batch_isend_irecv = p2p.batch_isend_irecv
-
     send_object = objects.send_object
     recv_object = objects.recv_object
     isend_object = objects.isend_object
@@ -241,7 +243,6 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     all_to_all_object = objects.all_to_all_object
     reduce_object = objects.reduce_object
     all_reduce_object = objects.all_reduce_object
-
     send_ragged = ragged.send_ragged
     recv_ragged = ragged.recv_ragged
     isend_ragged = ragged.isend_ragged
@@ -251,7 +252,6 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     all_gather_ragged = ragged.all_gather_ragged
     scatter_ragged = ragged.scatter_ragged
     all_to_all_ragged = ragged.all_to_all_ragged
-
     plan = persistent.plan
 
     # -- mpi4py's spellings of the same ------------------------------------------------------------

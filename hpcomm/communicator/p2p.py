@@ -9,24 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import index
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from ..core.operation import Call
-from ..core.request import Request, Stages
+from ..core.request import Request
 from ..errors import HpcommError, LayoutError, UsageError
 from ..transport import guarded_receive
 from ..transport.matching import (
     Status,
     fill,
     is_awaited,
-    is_there,
     peer_rank,
-    source_and_tag,
     source_rank,
     tag_number,
 )
-from ..transport.progress import drive
 from .known_messages import known_receive, known_send, remember_receive, remember_send
 from .unknown_length import in_order, recv_behind, recv_unsized
 
@@ -57,10 +53,8 @@ else:
 __all__ = [
     "P2POp",
     "batch_isend_irecv",
-    "iprobe",
     "irecv",
     "isend",
-    "probe",
     "recv",
     "send",
 ]
@@ -275,39 +269,6 @@ def irecv(
     except MPI.Exception as error:
         raise transport.failure(error, "recv", comm) from None
     return message_request.Message(comm, "recv", out, peer, number, going, known[2])
-
-
-def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
-    """Wait for a message and say where it comes from, without receiving it. Same as MPI_Probe."""
-    seen = MPI.Status()
-    wanted = source_and_tag(comm, "probe", source, tag)
-    if comm.devices is None and not is_awaited(comm.mpi_handle, *wanted):
-        comm.mpi_handle.Probe(*wanted, seen)
-    else:
-        drive(_sight(comm, *wanted, seen))
-    filled: Status = fill(Status(), seen)
-    return filled
-
-
-def iprobe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status | None:
-    """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
-    seen = MPI.Status()
-    wanted = source_and_tag(comm, "iprobe", source, tag)
-    if not _is_there(comm, *wanted, seen):
-        return None
-    filled: Status = fill(Status(), seen)
-    return filled
-
-
-def _sight(comm: Communicator, source: int, tag: int, seen: MPI.Status) -> Stages:
-    yield [SimpleNamespace(Test=lambda _: _is_there(comm, source, tag, seen))]
-
-
-def _is_there(comm: Communicator, source: int, tag: int, seen: MPI.Status) -> bool:
-    if comm.devices is None:
-        return is_there(comm.mpi_handle, source, tag, seen)
-    comm.known_receives.clear()  # what is held must be looked for first
-    return bool(comm.devices.look(source, tag, seen))
 
 
 def batch_isend_irecv(comm: Communicator, ops: Iterable[P2POp]) -> list[Request[Any]]:

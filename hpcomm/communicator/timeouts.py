@@ -169,17 +169,25 @@ def _sendrecv_object(
     return result
 
 
-def _probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:
-    begin, pause = time.monotonic(), Pause()
-    while (seen := comm.iprobe(source, tag)) is None:
+def _probe(
+    comm: Communicator, source: int | None = None, tag: int | None = None, *, verb: str = "probe"
+) -> Status:
+    begin, pause, look = time.monotonic(), Pause(), getattr(comm, f"i{verb}")
+    while (seen := look(source, tag)) is None:
         if time.monotonic() - begin >= (comm.timeout_s or 0):
             raise WaitTimeoutError(
                 f"no message came in {comm.timeout_s:g} s",
-                where("probe", comm),
+                where(verb, comm),
                 "look for the rank that did not send; comm.timeout sets the time",
             )
         pause.sleep()
-    return seen
+    found: Status = seen
+    return found
 
 
-_BY_HAND = {"sendrecv": _sendrecv, "sendrecv_object": _sendrecv_object, "probe": _probe}
+_BY_HAND: dict[str, Callable[..., object]] = {
+    "sendrecv": _sendrecv,
+    "sendrecv_object": _sendrecv_object,
+    "probe": _probe,
+    "probe_object": partial(_probe, verb="probe_object"),
+}

@@ -69,6 +69,8 @@ P2P: dict[str, Callable[[Any, Any], Any]] = {
     "irecv": lambda comm, rank: comm.irecv(np.ones(1), rank),
     "probe": lambda comm, rank: comm.probe(rank),
     "iprobe": lambda comm, rank: comm.iprobe(rank),
+    "probe_object": lambda comm, rank: comm.probe_object(rank),
+    "iprobe_object": lambda comm, rank: comm.iprobe_object(rank),
     "send_object": lambda comm, rank: comm.send_object("x", rank),
     "recv_object": lambda comm, rank: comm.recv_object(rank),
     "send_ragged": lambda comm, rank: comm.send_ragged(np.ones(1), rank),

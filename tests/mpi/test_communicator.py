@@ -366,6 +366,8 @@ AFTER: dict[str, Callable[[Any], Any]] = {
     "sendrecv": lambda c: c.sendrecv(np.ones(1), 0, 0),
     "probe": lambda c: c.probe(),
     "iprobe": lambda c: c.iprobe(),
+    "probe_object": lambda c: c.probe_object(),
+    "iprobe_object": lambda c: c.iprobe_object(),
     "batch_isend_irecv": lambda c: c.batch_isend_irecv([hpcomm.P2POp("send", np.ones(1), 0)]),
     "send_object": lambda c: c.send_object(1, 0),
     "recv_object": lambda c: c.recv_object(),

@@ -567,6 +567,39 @@ def test_iprobe_says_none_when_nothing_waits_and_never_blocks(comm: Any) -> None
     assert comm.iprobe() is None
 
 
+def test_a_probe_of_objects_sees_them_and_ragged_arrays_and_no_plain_ones(own_comm: Any) -> None:
+    comm, (left, right) = own_comm, ring(own_comm)
+    assert comm.iprobe_object() is None
+    comm.barrier()
+    going = [
+        comm.isend(np.ones(1), right, 8),
+        comm.isend_object({"a": np.ones(100_000)}, right, 4),
+        comm.isend_ragged(np.ones((2, 3)), right, 5),
+    ]
+    seen = comm.probe_object()
+    assert (seen.source, seen.tag) == (left, 4)
+    status = hpcomm.Status()
+    assert comm.recv_object(seen.source, seen.tag, status=status)["a"].sum() == 100_000
+    assert status == seen
+    deadline = steady_time() + WAIT_S
+    while (sight := comm.iprobe_object(left)) is None:
+        assert steady_time() < deadline
+    assert sight.tag == 5
+    assert comm.recv_ragged(sight.source, sight.tag).shape == (2, 3)
+    assert comm.iprobe_object() is None
+    assert comm.probe().tag == 8
+    comm.recv(np.empty(1), left, 8)
+    comm.barrier()
+    coming = comm.irecv_object(left, 4)  # the first is for it, and not for a probe that comes later
+    going += [comm.isend_object(each, right, 4) for each in ("first", "second")]
+    assert comm.probe_object(left, 4).tag == 4
+    assert comm.recv_object(left, 4) == "second"
+    assert coming.wait(WAIT_S) == "first"
+    for each in going:
+        each.wait(timeout=WAIT_S)
+    assert comm.iprobe_object(hpcomm.PROC_NULL).source == comm.probe_object(hpcomm.PROC_NULL).source
+
+
 # -- nobody and oneself --------------------------------------------------------------------------
 
 

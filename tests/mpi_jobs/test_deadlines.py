@@ -88,6 +88,7 @@ calls = [
     lambda: comm.recv_object(1),
     lambda: comm.recv_ragged(1),
     lambda: comm.probe(1),
+    lambda: comm.probe_object(1),
     lambda: comm.irecv(np.empty(3), 1, 9).wait(),
     lambda: comm.plan("recv", out=np.empty(3), source=1, tag=8)(),
     lambda: comm.all_reduce(x),

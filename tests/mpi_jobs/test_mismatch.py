@@ -237,6 +237,7 @@ def test_who_is_inside_mpi_ends_with_the_job_in_the_words_of_the_rank_that_refus
         ("comm.send_object({}, 1, 3)", "comm.recv(X, 0, 3)"),
         ("comm.send_ragged(X, 1, 3)", "comm.irecv(X, 0, 3).wait()"),
         ("comm.send(X, 1, 3)", "comm.recv_object(0, 3)"),
+        ("comm.send_object({}, 1, 3)", "comm.probe(0, 3)"),
     ],
 )
 def test_a_receive_of_another_sort_than_what_was_sent_is_told_at_once(
@@ -245,9 +246,9 @@ def test_a_receive_of_another_sort_than_what_was_sent_is_told_at_once(
     source = PROLOGUE.format(calls=1) + f"if comm.rank == 0:\n    {send}\n    time.sleep(60)\n{receive}\n"
     done = job(2, source, timeout=30, expect=None)
     assert done.returncode not in (0, 124)
-    assert re.search(r"MismatchError: a receive waits for an? .*, and an? .* is there", done.stderr), (
-        done.stderr
-    )
+    assert re.search(
+        r"MismatchError: a (receive|probe) waits for an? .*, and an? .* is there", done.stderr
+    ), done.stderr
     lines = source.splitlines()
     for rank, line in enumerate((f"    {send}", receive)):
         rows = re.findall(
