@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..core.operation import Call
-from ..core.request import Stages, T_co, abandon, deadline
+from ..core.request import Request, Stages, T_co, abandon, deadline
 from ..core.signature import MAKERS, NEIGHBOURS, VERBS, head
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
-from ..transport import guarded_receive, matching
+from ..transport import matching
+from .planned_message import planned_message
+from .unknown_length import in_order, recv_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +56,7 @@ class Plan(ClosedByAll, Generic[T_co]):
     """
 
     _started: list[Any] | None = None
+    _behind: Request[Any] | None = None  # of a start behind receives of unknown length
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
     waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
 
@@ -95,6 +98,11 @@ class Plan(ClosedByAll, Generic[T_co]):
         self._state.is_under_way = True
         if self._fill is not None:
             self._fill()
+        call, mpi = self._call, self._comm.mpi_handle
+        if call.verb == "recv" and self._started is None and matching.is_awaited(mpi, call.peer, call.tag):
+            stages = recv_behind(self._comm, call.look, call.peer, call.tag, None)
+            self._behind = in_order(self._comm, stages, call.peer, call.tag, None, True)
+            return
         self._begin()
 
     def wait(self, timeout: float | None = None) -> T_co:
@@ -113,6 +121,13 @@ class Plan(ClosedByAll, Generic[T_co]):
             self._started.clear()
             self._state.is_under_way = False
             return result
+        if (behind := self._behind) is not None:
+            try:
+                taken: T_co = behind.wait(timeout)
+                return taken
+            finally:
+                if behind.done():
+                    self._behind, self._state.is_under_way = None, False
         status = self._status if self._receives else None
         timeout = self._comm.timeout_s if timeout is None else timeout
         try:
@@ -395,7 +410,8 @@ def plan(
         if verb in ("send", "recv"):
             if algorithm is not None:
                 raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
-            return _message(comm, verb, x, out, dest if verb == "send" else source, tag)
+            peer = dest if verb == "send" else source
+            return _make(comm, planned_message(comm, verb, x, out, peer, tag))
         if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
             known = [*TABLE, *NEIGHBOURS, "send", "recv"]
             hint = did_you_mean(verb, known, "a collective verb, 'send' or 'recv'")
@@ -450,51 +466,3 @@ def _collective(comm: Communicator, call: Call) -> Plan[Any]:
     if made._started is None:
         made._leave = leave
     return made
-
-
-def _message(
-    comm: Communicator, verb: str, x: object, out: object, peer: int | None, tag: int | None
-) -> Plan[Any]:
-    sending = verb == "send"
-    target = x if sending else (out if out is not None else x)
-    if target is None:
-        raise UsageError(
-            f"a plan of {verb} needs its array",
-            hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
-        )
-    look = buffer.as_buffer(target)
-    device_calls = comm.devices is not None and comm.devices.takes_message(look)
-    if (not device_calls and not look.array.flags.c_contiguous) or (not sending and look.frozen):
-        raise UsageError(
-            "a plan of send or recv needs a contiguous array that can be written",
-            hint="numpy.ascontiguousarray(x)",
-        )
-    number = matching.tag_number(comm, 0 if tag is None and sending else tag, sending=sending)
-    rank = matching.peer_rank(comm, peer, "dest") if sending else matching.source_rank(comm, peer)
-    call = Call(comm, verb, peer=rank, tag=number)
-    call.look = look
-    if device_calls:
-        seen = MPI.Status()
-        call.finish = lambda _: None if sending else look.give()
-        made = comm.devices.send(call, look) if sending else comm.devices.recv(call, look, seen)
-        return _make(comm, made)
-    part = transport.spec(look.array, look.array.size, look.dtype)
-    if sending:
-        call.send = part
-    else:
-        call.recv = guarded_receive.guarded(part, guarded_receive.most(comm, False))
-
-    def finish(status: MPI.Status | None) -> object:
-        if sending:
-            return None
-        assert status is not None
-        if rank != MPI.PROC_NULL:
-            if comm.message_kinds is not None:
-                comm.message_kinds.sure(look.dtype).match("recv", look, status.source, status.tag)
-            transport.check_length(comm, "recv", status, look.nbytes)
-        return look.give()
-
-    call.finish = finish
-    if comm.message_kinds is not None and sending:
-        comm.message_kinds.noted(look.dtype).note("send", look, rank, number)
-    return _make(comm, call)

@@ -110,6 +110,22 @@ def test_a_planned_receive_of_a_shorter_message_is_an_error(own_comm: Any) -> No
     receive.close()
 
 
+def test_a_planned_receive_takes_no_message_of_a_receive_of_unknown_length(comm: Any) -> None:
+    """MPI would let it overtake one that looks at its message first."""
+    out = np.zeros(3)
+    with comm.plan("recv", out=out, source=comm.rank, tag=5) as plan:
+        for first in (1, 2):
+            earlier = comm.irecv(dtype=int, source=comm.rank, tag=5)
+            plan.start()
+            comm.isend(np.full(first, first), comm.rank, 5).wait()
+            comm.isend(np.full(3, 7.0), comm.rank, 5).wait()
+            assert plan.wait().tolist() == [7.0] * 3
+            assert earlier.wait().tolist() == [first] * first
+        plan.start()  # nothing is before it: MPI's own again
+        comm.send(np.ones(3), comm.rank, 5)
+        assert plan.wait().tolist() == [1.0] * 3
+
+
 def test_plans_to_and_from_nobody_change_nothing(comm: Any) -> None:
     place = np.full(3, 7.0)
     with comm.plan("recv", out=place, source=hpcomm.PROC_NULL) as receive:
