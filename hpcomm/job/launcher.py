@@ -176,29 +176,20 @@ def prrte_of(space: str) -> tuple[str, int]:
 
 
 def ways(launcher: int, words: Sequence[str]) -> list[list[str]]:
-    """Words that run words on the launcher's host, in the order in which to try: here, or over ssh.
+    """Words that run words on the host of Open MPI's launcher, in the order in which to try: here, or by ssh.
 
-    Over what the launcher uses instead of ssh, if it was told so.
+    By what the launcher uses instead of ssh, if it was told so.
     """
-    given, name = words_of(launcher), name_of(launcher)
-    if name == "hydra_pmi_proxy":
-        if after(given, "--launcher") not in ("ssh", "rsh"):
-            return []
-        hosts = [after(given, "--control-port").rpartition(":")[0]]
-        agent = after(given, "--launcher-exec")
-        is_here = name_of(parent_of(launcher)) in HYDRA
-    elif name in PRRTE:
-        # prterun-h1-1234@0.0;tcp://10.0.0.1,10.1.0.1:47589:24,24
-        uri = re.match(r"[^-]+-(.+)-\d+@[^;]*;tcp://([^:]+):", after(given, "prte_hnp_uri"))
-        hosts, is_here = ([uri[1], *uri[2].split(",")], False) if uri else ([], True)
-        agent = after(given, "plm_ssh_agent").partition(":")[0]
-    else:
-        return []
+    given = words_of(launcher)
+    # prterun-h1-1234@0.0;tcp://10.0.0.1,10.1.0.1:47589:24,24
+    uri = re.match(r"[^-]+-(.+)-\d+@[^;]*;tcp://([^:]+):", after(given, "prte_hnp_uri"))
+    if uri is None:
+        return [list(words)]
     import shlex
 
-    ssh = shlex.split(agent) or ["ssh"]
+    ssh = shlex.split(after(given, "plm_ssh_agent").partition(":")[0]) or ["ssh"]
     options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=5"] if ssh == ["ssh"] else []
-    return [list(words)] if is_here else [[*ssh, *options, host, shlex.join(words)] for host in hosts]
+    return [[*ssh, *options, host, shlex.join(words)] for host in (uri[1], *uri[2].split(","))]
 
 
 def takes(file: pathlib.Path) -> bool:

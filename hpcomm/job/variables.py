@@ -29,7 +29,7 @@ VARIABLES = (
         "which way arrays of a GPU go",
     ),
     Variable(
-        "HPCOMM_INIT_TIMEOUT", "seconds", "60; 30 if it cannot see all processes",
+        "HPCOMM_INIT_TIMEOUT", "seconds", "60; 30 with several hosts",
         "how much later one program of a job may start than another",
     ),
     Variable("HPCOMM_NCCL", "path of a library", "torch's, or nvidia-nccl's", "which NCCL is loaded"),

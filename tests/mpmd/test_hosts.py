@@ -156,7 +156,7 @@ def test_a_program_that_is_killed_is_named_and_not_those_that_its_end_takes_alon
 
 
 def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
-    """Seen by its supervisor; by hand, from the host of the launcher."""
+    """Seen by its supervisor; by hand, at the deadline, by whom it is not on one host with."""
     since = steady_time()
     process = start(hosts, 3, 0.0, air="print('air came and went')")
     out = said(process, 80)[0]
@@ -165,16 +165,12 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     assert "air came and went" in out
     assert "program 'air' (rank 0 of 1) ended (status 0), while 'ocean' still ran" in out
 
-    since = steady_time()
-    (hosts.folder / "ocean.py").write_text("import hpcomm\nhpcomm.join('ocean')")
+    late = "import os\nos.environ['HPCOMM_INIT_TIMEOUT'] = '4'\nimport hpcomm\nhpcomm.join('ocean')"
+    (hosts.folder / "ocean.py").write_text(late)
     process = launched(hosts, "air", "ocean")
     out = said(process, 60)[0]
     assert process.returncode != 0, out
-    assert steady_time() - since < 25, out
-    assert re.search(
-        r"rank 0 of the world \(\S+ air.py\) on h1 has ended before MPI was up; rank [12] ", out
-    ), out
-    assert "hpcomm.mpmd.monitor.host_monitor" in (hosts.folder / "agent.log").read_text()
+    assert re.search(r"not come up within 4 s .* cannot be seen .*rank 0 \(\S+ air.py\)", out), out
 
 
 LOOP = """

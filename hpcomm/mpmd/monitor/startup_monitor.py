@@ -4,9 +4,8 @@
                                     └─ python atmosphere.py   in MPI_Init, where no thread of Python's runs
                                          └─ this file         so a process of its own looks at the others
 
-It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's). For the other
-nodes it asks Slurm, or a host monitor on the launcher's host (host_monitor.py), and it keeps a deadline in
-any case. Needs the standard library only: it starts in 15 ms.
+It sees the processes of its own host (Linux; launchers of Open MPI and MPICH, and Slurm's). For what ends on
+other hosts it keeps a deadline. Needs the standard library only: it starts in 15 ms.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ...job.launcher import (
-    PRRTE,
     SLURM,
-    after,
     call,
     children_of,
     command_of,
@@ -31,21 +28,16 @@ from ...job.launcher import (
     launcher_of,
     line_of,
     name_of,
-    ways,
     words_of,
 )
 
-__all__ = ["GRACE_S", "Ended", "Look", "away", "cause", "judge", "main", "watched"]
+__all__ = ["GRACE_S", "Look", "away", "cause", "judge", "main", "watched"]
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
-UNSEEN_S = 30.0  # the same where there are other hosts, of which nothing is to be seen
+UNSEEN_S = 30.0  # the same where there are other hosts, whose processes cannot be seen
 LIMIT = "HPCOMM_INIT_TIMEOUT"  # seconds, instead of both
 GRACE_S = 2.0  # for a launcher that ends the job by itself, or still starts others
 _LOOK_S = 0.5
-_ASK_S = 2.0  # between questions to Slurm, and more for many nodes
-_SHORT_S = 5.0  # Slurm must say that long that a node is missing
-_EYE_S = 6.0  # until a host monitor has seen who has ended; without it that is a number only
-_STAGGER_S, _STAGGERED_S = 0.02, 10.0  # between two ranks' host monitors, and at most: the first may do
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of the job on this host
@@ -83,18 +75,6 @@ class Look(NamedTuple):
     here: int
     size: int
     due: frozenset[int] = frozenset()  # those that should live here; empty: it is not known which
-
-    @property
-    def knows(self) -> bool:
-        """Whether it is known which ranks should live here."""
-        return bool(self.due) or self.here == self.size
-
-
-class Ended(NamedTuple):
-    """A process that has ended; rank None: all of that host."""
-
-    rank: int | None
-    host: str
 
 
 def judge(seen: Look, line: Sequence[str]) -> str | None:
@@ -139,11 +119,6 @@ def main(words: Sequence[str]) -> None:
     """`PID LIMIT`: watch over a rank that brings MPI up; end with it, or end it."""
     pid, limit = int(words[0]), words[1]
     launcher, begin = launcher_of(pid), time.monotonic()
-    has_daemons = name_of(launcher) in PRRTE  # which stay on nodes that their ranks have left
-    nodes, monitor = (
-        Nodes({} if has_daemons else environ_of(pid), begin),
-        LauncherMonitor(pid, launcher, begin),
-    )
     last, since, first = None, begin, None
     while not select.select([0], [], [], _LOOK_S)[0]:  # its end closes the pipe
         now, seen = time.monotonic(), _look(pid, launcher)
@@ -151,131 +126,23 @@ def main(words: Sequence[str]) -> None:
             last, since, first = seen, now, cause(first, seen)
         place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
         why = None
-        if seen and not place:
-            why = monitor.judge(now, seen)
-            if not why and (why := nodes.judge(now)):
-                why += away(seen, line_of(launcher))
-        if seen and not why and now - since > GRACE_S + place and (seen.knows or not monitor.may_speak(now)):
+        if seen and now - since > GRACE_S + place:
             why = judge(first or seen, line_of(launcher))
-        sees_all = nodes.answers or monitor.answers or (seen is not None and seen.here == seen.size)
+        sees_all = seen is not None and seen.here == seen.size
         limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
         if why is None and now - begin > limit_s:
             why = (
                 f"MPI has not come up within {limit_s:g} s ({LIMIT} sets that): it waits for processes that"
                 " have not begun it"
-            ) + ("" if sees_all else ", or that have ended on a host that cannot be seen from here")
+            )
+            if not sees_all:
+                why += ", or that have ended on a host that cannot be seen from here"
+                why += away(seen, line_of(launcher)) if seen else ""
         if why:
             waits = f"rank {_rank(pid)} ({' '.join(words_of(pid))}) on {os.uname().nodename} waits for that"
             os.write(2, f"hpcomm: {why}; {waits}, so the job ends\n".encode())
             os.kill(pid, signal.SIGKILL)
             return
-
-
-class Nodes:
-    """The nodes of a Slurm step: `sstat` has a row for each, and none for one whose processes have all ended.
-
-    A step of one component loses all its rows with the first node. Of n nodes one process each asks, the
-    more seldom the more they are.
-
-    Attributes:
-        answers: whether Slurm has told of all nodes.
-    """
-
-    def __init__(self, environ: Mapping[str, str], now: float) -> None:
-        self.step = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
-        nodes = environ.get("SLURM_STEP_NUM_NODES", "")
-        self.count = int(nodes) if nodes.isdecimal() else 0
-        self.answers = False
-        self._period_s = _ASK_S + self.count / 10
-        self._due = now + self._period_s
-        self._short: float | None = None  # since when rows are missing
-
-    def judge(self, now: float) -> str | None:
-        """The sentence about nodes that are missing; None while there is nothing to be said."""
-        if self.count < 2 or now < self._due:
-            return None
-        self._due = now + self._period_s
-        rows = self._rows()
-        self.answers = rows is not None
-        if rows is None or rows >= self.count:
-            self._short = None
-            return None
-        if self._short is None:
-            self._short = now
-        if now - self._short < _SHORT_S:  # a node may be late, too
-            return None
-        return (
-            f"on {f'{self.count - rows} of' if rows else 'a node of'} the {self.count} nodes of Slurm step"
-            f" {self.step} all processes have ended before MPI was up"
-        )
-
-    def _rows(self) -> int | None:
-        """How many nodes Slurm lists for the step, of all its components; None: it does not say."""
-        job, _, _ = self.step.partition(".")
-        try:
-            done = subprocess.run(
-                ["sstat", "-a", "-n", "-P", "-i", "-j", job], capture_output=True, text=True, timeout=10
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        if done.returncode:
-            return None
-        return sum(line.split("|")[0].partition("+")[0] == self.step for line in done.stdout.splitlines())
-
-
-class LauncherMonitor:
-    """One on the launcher's host, started once MPI has been late for a while; none where Slurm starts ranks.
-
-    Open MPI's launcher ends a job itself when a process ends with a status, and tells nobody of one with 0.
-
-    Attributes:
-        answers: whether it can see all processes.
-    """
-
-    def __init__(self, pid: int, launcher: int, now: float) -> None:
-        self.answers = False
-        self._pid, self._launcher = pid, launcher
-        self._due = now + GRACE_S + min(_STAGGER_S * _rank(pid), _STAGGERED_S)
-        self._ways: list[list[str]] | None = None  # to start one, those not tried yet; None: before the first
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def judge(self, now: float, seen: Look) -> str | None:
-        """The sentence that it has said; None while it has said nothing."""
-        if self._ways is None and now > self._due:
-            self._ways = [] if seen.here == seen.size else self._all_ways(seen.size)
-        if self._process is None and self._ways:
-            with contextlib.suppress(OSError):  # no ssh here
-                self._process = subprocess.Popen(
-                    self._ways.pop(0),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    bufsize=0,
-                )
-        if self._process is None or self._process.stdout is None:
-            return None
-        out = self._process.stdout
-        while select.select([out], [], [], 0)[0]:
-            line = out.readline().decode(errors="replace").strip()
-            if not line:  # it has ended
-                self._process, self.answers = None, False
-                return None
-            if self.answers:
-                return line
-            self.answers = True
-        return None
-
-    def _all_ways(self, size: int) -> list[list[str]]:
-        space, port = (
-            environ_of(self._pid).get("PMIX_NAMESPACE", ""),
-            after(words_of(self._launcher), "--control-port"),
-        )
-        words = [port, str(size)] if port else [space]
-        return ways(self._launcher, call("mpmd.monitor.host_monitor", *words)) if port or space else []
-
-    def may_speak(self, now: float) -> bool:
-        """Whether it may know more soon."""
-        return now < self._due + _EYE_S and (self._ways is None or self._process is not None)
 
 
 def _look(pid: int, launcher: int) -> Look | None:
