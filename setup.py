@@ -1,16 +1,15 @@
-"""The node core, in C: built where a compiler is found or can be had; else all goes by MPI."""
+"""The node core, in C: built where a compiler is found; else all goes by MPI."""
 
 import os
 import re
+import shlex
+import shutil
 import sys
 import sysconfig
-import tempfile
 import tomllib
 from pathlib import Path
 
 from setuptools import Extension, setup
-
-from build_backend import compiler
 
 CORE = Path("hpcomm/node/_native")
 # One binary for 3.11 and all later Pythons. It needs the lock.
@@ -18,12 +17,19 @@ STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 FLAGS = ["-std=c11", "-O3", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden"]
 FLAGS += ["-Wno-pass-failed"]  # clang's: some loops have no gain from some vector widths
 
+
+def compiler() -> str | None:
+    """The command of a C compiler: $CC, the one of this Python, any other; None: there is none."""
+    if "CC" in os.environ:
+        return os.environ["CC"]
+    usual = (sysconfig.get_config_var("CC") or "cc", "cc", "gcc", "clang")
+    return next((command for command in usual if shutil.which(shlex.split(command)[0])), None)
+
+
 if command := compiler():
     os.environ["CC"] = command
 else:
     print("hpcomm: no C compiler: built without the node core, so all goes by MPI", file=sys.stderr)
-cache = tempfile.TemporaryDirectory()  # of the compiler from a wheel: it would leave 100 MB in the home
-os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", cache.name)
 
 
 def readme() -> str:

@@ -101,7 +101,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
     # In two processes, long files first: these tests have no ranks that need the cores.
-    two = ["-n", "2", "--dist", "loadfile", *NO_OTHER, "-m", "not release"]
+    two = ["-n", "2", "--dist", "loadfile", *NO_OTHER]
     pure = Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)
     on_one = [
         on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))
@@ -142,7 +142,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
 def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     """Those of all that find most in three minutes, in the first environment."""
     name, python = next(iter(environments.items()))
-    chosen = "not timed and not release"
+    chosen = "not timed"
     pytest = [python, "-m", "pytest", "-q", "-n", "3", *BESIDE, "-m", chosen]
     yield [[Step("pure", [*pytest, *QUICK_PURE], PURE_S)]]
     yield [[on_ranks(Step(f"{name}, 3 ranks", [], MPI_S, 3), python, "tests/mpi", "not few")]]

@@ -183,17 +183,6 @@ def test_without_a_compiler_and_an_index_all_but_the_core_is_installed(tmp_path)
     assert modules(tmp_path / "there") == modules(ROOT)
 
 
-def test_a_compiler_from_a_wheel_is_required_only_where_there_is_none_and_it_can_be_had(tmp_path):
-    (tmp_path / "ziglang-0.17.1-py3-none-any.whl").touch()
-    ask = "import build_backend; print(build_backend.get_requires_for_build_{}())"
-    source = copied(tmp_path)  # setuptools writes its egg-info anew, which other tests' processes read
-    for kind in ("wheel", "editable"):
-        has = {"PIP_FIND_LINKS": str(tmp_path)}
-        assert run("-c", ask.format(kind), cwd=source, **NO_COMPILER, **has).endswith("['ziglang']\n")
-        assert run("-c", ask.format(kind), cwd=source, **NO_COMPILER, PIP_FIND_LINKS="").endswith("[]\n")
-        assert run("-c", ask.format(kind), cwd=source, **has, CC="cc").endswith("[]\n")
-
-
 def test_an_older_python_is_told_which_one_is_needed():
     """Whatever it does not have, it can read the file that says so."""
     file = ROOT / "build_backend.py"
@@ -202,28 +191,6 @@ def test_an_older_python_is_told_which_one_is_needed():
     done = subprocess.run([sys.executable, "-c", older], cwd=ROOT, capture_output=True, text=True, timeout=20)
     assert done.returncode == 1
     assert done.stderr.startswith("hpcomm needs Python 3.11 or later, this is 3.8.1.\n  try:   python3.11 -m")
-
-
-@pytest.mark.release
-def test_without_a_compiler_one_from_a_wheel_builds_the_core_of_an_editable_installation(tmp_path):
-    """In a fresh environment: zig compiles some 10 s."""
-    asked = [sys.executable, "-m", "pip", "index", "versions", "--retries=0", "--timeout=10", "ziglang"]
-    if subprocess.run(asked, capture_output=True, timeout=60).returncode:
-        pytest.skip("no index has ziglang")
-    source, python = copied(tmp_path), tmp_path / "environment/bin/python"
-    run("-m", "venv", str(python.parents[1]), cwd=tmp_path)
-    command = [python, "-m", "pip", "install", "--no-deps", "--quiet", "-e", source]
-    done = subprocess.run(
-        command, env={**os.environ, "PATH": ""}, capture_output=True, text=True, timeout=110
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (source / "hpcomm/node/_native/core.abi3.so").exists()
-    find = "from hpcomm.node import native; print(native.core().__file__)"
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run(
-        [python, "-c", find], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=20
-    )
-    assert found.stdout.strip() == str(source / "hpcomm/node/_native/core.abi3.so"), found.stderr
 
 
 def test_importing_torch_alone_brings_the_backend_and_no_mpi(installed, tmp_path):

@@ -25,7 +25,7 @@ VERSION = 5  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "
-    "with a C compiler (Debian: gcc libc6-dev), or where pip finds ziglang; in a clone: pip install -e ."
+    "with a C compiler (Debian: gcc libc6-dev); in a clone: pip install -e ."
 )
 _ROOM = "some hundred MiB of /dev/shm (docker run --shm-size=1g ...), the same one for all ranks of a node"
 
