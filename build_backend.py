@@ -1,6 +1,6 @@
 """Build backend: setuptools', and a word where pip runs under an older Python than we need.
 
-The node core is built by a C compiler where there is one (setup.py). Without one, everything else is installed.
+The node core is built by a C compiler where there is one (setup.py); without one, all else is installed.
 """
 
 import sys

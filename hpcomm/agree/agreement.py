@@ -41,7 +41,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
 from ..core.request import Stages, abandon
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Agreement",
+    "Asked",
     "Comparison",
     "asked_why",
     "between",
@@ -387,7 +388,11 @@ def disagreement(
     for rank, region, log in others:
         if region.ended and rank not in final:
             final[rank] = f"{describe(log.posted(number) or 0, comm.size)}, and has ended"
-    asked = {rank: (region, said.get(rank)) for rank, region, _ in others if rank not in final}
+    asked = {
+        rank: Asked(region, said.get(rank) or describe(log.posted(number) or 0, comm.size), rank in said)
+        for rank, region, log in others
+        if rank not in final
+    }
     return asked_why(comm, total, node_segment, own, final, asked, refusing)
 
 
@@ -410,13 +415,32 @@ def call_number(comm: Comm) -> int:
     return logged + (0 if node is None else int(node.calls()[comm.rank][0]))
 
 
+class Asked(NamedTuple):
+    """A rank to be asked what it is doing.
+
+    Attributes:
+        call: which one it made, as far as that is known; "": it is not.
+        has_gone_on: whether it has left that call since.
+    """
+
+    region: Region
+    call: str = ""
+    has_gone_on: bool = False
+
+    def row(self, answer: str | None) -> str:
+        """What is to be said of it. answer: its own, if one has come."""
+        if self.has_gone_on:
+            return self.call if answer is None else f"{self.call}, and has gone on to {answer}"
+        return answer or f"{self.call or 'another call'}, and gave no answer when asked where"
+
+
 def asked_why(
     comm: Comm,
     number: int,
     node_segment: NodeSegment,
     own: str | None,
     final: dict[int, str],
-    asked: dict[int, tuple[Region, str | None]],
+    asked: dict[int, Asked],
     refusing: list[int],
 ) -> HpcommError:
     """The error for a call about which the ranks disagree, once the others have told what they are doing.
@@ -424,27 +448,24 @@ def asked_why(
     Args:
         own: this rank's call, if it has gone on since.
         final: what is known of other ranks, by rank.
-        asked: those to ask, and their call, if they have gone on since.
+        asked: those to ask, by rank.
         refusing: who refused the call.
     """
     mine = describe_call()
     if (question := node_segment.mine.question) is not None:
         node_segment.mine.answer(question, mine)
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}", **final}
-    questions = [(rank, region, region.ask(), past) for rank, (region, past) in asked.items()]
+    questions = {rank: each.region.ask() for rank, each in asked.items()}
     deadline = time.monotonic() + DESCRIPTION_S
     while questions and time.monotonic() < deadline:
-        for entry in list(questions):
-            rank, region, question, past = entry
-            text = region.answer_to(question)
-            if text is not None:
-                rows[rank] = text if past is None else f"{past}, and has gone on to {text}"
-                questions.remove(entry)
+        for rank, asking in list(questions.items()):
+            if (answer := asked[rank].region.answer_to(asking)) is not None:
+                rows[rank] = asked[rank].row(answer)
+                del questions[rank]
         time.sleep(1e-3)
         if (question := node_segment.mine.question) is not None:
             node_segment.mine.answer(question, mine)
-    for rank, _, _, past in questions:
-        rows[rank] = past or "another call, and gave no answer when asked which"
+    rows |= {rank: asked[rank].row(None) for rank in questions}
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
     return _mismatch(comm, number, text, refusing)
 

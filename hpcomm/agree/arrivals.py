@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
 from ..node import segment
-from .agreement import asked_why, call_number, open_node, told
+from .agreement import Asked, asked_why, call_number, open_node, told
 from .call_stack import describe_call
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
         return asked_why(
             comm, total, segment.current, None, {rank: told(log, number, comm.size) or ""}, {}, [rank]
         )
-    return asked_why(comm, total, segment.current, None, {}, {rank: (region, None)}, [])
+    return asked_why(comm, total, segment.current, None, {}, {rank: Asked(region)}, [])
 
 
 def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
@@ -181,5 +181,5 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
             if region.ended:
                 final[other] = f"{called}, and has ended"
             else:
-                asked[other] = region, called if theirs_number > number else None
+                asked[other] = Asked(region, called, theirs_number > number)
     return asked_why(comm, total, segment.current, own, final, asked, [])

@@ -70,6 +70,31 @@ def test_light_says_who_called_what_and_where_and_ends_the_job(
 
 
 @pytest.mark.once
+def test_a_rank_that_cannot_answer_is_told_by_the_call_that_it_has_made(job: Any) -> None:
+    source = (
+        PROLOGUE.format(calls=0)
+        + """
+import os, signal
+pid = comm.broadcast_object(os.getpid(), root=1)
+if comm.rank == 1:
+    comm.all_reduce(X, "max")
+before = comm.node.calls()[0][0]
+while comm.node.calls()[1][0] == before:
+    time.sleep(0.01)
+os.kill(pid, signal.SIGSTOP)
+try:
+    comm.all_reduce(X)
+finally:
+    os.kill(pid, signal.SIGCONT)
+"""
+    )
+    done = job(2, source, timeout=60, expect=None)
+    assert done.returncode not in (0, 124), done.stderr
+    assert "rank 0: all_reduce(float64 (6,), op='sum') at " in done.stderr
+    assert "rank 1: all_reduce(float64, 6 elements, op='max'), and gave no answer when asked" in done.stderr
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("one", "other"),
     [

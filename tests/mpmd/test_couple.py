@@ -767,7 +767,7 @@ import time
 f = me.gives("f", np.zeros(2)) if me.name == "a" else me.takes("f", np.zeros(1))
 for step in range(4):
     if me.name == "a":
-        time.sleep(0.1)
+        time.sleep(0.3)
         me.put(f)
     else:
         me.get(f)
@@ -780,7 +780,7 @@ if comm.rank == 0:
 @pytest.mark.once
 def test_the_program_that_is_slower_is_named_and_should_get_the_ranks(couple, tmp_path):
     out = couple(SLOW, {"a": 1, "b": 2}).stdout
-    assert re.search(r"^b waits 0\.[2-9]\d s for a$", out, re.MULTILINE)
+    assert re.search(r"^b waits \d\.\d\d s for a$", out, re.MULTILINE)
     assert "a waits" not in out
     assert "by computing time 3 ranks would be better dealt out as a 2, b 1" in out
     assert (tmp_path / "balance.svg").read_text().startswith("<svg")
