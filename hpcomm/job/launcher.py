@@ -93,12 +93,18 @@ def launcher_of(pid: int) -> int:
 
 
 def line_of(launcher: int) -> list[str]:
-    """The words that a user started it with; MPICH's keeps them one process further up, Slurm's anywhere."""
-    if name_of(launcher) == SLURM:
+    """The words that a user started it with, if they are known on this host.
+
+    MPICH's launcher keeps them one process further up, Slurm's anywhere, the daemons of both MPIs not.
+    """
+    name = name_of(launcher)
+    if name == SLURM:
         jobs = (environ_of(child).get("SLURM_JOB_ID", "") for child in children_of(launcher))
         return _srun_of(next(jobs, ""))
-    words = words_of(launcher)
-    return words_of(parent_of(launcher)) if words[0].endswith("hydra_pmi_proxy") else words
+    if name == "hydra_pmi_proxy":
+        launcher = parent_of(launcher)
+        return words_of(launcher) if name_of(launcher) in HYDRA else []
+    return [] if name in ("prted", "orted") else words_of(launcher)
 
 
 def _srun_of(job: str) -> list[str]:

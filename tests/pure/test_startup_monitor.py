@@ -57,8 +57,8 @@ def test_the_words_of_srun_and_its_multi_prog_file_name_programs(tmp_path):
     (tmp_path / "both").write_text("# two\n0,2-3 python air.py\n* ./ocean 3\n")
     both = ["srun", "--multi-prog", str(tmp_path / "both")]
     assert [command_of(rank, both) for rank in range(5)] == [*AIR_AND_OCEAN, "python air.py", "./ocean 3"]
-    assert away(Look(frozenset({0}), 1, 5), both) == ": ranks 1-4 (./ocean 3), or ranks 2-3 (python air.py)"
-    assert away(Look(frozenset({0}), 1, 5), []) == ""
+    assert away(Look(frozenset({0}), 1, 5), both) == ": ranks 1, 4 (./ocean 3), or ranks 2-3 (python air.py)"
+    assert away(Look(frozenset({0}), 1, 5), []) == ": ranks 1-4"
 
 
 def test_a_launcher_that_was_not_given_numbers_is_shown_whole():

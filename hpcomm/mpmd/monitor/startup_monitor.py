@@ -101,15 +101,14 @@ def cause(first: Look | None, seen: Look | None) -> Look | None:
 
 
 def away(seen: Look, line: Sequence[str]) -> str:
-    """`: rank 2 (python ocean.py), or ...`: who is not here; "" if the launcher's words are unknown."""
+    """`: rank 2 (python ocean.py), or ...`: who is not on this host. line: the launcher's words, if known."""
+    from ...job.command_line import spans  # not at the start, which it would double
+
     groups: dict[str, list[int]] = {}
-    for rank in sorted(set(range(seen.size)) - seen.ranks) if line else ():
-        groups.setdefault(command_of(rank, line), []).append(rank)
-    said = [
-        f"{f'ranks {ranks[0]}-{ranks[-1]}' if ranks[1:] else f'rank {ranks[0]}'} ({command})"
-        for command, ranks in groups.items()
-    ]
-    return f": {', or '.join(said)}" if said else ""
+    for rank in sorted(set(range(seen.size)) - seen.ranks):
+        groups.setdefault(f" ({command_of(rank, line)})" if line else "", []).append(rank)
+    said = [f"rank{'s' * bool(ranks[1:])} {spans(ranks)}{command}" for command, ranks in groups.items()]
+    return f": {', or '.join(said)}"
 
 
 # -- the watcher's own process -------------------------------------------------------------------------
