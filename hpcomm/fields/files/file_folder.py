@@ -169,8 +169,8 @@ def _rename(part: Path, path: Path, expected: int | None) -> None:
     _remove(part)
 
 
-def reserve(path: Path, nbytes: int) -> None:
-    """Room on the disk for a file of so many bytes, which is made if need be.
+def reserve(path: Path, nbytes: int, start: int = 0) -> None:
+    """Room on the disk for so many bytes from start of a file, which is made if need be.
 
     Where a write of all ranks fails on some, Open MPI 5.0 hangs in the next one. posix_fallocate would write
     to each block where the file system cannot reserve; then what is free must do.
@@ -184,11 +184,11 @@ def reserve(path: Path, nbytes: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         wrong = errno.ENOSYS
         if hasattr(libc, "fallocate"):
-            failed = libc.fallocate(file.fileno(), 0, ctypes.c_long(0), ctypes.c_long(nbytes))
+            failed = libc.fallocate(file.fileno(), 0, ctypes.c_long(start), ctypes.c_long(nbytes))
             wrong = ctypes.get_errno() if failed else 0
         if wrong in (errno.ENOSYS, errno.EOPNOTSUPP):
-            disk, about = os.statvfs(file.fileno()), os.fstat(file.fileno())
-            free = disk.f_bavail * disk.f_frsize + about.st_blocks * 512
+            disk, size = os.statvfs(file.fileno()), os.fstat(file.fileno()).st_size
+            free = disk.f_bavail * disk.f_frsize + max(0, size - start)
             wrong = errno.ENOSPC if free < nbytes else 0
     if wrong:
         raise OSError(wrong, f"{os.strerror(wrong)}: {nbytes:,} bytes are needed")

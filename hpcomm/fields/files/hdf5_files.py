@@ -178,7 +178,7 @@ def _begin(path: Path, part: Path, fields: Sequence[Field], mode: str, room: int
                 if field.name in file:
                     raise ValueError(f"it has {field.name!r} already: another name, or del by h5py")
         shutil.copy(path, part)
-    file_folder.reserve(part, (path.stat().st_size if adds else 0) + room)
+    file_folder.reserve(part, room, path.stat().st_size if adds else 0)
     return "r+" if adds else "w"
 
 
@@ -197,7 +197,7 @@ def _create(
         places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
     chunked = [f for f, c in zip(fields, shapes, strict=True) if c and compression is None]
     # Of what HDF5 has not taken in the end, closing the file gives back the rest.
-    file_folder.reserve(part, part.stat().st_size + sum(npy.nbytes(f) for f in chunked))
+    file_folder.reserve(part, sum(map(npy.nbytes, chunked)), part.stat().st_size)
     return places
 
 
@@ -250,9 +250,8 @@ def _write_chunks(
         file_folder.agree(comm, failed, "save", path)
         sizes = [len(chunk.data) + _ENTRY for chunks in packed for chunk in chunks]
         room = comm.mpi_handle.allreduce(sum(sizes))
-        failed = file_folder.on_root(
-            comm, lambda: file_folder.reserve(part, part.stat().st_size + _METADATA + room)
-        )
+        room += _METADATA
+        failed = file_folder.on_root(comm, lambda: file_folder.reserve(part, room, part.stat().st_size))
         file_folder.agree(comm, failed, "save", path)
     mine = [(f.name, *own) for f, _, own in shares if own is not None]
 

@@ -128,7 +128,7 @@ def _behind(field: Field, path: Path) -> tuple[bytes, int]:
     if len(head) != offset:
         raise ValueError("its header has no room for a longer shape: save it again by this numpy")
     end = offset + shape[0] * nbytes(field)
-    file_folder.reserve(path, end + nbytes(field))
+    file_folder.reserve(path, nbytes(field), end)
     return head, end
 
 
@@ -170,7 +170,7 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
     field.check_whole("write_raw")
     _check_offset(field, offset)
     path = file_folder.place(path, "write_raw", field.comm)
-    failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, offset + nbytes(field)))
+    failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, nbytes(field), offset))
     file_folder.agree(field.comm, failed, "write_raw", path)
     with opened(field.comm, path, "write_raw", writing=True) as file:
         move(field, file, offset, collective, writing=True)
