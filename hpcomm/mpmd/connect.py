@@ -131,6 +131,8 @@ def agreed(
         _check_kinds(each, given, taken)
         if each.mapping != "none":
             _check_grids(each, given, taken)
+        if each.target == link.name:
+            _check_packages(each)
     return sorted(found, key=lambda each: (each.name, each.source))
 
 
@@ -146,6 +148,15 @@ def _check_grids(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) 
     wrong = misfit(each.mapping, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
     if wrong is not None:
         raise ConfigError(f"field {each}: {wrong[1]}", "connect", wrong[2])
+
+
+def _check_packages(each: FieldSpec) -> None:
+    """That the taker has what a mapping or a conversion needs: the giver would wait for it."""
+    _conversion(each)
+    if each.mapping != "none":
+        from ..grids.weights import sparse_matrices
+
+        sparse_matrices()
 
 
 def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
@@ -207,16 +218,15 @@ def connect(
         ConfigError: points that are taken and given by nobody, or given twice.
     """
     wire = link.wire = Wire(link.inter, link.peer, is_first=link.is_first)
-    for number, each in enumerate(fields):
+    ends = {name: field for name, (field, _) in takes.items()}
+    planned = [
+        _plan(wire, each, (gives if each.source == link.name else ends)[each.name], each.source == link.name)
+        for each in fields
+    ]
+    for number, (each, (field, weights, rows, device_side)) in enumerate(zip(fields, planned, strict=True)):
+        # Nothing here needs other ranks, so one that fails keeps nobody.
         is_giver = each.source == link.name
-        field = gives[each.name] if is_giver else takes[each.name][0]
-        weights = None if each.mapping == "none" else _weights(wire, each, field, is_giver)
-        wanted = field.points if weights is None else weights.sources
-        made = coupled_route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
-        _check(made.lack, each)
-        rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
         schedule = Schedule(each.every_s, each.lag_s, each.time)
-        device_side = wire.device_side(field.values)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
             link.gives[each.name] = Outgoing(
@@ -224,7 +234,6 @@ def connect(
             )
         else:
             dtype = sent_dtype(np.dtype(theirs["gives"][each.name]["dtype"]), each.time)
-            units = (each.source_unit, each.target_unit)
             link.takes[each.name] = Incoming(
                 wire,
                 field,
@@ -234,7 +243,7 @@ def connect(
                 each.timeout_s,
                 dtype=dtype,
                 weights=weights,
-                conversion=unit.conversion(units[0], units[1]) if units[0] and units[1] else (1.0, 0.0),
+                conversion=_conversion(each),
                 recorder=recorder,
                 start_s=start_s,
                 device_side=device_side,
@@ -247,6 +256,28 @@ def connect(
         side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, recorder is not None)
+
+
+def _plan(
+    wire: Wire, each: FieldSpec, field: Field, is_giver: bool
+) -> tuple[Field, Any, list[tuple[int, coupled_route.Selection]], frozenset[int]]:
+    """A field, its weights, the rows that go to or come from each rank there, and which of these by a device.
+
+    Collective over both programs; errors are on every rank.
+    """
+    weights = None if each.mapping == "none" else _weights(wire, each, field, is_giver)
+    wanted = field.points if weights is None else weights.sources
+    made = coupled_route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
+    _check(made.lack, each)
+    rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
+    return field, weights, rows, wire.device_side(field.values)
+
+
+def _conversion(each: FieldSpec) -> tuple[float, float]:
+    """Factor and offset from the giver's unit to the taker's."""
+    if not each.source_unit or not each.target_unit:
+        return 1.0, 0.0
+    return unit.conversion(each.source_unit, each.target_unit)
 
 
 def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..agree import ended_ranks, runtime
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
-from ..errors import ConfigError, UsageError, WaitTimeoutError, where
+from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S, Channel, Turns
 from .coupling.coupling_clock import check_time, is_number
@@ -214,22 +214,35 @@ class Link:
         """What the other program says, for what this one does. Collective over both.
 
         Raises:
-            WaitTimeoutError: it has not come to the same call within timeout_s.
+            WaitTimeoutError: it has not come to the same call within timeout_s. On all ranks here.
+            PeerFailedError: it has ended.
         """
-        theirs = None
+        said: tuple[HpcommError | None, Any] = None, None
         if self.local.rank == 0:
-            going = self.inter.isend_object(mine, 0)
             try:
-                theirs = self.inter.irecv_object(0).wait(timeout=self.timeout_s)
-                going.wait(timeout=self.timeout_s)
-            except WaitTimeoutError:
-                raise WaitTimeoutError(
-                    f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'",
-                    where(verb, self.inter),
-                    f"{verb} needs all programs (the first put, get or exchange connects); look at what"
-                    " the other one does, or at the network; timeout of the field if it is slow",
-                ) from None
-        return self.local.broadcast_object(theirs)
+                said = None, self._swapped(mine, verb)
+            except HpcommError as error:  # the others here wait to hear of it
+                said = error, None
+        wrong, theirs = self.local.broadcast_object(said)
+        if wrong is not None:
+            wrong.where = where(verb, self.inter)
+            raise wrong
+        return theirs
+
+    def _swapped(self, mine: object, verb: str) -> Any:
+        """swapped, by the first ranks of both programs."""
+        going = self.inter.isend_object(mine, 0)
+        try:
+            theirs = self.inter.irecv_object(0).wait(timeout=self.timeout_s)
+            going.wait(timeout=self.timeout_s)
+        except WaitTimeoutError:
+            raise WaitTimeoutError(
+                f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'",
+                None,
+                f"{verb} needs all programs (the first put, get or exchange connects); look at what"
+                " the other one does, or at the network; timeout of the field if it is slow",
+            ) from None
+        return theirs
 
     def report(self) -> str:
         """What each field moves, and how exact its mapping is. Collective over both programs.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..agree import runtime
 from ..agree.deadline import within
-from ..errors import ConfigError, UsageError, did_you_mean
+from ..errors import ConfigError, HpcommError, UsageError, did_you_mean
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
@@ -22,6 +22,7 @@ from .record import Recorded, recorder
 from .record_reader import read
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
 from .spec.toml_tables import LONGEST_S
+from .verdict import Refusal, first_refusal, judge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -180,6 +181,9 @@ class Program:
 
         Raises:
             ConfigError: what the programs give and take does not fit together.
+            LayoutError, DtypeError: the values of a field here are not those that were declared.
+            PeerFailedError: another rank, of any program, has refused its part. All ranks of all programs
+                get an error then, and may connect again.
             WaitTimeoutError: another program has not connected in time.
         """
         if timeout is not None and not (is_number(timeout, above=0) and timeout <= LONGEST_S):
@@ -188,23 +192,16 @@ class Program:
         if self.is_connected:
             return
         self.is_connected = True
-        for field in [*self._gives.values(), *(field for field, _ in self._takes.values())]:
-            field.check(field.values)
         if self._recorder is not None and self._recorder.replays:
+            self._check_fields()
             replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
             return
-        if self.spec is not None:
-            ends = {("from", name): field for name, field in self._gives.items()}
-            ends |= {("to", name): field for name, (field, _) in self._takes.items()}
-            connecting.take_grids(self.spec, self.name, ends)
-        mine = connecting.described(self._gives, self._takes)
         listed = self.spec.fields if self.spec is not None and self.spec.fields else None
         links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
         for link in links:
             link.timeout_s = timeout or self._patience(link.peer, listed)
-        theirs = {link.peer: link.swapped(mine, "connect") for link in links}
-        fields = {link.peer: connecting.agreed(link, mine, theirs[link.peer], listed) for link in links}
-        self._check_takes([each for some in fields.values() for each in some], theirs)
+        fields, theirs = self._agree(links, listed)
+        wrong: HpcommError | None = None
         for link in links:
             seconds = timeout or max(link.timeout_s, TIMEOUT_S)
             late = (
@@ -213,21 +210,88 @@ class Program:
             with within(
                 seconds, f"{late} prints, or at the network; me.connect(timeout=) if it is only slow"
             ):
-                connecting.connect(
-                    link,
-                    fields[link.peer],
-                    self._gives,
-                    self._takes,
-                    theirs[link.peer],
-                    self._recorder,
-                    time,
-                    self._steps(),
-                )
+                try:
+                    connecting.connect(
+                        link,
+                        fields[link.peer],
+                        self._gives,
+                        self._takes,
+                        theirs[link.peer],
+                        self._recorder,
+                        time,
+                        self._steps(),
+                    )
+                except HpcommError as error:  # on all ranks of both, or after all that needs others
+                    wrong = wrong or error
+        self._meet(links, wrong, timeout)
+        for link in links:
             link.connect = _nothing
             runtime.farewells.append(link.settle)
-        for link in links:
-            _meet(link, timeout or max(link.timeout_s, TIMEOUT_S))
         self._began = perf_counter()
+
+    def _check_fields(self) -> None:
+        """What this rank can see alone of its fields."""
+        for field in [*self._gives.values(), *(field for field, _ in self._takes.values())]:
+            field.check(field.values)
+        if self.spec is not None:
+            ends = {("from", name): field for name, field in self._gives.items()}
+            ends |= {("to", name): field for name, (field, _) in self._takes.items()}
+            connecting.take_grids(self.spec, self.name, ends)
+
+    def _agree(
+        self, links: list[Link], listed: tuple[FieldSpec, ...] | None
+    ) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
+        """The fields with each other program, and what it says of its own. Collective over all programs.
+
+        Raises:
+            HpcommError: this rank refuses something.
+            PeerFailedError: another rank does, of this program or another one. Nothing is planned yet, so all
+                may connect again.
+        """
+        wrong: Exception | None = None
+        declared = [sorted(self._gives), sorted(self._takes)]
+        first = self.comm.broadcast_object(declared)
+        try:
+            if declared != first:
+                raise ConfigError(
+                    f"this rank gives {declared[0]} and takes {declared[1]}, but rank 0 gives {first[0]} and"
+                    f" takes {first[1]}",
+                    "connect",
+                    "the same fields on all ranks of a program; without points, values of shape (0, ...)",
+                )
+            self._check_fields()
+        except Exception as error:  # the others wait to hear of it
+            wrong = error
+        mine = connecting.described(self._gives, self._takes), first_refusal(self.comm, wrong)
+        said = {link.peer: link.swapped(mine, "connect") for link in links}
+        theirs = {peer: its for peer, (its, _) in said.items()}
+        refusals, fields = [mine[1], *(refusal for _, refusal in said.values())], {}
+        if not any(refusals):
+            try:
+                fields = {
+                    link.peer: connecting.agreed(link, mine[0], theirs[link.peer], listed) for link in links
+                }
+                self._check_takes([each for some in fields.values() for each in some], theirs)
+            except Exception as error:
+                wrong = error
+        self._settle(links, wrong, refusals)
+        return fields, theirs
+
+    def _meet(self, links: list[Link], wrong: Exception | None, timeout: float | None) -> None:
+        """Wait until the other programs have planned, too: that takes longer than an exchange may wait."""
+        kept = [link.timeout_s for link in links]
+        for link in links:
+            link.timeout_s = timeout or max(link.timeout_s, TIMEOUT_S)
+        self._settle(links, wrong, [])
+        for link, timeout_s in zip(links, kept, strict=True):
+            link.timeout_s = timeout_s
+
+    def _settle(self, links: list[Link], wrong: Exception | None, known: list[Refusal | None]) -> None:
+        """Go on if no rank of any program has refused. known: what has been told before."""
+        mine = next(filter(None, [first_refusal(self.comm, wrong), *known]), None)
+        told = [mine, *(link.swapped(mine, "connect") for link in links)]
+        self.is_connected = not any(told)
+        judge("connect", self.comm, wrong, told)
 
     def _steps(self) -> dict[str, float | None]:
         return {} if self.spec is None else {name: its.step_s for name, its in self.spec.programs.items()}
@@ -313,13 +377,6 @@ class Program:
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
-
-
-def _meet(link: Link, timeout_s: float) -> None:
-    """Wait until the other program has planned, too: that takes longer than an exchange may wait."""
-    kept, link.timeout_s = link.timeout_s, timeout_s
-    link.swapped(None, "connect")
-    link.timeout_s = kept
 
 
 def _check_wish(wish: FieldSpec) -> None:

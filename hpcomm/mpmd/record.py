@@ -112,10 +112,19 @@ class Recorder:
         )
 
     def keep_weights(self, name: str, weights: Any) -> None:
-        """Write the weights of a field's mapping; None: it has none."""
-        self.weights_file(name).unlink(missing_ok=True)
-        if weights is not None:
-            weights.save(self.weights_file(name))
+        """Write the weights of a field's mapping; None: it has none.
+
+        Raises:
+            ConfigError: they cannot be written.
+        """
+        path = self.weights_file(name)
+        try:
+            path.unlink(missing_ok=True)
+            if weights is not None:
+                weights.save(path)
+        except OSError as error:
+            hint = "a folder that can be written, with room, for hpcomm run --record"
+            raise ConfigError(f"{path} cannot be written: {error.strerror}", "connect", hint) from error
 
     def weights_file(self, name: str) -> Path:
         """Where the weights of a field are kept."""

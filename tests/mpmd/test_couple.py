@@ -605,6 +605,82 @@ def test_what_does_not_fit_is_told_by_name(couple, case):
     assert words in done.stderr
 
 
+ONE_REFUSES = """
+from hpcomm.mpmd import connect as connecting
+bundle = connecting._bundle
+
+def fails(*words):
+    raise hpcomm.ConfigError("there is no room")
+
+def case(told, right, wrong=None, refuses=("", ())):
+    "Who refuses has an error of his own, all others one that names him; then all is put right."
+    who = refuses[0] == me.name and comm.rank in refuses[1]
+    if who and wrong is not None:
+        wrong()
+    try:
+        me.connect()
+    except hpcomm.PeerFailedError as error:
+        assert not who, error
+        whose = f"rank {refuses[1][0]} of program '{refuses[0]}' refused its part of connect: "
+        assert str(error).startswith(whose) and told in str(error), error
+    except hpcomm.UsageError as error:
+        assert who and told in str(error), error
+        where = f"connect on communicator '{me.name}' (rank {comm.rank} of {comm.size}) at couple.py"
+        assert where in str(error), error
+    else:
+        raise AssertionError(told)
+    if who:
+        right()
+
+x = np.arange(4.0)
+here = np.array_split(np.arange(4), comm.size)[comm.rank]
+if me.name == "a":
+    f = me.gives("f", x[here].copy(), here)
+elif me.name == "b":
+    f = me.takes("f", np.zeros(len(here)), here)
+else:
+    f = me.takes("other", np.zeros(0), np.zeros(0, int))  # which nobody gives
+case("'c' takes a field 'other', which nobody gives", lambda: me._takes.clear(), None, ("c", (0,)))
+
+def shaped():
+    f.values = np.zeros(5)
+
+def right():
+    f.values = x[here].copy() if me.name == "a" else np.zeros(len(here))
+    f.shape = ()
+
+told = "the values of field 'f' now have the shape (5,)"
+case(told, right, shaped, ("a", (1,)))
+case(told, right, shaped, ("b", (0, 1)))
+
+def wide():
+    f.values, f.shape = np.zeros((len(here), 2)), (2,)
+
+case("field 'f' has (2,) per point at 'a' and () at 'b'", right, wide, ("a", (1,)))
+case("field 'f' has () per point at 'a' and (2,) at 'b'", right, wide, ("b", (1,)))
+kept = dict(me._takes)
+told = "this rank gives [] and takes []"
+case(told, lambda: me._takes.update(kept), lambda: me._takes.clear(), ("b", (1,)))
+
+def unbundled():
+    connecting._bundle = fails
+
+def bundled():
+    connecting._bundle = bundle
+
+case("there is no room", bundled, unbundled, ("a", (0,)))
+me.exchange()
+if me.name == "b":
+    assert f.values.tolist() == x[here].tolist(), f.values
+"""
+
+
+@pytest.mark.once
+def test_what_one_rank_refuses_at_connect_is_an_error_on_every_rank_of_all_programs(couple):
+    """Also when its fault is only found after the others have begun; and all may connect again."""
+    couple(ONE_REFUSES, {"a": 2, "b": 2, "c": 1})
+
+
 REFUSED = {
     "me.gives('f', x, [0, 1])": "has 2 points here, but values of shape (3,)",
     "me.takes('f', x, mapping='billinear')": "field 'f' has no mapping 'billinear'",

@@ -1,0 +1,63 @@
+"""Verdict on a call of several programs: if one rank refuses its part, every rank of all of them raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import HpcommError, PeerFailedError, where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..communicator.communicator import Communicator
+
+__all__ = ["Refusal", "first_refusal", "judge"]
+
+
+class Refusal(NamedTuple):
+    """What a rank of a program refuses, and what to try."""
+
+    program: str
+    rank: int
+    what: str
+    hint: str | None
+
+
+def first_refusal(comm: Communicator, wrong: Exception | None) -> Refusal | None:
+    """What the first rank of this program that refuses has to say; None: all agree. Collective over it.
+
+    Args:
+        comm: the program's communicator, which has its name.
+        wrong: this rank's own error.
+    """
+    mine = None
+    if isinstance(wrong, HpcommError):
+        mine = Refusal(comm.name, comm.rank, f"{type(wrong).__name__}: {wrong.what}", wrong.hint)
+    elif wrong is not None:
+        mine = Refusal(comm.name, comm.rank, f"{type(wrong).__name__}: {wrong}", None)
+    return comm.all_reduce_object(mine, lambda a, b: a or b)
+
+
+def judge(verb: str, comm: Communicator, wrong: Exception | None, told: Iterable[Refusal | None]) -> None:
+    """Raise this rank's own error, or else one that says who has refused.
+
+    Args:
+        told: first refusals of this program and of others.
+
+    Raises:
+        HpcommError: wrong.
+        PeerFailedError: another rank has refused.
+    """
+    if isinstance(wrong, HpcommError):
+        wrong.where = where(verb, comm)  # with this program's name and rank
+    if wrong is not None:
+        raise wrong
+    for refusal in told:
+        if refusal is not None:
+            whose = f"rank {refusal.rank} of program '{refusal.program}'"
+            raise PeerFailedError(
+                f"{whose} refused its part of {verb}: {refusal.what}",
+                where(verb, comm),
+                f"there: {refusal.hint}" if refusal.hint else "look at that rank's own error",
+                (refusal.rank,),
+            )
