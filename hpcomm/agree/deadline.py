@@ -18,7 +18,7 @@ def within(seconds: float, otherwise: str) -> Iterator[None]:
     A blocking call of MPI cannot be called back, so no exception could be raised out of it.
     """
     watch = threading.Timer(seconds, runtime.abort, [otherwise])
-    watch.daemon = True
+    watch.daemon, watch.name = True, "hpcomm deadline"
     watch.start()
     try:
         yield

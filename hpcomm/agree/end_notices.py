@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import runtime
 from .ended_ranks import FEW
 
 if TYPE_CHECKING:
@@ -30,10 +31,7 @@ _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else wo
 
 def exchanged(everybody: MPI.Intracomm) -> EndNotices | None:
     """Those of this rank; None where they would be too many, or no thread can receive them."""
-    from mpi4py import MPI
-
-    is_possible = everybody.size <= FEW and MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    return EndNotices(everybody) if is_possible else None
+    return EndNotices(everybody) if everybody.size <= FEW and runtime.has_threads() else None
 
 
 class EndNotices:

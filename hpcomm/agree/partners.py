@@ -68,7 +68,6 @@ class Partners:
         self._call, self._came_not = -1, set[int]()  # of which call others are asked; who did not come to it
         self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
-        self._threads = runtime.has_threads()
         self._going: list[MPI.Request] = []
         self._regions: list[tuple[int, Region]] = []
         self._processes: list[tuple[int, int, int]] = []  # of another job here: rank, id, when begun
@@ -96,7 +95,7 @@ class Partners:
         with self._lock:
             self._gone |= {rank for rank, region in self._regions if region.gone}
             self._gone |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
-            if self._threads or threading.current_thread() is threading.main_thread():
+            if runtime.may_call_mpi():
                 self._hear()
                 if self._notary is not None:
                     gone, before = self._notary.ask(self._call)
@@ -106,7 +105,7 @@ class Partners:
 
     def serve(self) -> None:
         """Answer this program's ranks that ask who has ended. Never blocks."""
-        if self._notary is not None and self._threads:
+        if self._notary is not None and runtime.may_call_mpi():
             with self._lock:
                 self._hear()
 
@@ -131,9 +130,8 @@ class Partners:
         """Whether something that was sent before an end still waits here to be received."""
         from mpi4py import MPI
 
-        if not self._threads:
-            return False
-        return any(comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
+        probes = (comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
+        return runtime.may_call_mpi() and any(probes)
 
     def _leave_mates(self) -> None:
         """Answer those who ask now, and ask no more."""

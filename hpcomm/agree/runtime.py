@@ -30,6 +30,7 @@ from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
 from . import mistakes
+from .call_stack import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -207,10 +208,19 @@ def expect_foreigners() -> None:
 
 
 def has_threads() -> bool:
-    """Whether MPI lets several threads call it; else none of ours does, but to end a job."""
+    """Whether MPI lets several threads call it; else none of ours does, but for MPI_Abort."""
     from mpi4py import MPI
 
     return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
+def may_call_mpi() -> bool:
+    """Whether the calling thread may call MPI, by the level that MPI has been started at."""
+    from mpi4py import MPI
+
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        return MPI.Is_thread_main()
+    return has_threads() or not is_own(threading.current_thread())
 
 
 def need_threads(what: str) -> None:
@@ -263,7 +273,7 @@ def _abort(status: int) -> None:
     status = status & 255 or 1  # what a process can say, and never that all is well
     sys.stdout.flush()
     sys.stderr.flush()
-    if _has_foreigners:
+    if _has_foreigners and may_call_mpi():
         say_end()
     time.sleep(_HEARD_S)
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # this program ends, and the job goes on

@@ -344,8 +344,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         if self.partners is not None:
             self.partners.part()
         left = [self.block_channel, let_go(self)]
-        others = (self.inner_comm, self.both)
-        left += [each for each in others if each is not None and each is not self.block_channel]
+        left += [each for each in (self.inner_comm, self.both) if each not in (None, self.block_channel)]
         if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
             self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
         else:
@@ -370,7 +369,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         """Messages to this rank itself have nobody else to take note of their end; MPI is freed later."""
         if not is_finalizing():  # an argument, because globals may have gone by now
             for request in getattr(self, "to_itself", ()):
-                request.done()
+                if runtime.may_call_mpi():  # Python collects garbage in any thread
+                    request.done()
             if self.home is not None and not self.is_closed:
                 self.home[0].drop(self.home[1], self)
 

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..agree import runtime
 from ..communicator.communicator import Communicator
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import set_zero
@@ -269,6 +270,8 @@ def _node() -> Any:
 
             @staticmethod
             def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+                if not runtime.may_call_mpi():
+                    runtime.need_threads("backward() outside the main thread, where torch runs a device's,")
                 with torch.no_grad():
                     return ctx.back(g.detach().contiguous()), None, None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI as mpi  # noqa: N811
 
 import hpcomm
 from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, io, zarr
@@ -192,6 +194,15 @@ def test_who_waits_is_told_of_a_tensor_that_needs_a_gradient(comm: Any) -> None:
         with pytest.raises(hpcomm.HpcommError, match="needs a gradient"):
             full.all_reduce(x)
         assert full.all_reduce(1) == full.size
+
+
+def test_backward_in_a_thread_that_mpi_may_not_be_called_in_is_refused(comm: Any, monkeypatch: Any) -> None:
+    """Torch runs that of tensors on a device in a thread of its own."""
+    monkeypatch.setattr(mpi, "Query_thread", lambda: mpi.THREAD_FUNNELED)
+    y = d.all_reduce(comm, torch.ones(2, requires_grad=True)).sum()
+    with ThreadPoolExecutor() as pool, pytest.raises(hpcomm.ConfigError, match="one thread at a time"):
+        pool.submit(y.backward).result()
+    y.backward()
 
 
 def test_a_field_that_came_to_need_a_gradient_says_so(comm: Any) -> None:
