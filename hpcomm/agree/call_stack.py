@@ -92,6 +92,7 @@ def describe_call(frame: FrameType | None = None) -> str:
     frame: as call_frame has it.
     """
     verb, user = call_frame(frame)
+    torchs, user = _before_torch(user)
     end = ""
     if user is None and verb is not None and verb.f_code.co_name == "excepthook":  # see runtime.py
         names = names_of(verb)
@@ -101,10 +102,29 @@ def describe_call(frame: FrameType | None = None) -> str:
         verb, user = (None, None) if trace is None else call_frame(trace.tb_frame)
         end = f", ended by {error.__name__}"
     here = place(user.f_code, user.f_lineno) if user else "the end of the program"
+    if torchs is not None:
+        return f"{_torch_call(torchs)} at {here}{end}"
     if verb is None:
         return f"not in a call of hpcomm, at {here}{end}"
     name = verb.f_code.co_name.replace("__call__", "plan")
     return f"{name}({_arguments(verb)}) at {here}{end}"
+
+
+def _before_torch(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
+    """The function of torch.distributed that was called, if one was, and the frame that called torch."""
+    found, before = None, frame
+    while before is not None and str(before.f_globals.get("__name__")).partition(".")[0] == "torch":
+        if before.f_globals["__name__"] == "torch.distributed.distributed_c10d":
+            found = before
+        before = before.f_back
+    return found, before if before is not None else frame
+
+
+def _torch_call(frame: FrameType) -> str:
+    """`all_reduce(float32 (3, 5))`, `new_group([0, 1])`: a function of torch.distributed."""
+    names = names_of(frame)
+    shown = _array(names["tensor"]) if "tensor" in names else names.get("ranks") or ""
+    return f"{frame.f_code.co_name}({shown})"
 
 
 def owner(frame: FrameType) -> Any:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "OPERATORS",
     "SAYS_LATER",
+    "UNSET",
     "WHOLE",
     "array",
     "by_name",
@@ -40,14 +41,17 @@ __all__ = [
     "made_options",
     "nothing",
     "operator",
+    "own_seconds",
     "refusing",
-    "rooted",
     "spelling",
     "unfit",
     "words",
 ]
 
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
+
+UNSET = timedelta(0)  # or below: a call's options give it no timeout
+_OPERATOR = dist.ReduceOp, dist.ReduceOp.RedOpType
 
 _MISFIT = -1  # before the lengths of a list that does not fit its rank's own tensor
 
@@ -106,6 +110,12 @@ def later(opts: Any) -> bool:
     return not SAYS_LATER or opts is None or bool(opts.asyncOp)
 
 
+def own_seconds(opts: Any) -> float:
+    """The timeout that options give their call; 0.0: none, so the group's holds."""
+    given = getattr(opts, "timeout", UNSET)
+    return given.total_seconds() if given > UNSET else 0.0
+
+
 def by_name(named: dict[str, object], *given: object, **places: int) -> list[Any]:
     """What is given, and what is named as another overload of torch's does, in its place.
 
@@ -116,30 +126,28 @@ def by_name(named: dict[str, object], *given: object, **places: int) -> list[Any
     for name, value in named.items():
         if name in places:
             filled[places[name]] = value
-        elif name != "timeout":  # the group's own holds
+        elif name != "timeout":  # for made_options
             raise TypeError(f"no such argument: {name!r}; there are {', '.join([*places, 'timeout'])}")
     return filled
 
 
-def made_options(opts: object, kind: Any) -> Any:
-    """Options as c10d makes them; an operator alone where a user calls the group itself."""
-    if type(opts) is kind:
+def made_options(opts: object, kind: Any, *more: object) -> Any:
+    """Options as c10d makes them of what a user calls the group itself with.
+
+    Args:
+        opts, more: options, or in place of them an operator, a root or a timeout each.
+    """
+    made: Any = kind() if opts is None or isinstance(opts, (timedelta, int, *_OPERATOR)) else opts
+    if made is opts:
         return opts
-    if opts is None or isinstance(opts, timedelta):
-        return kind()
-    if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-        made = kind()
-        made.reduceOp = dist.ReduceOp(opts)
-        return made
-    return opts
-
-
-def rooted(kind: Any, root: object) -> Any:
-    if isinstance(root, int):
-        made = kind()
-        made.rootRank = root
-        return made
-    return root
+    for each in (opts, *more):
+        if isinstance(each, timedelta):
+            made.timeout = each
+        elif isinstance(each, _OPERATOR):
+            made.reduceOp = dist.ReduceOp(each)
+        elif isinstance(each, int):
+            made.rootRank = each
+    return made
 
 
 def spelling(new: str, old: str) -> str:

@@ -40,6 +40,7 @@ _LOOK_S = 0.05  # between looks whether the missing ranks still live
 _GOING_S, _GOING_POLLS = 0.5, 100  # for what a rank that has ended sent before
 _LEAVING_S = 0.05  # for the end of a rank that left a call to be seen
 _ANSWER_S = 1.0  # for other ranks to say what they do
+_ASKING_S = 0.005  # between looks whether they have
 _LONGEST_S = 1e9  # of waiting
 # In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
 _MEETING = 16 << 6
@@ -70,6 +71,7 @@ class EntryBarrier:
 
     def __init__(self, comm: Communicator, name: str, store: Callable[[], Store], seconds: float) -> None:
         self._comm, self._name, self._store = comm, name, store
+        self._seconds = seconds
         self._meetings = 0  # by message
         self._looked = 0.0
         self._lost: list[int] = []  # at the last look
@@ -77,9 +79,9 @@ class EntryBarrier:
         self._lives: dict[int, tuple[Region, int]] = {}  # of the other ranks on this node: region, pid
         self.node: core.Node | None = None
         if segment.current is not None:
-            self._near(segment.current, seconds)
+            self._near(segment.current)
 
-    def _near(self, here: NodeSegment, seconds: float) -> None:
+    def _near(self, here: NodeSegment) -> None:
         """Get to know the ranks of this node, and share memory with them if they are all.
 
         Ranks of other nodes tell nothing: what is kept of all grows with their number.
@@ -99,7 +101,7 @@ class EntryBarrier:
             place = its_place or place
         if place and core is not None:
             spins = 0 if here.is_crowded else NODE_SPINS
-            limits: dict[str, Any] = {"timeout": min(seconds, _LONGEST_S), "direct": here.direct}
+            limits: dict[str, Any] = {"timeout": min(self._seconds, _LONGEST_S), "direct": here.direct}
             self.node = core.Node(shared, place, me, self._look, spins, synchronous=True, **limits)
 
     def close(self) -> None:
@@ -114,7 +116,11 @@ class EntryBarrier:
             self.node.close()
 
     def set_timeout(self, seconds: float) -> None:
-        """For calls of the node; meetings have their own."""
+        """For calls of the node that have none of their own."""
+        self._seconds = seconds
+        self._limit(seconds)
+
+    def _limit(self, seconds: float) -> None:
         if self.node is not None and self.failed is None:
             self.node.timeout = min(seconds, _LONGEST_S)
 
@@ -145,13 +151,18 @@ class EntryBarrier:
         words: Callable[..., str],
         told: Iterable[object] = (),
     ) -> Any:
-        """Make a call of the core, and return what it returns."""
+        """Make a call of the core, and return what it returns. seconds: its timeout."""
         if self.failed is not None:
             raise self.failed
+        if is_own := seconds != self._seconds:
+            self._limit(seconds)
         try:
             return call(*arguments)
         except Ended as end:
             raise self.judged(end, seconds, words(*told)) from None
+        finally:
+            if is_own:
+                self._limit(self._seconds)
 
     # -- in the native core --------------------------------------------------------------------------------
     def _look(self, why: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
@@ -206,17 +217,28 @@ class EntryBarrier:
                 lost,
             )
         else:
-            error = self._late(what, waited, ranks(missing))
+            error = self._late(what, waited, missing)
         self.remember(lost or missing)
         self.failed = as_torch(error)
         return self.failed
 
-    def _late(self, what: str, waited: float, missing: str) -> WaitTimeoutError:
+    def _late(self, what: str, waited: float, missing: list[int]) -> WaitTimeoutError:
+        who = ranks(missing[:_NAMED]) + " and others" * (len(missing) > _NAMED)
+        what = f"{what} reached its timeout after it waited {waited:.3g} s for {who}"
         return WaitTimeoutError(
-            f"{what} reached its timeout after it waited {waited:.3g} s for {missing}",
+            "\n".join([what, *self._doings(missing[:_NAMED])]),
             self.where,
             "look at what that rank does; init_process_group(timeout=...) sets the time",
         )
+
+    def _doings(self, some: Container[int]) -> list[str]:
+        """A line for each of some ranks of this node: what it does now, by its own words."""
+        asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items() if rank in some}
+        until = time.monotonic() + _ANSWER_S
+        while time.monotonic() < until and any(region.answer_to(n) is None for region, n in asked.values()):
+            time.sleep(_ASKING_S)
+        said = {rank: region.answer_to(n) or "does not answer" for rank, (region, n) in asked.items()}
+        return [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
 
     def remember(self, missing: Container[int]) -> None:
         """Some ranks have not come in time: this one may have to end without them."""
@@ -306,21 +328,20 @@ class EntryBarrier:
         return f"process group '{self._name}' (rank {self._comm.rank} of {self._comm.size})"
 
     def stuck(
-        self, lost: list[int], seconds: float, words: Callable[..., str], told: Iterable[object] = ()
+        self,
+        lost: list[int],
+        needs: Container[int],
+        seconds: float,
+        words: Callable[..., str],
+        told: Iterable[object] = (),
     ) -> HpcommError:
-        """What to say of a call that all ranks have begun and that does not end."""
+        """What to say of a call inside MPI that does not end, of the ranks that it needs."""
         words = partial(words, *told)
         what = f"{words()} on '{self._name}' stands in MPI"
         if lost:
             what += f", which needs {ranks(lost)}, and {has(lost)} ended"
             return PeerFailedError(what, self.where, "look at what that rank printed", lost)
-        asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items()}
-        time.sleep(_ANSWER_S)
-        rows = [
-            f"  rank {rank}: {region.answer_to(question) or 'does not answer'}"
-            for rank, (region, question) in asked.items()
-        ]
-        what = "\n".join([f"{what} for more than {seconds:g} s.", *rows])
+        what = "\n".join([f"{what} for more than {seconds:g} s.", *self._doings(needs)])
         return WaitTimeoutError(what, self.where, "look at the ranks that do something else, or nothing")
 
     # -- by message ----------------------------------------------------------------------------------------
@@ -353,8 +374,8 @@ class EntryBarrier:
     def _block(self, rank: int, width: int) -> str:
         return f"entry/{self._meetings}/{width}/{rank // width}"
 
-    def _silent(self) -> str:
-        """The first ranks that have not said in the store that they are in this meeting, in words.
+    def _silent(self) -> list[int]:
+        """The first ranks that have not said in the store that they are in this meeting.
 
         Only blocks that are not whole are looked into, so few questions find few ranks among many.
         """
@@ -372,8 +393,7 @@ class EntryBarrier:
         width = 1
         while width < size:
             width *= _BLOCK
-        some = list(islice(absent(0, width), _NAMED + 1))
-        return ranks(some[:_NAMED]) + " and others" * (len(some) > _NAMED)
+        return list(islice(absent(0, width), _NAMED + 1))
 
 
 _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory

@@ -78,17 +78,20 @@ def create() -> ProcessGroupMPI:
     world = rendezvous.world()
     ranks = [int(r) for r in told["ranks"]]
     name = label(str(told["group_name"]))
-    with _watched(ranks, name):
+    # torch gives a group without a timeout its default: then that of the default group holds here
+    own = told.get("timeout")
+    seconds = None if own in (None, c10d.default_pg_timeout) else own.total_seconds()
+    with _watched(ranks, name, seconds):
         return ProcessGroupMPI(_communicator(world, ranks, name), told)
 
 
 @contextmanager
-def _watched(ranks: list[int], name: str) -> Iterator[None]:
-    """While a group of these ranks of the default group is made: see watch."""
+def _watched(ranks: list[int], name: str, seconds: float | None) -> Iterator[None]:
+    """While a group of these ranks of the default group is made: see watch. seconds: the group's own."""
     group = c10d.GroupMember.WORLD
     carrier = NetworkCollectives(group.comm, group.entry) if isinstance(group, ProcessGroupMPI) else None
     if carrier is not None:
-        carrier.call, carrier.needs = (0, group.seconds, lambda: f"making group '{name}'"), ranks
+        carrier.call, carrier.needs = (0, seconds or group.seconds, lambda: f"making group '{name}'"), ranks
         carrier.inside = time.monotonic()
     try:
         yield

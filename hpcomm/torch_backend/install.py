@@ -10,6 +10,7 @@ _new_process_group_helper         every group passes here with its timeout and n
 _new_group_with_tag               refuses use_local_synchronization for "mpi", without need
 rendezvous                        env:// without RANK and MASTER_ADDR, where an MPI launcher knows them
 monitored_barrier, split_group    refuse whoever is not gloo or nccl
+_set_pg_timeout                   knows gloo's and nccl's groups only
 _maybe_attach_flight_recorder     since 2.14 asks every group for a half of it in C++, which ours has not
 
 init_process_group drops rank, world_size and init_method for "mpi"; they are read in its frame. What was
@@ -88,6 +89,7 @@ def take() -> None:
         "rendezvous": _rendezvous,
         "monitored_barrier": _monitored_barrier,
         "split_group": _split_group,
+        "_set_pg_timeout": _set_timeout,
         "_maybe_attach_flight_recorder": _record_flight,
     }
     for name, around in wrappers.items():
@@ -200,6 +202,11 @@ def _monitored_barrier(before: Callable[..., object], call: inspect.BoundArgumen
 def _split_group(before: Callable[..., object], call: inspect.BoundArguments) -> object:
     ours = _ours(call.arguments.get("parent_pg"))
     return _pass(before, call) if ours is None else ours.split(**_but(call, "parent_pg"))
+
+
+def _set_timeout(before: Callable[..., object], call: inspect.BoundArguments) -> object:
+    ours = _ours(call.arguments.get("group"))
+    return _pass(before, call) if ours is None else ours.set_timeout(call.arguments["timeout"])
 
 
 def _but(call: inspect.BoundArguments, name: str) -> dict[str, object]:

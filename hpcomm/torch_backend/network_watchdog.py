@@ -49,7 +49,7 @@ def _look() -> None:
             else:
                 is_over = now - begin > carrier.call[1] + NETWORK_PATIENCE_S
             if is_over:
-                error = carrier.entry.stuck(lost, *carrier.call[1:])
+                error = carrier.entry.stuck(lost, carrier.needs, *carrier.call[1:])
                 if carrier.inside == begin:  # it has not ended meanwhile
                     runtime.abort(f"{type(error).__name__}: {error}")
         carriers.clear()

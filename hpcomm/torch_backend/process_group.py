@@ -17,13 +17,11 @@ from .calls import (
     in_turn,
     is_even,
     is_misfit,
-    later,
     lengths,
     made_options,
     nothing,
     operator,
     refusing,
-    rooted,
     spelling,
 )
 from .names import options
@@ -54,16 +52,14 @@ class ProcessGroupMPI(CommProcessGroup):
                 return None
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
-        opts = made_options(opts, options.AllreduceOptions)
+        opts = made_options(opts, options.AllreduceOptions, *more, named.get("timeout"))
         x = tensors[0]
         if self._foreign(x):
             return self._inner.allreduce(tensors, opts)
         op = operator(opts.reduceOp)
         run = in_turn(self._by, [group_calls.all_reduce(self._by, each, op) for each in tensors])
         count = lengths(tensors)
-        return self._call(
-            "all_reduce", run, tensors, x, op=op, count=count, background=later(opts), inputs=tensors
-        )
+        return self._call("all_reduce", run, tensors, x, op=op, count=count, opts=opts, inputs=tensors)
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         opts = made_options(opts, options.AllreduceCoalescedOptions)
@@ -78,7 +74,7 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors[0],
             op=op,
             count=lengths(tensors),
-            background=later(opts),
+            opts=opts,
             inputs=tensors,
         )
 
@@ -86,32 +82,28 @@ class ProcessGroupMPI(CommProcessGroup):
         if named:
             tensors, opts = by_name(named, tensors, opts, tensor=0, root=1)
         if isinstance(tensors, torch.Tensor):
-            tensors, opts = [tensors], rooted(options.BroadcastOptions, opts)
-        opts = made_options(opts, options.BroadcastOptions)
+            tensors = [tensors]
+        opts = made_options(opts, options.BroadcastOptions, *more, named.get("timeout"))
         root, x = opts.rootRank, tensors[0]
         if len(tensors) == 1 and self._at_once(opts, "broadcast", x, root):
             return None
         if self._foreign(x):
             return self._inner.broadcast(tensors, opts)
         run = in_turn(self._by, [group_calls.broadcast(self._by, x, root) for x in tensors])
-        return self._call(
-            "broadcast", run, tensors, tensors[0], root=root, count=lengths(tensors), background=later(opts)
-        )
+        return self._call("broadcast", run, tensors, tensors[0], root=root, count=lengths(tensors), opts=opts)
 
     def reduce(
         self, tensors: Any = None, opts: Any = None, op: Any = None, *more: object, **named: object
     ) -> Work:
         tensors, opts = by_name(named, tensors, opts, tensor=0, root=1)
         if isinstance(tensors, torch.Tensor):
-            tensors, opts = [tensors], rooted(options.ReduceOptions, opts)
-            if op is not None:
-                opts.reduceOp = op
-        opts = made_options(opts, options.ReduceOptions)
+            tensors = [tensors]
+        opts = made_options(opts, options.ReduceOptions, op, *more, named.get("timeout"))
         if self._foreign(tensors[0]):
             return self._inner.reduce(tensors, opts)
         root, op = opts.rootRank, operator(opts.reduceOp)
         run = group_calls.reduce(self._by, tensors[0], op, root)
-        return self._call("reduce", run, tensors, tensors[0], op=op, root=root, background=later(opts))
+        return self._call("reduce", run, tensors, tensors[0], op=op, root=root, opts=opts)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: object, **named: object
@@ -119,7 +111,7 @@ class ProcessGroupMPI(CommProcessGroup):
         outputs, inputs = output_tensors, by_name(named, input_tensors, input_tensor=0)[0]
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        opts = made_options(opts, options.AllgatherOptions)
+        opts = made_options(opts, options.AllgatherOptions, *more, named.get("timeout"))
         if self._foreign(inputs[0]):
             return self._inner.allgather(outputs, inputs, opts)
         places, x = outputs[0], inputs[0]
@@ -129,7 +121,7 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = refusing(self._by, x, places)
         else:
             run = group_calls.all_gather(self._by, places, x)
-        return self._call("all_gather", run, outputs, x, count=count, background=later(opts))
+        return self._call("all_gather", run, outputs, x, count=count, opts=opts)
 
     def all_gather_single(
         self,
@@ -141,11 +133,11 @@ class ProcessGroupMPI(CommProcessGroup):
         x = input
         if type(opts) is _AllgatherOptions and self._at_once(opts, "all_gather", x, output):
             return None
-        opts = made_options(opts, options.AllgatherOptions)
+        opts = made_options(opts, options.AllgatherOptions, *more)
         if self._foreign(x):
             return getattr(self._inner, spelling("all_gather_single", "_allgather_base"))(output, x, opts)
         run = group_calls.all_gather_into(self._by, output, x)
-        return self._call("all_gather", run, [output], x, background=later(opts))
+        return self._call("all_gather", run, [output], x, opts=opts)
 
     _allgather_base = all_gather_single
 
@@ -155,7 +147,7 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(inputs[0]):
             return getattr(
                 self._inner, spelling("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-            )(outputs, inputs)
+            )(outputs, inputs, made_options(opts, options.AllgatherOptions))
         run = in_turn(
             self._by,
             [group_calls.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)],
@@ -166,7 +158,7 @@ class ProcessGroupMPI(CommProcessGroup):
             outputs,
             inputs[0],
             count=lengths(inputs),
-            background=later(opts),
+            opts=opts,
             inputs=inputs,
         )
 
@@ -187,7 +179,7 @@ class ProcessGroupMPI(CommProcessGroup):
             outputs,
             inputs[0],
             count=lengths(inputs),
-            background=later(opts),
+            opts=opts,
             inputs=inputs,
         )
 
@@ -197,12 +189,8 @@ class ProcessGroupMPI(CommProcessGroup):
         outputs = output_tensors
         inputs, opts = by_name(named, input_tensors, opts, input_tensor=0, root=1)
         if isinstance(inputs, torch.Tensor):
-            outputs, inputs, opts = (
-                [outputs] if outputs else [],
-                [inputs],
-                rooted(options.GatherOptions, opts),
-            )
-        opts = made_options(opts, options.GatherOptions)
+            outputs, inputs = [outputs] if outputs else [], [inputs]
+        opts = made_options(opts, options.GatherOptions, *more, named.get("timeout"))
         if self._foreign(inputs[0]):
             return self._inner.gather(outputs, inputs, opts)
         root = opts.rootRank
@@ -214,9 +202,7 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = refusing(self._by, x, here)
         else:
             run = group_calls.gather(self._by, here, x, root)
-        return self._call(
-            "gather", run, outputs, x, root=root, count=count, background=later(opts), inputs=inputs
-        )
+        return self._call("gather", run, outputs, x, root=root, count=count, opts=opts, inputs=inputs)
 
     def scatter(
         self,
@@ -229,12 +215,8 @@ class ProcessGroupMPI(CommProcessGroup):
         outputs, opts = by_name(named, output_tensors, opts, output_tensor=0, root=1)
         inputs = input_tensors
         if isinstance(outputs, torch.Tensor):
-            outputs, inputs, opts = (
-                [outputs],
-                [inputs] if inputs else [],
-                rooted(options.ScatterOptions, opts),
-            )
-        opts = made_options(opts, options.ScatterOptions)
+            outputs, inputs = [outputs], [inputs] if inputs else []
+        opts = made_options(opts, options.ScatterOptions, *more, named.get("timeout"))
         if self._foreign(outputs[0]):
             return self._inner.scatter(outputs, inputs, opts)
         root = opts.rootRank
@@ -246,9 +228,7 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = refusing(self._by, x, here)
         else:
             run = group_calls.scatter(self._by, x, here, root)
-        return self._call(
-            "scatter", run, outputs, x, root=root, count=count, background=later(opts), others=here or ()
-        )
+        return self._call("scatter", run, outputs, x, root=root, count=count, opts=opts, others=here or ())
 
     def reduce_scatter(
         self,
@@ -261,7 +241,7 @@ class ProcessGroupMPI(CommProcessGroup):
         outputs, inputs, opts = by_name(named, output_tensors, input_tensors, opts, output=0, input=1, op=2)
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        opts = made_options(opts, options.ReduceScatterOptions)
+        opts = made_options(opts, options.ReduceScatterOptions, *more, named.get("timeout"))
         if self._foreign(outputs[0]):
             return self._inner.reduce_scatter(outputs, inputs, opts)
         op, out, blocks = operator(opts.reduceOp), outputs[0], inputs[0]
@@ -279,7 +259,7 @@ class ProcessGroupMPI(CommProcessGroup):
             out,
             op=op,
             count=count,
-            background=later(opts),
+            opts=opts,
             inputs=inputs[0],
         )
 
@@ -295,14 +275,14 @@ class ProcessGroupMPI(CommProcessGroup):
             op = OPERATORS.get(hash(opts.reduceOp))
             if self._at_once(opts, "reduce_scatter", x, op, output):
                 return None
-        opts = made_options(opts, options.ReduceScatterOptions)
+        opts = made_options(opts, options.ReduceScatterOptions, *more)
         if self._foreign(x):
             return getattr(self._inner, spelling("reduce_scatter_single", "_reduce_scatter_base"))(
                 output, x, opts
             )
         op = operator(opts.reduceOp)
         run = group_calls.reduce_scatter_into(self._by, output, x, op)
-        return self._call("reduce_scatter", run, [output], x, op=op, background=later(opts))
+        return self._call("reduce_scatter", run, [output], x, op=op, opts=opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -325,7 +305,7 @@ class ProcessGroupMPI(CommProcessGroup):
             inputs[0],
             op=op,
             count=lengths(inputs),
-            background=later(opts),
+            opts=opts,
             others=inputs,
         )
 
@@ -344,7 +324,7 @@ class ProcessGroupMPI(CommProcessGroup):
         if named:
             by_name(named)
         x, output_sizes, input_sizes = input, output_split_sizes, input_split_sizes
-        opts = made_options(opts, options.AllToAllOptions)
+        opts = made_options(opts, options.AllToAllOptions, *more, named.get("timeout"))
         is_even = not output_sizes and not input_sizes
         if is_even and x.dim() == 1 and self._at_once(opts, "all_to_all", x, output):
             return None
@@ -356,13 +336,13 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = group_calls.all_to_all_single(self._by, output, x), None
         else:
             run, count = group_calls.all_to_all_uneven(self._by, output, x, output_sizes, input_sizes)
-        return self._call("all_to_all", run, [output], x, count=count, background=later(opts))
+        return self._call("all_to_all", run, [output], x, count=count, opts=opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *more: object) -> Work:
         outputs, inputs = output_tensors, input_tensors
-        opts = made_options(opts, options.AllToAllOptions)
+        opts = made_options(opts, options.AllToAllOptions, *more)
         if self._foreign(inputs[0]):
             return self._inner.alltoall(outputs, inputs, opts)
         check_length("all_to_all", "output_tensor_list", outputs, self)
@@ -374,16 +354,14 @@ class ProcessGroupMPI(CommProcessGroup):
             outputs,
             inputs[0],
             count=lengths(inputs),
-            background=later(opts),
+            opts=opts,
             inputs=inputs,
         )
 
     def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Work:
-        given = timeout or (opts if isinstance(opts, timedelta) else getattr(opts, "timeout", None))
-        opts = made_options(opts, options.BarrierOptions)
-        seconds = given.total_seconds() if given is not None and given > timedelta(0) else 0.0
+        opts = made_options(opts, options.BarrierOptions, timeout)
         self._poller.finish(0.0)
-        return self._call("barrier", nothing, (), background=later(opts), seconds=seconds)
+        return self._call("barrier", nothing, (), opts=opts)
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False

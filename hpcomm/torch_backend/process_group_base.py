@@ -20,7 +20,7 @@ import torch
 from ..communicator.communicator import Communicator
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
-from .calls import SAYS_LATER, flat, head_of, nothing, words
+from .calls import SAYS_LATER, UNSET, flat, head_of, later, nothing, own_seconds, words
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import Ended, EntryBarrier
 from .names import c10d, dist, label
@@ -136,6 +136,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.seconds = timeout.total_seconds()
         self.entry.set_timeout(self.seconds)
+        for kind in [kind for kind, backend in self._devices.items() if backend is not None]:
+            other = self._inner._get_backend(torch.device(kind))
+            if hasattr(other, "_set_default_timeout"):
+                other._set_default_timeout(timeout)
 
     set_timeout = _set_default_timeout
 
@@ -167,6 +171,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Have the core make a blocking call on plain tensors, which most are; False: look closer."""
         if self._node is None or opts.asyncOp or self.worker.waiting or self._together is not None:
             return False
+        if opts.timeout > UNSET:
+            return False
         if self.entry.failed is not None or recording():
             return False
         turn = self._turn
@@ -193,8 +199,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         op: object = None,
         root: int = 0,
         count: int | list[int] | None = None,
-        background: bool = True,
-        seconds: float = 0.0,
+        opts: Any = None,
         inputs: Any = None,
         others: Sequence[object] = (),
     ) -> Work:
@@ -205,6 +210,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             others: tensors that take part beside like, inputs and outputs.
             count: elements that all ranks compare, or those of each tensor of a list. all_to_all's differ.
             like: tensor that tells dtype, and number of elements where count does not.
+            opts: torch's options: whether the caller waits, and the call's own timeout.
         """
         listed = count if isinstance(count, list) and len(count) > 1 else None
         if isinstance(count, list):
@@ -225,15 +231,14 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         told = verb, like, op, root, listed
         if any(x.is_inference() for x in (*flat(outputs), *([] if like is None else [like]))):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
-        deed: Callable[[], None] = partial(
-            self._meet_and_run, run, mine, seconds or self.seconds, words, told
-        )
+        seconds = own_seconds(opts) or self.seconds
+        deed: Callable[[], None] = partial(self._meet_and_run, run, mine, seconds, words, told)
         if recording():
             deed = _ending(
                 deed, recorded(verb, inputs if inputs is not None else [] if like is None else [like])
             )
         touched = [like, *flat(outputs), *(inputs or ()), *others] if there else []
-        return self._now_or_later(deed, outputs, partial(words, *told), background, touched)
+        return self._now_or_later(deed, outputs, partial(words, *told), later(opts), touched)
 
     def _meet_and_run(self, run: Callable[[], None], *call: object) -> None:
         with self._turn:

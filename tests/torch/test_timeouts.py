@@ -1,0 +1,193 @@
+"""Timeouts: of a call, of a group, of making a group; and what is said when one is over."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hpcomm
+from hpcomm.agree import runtime
+from hpcomm.torch_backend import entry_barrier, network_watchdog
+from hpcomm.torch_backend.network_collectives import NetworkCollectives
+
+c10d: Any = dist.distributed_c10d
+SHORT, LONG = timedelta(seconds=0.05), timedelta(seconds=60)
+OVER = r"waited 0\.05 s for rank {}\n"
+
+
+def calls(rank: int, size: int) -> list[tuple[str, str, tuple[Any, ...], tuple[Any, ...] | None]]:
+    """(call of a group, its options, arguments before those, arguments before a timeout) of all calls."""
+    x, row, xs = torch.ones(1), torch.ones(size), [torch.ones(1) for _ in range(size)]
+    at_root, op = xs if rank == 0 else [], dist.ReduceOp.SUM
+    of_root = [xs] if rank == 0 else []
+    return [
+        ("allreduce", "Allreduce", ([x],), (x, op)),
+        ("allreduce_coalesced", "AllreduceCoalesced", ([x, x],), None),
+        ("broadcast", "Broadcast", ([x],), (x, 0)),
+        ("reduce", "Reduce", ([x],), (x, 0, op)),
+        ("allgather", "Allgather", ([xs], [x]), (xs, x)),
+        ("allgather_coalesced", "Allgather", ([[each] for each in xs], [x]), None),
+        ("allgather_into_tensor_coalesced", "Allgather", ([row], [x]), None),
+        ("_allgather_base", "Allgather", (row, x), None),
+        ("gather", "Gather", (of_root, [x]), (at_root, x, 0)),
+        ("scatter", "Scatter", ([x], of_root), (x, at_root, 0)),
+        ("reduce_scatter", "ReduceScatter", ([x], [xs]), (x, xs, op)),
+        ("reduce_scatter_tensor_coalesced", "ReduceScatter", ([x], [row]), None),
+        ("_reduce_scatter_base", "ReduceScatter", (x, row), None),
+        ("alltoall", "AllToAll", (xs, xs), None),
+        ("alltoall_base", "AllToAll", (row, row.clone(), [], []), (row, row.clone(), [], [])),
+        ("alltoall_base", "AllToAll", (row, row.clone(), [1] * size, [1] * size), None),
+        ("barrier", "Barrier", (), ()),
+    ]
+
+
+def ways(group: Any, rank: int, size: int) -> list[tuple[str, Callable[[], Any]]]:
+    """Each call with a short timeout of its own, in each way to give it one."""
+    found = []
+    for verb, kind, before_options, before_timeout in calls(rank, size):
+        call = getattr(group, verb)
+        for is_async in (True, False) if hasattr(dist.AllreduceOptions, "asyncOp") else (None,):
+            options = getattr(dist, f"{kind}Options", None) or getattr(c10d, f"{kind}Options")
+            opts = options()
+            opts.timeout = SHORT
+            if is_async is not None:
+                opts.asyncOp = is_async
+            found.append(
+                (f"{verb}, options, async {is_async}", lambda c=call, a=(*before_options, opts): c(*a))
+            )
+        if before_timeout is not None:
+            found += [
+                (f"{verb}, by position", lambda c=call, a=(*before_timeout, SHORT): c(*a)),
+                (f"{verb}, by name", lambda c=call, a=before_timeout: c(*a, timeout=SHORT)),
+            ]
+    return found
+
+
+def meets_by_messages(group: Any) -> None:
+    """As where its ranks are on several nodes."""
+    group.entry.node = group._node = None
+    group._by = NetworkCollectives(group.comm, group.entry)
+
+
+@pytest.mark.parametrize("by", ["memory", "messages"])
+def test_a_calls_own_timeout_counts_however_it_is_given(
+    rank: int, size: int, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank makes none of the calls."""
+    monkeypatch.setattr(entry_barrier, "_ANSWER_S", 0.0)  # nobody is asked what that rank does
+    group: Any = dist.new_group(timeout=LONG)
+    if by == "messages":
+        meets_by_messages(group)
+    broken = hpcomm.UsageError("nobody goes on with this group")
+    for how, call in ways(group, rank, size) if rank != size - 1 else []:
+        if by == "messages" and not how.startswith(("allreduce,", "barrier")):
+            continue
+        with pytest.raises(RuntimeError) as told:
+            call().wait()
+        assert re.search(OVER.format(size - 1), str(told.value)), (how, str(told.value))
+        assert isinstance(told.value, hpcomm.WaitTimeoutError), how
+        group.entry.failed = None  # it would be broken for good
+    group.entry.failed = broken  # and is so at its end
+    assert group.seconds == LONG.total_seconds()
+    dist.barrier()
+
+
+def test_a_calls_own_timeout_counts_for_that_call_only(world: Any, rank: int, size: int) -> None:
+    """Ranks may give different ones, and the calls after it have the group's again."""
+    if world.entry.node is not None:
+        own = world.entry.node.timeout
+    opts = dist.AllreduceOptions()
+    opts.timeout = timedelta(seconds=20 + rank)
+    work = world.allreduce([x := torch.ones(1)], opts)
+    if work is not None:
+        work.wait()
+    assert x.item() == size
+    assert world.entry.node is None or world.entry.node.timeout == own
+
+
+def test_a_groups_timeout_can_be_set_later(rank: int, size: int) -> None:
+    groups: list[Any] = [dist.new_group(timeout=LONG) for _ in range(4)]
+    c10d._set_pg_timeout(SHORT, groups[0])
+    c10d._set_pg_timeout(SHORT, group=groups[1])
+    groups[2].set_timeout(SHORT)
+    groups[3]._set_default_timeout(SHORT)
+    if rank == size - 1:
+        dist.barrier()
+        for other in range(rank):  # what they have given up
+            dist.send(torch.ones(1), other, groups[1])
+            dist.send(torch.ones(1), other, groups[1], tag=7)
+        return
+    late = OVER.format(size - 1)
+    with pytest.raises(hpcomm.WaitTimeoutError, match=late):
+        dist.all_reduce(torch.ones(1), group=groups[0])
+    with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\(.* waited 0\.[01]"):
+        dist.recv(torch.ones(1), size - 1, group=groups[1])
+    requests = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(1), size - 1, groups[1], tag=7)])
+    with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\(.* waited 0\.[01]"):
+        requests[0].wait()
+    with (
+        pytest.raises(hpcomm.WaitTimeoutError, match=late),
+        c10d._coalescing_manager(groups[1]),
+    ):
+        dist.all_reduce(torch.ones(1), group=groups[1])
+    with c10d._coalescing_manager(groups[2], torch.device("cpu"), async_ops=True) as several:
+        dist.all_gather([torch.ones(1) for _ in range(size)], torch.ones(1), group=groups[2], async_op=True)
+        dist.barrier(groups[2], async_op=True)
+    with pytest.raises(hpcomm.WaitTimeoutError, match=late):
+        several.wait()
+    with pytest.raises(hpcomm.WaitTimeoutError, match="in 50 ms" if rank == 0 else "monitoredBarrier"):
+        dist.monitored_barrier(groups[3], timeout=SHORT)
+    dist.barrier()
+
+
+def test_who_does_not_come_is_named_with_what_it_does_instead(rank: int, size: int) -> None:
+    group: Any = dist.new_group(timeout=timedelta(seconds=0.5))
+    if rank != size - 1:
+        with pytest.raises(hpcomm.WaitTimeoutError) as told:
+            dist.all_reduce(torch.ones(2), group=group)
+        lines = str(told.value).splitlines()
+        assert lines[0].endswith(f"waited 0.5 s for rank {size - 1}")
+        if group.entry.node is not None:
+            assert re.match(
+                rf"  rank {size - 1}: all_reduce\(float32 \(3,\)\) at test_timeouts.py:\d+", lines[1]
+            )
+    dist.all_reduce(torch.ones(3))
+
+
+def test_making_a_group_takes_no_longer_than_the_groups_timeout(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks in MPI cannot be called back: the job ends, with what each of the group's ranks does."""
+    told: list[str] = []
+    monkeypatch.setattr(runtime, "abort", told.append)
+    monkeypatch.setattr(network_watchdog, "NETWORK_PATIENCE_S", 0.0)
+    store = c10d._get_default_store()
+    if rank == size - 1:
+        for _ in range(3000):
+            if store.check(["a group is late"]):
+                break
+            time.sleep(0.01)
+    elif rank == 0:
+
+        def say(text: str) -> None:
+            told.append(text)
+            store.set("a group is late", "yes")
+
+        monkeypatch.setattr(runtime, "abort", say)
+    group: Any = dist.new_group(timeout=SHORT)
+    dist.barrier()
+    if rank == 0:
+        lines = told[0].splitlines()
+        assert re.match(
+            r"WaitTimeoutError: making group '\S+' on 'world' stands in MPI for more than 0.05 s", lines[0]
+        )
+        if group.entry.node is not None:
+            last = [line for line in lines if f"rank {size - 1}: " in line]
+            assert "not in a call of hpcomm, at test_timeouts.py:" in last[0], lines
