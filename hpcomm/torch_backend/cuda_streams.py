@@ -23,7 +23,7 @@ from .torch_errors import as_torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Aside", "is_onboard", "staged"]
+__all__ = ["Aside", "check_layout", "is_onboard", "staged"]
 
 Look = TypeVar("Look", bound=Callable[..., object])
 
@@ -70,7 +70,7 @@ def staged(output: str, *, takes_devices: bool = False, takes_sparse: bool = Fal
         def staging(*arguments: Any) -> Any:
             by, *rest = arguments
             for x in flat(rest):
-                _check_layout(x, takes_sparse)
+                check_layout(x, takes_sparse)
             if all(map(_is_here, rest)):
                 return look(*arguments)
             if takes_devices and all(map(_is_there, rest)):
@@ -91,7 +91,14 @@ def staged(output: str, *, takes_devices: bool = False, takes_sparse: bool = Fal
     return decorate
 
 
-def _check_layout(x: Any, takes_sparse: bool) -> None:
+def check_layout(x: Any, takes_sparse: bool = False) -> None:
+    """Refuse a tensor whose elements do not lie in memory, each in its place.
+
+    Raises:
+        LayoutError: it is sparse, or has no elements.
+    """
+    if getattr(x, "is_meta", False):
+        raise LayoutError(f"{array(x)} has no elements", hint="torch.empty_like(tensor, device='cpu')")
     layout = getattr(x, "layout", torch.strided)
     if layout is not torch.strided and not (takes_sparse and layout is torch.sparse_coo):
         verbs = f"takes dense tensors{' and those of torch.sparse_coo' * takes_sparse}"

@@ -45,6 +45,7 @@ _LONGEST_S = 1e9  # of waiting
 # In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
 _MEETING = 16 << 6
 _WORDS = 256  # bytes of what a rank called, for ranks that disagree
+_CUT = b" ..."  # where it has more
 _ENTRY = struct.Struct("3q")  # what a rank tells those of its node: see EntryBarrier._near
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
@@ -280,14 +281,17 @@ class EntryBarrier:
         if not self._comes(telling, seconds)[0]:
             _abandoned.append(message)
             return None
-        parts = [bytes(told[i : i + _WORDS]).decode(errors="replace") for i in range(0, len(told), _WORDS)]
-        return dict(enumerate(map(str.strip, parts)))
+        parts = [bytes(told[i : i + _WORDS]).decode(errors="ignore") for i in range(0, len(told), _WORDS)]
+        return dict(enumerate(map(str.strip, parts))) | {self._comm.rank: words}
 
     def _tells(self, words: str) -> tuple[MPI.Request, bytearray, bytearray]:
         """Words on their way to all ranks, and those of all on theirs to here."""
         from mpi4py import MPI
 
-        told, mine = bytearray(_WORDS * self._comm.size), bytearray(words.encode()[:_WORDS].ljust(_WORDS))
+        told, said = bytearray(_WORDS * self._comm.size), words.encode()
+        if len(said) > _WORDS:
+            said = said[: _WORDS - len(_CUT)] + _CUT
+        mine = bytearray(said.ljust(_WORDS))
         return self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE]), mine, told
 
     def _compares(self, mine: int) -> tuple[MPI.Request, bytearray]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, HpcommError
 from . import rendezvous
-from .names import c10d, dist, label
+from .names import backends, c10d, dist, label
 from .network_collectives import NetworkCollectives
 from .process_group import ProcessGroupMPI
 from .torch_errors import is_unknown, moved
@@ -42,6 +42,9 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
             given["store"] = dist.PrefixStore("default_pg", rendezvous.store(comm))
         given["group_size"], given["group_rank"] = comm.size, comm.rank
     _making.append({**given, "ranks": ranks})
+    options = asked.get("pg_options", given.get("backend_options"))  # of "mpi" torch drops them
+    if options is not None and set(backends(given["backend"]).values()) == {"mpi"}:
+        rendezvous.warn("pg_options= has no effect: backend 'mpi' has no options")
     given["backend_options"] = None
     try:
         return before(*call.args, **call.kwargs)

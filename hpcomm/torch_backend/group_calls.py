@@ -15,7 +15,7 @@ import torch
 from ..core.limits import TORCH_LIST_COPIED
 from ..errors import DtypeError, LayoutError
 from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
-from .cuda_streams import is_onboard, staged
+from .cuda_streams import check_layout, is_onboard, staged
 from .network_collectives import NetworkCollectives, compare_parts, exchange
 
 if TYPE_CHECKING:
@@ -352,8 +352,10 @@ def message(
     comm: Communicator, verb: str, x: Tensor, peer: int | None, tag: int
 ) -> tuple[Request[object], Callable[[], None] | None]:
     """A message begun, and what is left to do once it is complete."""
+    check_layout(x)
     if verb == "send":
-        return comm.isend(x.detach() if x.is_cpu or is_onboard(x) else x.detach().cpu(), peer, tag), None
+        x = x.detach().resolve_conj().resolve_neg()
+        return comm.isend(x if x.is_cpu or is_onboard(x) else x.cpu(), peer, tag), None
     if is_onboard(x):
         return comm.irecv(x.detach(), peer, tag), None
     flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is

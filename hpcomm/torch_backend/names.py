@@ -8,11 +8,17 @@ import torch.distributed as _dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-__all__ = ["c10d", "dist", "label", "options"]
+__all__ = ["backends", "c10d", "dist", "label", "options"]
 
 dist: Any = _dist
 c10d: Any = distributed_c10d
 options: Any = _distributed_c10d
+
+
+def backends(words: object) -> dict[str, str]:
+    """Which backend serves which type of device, by what init_process_group was told."""
+    found = c10d.BackendConfig(c10d.Backend(str(words))).get_device_backend_map()
+    return {kind: str(backend) for kind, backend in found.items()}
 
 
 def label(group_name: str) -> str:

@@ -23,7 +23,7 @@ from ..errors import HpcommError
 from .calls import SAYS_LATER, UNSET, flat, head_of, later, nothing, own_seconds, words
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import Ended, EntryBarrier
-from .names import c10d, dist, label
+from .names import backends, c10d, dist, label
 from .node_collectives import carrier
 from .profile import recorded, recording
 from .torch_errors import as_torch
@@ -157,8 +157,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _register_others(self) -> dict[str, str | None]:
         """Device types and the backend for each, None for this group; makes torch's backends for others."""
-        config = c10d.BackendConfig(c10d.Backend(str(self._told["backend"]))).get_device_backend_map()
-        devices = {kind: None if backend == "mpi" else str(backend) for kind, backend in config.items()}
+        told = backends(self._told["backend"])
+        devices = {kind: None if backend == "mpi" else backend for kind, backend in told.items()}
         others = ",".join(f"{kind}:{backend}" for kind, backend in devices.items() if backend is not None)
         if others:
             from .other_devices import inner_group
@@ -317,6 +317,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                     [to_global[rank] for rank in sorted(part)],
                     timeout=timeout or timedelta(seconds=self.seconds),
                     backend=backend or "mpi",
+                    pg_options=pg_options,
                     group_desc=group_desc or f"{self._group_desc}:split",
                     use_local_synchronization=True,
                 )

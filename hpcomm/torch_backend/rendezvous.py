@@ -29,7 +29,18 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
 
-__all__ = ["Told", "announce", "at_hand", "by_mpi", "over_mpi", "refuse_unsaid", "store", "told", "world"]
+__all__ = [
+    "Told",
+    "announce",
+    "at_hand",
+    "by_mpi",
+    "over_mpi",
+    "refuse_unsaid",
+    "store",
+    "told",
+    "warn",
+    "world",
+]
 
 _OURS = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
@@ -183,7 +194,7 @@ def _hold(said: Told, comm: Communicator) -> None:
     what = f"{said.by} say {mine}, MPI says rank {comm.rank} of {comm.size}"
     if _is_launched() or said.size == 0:  # as torch's own recipe for MPI has it
         if is_wrong:
-            _warn(f"{what}: MPI's numbers hold")
+            warn(f"{what}: MPI's numbers hold")
         return
     if not is_wrong:
         raise ConfigError(
@@ -200,7 +211,7 @@ def _hold(said: Told, comm: Communicator) -> None:
     )
 
 
-def _warn(text: str) -> None:
+def warn(text: str) -> None:
     """At the user's line."""
     frame = calling_frame()
     file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("hpcomm", 0)

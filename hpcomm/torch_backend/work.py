@@ -220,6 +220,7 @@ class MessageWork(Work):
             self._request.synchronize()  # on this thread, whose current stream is nobody's
         except MismatchError as error:
             if error.lacks <= 0:
+                error.hint = "receive into a tensor of the sender's dtype, with as many elements or more"
                 raise  # a shorter message fills the beginning, as with gloo
             self._source = error.source
         if self._give is not None:

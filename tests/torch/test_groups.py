@@ -86,6 +86,23 @@ def test_the_store_of_a_group(rank: int, size: int) -> None:
     assert store.add("count", 1) >= 1
 
 
+def test_options_that_have_no_effect_give_a_warning(world: dist.ProcessGroup, rank: int, size: int) -> None:
+    """None is no option; and where another backend takes them they count there."""
+    options = dist.ProcessGroupGloo._Options()
+    for make in (
+        lambda: dist.new_group(pg_options=options),
+        lambda: dist.split_group(split_ranks=[list(range(size))], pg_options=options),
+    ):
+        with pytest.warns(UserWarning, match=r"pg_options= has no effect: backend 'mpi' has no") as told:
+            assert total(make(), 1.0) == size
+        assert told[0].filename == __file__
+    assert total(dist.new_group(pg_options=None), 1.0) == size
+    dist.destroy_process_group()
+    with pytest.warns(UserWarning, match=r"pg_options= has no effect"):
+        dist.init_process_group("mpi", pg_options=options, timeout=timedelta(seconds=15))
+    assert total(None, 1.0) == size
+
+
 def test_the_end_and_a_new_beginning(rank: int, size: int) -> None:
     for _ in range(3):
         dist.destroy_process_group()

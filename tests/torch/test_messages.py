@@ -166,8 +166,27 @@ def test_a_message_of_another_length_is_an_error(rank: int) -> None:
     if rank == 0:
         dist.send(torch.ones(3), 1)
     elif rank == 1:
-        with pytest.raises(RuntimeError, match=r"8 bytes|longer|12 bytes"):
+        with pytest.raises(RuntimeError, match=r"8 bytes|longer|12 bytes") as told:
             dist.recv(torch.zeros(2), 0)
+        assert "receive into a tensor of the sender's dtype" in str(told.value)
+        assert "_ragged" not in str(told.value)
+
+
+@pytest.mark.parametrize("kind", ["meta", "sparse"])
+def test_a_tensor_that_cannot_be_a_message_is_refused_in_words(kind: str, rank: int) -> None:
+    x = torch.ones(2, device="meta") if kind == "meta" else torch.ones(2).to_sparse()
+    for call in (dist.send, dist.recv, dist.isend, dist.irecv):
+        with pytest.raises(hpcomm.LayoutError, match="has no elements" if kind == "meta" else "is sparse"):
+            call(x, 1 - min(rank, 1))
+
+
+def test_a_tensor_with_a_negative_bit_is_sent_as_what_it_says(rank: int) -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j]).conj().imag  # torch itself refuses those with a conjugate one
+    if rank == 0:
+        dist.send(x, 1)
+    elif rank == 1:
+        dist.recv(y := torch.zeros(2), 0)
+        assert y.tolist() == [-2, 4]
 
 
 def test_objects_from_rank_to_rank(rank: int) -> None:

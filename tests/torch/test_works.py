@@ -271,6 +271,18 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
             dist.all_reduce(torch.ones(2), group=group)
 
 
+def test_a_long_call_that_ranks_disagree_about_is_marked_where_it_is_cut(
+    world: Any, rank: int, size: int
+) -> None:
+    xs = [torch.ones(1000 + i + rank) for i in range(60)]
+    with pytest.raises(hpcomm.MismatchError) as told:
+        world.allreduce_coalesced(xs).wait()
+    lines = [line for line in str(told.value).splitlines() if re.match("  rank ", line)]
+    assert len(lines) == size
+    for each, line in enumerate(lines):
+        assert line.endswith("elements, op='sum')" if each == rank else " ...")
+
+
 def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watchdog asks what it finds in frames for names of its own, also before a call has come so far."""
     carrier, met = NodeCollectives.__new__(NodeCollectives), []
