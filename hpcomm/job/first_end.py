@@ -3,13 +3,15 @@
 Hydra kills all ranks as soon as the connection of one breaks, and reports any of them. Only a process that is
 no rank sees in which order they ended. The first rank of a node starts one, which sleeps in the kernel and
 ends with the ranks. Each rank holds a pipe for it. Linux closes what has the highest number first, so that
-the pipe breaks before Hydra's connection.
+the pipe breaks before Hydra's connection. It writes to Hydra's own stderr: on a busy machine Hydra may end
+before it passes on what it is told.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +19,7 @@ from contextlib import suppress
 from select import EPOLLIN, epoll
 from struct import Struct
 
-from .launcher import call, environ_of, launcher_of, name_of
+from .launcher import HYDRA, call, environ_of, launcher_of, name_of, parent_of
 
 __all__ = ["hold", "main", "watch"]
 
@@ -60,12 +62,34 @@ def watch(file: int, at: int, nbytes: int, ranks: Sequence[tuple[int, int]]) -> 
             queue.register(each, EPOLLIN)
         files = queue.fileno(), file, *opened
         words = call("job.first_end", f"{at}", f"{nbytes}", *map(str, files), *names)
-        no = subprocess.DEVNULL
+        no, said = subprocess.DEVNULL, _stderr()
+        opened += [] if said is None else [said]
         # A session of its own, or it would be killed with us.
-        left = subprocess.Popen(words, stdin=no, stdout=no, start_new_session=True, pass_fds=files)
+        left = subprocess.Popen(
+            words, stdin=no, stdout=no, stderr=said, start_new_session=True, pass_fds=files
+        )
         left.returncode = 0  # nobody waits for it
     for each in opened:
         os.close(each)
+
+
+def _stderr() -> int | None:
+    """That of Hydra itself; None: ours, which it reads.
+
+    It is on another host, or its stderr is a file, where what two write would lie in one place.
+    """
+    hydra = parent_of(launcher_of(os.getpid()))
+    if name_of(hydra) not in HYDRA:
+        return None
+    try:
+        its = os.open(f"/proc/{hydra}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # a socket
+        return None
+    if stat.S_ISREG(os.fstat(its).st_mode):
+        os.close(its)
+        return None
+    os.set_blocking(its, True)
+    return its
 
 
 def main(words: Sequence[str]) -> None:

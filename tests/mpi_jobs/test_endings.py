@@ -206,8 +206,6 @@ def test_however_a_rank_leaves_the_others_the_job_ends_with_a_status_and_its_nam
         jobs = dict(zip(LEAVES, several.map(ended, LEAVES), strict=True))
     for way, done in jobs.items():
         is_bare = launcher == "mpirun" and not _is_open_mpi() and LEAVES[way] > 128
-        for _ in range(2 * is_bare):  # Hydra may end on a busy machine before it passes on what was said
-            done = done if "rank 1" in done.stderr else ended(way)
         assert done.returncode == LEAVES[way] - 128 * is_bare, (way, done)
         assert re.search(r"rank 1\b", done.stderr), (way, done)
         if is_bare:
@@ -416,7 +414,8 @@ def test_who_needs_at_its_end_a_rank_that_has_ended_is_told(
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] * (where == "a test")
     done = job(3, ["python", *words, str(program)], expect=None, env={"HPCOMM_NODE": node})
     assert done.returncode != 124  # a handler's exception is no failure
-    assert re.search(r"all_?reduce\b.* ranks? 0\b.*, which ha(s|ve) ended", done.stderr), done.stderr
+    # Whoever of those that it needs was seen to have ended first.
+    assert re.search(r"all_?reduce\b.* ranks? [02]\b.*, which ha(s|ve) ended", done.stderr), done.stderr
 
 
 def test_plain_mpirun_ends_for_a_rank_that_has_ended_without_the_core(
