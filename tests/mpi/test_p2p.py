@@ -96,8 +96,9 @@ def test_a_synchronous_send_ends_only_when_its_receiver_has_come(comm: Any, kind
             request = comm.isend(x, 1, sync=True)
             assert not request.done()
             comm.send_object("it is under way", 1)
-            assert not request.done()
             comm.recv(np.empty(0), 1)
+            assert not request.done()
+            comm.send_object("go on", 1)
             request.wait()
             comm.send(x, 1, sync=True)
             comm.send(x, hpcomm.PROC_NULL, sync=True)
@@ -111,6 +112,7 @@ def test_a_synchronous_send_ends_only_when_its_receiver_has_come(comm: Any, kind
         elif comm.rank == 1:
             comm.recv_object(0)
             comm.send(np.empty(0), 0)
+            comm.recv_object(0)
             for _ in range(2):
                 assert (
                     comm.recv(np.empty(3, x.dtype) if kind == "numpy" else x + 1, 0, 0).tolist() == x.tolist()

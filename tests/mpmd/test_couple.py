@@ -790,7 +790,7 @@ def test_a_deadline_begins_when_all_have_planned(couple):
 @pytest.mark.once
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
-    assert "WaitTimeoutError: get of 'f' waited 1 s for program 'a'" in done.stderr
+    assert re.search(r"WaitTimeoutError: get of 'f' waited \d+ s for program 'a'", done.stderr)
 
 
 LATE_TAKER = """
@@ -809,7 +809,7 @@ for _ in range({puts}):
 def test_a_taker_that_is_late_is_told_at_the_deadline(couple, puts, when):
     """Also where MPI would keep what was sent, and a program that only puts would hear of nothing."""
     done = couple(LATE_TAKER.format(puts=puts), {"a": 1, "b": 1}, expect="failure")
-    assert f"{when}put of 'f' waited 1 s for program 'b'" in done.stderr
+    assert re.search(rf"{when}put of 'f' waited \d+ s for program 'b'", done.stderr)
 
 
 AHEAD = """

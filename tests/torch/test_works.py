@@ -260,7 +260,7 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
     group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
     if rank != size - 1:
         begin = steady_time()
-        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"waited 0\.5\d* s for rank {size - 1}\n"):
+        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"waited [\d.]+ s for rank {size - 1}\n"):
             dist.all_reduce(torch.ones(2), group=group)
         assert steady_time() - begin < 5
         with pytest.raises(hpcomm.WaitTimeoutError):  # this group is broken for good, and says so at once
