@@ -106,3 +106,25 @@ def test_by_hand_a_program_that_ends_before_init_alone_on_its_node_ends_the_job(
     assert "MPI has not come up within 4 s" in done.stderr
     assert "air.py) on n" in done.stderr
     assert mpi.vendor == "mpich" or f"rank 2 ({python} ocean.py)" in done.stderr
+
+
+TRAIN = """
+import torch, torch.distributed as dist
+import hpcomm.torch_backend
+dist.init_process_group("mpi")
+x = torch.full((2,), 1.0 + dist.get_rank())
+dist.all_reduce(x)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), x.tolist(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_srun_starts_a_tutorial_of_torch_distributed(slurm, tmp_path):
+    """The row of docs/torch_tutorials.md."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    mpi = "pmi2" if find_mpi().vendor == "mpich" else "pmix"
+    env = {"OPAL_PREFIX": sys.prefix, "PMIX_PREFIX": sys.prefix, "PMIX_MCA_psec": "native"}
+    command = ["salloc", "-N2", "-n2", "srun", f"--mpi={mpi}", sys.executable, "train.py"]
+    done = finish(command, 90, tmp_path, env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 [3.0, 3.0]" for rank in range(2)]
