@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 AFTER_FINALIZE = """
@@ -131,3 +134,35 @@ def test_exceptions_of_python_say_what_was_meant_on_one_rank_too(job: Any) -> No
         own = said.partition(f"{name}\n")[2].partition(f"\n{following}\n")[0]
         assert note in own, own
     assert "hpcomm:" not in own
+
+
+FOR_EVER = {  # what two ranks do, and what ends the job
+    "a collective of one": (
+        "if comm.rank == 0:\n    comm.all_reduce(x)",
+        r"all_reduce.* on 'world' (needs|waits for) rank 1, which has ended",
+    ),
+    "both receive first": (
+        "comm.recv(np.empty(3), source=1 - comm.rank)\ncomm.send(x, dest=1 - comm.rank)",
+        r"recv\(.*source=[01]\) at .* has waited \d+ s\n  for rank [01]: recv\(",
+    ),
+    "tags that differ": (
+        "if comm.rank == 0:\n    comm.send(x, 1, tag=1)\nelse:\n    comm.recv(np.empty(3), 0, tag=2)",
+        r"recv\(.*tag=2\) at .* waits for rank 0 of 'world', which has ended",
+    ),
+    "an exception of one": ("if comm.rank == 1:\n    1 / 0\ncomm.barrier()", "ZeroDivisionError: "),
+}
+
+
+def test_what_would_wait_for_ever_ends_the_job_and_says_why(job: Any, tmp_path: Path) -> None:
+    def said(mistake: str) -> str:
+        program = tmp_path / f"{mistake.replace(' ', '_')}.py"
+        program.write_text(
+            "import numpy as np\nfrom hpcomm import world as comm\nx = np.ones(3)\n" + FOR_EVER[mistake][0]
+        )
+        options = ("--stall", "3")
+        text: str = job(2, ["python", str(program)], expect="failure", options=options).stderr
+        return text
+
+    with ThreadPoolExecutor(4) as several:
+        for (_, words), text in zip(FOR_EVER.values(), several.map(said, FOR_EVER), strict=True):
+            assert re.search(words, text), text
