@@ -368,13 +368,15 @@ def test_exit_handlers_and_destructors_of_globals_may_communicate(
     program = tmp_path / "program.py"
     program.write_text(EXIT_HANDLERS)
     words = ["python", str(program)] + [str(sum_)] * (sum_ is not None)
+    begin, since_s = time.monotonic(), steady_time()
     done = job(2, words, expect=status, env={"HPCOMM_NODE": node})
+    is_busy = steady_time() - since_s < 0.8 * (time.monotonic() - begin)
+    assert "has ended" not in done.stderr, done.stderr
+    if status and is_busy and "ends with status 1, " in done.stderr:
+        return  # who fails gives the others a second, and itself three, by the clock
     for line, times in (("before import 2", 2), ("handler 2 [2, 2]", 2), ("del 2 [3, 3]", 8)):
-        if status and line.startswith("del"):  # who fails gives the others a second, by the clock
-            continue
         assert done.stdout.count(line) == times, done.stdout
     assert done.stderr.count("ValueError: in a handler") == 2, done.stderr
-    assert "has ended" not in done.stderr, done.stderr
 
 
 LATE = {  # a call of rank 1 alone, where it is made
