@@ -186,18 +186,10 @@ def as_buffer(x: object) -> Buffer:
     if torch is not None and isinstance(x, torch.Tensor):
         refuse_gradient(x)
         return _torch(x, torch)
-    if isinstance(x, np.generic):  # of which numpy.float64 is a float as well
-        return _generic(x)
-    if isinstance(x, (bool, int, float, complex)):
+    if isinstance(x, (np.generic, bool, int, float, complex)):
         return _number(x)
-    if isinstance(x, np.ma.MaskedArray):
-        raise LayoutError(
-            "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"
-        )
-    if isinstance(x, np.ndarray):  # of a class of its own, whose results are plain arrays
-        look = _numpy(x.view(np.ndarray))
-        look.give = lambda: x
-        return look
+    if isinstance(x, np.ndarray):
+        return _viewed(x)
     if isinstance(x, Buffer):
         return x
     if (seen := arrays.place(x)) is not None:
@@ -359,17 +351,15 @@ def tensor_memory(x: Tensor, storage: str, shape: Shape, strides: Shape | None =
     return np.asarray(_Memory(x, interface))
 
 
-def _number(x: complex) -> Buffer:
+def _number(x: complex | np.generic) -> Buffer:
     array = np.asarray(x)
+    if isinstance(x, np.generic):  # numpy.float64 is a float as well
+        return _scalar(array, lambda filled: filled[()])
     if array.dtype.hasobject or (type(x) is int and array.dtype.kind == "u"):
         raise DtypeError(
             f"{x} does not fit into 64 bits", hint="the verb's _object form, which takes ints of any size"
         )
     return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
-
-
-def _generic(x: np.generic) -> Buffer:
-    return _scalar(np.asarray(x), lambda filled: filled[()])
 
 
 def _scalar(array: AnyArray, give: Callable[[AnyArray], object]) -> Buffer:
@@ -389,7 +379,7 @@ def _buffer_protocol(x: Any) -> Buffer:
         view = memoryview(x)
     except TypeError:
         if hasattr(x, "__array_interface__"):
-            return _array_interface(x)
+            return _viewed(x)
         raise UsageError(f"{type(x).__name__} is not an array", hint=_instead(x)) from None
     except ValueError as error:
         raise LayoutError(f"x has no memory: {error}", hint="give it before it is released") from None
@@ -425,7 +415,12 @@ def _handing(x: Any) -> Callable[[AnyArray], object]:
     return (lambda filled: filled.data) if isinstance(x, memoryview) else (lambda filled: filled)
 
 
-def _array_interface(x: object) -> Buffer:
+def _viewed(x: object) -> Buffer:
+    """An array of a class of its own, or one that numpy can view; results are plain arrays."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise LayoutError(
+            "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"
+        )
     look = _numpy(np.asarray(x))
     look.give = lambda: x
     return look

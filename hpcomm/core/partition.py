@@ -406,22 +406,17 @@ class Points:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        shape = _whole(self.shape)
-        object.__setattr__(self, "shape", shape)
-        for given in (self.owned, () if self.ghosts is None else self.ghosts):
-            if not hasattr(given, "__iter__"):
-                raise LayoutError(f"indices are {given!r}", hint="for every rank a list of global indices")
-        owned = tuple(map(_numbers, self.owned))
-        ghosts = self.ghosts if self.ghosts is not None else [np.empty(0, np.int64)] * len(owned)
-        object.__setattr__(self, "owned", owned)
-        object.__setattr__(self, "ghosts", tuple(map(_numbers, ghosts)))
+        shape, owned = _whole(self.shape), _lists(self.owned)
+        ghosts = _lists([[]] * len(owned) if self.ghosts is None else self.ghosts)
+        for name, value in (("shape", shape), ("owned", owned), ("ghosts", ghosts)):
+            object.__setattr__(self, name, value)
         if len(ghosts) != len(owned):
             raise LayoutError(
                 f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}",
                 hint="a list of ghosts for every rank, which may be empty",
             )
         times = np.zeros(shape[0], np.int64)
-        for indices in (*owned, *(self.ghosts or ())):
+        for indices in (*owned, *ghosts):
             if indices.size and (indices.min() < 0 or indices.max() >= shape[0]):
                 raise LayoutError(
                     f"indices from {indices.min()} to {indices.max()} do not fit {shape[0]} points",
@@ -463,6 +458,13 @@ class Points:
 
     def __str__(self) -> str:
         return f"{self.shape}, points over {self.size} ranks"
+
+
+def _lists(given: Sequence[Any]) -> tuple[NDArray[np.int64], ...]:
+    """The indices of every rank."""
+    if not hasattr(given, "__iter__"):
+        raise LayoutError(f"indices are {given!r}", hint="for every rank a list of global indices")
+    return tuple(map(_numbers, given))
 
 
 def _numbers(indices: object) -> NDArray[np.int64]:

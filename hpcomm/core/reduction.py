@@ -219,11 +219,8 @@ def _on(op: Op, dtype: Dtype) -> Reduction:
     return _known(op.name, dtype)
 
 
-@lru_cache(maxsize=512)
-def _known(name: str, dtype: Dtype) -> Reduction:
-    op = Op(name)
-    code = NAMES.index(name)
-    kind = dtype.kind
+def _refuse_wrong(name: str, kind: str, dtype: Dtype) -> None:
+    """Raise a DtypeError for an operator that has no right result on dtype."""
     if kind in "qo":
         raise DtypeError(f"{dtype} can be moved but not reduced", hint=_instead(dtype))
     if name in ("band", "bor", "bxor") and kind not in "biu":
@@ -236,6 +233,12 @@ def _known(name: str, dtype: Dtype) -> Reduction:
         )
     if name in ("min", "max") and kind == "c":
         raise DtypeError(f"complex numbers have no {name}", hint="reduce abs(x), or x.real and x.imag apart")
+
+
+@lru_cache(maxsize=512)
+def _known(name: str, dtype: Dtype) -> Reduction:
+    op, code, kind = Op(name), NAMES.index(name), dtype.kind
+    _refuse_wrong(name, kind, dtype)
     if kind == "b":
         return Reduction(op, code, _ON_BOOL[name], "UINT8_T", _bytes_of, _bools_of)
     if name in ("land", "lor"):
@@ -370,24 +373,19 @@ def _divide(reduced: Array, ranks: int) -> None:
 def identity(op: Op, dtype: Dtype) -> Any:
     """What exscan leaves on rank 0, as a storage value: the value that op does not notice.
 
-    Raises:
-        UsageError: a user's own operator has none that is known here.
+    None: a user's own operator has none that is known here.
     """
     if op.function is not None or op.mpi is not None:
         return None
-    truth = {"land": 1, "lor": 0}
-    name = op.name
-    if name in truth or dtype.kind == "b":
-        value: Any = truth.get(name, 1 if name in ("prod", "min", "band") else 0)
+    name, kind = op.name, dtype.kind
+    if name in ("land", "lor") or kind == "b":
+        value: Any = int(_ON_BOOL[name] == "BAND")
     elif name in ("min", "max"):
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype.storage)
-            value = limits.max if name == "min" else limits.min
-        else:
-            value = np.inf if name == "min" else -np.inf
+        ends = np.iinfo(dtype.storage) if kind in "iu" else None
+        low, high = (ends.min, ends.max) if ends is not None else (-np.inf, np.inf)
+        value = high if name == "min" else low
     else:
         value = {"prod": 1, "band": -1}.get(name, 0)
-    if dtype.kind == "h":
+    if kind == "h":
         return dtypes.narrow(np.full(1, value, np.float32), dtype)[0]
-    storage = np.dtype(dtype.storage)
-    return ~np.zeros((), storage) if value == -1 else storage.type(value)
+    return np.array(value).astype(dtype.storage)[()]  # -1 becomes all bits

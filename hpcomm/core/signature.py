@@ -49,6 +49,7 @@ def head(verb: str, op: int = 0, dtype: int = 0, root: int = 0) -> int:
 
 REFUSED = 1 << 6  # of no verb: in place of a call that its rank refuses,
 LEFT = 2 << 6  # and after the last call of a rank that is out of step
+_NO_CALL = {REFUSED: "a call that it refuses", LEFT: "no call any more: it is out of step"}
 _MANY = 1 << 30  # what the number of elements of a call from 2^31 on has set
 _LOW, _HIGH = 12, 55  # bits of a root that stand together; where the others stand
 ROOTS = 1 << 20  # ranks that are told apart as roots
@@ -82,11 +83,9 @@ def describe(signature: int, size: int = 0) -> str:
 
     size: of the communicator; where it is large, roots have more bits and lengths fewer.
     """
-    from .dtypes import BY_NAME
-
-    if signature in (REFUSED, LEFT):
-        return "a call that it refuses" if signature == REFUSED else "no call any more: it is out of step"
-    verb = VERBS[signature & 63] if signature & 63 < len(VERBS) else "?"
+    if signature in _NO_CALL:
+        return _NO_CALL[signature]
+    verb = dict(enumerate(VERBS)).get(signature & VERB, "?")
     dtype, root = signature >> 11 & 255, signature >> 19 & 0xFFF
     scheduled = dtype < 128 and signature & SCHEDULED
     is_rooted = verb.removesuffix("_object").removesuffix("_ragged") in ROOTED
@@ -94,18 +93,20 @@ def describe(signature: int, size: int = 0) -> str:
         root |= signature >> _HIGH << _LOW
         signature &= (1 << _HIGH) - 1
     dtype &= ~(SCHEDULED >> 11) if scheduled else 255
-    parts = []
-    if dtype:
-        name = next((d.name for d in BY_NAME.values() if d.code == dtype), "opaque")
-        count = signature >> 32
-        many = f"{count} elements" if count < _MANY else "2**30 elements or more"
-        parts += [name] if name == "opaque" else [name, many]
-    if verb in REDUCTIONS:
-        parts.append(operator(signature))
-    if scheduled:
-        parts.append("algorithm=...")
-    elif is_rooted:
-        parts.append(f"root={root}")
-    if signature & BACKGROUND:
-        parts.append("async_op=True")
-    return f"{verb}({', '.join(parts)})"
+    parts = (
+        _elements(dtype, signature >> 32),
+        operator(signature) if verb in REDUCTIONS else "",
+        "algorithm=..." if scheduled else f"root={root}" if is_rooted else "",
+        "async_op=True" if signature & BACKGROUND else "",
+    )
+    return f"{verb}({', '.join(filter(None, parts))})"
+
+
+def _elements(code: int, count: int) -> str:
+    """`float64, 4 elements`."""
+    from .dtypes import BY_NAME
+
+    name = next((dtype.name for dtype in BY_NAME.values() if dtype.code == code), "")
+    if not code or not name:
+        return "opaque" if code else ""
+    return f"{name}, {count} elements" if count < _MANY else f"{name}, 2**30 elements or more"

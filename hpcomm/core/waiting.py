@@ -37,7 +37,7 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
     if len(pending) > 1 and any(
         getattr(_call(request), "stages", pending) is not None for request in pending
     ):
-        _move_on([request for request in pending if isinstance(request, Request)], end)  # not plans
+        _move_on(pending, end)
     if end is None:
         return [request.wait() for request in pending]
     done: list[T] = []
@@ -51,9 +51,9 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
     return done
 
 
-def _move_on(requests: list[Request[object]], end: float | None) -> None:
-    """Ask all of them in turn, until they are complete or it is time: some progress only if asked."""
-    polled, pause = Polled(requests), Pause()
+def _move_on(pending: Sequence[object], end: float | None) -> None:
+    """Ask all requests in turn, until they are complete or it is time: some progress only if asked."""
+    polled, pause = Polled([each for each in pending if isinstance(each, Request)]), Pause()  # not plans
     while True:
         polled.requests = [request for request in polled.requests if not _has_ended(request)]
         if not polled.requests or (end is not None and time.monotonic() >= end):
