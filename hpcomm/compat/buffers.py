@@ -21,7 +21,7 @@ from ..core.buffer import as_buffer
 from ..errors import ConfigError, LayoutError, MismatchError
 
 if TYPE_CHECKING:
-    from mpi4py.typing import Buffer, BufSpec, BufSpecB, BufSpecV
+    from mpi4py.typing import BufSpec, BufSpecB, BufSpecV
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
@@ -66,6 +66,11 @@ class _Spec(NamedTuple):
     displ: Any = None
     kind: MPI.Datatype | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its elements are of a type that numpy has too."""
+        return self.kind is None or element(self.kind) is not None
+
 
 def element(kind: MPI.Datatype) -> np.dtype[np.generic] | None:
     """numpy's name for a datatype of MPI's; None: it has none, as what a program has made."""
@@ -74,10 +79,7 @@ def element(kind: MPI.Datatype) -> np.dtype[np.generic] | None:
 
 def typed(spec: Block) -> bool:
     """Whether its elements are of a type that numpy has too, so that hpcomm may compute with them."""
-    if _whole(spec) is not None:
-        return True
-    kind = _spec(spec).kind
-    return kind is None or element(kind) is not None
+    return _whole(spec) is not None or _spec(spec).is_plain
 
 
 def plain(spec: Block) -> Array | None:
@@ -87,9 +89,7 @@ def plain(spec: Block) -> Array | None:
         return array
     found = _spec(spec)
     is_absent = found.buf is None or found.buf is MPI.BOTTOM
-    if is_absent or (found.kind is not None and element(found.kind) is None):
-        return None
-    return _view(found, 1)
+    return None if is_absent or not found.is_plain else _view(found, 1)
 
 
 def part(spec: Block, blocks: int = 1) -> Part:
@@ -105,10 +105,10 @@ def part(spec: Block, blocks: int = 1) -> Part:
     if found.buf is None and not found.count:
         kind = None if found.kind is None else element(found.kind)
         return Part(np.empty(0, np.uint8 if kind is None else kind))
-    if found.kind is None or element(found.kind) is not None:
+    if found.is_plain:
         return Part(_view(found, blocks))
     count = _entries(found) if found.count is None else index(found.count) * blocks
-    return _packed(found.buf, count, index(found.displ or 0), found.kind)
+    return _packed(found, count, index(found.displ or 0))
 
 
 def _whole(spec: object) -> Array | None:
@@ -125,21 +125,24 @@ def _whole(spec: object) -> Array | None:
 def parts(spec: BufSpecV | None, blocks: int) -> list[Part]:
     """The same for each rank, of a specification with a count for each: [buf, (counts, displs), type]."""
     buf, counts, displs, kind = _spec(spec, many=True)
-    derived = kind is not None and element(kind) is None
-    flat = None if derived or buf is None else _view(_Spec(buf, kind=kind), 1)
+    whole = _Spec(buf, kind=kind)
+    flat = _view(whole, 1) if buf is not None and whole.is_plain else None
     if counts is None:
-        entries = _entries(_Spec(buf, kind=kind)) if flat is None else len(flat)
+        entries = _entries(whole) if flat is None else len(flat)
         counts = [entries // blocks + (entries % blocks > r) for r in range(blocks)]
     sizes = _each(counts, blocks, "counts", lambda count, rank: count)
     if displs is None:
         places = [sum(sizes[:r]) for r in range(blocks)]
     else:
         places = _each(displs, blocks, "displacements", lambda displ, rank: displ * rank)
-    if flat is None:
-        if kind is None or buf is None:
-            return [Part(np.empty(0, np.uint8)) for _ in sizes]
-        return [_packed(buf, n, at, kind) for n, at in zip(sizes, places, strict=True)]
-    return [Part(_cut(flat, at, n)) for n, at in zip(sizes, places, strict=True)]
+    return [_piece(whole, flat, n, at) for n, at in zip(sizes, places, strict=True)]
+
+
+def _piece(whole: _Spec, flat: Array | None, count: int, displ: int) -> Part:
+    """Some elements of a whole buffer. flat: all of them, if numpy has their type."""
+    if flat is not None:
+        return Part(_cut(flat, displ, count))
+    return Part(np.empty(0, np.uint8)) if whole.buf is None else _packed(whole, count, displ)
 
 
 def _each(given: Any, blocks: int, name: str, of_one: Callable[[int, int], int]) -> list[int]:
@@ -250,22 +253,27 @@ def _view(spec: _Spec, blocks: int) -> Array:
     if spec.kind is not None:
         kind = element(spec.kind)
         assert kind is not None
-        if not isinstance(flat, np.ndarray):
-            look = as_buffer(flat)
-            if look.dtype.mpi is None or np.dtype(look.dtype.storage) != kind:
-                flat = look.array
-        if isinstance(flat, np.ndarray) and flat.dtype != kind:
-            if flat.nbytes % kind.itemsize and spec.count is None:
-                raise ValueError(
-                    f"message: buffer length {flat.nbytes} is not a multiple of extent {kind.itemsize}"
-                )
-            flat = flat.view(np.uint8)[: flat.nbytes // kind.itemsize * kind.itemsize].view(kind)
+        flat = _retyped(flat, kind, is_exact=spec.count is None)
     if spec.count is None and spec.displ is None:
         if len(flat) % blocks:
             raise ValueError(f"message: {len(flat)} entries are not a multiple of {blocks} blocks")
         return flat
     first = index(spec.displ or 0)
     return _cut(flat, first, len(flat) - first if spec.count is None else index(spec.count) * blocks)
+
+
+def _retyped(flat: Any, kind: np.dtype[np.generic], is_exact: bool) -> Any:
+    """The same memory as elements of kind. is_exact: nothing may be left over at its end."""
+    if not isinstance(flat, np.ndarray):
+        look = as_buffer(flat)
+        if look.dtype.mpi is not None and np.dtype(look.dtype.storage) == kind:
+            return flat
+        flat = look.array
+    if flat.dtype == kind:
+        return flat
+    if flat.nbytes % kind.itemsize and is_exact:
+        raise ValueError(f"message: buffer length {flat.nbytes} is not a multiple of extent {kind.itemsize}")
+    return flat.view(np.uint8)[: flat.nbytes // kind.itemsize * kind.itemsize].view(kind)
 
 
 def _cut(flat: Array, first: int, count: int) -> Array:
@@ -284,10 +292,12 @@ def _entries(spec: _Spec) -> int:
     return nbytes // extent - index(spec.displ or 0)
 
 
-def _packed(buf: Buffer, count: int, displ: int, kind: MPI.Datatype) -> Part:
+def _packed(spec: _Spec, count: int, displ: int) -> Part:
     """Elements of any datatype, packed; MPI knows alone where they lie."""
+    kind = spec.kind
+    assert kind is not None
     array = np.empty(count * kind.Get_size(), np.uint8)
-    there: BufSpec = [buf, (count, displ), kind]
+    there: BufSpec = [spec.buf, (count, displ), kind]
     here: BufSpec = [array, MPI.BYTE]
     alone = _alone()
     alone.Sendrecv(there, 0, 0, here, 0, 0)
