@@ -23,7 +23,7 @@ from ..errors import ConfigError
 __all__ = ["Library", "bound_cuda", "bound_nccl", "loaded"]
 
 _TEXT = 128  # bytes of a text that a function writes
-_POINTER = type(ctypes.POINTER(ctypes.c_int))
+_NUMBER, _POINTER = type(ctypes.c_int), type(ctypes.POINTER(ctypes.c_int))
 _OLDEST_NCCL4PY = "0.6"  # before, it had other signatures
 
 Function = Callable[..., tuple[Any, ...]]  # of inputs; gives status and outputs
@@ -64,28 +64,33 @@ def loaded(path: str, signatures: Mapping[str, Sequence[Any]], lack: str, hints:
 
 def _with_outputs(function: Any, arguments: Sequence[Any]) -> Function:
     """The function, which makes room for what it writes, and returns that, too."""
-    written = [i for i, kind in enumerate(arguments) if kind is ctypes.c_char_p or isinstance(kind, _POINTER)]
-    types = [arguments[i]._type_ for i in written]
-    kinds: list[Any] = [ctypes.c_char * _TEXT if kind == "z" else kind for kind in types]  # z: a text
+    written = {i: kind for i, kind in enumerate(map(_written, arguments)) if kind is not None}
     structures = [(i, kind) for i, kind in enumerate(arguments) if issubclass(kind, ctypes.Structure)]
 
     def call(*given: Any) -> tuple[Any, ...]:
-        outputs = [kind() for kind in kinds]
+        outputs = [(i, kind()) for i, kind in written.items()]
         passed = [*given]
-        for i, output in zip(written, outputs, strict=True):
+        for i, output in outputs:
             passed.insert(i, output if isinstance(output, ctypes.Array) else ctypes.byref(output))
         for i, kind in structures:
             passed[i] = kind.from_buffer_copy(passed[i])
-        return function(*passed), *map(_plain, outputs)
+        return function(*passed), *(_plain(output) for _, output in outputs)
 
     def call_for_a_number(*given: Any) -> tuple[Any, ...]:  # the same, quicker
-        output = kinds[0]()
+        output = written[0]()
         return function(ctypes.byref(output), *given), output.value or 0
 
-    is_simple = written == [0] and not structures and hasattr(kinds[0], "value") and types != ["z"]
+    is_simple = [*written] == [0] and not structures and isinstance(written[0], _NUMBER)
     if not written and not structures:
         return lambda *given: (function(*given),)
     return call_for_a_number if is_simple else call
+
+
+def _written(argument: Any) -> Any:
+    """The type of what a function writes through this argument; None: it reads it."""
+    if argument is ctypes.c_char_p:
+        return ctypes.c_char * _TEXT
+    return argument._type_ if isinstance(argument, _POINTER) else None
 
 
 def _plain(output: Any) -> Any:

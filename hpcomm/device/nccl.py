@@ -137,23 +137,21 @@ class Group:
         elif verb == "all_gather":
             self._call("ncclAllGather", own, work, block, _BYTES, *there)
         else:
-            self._exchange(verb, work, block, root, there)
+            self._exchange(verb, work, block, root, stream)
 
-    def _exchange(self, verb: str, work: int, block: int, root: int, there: tuple[object, int]) -> None:
+    def _exchange(self, verb: str, work: int, block: int, root: int, stream: int) -> None:
         """Messages, begun together: NCCL has no gather, scatter and all_to_all of its own."""
-        ranks, back = range(self.size), work + self.size * block
-        sends = {"gather": [root], "scatter": ranks if self.rank == root else (), "all_to_all": ranks}[verb]
-        recvs = {"gather": ranks if self.rank == root else (), "scatter": [root], "all_to_all": ranks}[verb]
-        into = back if verb == "all_to_all" else work
+        ranks, is_root = range(self.size), self.rank == root
         self._call("ncclGroupStart")
-        for peer in sends:
-            if peer != self.rank or verb == "all_to_all":
-                part = self.rank if verb == "gather" else peer
-                self._call("ncclSend", work + part * block, block, _BYTES, peer, *there)
-        for peer in recvs:
-            if peer != self.rank or verb == "all_to_all":
-                part = self.rank if verb == "scatter" else peer
-                self._call("ncclRecv", into + part * block, block, _BYTES, peer, *there)
+        if verb == "all_to_all":
+            for peer in ranks:
+                self.send(work + peer * block, block, peer, stream)
+                self.recv(work + (self.size + peer) * block, block, peer, stream)
+        else:  # between root and each other rank one message, of the slot of that rank
+            move = self.recv if (verb == "gather") == is_root else self.send
+            for slot in ranks if is_root else [self.rank]:
+                if slot != root:
+                    move(work + slot * block, block, slot if is_root else root, stream)
         self._call("ncclGroupEnd")
 
     def send(self, address: int, nbytes: int, peer: int, stream: int) -> None:
