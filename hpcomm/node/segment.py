@@ -15,7 +15,7 @@ import fcntl
 import os
 import struct
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import native
 from .words import Words, words_of_text
@@ -153,31 +153,16 @@ class Region:
         self._words.write(_NOTE, text, _NOTE_BYTES)
 
 
-class NodeSegment:
-    """What the ranks of this node share.
+class NodeSegment(NamedTuple):
+    """What the ranks of this node share."""
 
-    regions: their records; regions[here] is this rank's own. node: a number common to the node. shared: the
-    native core's memory. group: whose records they are, in their order. cores: how many cores these ranks may
-    use, all together. direct: whether each of them can read and write the others' memory.
-    """
-
-    def __init__(
-        self,
-        regions: list[Region],
-        here: int,
-        node: int,
-        shared: core.Segment,
-        cores: int = 1,
-        direct: bool = False,
-        group: MPI.Group | None = None,
-    ) -> None:
-        self.direct = direct
-        self._group = group
-        self.shared = shared
-        self.regions = regions
-        self.here = here
-        self.node = node
-        self.is_crowded = len(regions) > cores
+    regions: list[Region]  # their records
+    here: int  # whose record is this rank's own
+    node: int  # a number common to the node
+    shared: core.Segment  # the native core's memory
+    is_crowded: bool  # more ranks than cores that they may use, all together
+    direct: bool  # each of them can read and write the others' memory
+    group: MPI.Group  # whose records they are, in their order
 
     @property
     def mine(self) -> Region:
@@ -185,10 +170,8 @@ class NodeSegment:
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
-        if self._group is None:
-            return []
         group = mpi.Get_group()
-        ranks = self._group.Translate_ranks(None, group)
+        ranks = self.group.Translate_ranks(None, group)
         group.Free()
         return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
 
@@ -229,24 +212,32 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         if not at:
             _say_lack(node, world.rank)
             return None
-        file = shared.fileno()
-        regions = [Region(Words(shared, at + 8 * _WORDS * i), file, i) for i in range(node.size)]
-        regions[node.rank].hold()
         core = native.core()
         assert core is not None
-        regions[node.rank].mark = core.mark()
-        if "PMI_FD" in os.environ:  # MPICH's launcher
-            regions[node.rank].pipe = first_end.hold()
-        node.Barrier()
-        for i in range(1, node.size):
-            regions[(node.rank + i) % node.size].look()
-        if node.rank == 0 and all(region.pipe for region in regions):
-            first_end.watch(file, at, 8 * _WORDS, [(region.mark[0], region.pipe) for region in regions])
+        regions = _records(node, shared, at, core.mark())
         its_number = int.from_bytes(number, "little")
         direct = all_of(node, all(core.reaches(*region.mark) for region in regions))
-        return NodeSegment(regions, node.rank, its_number, shared, _cores(node), direct, node.Get_group())
+        crowded = node.size > _cores(node)
+        return NodeSegment(regions, node.rank, its_number, shared, crowded, direct, node.Get_group())
     finally:
         node.Free()
+
+
+def _records(node: MPI.Comm, shared: core.Segment, at: int, mark: Sequence[int]) -> list[Region]:
+    """The records of the node's ranks, which begin at a place; each has filled in its own. Collective."""
+    file = shared.fileno()
+    regions = [Region(Words(shared, at + 8 * _WORDS * i), file, i) for i in range(node.size)]
+    mine = regions[node.rank]
+    mine.hold()
+    mine.mark = mark
+    if "PMI_FD" in os.environ:  # MPICH's launcher
+        mine.pipe = first_end.hold()
+    node.Barrier()
+    for i in range(1, node.size):
+        regions[(node.rank + i) % node.size].look()
+    if node.rank == 0 and all(region.pipe for region in regions):
+        first_end.watch(file, at, 8 * _WORDS, [(region.mark[0], region.pipe) for region in regions])
+    return regions
 
 
 def opened(node: MPI.Comm, nbytes: int) -> core.Segment | None:
