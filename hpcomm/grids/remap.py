@@ -16,6 +16,7 @@ Cells that are given lie beside each other, not over each other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,8 +85,6 @@ def weights(
         raise ConfigError(
             f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
         )
-    if not len(here):
-        return _nothing(len(there))
     shapes = _shapes(source, np.arange(size_of(source)), mapping)[here]
     if isinstance(target, (Points, Cells)) and points is not None:
         target = target.part(there)
@@ -157,11 +156,6 @@ def _indices(name: str, chosen: object, grid: Grid) -> Indices:
     return found.astype(np.int64)
 
 
-def _nothing(points: int) -> Weights:
-    """Where no source is."""
-    return Weights(sparse_matrices().csr_matrix((points, 0)), np.empty(0, np.int64), np.zeros(points))
-
-
 def weights_between(
     comm: MPI.Intracomm, grid: Any, points: Indices, is_giver: bool, mapping: str, neighbours: int
 ) -> Weights | None:
@@ -172,35 +166,36 @@ def weights_between(
     Raises:
         LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
     """
-    from mpi4py import MPI
-
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
-    first = int(np.argmax(is_source))
-    kept = grid if comm.rank == first and isinstance(grid, Rectangles) else None
-    source = comm.bcast(kept, first)
+    source = comm.bcast(grid if isinstance(grid, Rectangles) else None, int(np.argmax(is_source)))
     if mapping.startswith("cons") and entries["is_cells"].any():
         _check_widths(bool(entries["is_halved"].any()), "connect")
-    margin = float(entries["reach"].max()) / (2 if mapping == "nearest" else 1)
+    margin = float(entries["reach"].max()) / (1 + (mapping == "nearest"))
     scale = _scale(grid, entries["low"][is_source], entries["high"][is_source])
-    shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
-    found = None
-    while True:
-        got = _nearby(comm, entries, points, shapes, margin)
-        if not is_giver:
-            mapper = _Mapper(source, grid, points, mapping, neighbours, scale)
-            found = mapper.weights(*got) if len(got[0]) else None
-        reached = is_giver or (found is not None and mapper.needed <= margin) or margin >= _FAR * mapper.scale
-        if comm.allreduce(not reached) == 0:
+    mapper, found, shapes = None, None, np.empty((0, 1, 3))
+    if is_giver:
+        shapes = _shapes(grid, points, mapping)
+    else:
+        mapper = _Mapper(source, grid, points, mapping, neighbours, scale)
+    while True:  # until every taker has been given all that may count
+        given = _nearby(comm, entries, points, shapes, margin)
+        if mapper is not None:
+            found = mapper.weights(*given)
+        if not comm.allreduce(mapper is not None and mapper.lacks(margin)):
             break
         margin *= 2
-    lies_over = not is_giver and bool(mapper.overlap)
-    told = comm.allreduce(comm.rank if lies_over else comm.size, MPI.MIN)
+    _refuse_overlap(comm, mapper.overlap if mapper is not None else "")
+    return found
+
+
+def _refuse_overlap(comm: MPI.Intracomm, overlap: str) -> None:
+    """Raise on all ranks what the first one says of cells that lie over each other, if one does."""
+    from mpi4py import MPI
+
+    told = comm.allreduce(comm.rank if overlap else comm.size, MPI.MIN)
     if told < comm.size:
-        raise _lie_over(comm.bcast(mapper.overlap if comm.rank == told else None, told), "connect")
-    if is_giver:
-        return None
-    return found or _nothing(len(points))
+        raise _lie_over(comm.bcast(overlap, told), "connect")
 
 
 def _entries(comm: MPI.Intracomm, grid: Grid, points: Indices, is_giver: bool) -> NDArray[np.void]:
@@ -263,29 +258,32 @@ def _nearby(
     return found[order], forms[order]
 
 
+@dataclass
 class _Mapper:
-    """Makes weights for some target points.
+    """Makes weights for some target points."""
 
-    source: the grid that they come from, if it is Rectangles. source_scale: its largest coordinate.
-    needed: how far the farthest source was that counted. overlap: what is known of sources that lie over each
-    other, in words.
-    """
+    source: Any  # the grid that they come from, if it is Rectangles
+    target: Any
+    points: Indices
+    mapping: str
+    neighbours: int
+    source_scale: float  # the source's largest coordinate
+    needed: float = np.inf  # how far the farthest source was that counted
+    overlap: str = ""  # what is known of sources that lie over each other, in words
 
-    def __init__(
-        self, source: Any, target: Any, points: Indices, mapping: str, neighbours: int, source_scale: float
-    ) -> None:
-        self.source, self.target, self.points = source, target, points
-        self.mapping, self.neighbours, self.source_scale = mapping, neighbours, source_scale
-        self.needed = 0.0
-        self.overlap = ""
-        self.scale = 1.0 if target.sphere else float(np.abs(target.centres(points)).max(initial=1.0))
+    def lacks(self, margin: float) -> bool:
+        """Whether sources farther away than margin may count."""
+        scale = 1.0 if self.target.sphere else float(np.abs(self.target.centres(self.points)).max(initial=1.0))
+        return margin < min(self.needed, _FAR * scale)
 
     def weights(self, given: Indices, shapes: Array) -> Weights:
         """Rows for the target points, from source points given (ascending) with these shapes."""
-        made = getattr(self, f"_{self.mapping}")(given, shapes)
-        row, column, value, fraction = made
-        sparse = sparse_matrices()
-        matrix = sparse.csr_matrix((value, (row, column)), shape=(len(self.points), len(given)))
+        sparse, n = sparse_matrices(), len(self.points)
+        if not len(given):
+            return Weights(sparse.csr_matrix((n, 0)), given, np.zeros(n))
+        self.needed = 0.0
+        row, column, value, fraction = getattr(self, f"_{self.mapping}")(given, shapes)
+        matrix = sparse.csr_matrix((value, (row, column)), shape=(n, len(given)))
         matrix.sum_duplicates()
         used = np.unique(matrix.indices)
         matrix = sparse.csr_matrix(matrix[:, used])

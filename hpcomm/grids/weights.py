@@ -146,15 +146,15 @@ def _damage(
     for (name, kinds), array in zip(_KINDS.items(), (data, indices, indptr, sources, fraction), strict=True):
         if array.ndim != 1 or array.dtype.kind not in kinds:
             return f"{name} is {array.dtype} of shape {array.shape}"
-    if not len(indptr) or indptr[0] != 0 or (np.sort(indptr) != indptr).any():
+    if indptr[:1].tolist() != [0] or (np.sort(indptr) != indptr).any():
         return "indptr does not ascend from 0"
-    if not len(data) == len(indices) == indptr[-1] or len(fraction) != len(indptr) - 1:
+    if (len(data), len(indices), len(fraction)) != (indptr[-1], indptr[-1], len(indptr) - 1):
         return "its arrays are not of lengths that fit each other"
-    if len(indices) and not 0 <= indices.min() <= indices.max() < len(sources):
+    if ((indices < 0) | (indices >= len(sources))).any():
         return f"indices from {indices.min()} to {indices.max()}, of {len(sources)} sources"
-    if sources.min(initial=0) < 0 or not np.array_equal(np.unique(sources), sources):
+    if not np.array_equal(np.unique(np.maximum(sources, 0)), sources):
         return "sources do not ascend from 0 or more"
-    return "" if np.isfinite(data).all() and np.isfinite(fraction).all() else "weights that are not finite"
+    return "" if np.isfinite(np.concatenate([data, fraction])).all() else "weights that are not finite"
 
 
 def sparse_matrices() -> Any:
