@@ -55,29 +55,35 @@ def _npy(path: str) -> tuple[Rows, list[str]]:
     return rows, [f"column {i}" for i in range(rows.shape[1])]
 
 
-def _csv(path: str) -> tuple[Rows, list[str]]:
-    """Cells between commas, semicolons or tabs, whichever the first line has most of; # begins a comment."""
+def _lines(path: str) -> list[tuple[int, list[str]]]:
+    """The numbers and the cells of the lines that are neither empty nor, from # on, a comment.
+
+    Cells are between commas, semicolons or tabs, whichever the first line has most of.
+    """
     with Path(path).open(newline="", encoding="utf-8-sig", errors="replace") as file:
         between = max(",;\t", key=file.readline().count)
         file.seek(0)
         reader = csv.reader(file, delimiter=between, skipinitialspace=True)
-        lines = [(reader.line_num, line) for line in reader if any(line) and not line[0].startswith("#")]
+        return [(reader.line_num, line) for line in reader if any(line) and not line[0].startswith("#")]
+
+
+def _csv(path: str) -> tuple[Rows, list[str]]:
+    lines = _lines(path)
     head = [cell.strip() for cell in lines[0][1]] if lines else []
     for number, line in lines:
         if len(line) != len(head):
             raise ValueError(f"line {number} has {len(line)} cells, line {lines[0][0]} has {len(head)}")
-    has_names = not any(_is_number(cell) for cell in head)
-    cells = [[float(cell) if _is_number(cell) else np.nan for cell in line] for _, line in lines[has_names:]]
+    has_names = all(_number(cell) is None for cell in head)
+    cells = [[_number(cell) for cell in line] for _, line in lines[has_names:]]
     names = head if has_names else [f"column {i}" for i in range(len(head))]
     return np.array(cells, np.float64).reshape(len(cells), len(head)), names
 
 
-def _is_number(cell: str) -> bool:
+def _number(cell: str) -> float | None:
     try:
-        float(cell)
+        return float(cell)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _complete(rows: Rows, names: list[str], path: str) -> tuple[Rows, list[str], str]:

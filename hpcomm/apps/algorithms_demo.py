@@ -55,17 +55,12 @@ def expected(verb: str, rank: int, p: int, count: int) -> Any:
     if verb == "barrier" or (verb in ("reduce", "gather") and rank != 0):
         return None
     xs = np.stack([given(verb, r, p, count) for r in range(p)])
-    if verb in ("all_gather", "gather"):
-        return xs
+    mine = xs[:, rank] if verb in INPUT_BLOCKS else xs
+    if verb in ("all_gather", "gather", "all_to_all"):
+        return mine
     if verb in ("broadcast", "scatter"):
-        return xs[0] if verb == "broadcast" else xs[0, rank]
-    if verb == "all_to_all":
-        return xs[:, rank]
-    if verb == "reduce_scatter":
-        return xs[:, rank].sum(0)
-    if verb in ("scan", "exscan"):
-        return xs[: rank + (verb == "scan")].sum(0)
-    return xs.sum(0)
+        return mine[0]
+    return mine[: {"scan": rank + 1, "exscan": rank}.get(verb, p)].sum(0)
 
 
 class Timed(NamedTuple):

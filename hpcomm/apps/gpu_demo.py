@@ -29,10 +29,12 @@ from ._report import Parser, Report, sleep_until_all
 if TYPE_CHECKING:
     from ..core.types import ArrayLike
 
+Row = tuple[str, int, float, str]  # path, bytes, GB/s, which way hpcomm went
 PATHS = ["pipeline", "ipc", "direct", "nccl"]  # which messages may take
 SIZES = [4 << 10, 256 << 10, 2 << 20, 16 << 20, 128 << 20]
 SPAN_S = 0.2  # measuring one size takes about so long at most
 Swap = Callable[[Any, Any], None]  # (what goes out, what comes in)
+Contenders = dict[str, tuple[Communicator, Swap]]
 
 
 def naive(comm: Communicator, peer: int, library: _library.Library) -> Swap:
@@ -86,6 +88,47 @@ def way(comm: Communicator, peer: int, out: ArrayLike) -> str:
         return plan.explain().partition("): ")[2]
 
 
+def contenders(
+    pair: Communicator, library: _library.Library, on_device: bool, nbytes: int
+) -> tuple[Contenders, dict[str, str]]:
+    """The paths that messages of so many bytes can take here; and why they cannot take others."""
+    peer = (pair.rank + 1) % pair.size
+    if not on_device:
+        return {"host": (pair, by(pair, peer, library))}, {}
+    found: Contenders = {"naive": (pair, naive(pair, peer, library))}
+    refused = {}
+    for setting in [*PATHS, "auto"]:
+        with_it = pair.dup(name=setting, gpu=setting)
+        swap = by(with_it, peer, library)
+        refused[setting] = refusal(with_it, swap, library, nbytes) if setting in PATHS else ""
+        if not refused[setting]:
+            found[setting] = with_it, swap
+    return found, refused
+
+
+def measured(contenders: Contenders, library: _library.Library, sizes: list[int]) -> tuple[list[Row], list[str]]:
+    """How fast each is; and which messages arrived changed."""
+    rows, wrong = [], []
+    for name, (comm, swap) in contenders.items():
+        peer = (comm.rank + 1) % comm.size
+        for nbytes in sizes:
+            x = library.there(numbers(comm.rank, nbytes))
+            out = library.there(np.full(nbytes // 4, np.nan, np.float32))
+            swap(x, out)
+            if not np.array_equal(library.here(out), numbers(peer, nbytes)):
+                wrong.append(f"{name}: {nbytes} bytes from rank {peer} arrived changed")
+            rate = nbytes / seconds(comm, swap, x, out) / 1e9
+            rows.append((name, nbytes, rate, "" if name == "naive" else way(comm, peer, out)))
+    return rows, wrong
+
+
+def tell_ways(report: Report, rows: list[Row], refused: dict[str, str]) -> None:
+    """How messages went by each path, or why they could not."""
+    taken = {name: why for name, _, _, why in rows if why}
+    taken |= {name: f"not here: {why}" for name, why in refused.items() if why}
+    report.say("".join(f"\n{name}: {why}\n" for name, why in taken.items()).rstrip("\n"), why=taken)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("gpu_demo", "paths of device arrays, and their speed")
     parser.add_argument("--most", type=positive, default=SIZES[-1], help="bytes of the largest message")
@@ -100,40 +143,21 @@ def main(argv: list[str] | None = None) -> int:
     report = Report(world, options.json)
     on_device = any(world.mpi.allgather(library.on_device))
     pair = Communicator(MPI.COMM_WORLD.Split(0 if world.rank < 2 else 1), name="pair")
-    rows: list[list[Any]] = []
+    rows: list[Row] = []
     wrong: list[str] = []
     refused: dict[str, str] = {}
     if world.rank < 2:
-        peer = (pair.rank + 1) % pair.size
-        settings = [*PATHS, "auto"] if on_device else ["host"]
-        contenders: dict[str, tuple[Communicator, Swap]] = {}
-        if on_device:
-            contenders["naive"] = pair, naive(pair, peer, library)
-        for setting in settings:
-            with_it = pair if setting == "host" else pair.dup(name=setting, gpu=setting)
-            swap = by(with_it, peer, library)
-            refused[setting] = refusal(with_it, swap, library, sizes[-1]) if setting in PATHS else ""
-            if not refused[setting]:
-                contenders[setting] = with_it, swap
-        for name, (comm, swap) in contenders.items():
-            for nbytes in sizes:
-                x = library.there(numbers(comm.rank, nbytes))
-                out = library.there(np.full(nbytes // 4, np.nan, np.float32))
-                swap(x, out)
-                if not np.array_equal(library.here(out), numbers(peer, nbytes)):
-                    wrong.append(f"{name}: {nbytes} bytes from rank {peer} arrived changed")
-                rate = nbytes / seconds(comm, swap, x, out) / 1e9
-                rows.append([name, nbytes, rate, "" if name == "naive" else way(comm, peer, out)])
+        found, refused = contenders(pair, library, on_device, sizes[-1])
+        rows, wrong = measured(found, library, sizes)
     sleep_until_all(world)
     if world.rank == 0:
         pair_of = f"{library.name} arrays between ranks 0 and {min(1, world.size - 1)} of {world.size}"
         report.say("\n".join([pair_of, *(f"no GPU is used: {what}" for what in missing), ""]), no_gpu=missing)
-        report.table("paths", {"path": "", "bytes": "", "GB/s each way": ".3f"}, [row[:3] for row in rows])
-        taken = {name: why for name, _, _, why in rows if why}
-        taken |= {name: f"not here: {why}" for name, why in refused.items() if why}
-        report.say("".join(f"\n{name}: {why}\n" for name, why in taken.items()).rstrip("\n"), why=taken)
+        rates = [row[:3] for row in rows]
+        report.table("paths", {"path": "", "bytes": "", "GB/s each way": ".3f"}, rates)
+        tell_ways(report, rows, refused)
         if options.picture:
-            draw_bandwidths([(n, b, r) for n, b, r, _ in rows], options.picture)
+            draw_bandwidths(rates, options.picture)
             report.say(f"\ndrawn: {options.picture}", picture=options.picture)
     return report.verdict(wrong, "\nEvery message arrived as it was sent.")
 

@@ -97,6 +97,20 @@ def plate(mesh: Mesh, size: int) -> Field:
     return Field(mesh, (size, size + size // 4), halo=1, corners=False, name="temperature", unit="degree")
 
 
+def resumed(parser: Parser, folder: str, u: Field, steps: int) -> int:
+    """The step from which the run goes on, with what was saved in folder, if there is something."""
+    require_folder(parser, u.comm, folder)
+    if not u.comm.broadcast_object(bool(checkpoints.steps(Path(folder)))):
+        return 0
+    try:
+        first = checkpoints.load(folder, [u]).step
+    except LayoutError as error:
+        parser.error(f"another plate was saved: {error.what}")
+    if first > steps:
+        parser.error(f"{folder} is at step {first} already: more --steps, or another folder")
+    return first
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("heat2d", "heat on a plate over a mesh of ranks")
     parser.add_argument(
@@ -118,17 +132,8 @@ def main(argv: list[str] | None = None) -> int:
     mesh = comm.mesh(y=-1, x=-1)
     u = plate(mesh, options.size)
     begin(u)
-    first = 0
     folder = options.checkpoint
-    if folder:
-        require_folder(parser, comm, folder)
-    if comm.broadcast_object(bool(folder) and bool(checkpoints.steps(Path(folder)))):
-        try:
-            first = checkpoints.load(folder, [u]).step
-        except LayoutError as error:
-            parser.error(f"another plate was saved: {error.what}")
-    if first > options.steps:
-        parser.error(f"{folder} is at step {first} already: more --steps, or another folder")
+    first = resumed(parser, folder, u, options.steps) if folder else 0
     points = f"{u.shape[0]} x {u.shape[1]} points"
     report.say(
         f"{points}, from step {first} to {options.steps}\n{mesh.describe()}", shape=u.shape, first=first

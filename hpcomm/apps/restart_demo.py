@@ -49,43 +49,57 @@ def faults(fields: list[Field], step: int, who: str) -> list[str]:
     ]
 
 
+def folder_for(parser: Parser, comm: Communicator, given: str | None) -> Path:
+    """Where to save: the folder that is given, if nothing else was saved there, or a temporary one."""
+    if given:
+        require_folder(parser, comm, given)
+        if comm.broadcast_object({*checkpoints.steps(given)} - {1, 2}):
+            parser.error(f"{given} holds checkpoints of something else: another folder")
+    elif comm.rank == 0:
+        given = tempfile.mkdtemp(prefix="restart_demo-")
+    return Path(comm.broadcast_object(given))
+
+
+def save(writers: Communicator, folder: Path, report: Report) -> None:
+    """Two checkpoints, of steps 1 and 2."""
+    for step in (1, 2):
+        path = checkpoints.save(folder, fields_on(writers, step), step, {"writers": writers.size})
+    mesh = writers.mesh(y=-1, x=-1).shape
+    report.say(f"{writers.size} ranks saved {path.name} as {mesh}", writers=writers.size)
+
+
+def spoil(folder: Path) -> None:
+    """Change one bit of the newest checkpoint."""
+    spoilt = next(folder.glob("step-00000002*")) / "temperature.npy"
+    data = bytearray(spoilt.read_bytes())
+    data[len(data) // 2] ^= 1
+    spoilt.write_bytes(data)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("restart_demo", "checkpoints across numbers of ranks")
     parser.add_argument("folder", nargs="?", help="where to save; a temporary folder if absent")
     options = parser.parse_args(argv)
-    given = options.folder
     comm = hpcomm.world
     report = Report(comm, options.json)
-    if given:
-        require_folder(parser, comm, given)
-    if given and comm.broadcast_object({*checkpoints.steps(given)} - {1, 2}):
-        parser.error(f"{given} holds checkpoints of something else: another folder")
-    if not given and comm.rank == 0:
-        options.folder = tempfile.mkdtemp(prefix="restart_demo-")
-    folder = Path(comm.broadcast_object(options.folder))
+    folder = folder_for(parser, comm, options.folder)
 
     writers = comm.split(0 if comm.rank < (comm.size + 1) // 2 else None)
     if writers is not None:
-        for step in (1, 2):
-            path = checkpoints.save(folder, fields_on(writers, step), step, {"writers": writers.size})
-        mesh = writers.mesh(y=-1, x=-1).shape
-        report.say(f"{writers.size} ranks saved {path.name} as {mesh}", writers=writers.size)
+        save(writers, folder, report)
     comm.barrier()
 
     wrong: list[str] = []
-    for who, readers in ((f"{comm.size} ranks", comm), ("one rank alone", hpcomm.self_)):
-        if readers is comm or comm.rank == 0:
-            fields = fields_on(readers, None)
-            found = checkpoints.load(folder, fields)
-            wrong += faults(fields, 2, who)
-            report.say(f"{who} read step {found.step}, saved by {found.metadata['writers']}", step=found.step)
+    alone = [("one rank alone", hpcomm.self_)] * (comm.rank == 0)
+    for who, readers in ((f"{comm.size} ranks", comm), *alone):
+        fields = fields_on(readers, None)
+        found = checkpoints.load(folder, fields)
+        wrong += faults(fields, 2, who)
+        report.say(f"{who} read step {found.step}, saved by {found.metadata['writers']}", step=found.step)
 
     comm.barrier()
     if comm.rank == 0:
-        spoilt = next(folder.glob("step-00000002*")) / "temperature.npy"
-        data = bytearray(spoilt.read_bytes())
-        data[len(data) // 2] ^= 1
-        spoilt.write_bytes(data)
+        spoil(folder)
     comm.barrier()
     fields = fields_on(comm, None)
     with warnings.catch_warnings(record=True) as told:
@@ -96,7 +110,7 @@ def main(argv: list[str] | None = None) -> int:
         wrong.append("nobody was told of the damage")
     report.say(f"one bit spoilt: step {found.step} taken instead", step_after_damage=found.step)
     comm.barrier()
-    if comm.rank == 0 and not given:
+    if comm.rank == 0 and not options.folder:
         shutil.rmtree(folder)
     return report.verdict(wrong, "Every reader found what was saved.")
 
