@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from .. import __version__
 from ..errors import ConfigError
@@ -32,6 +32,8 @@ from ..job.process_role import SIZES
 from .mpi_probe import ANSWER, Mpi
 
 __all__ = ["Finding", "examine", "main", "parser", "render"]
+
+T = TypeVar("T")
 
 LIMIT_S = 30.0  # for MPI to come up, in a process of its own
 SHM_NEEDED = 32 * 2**20  # bytes in /dev/shm that a few ranks of either MPI take
@@ -82,8 +84,13 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     findings: list[Finding] = []
     memory = _shared_memory()  # before an MPI that crashes leaves its own there
     packages = {name: _version(name) for name in _PACKAGES}
-    launcher = _launcher(findings) if packages["mpi4py"] else None
-    mpi = _examine_mpi(environ, packages, launcher is not None, findings)
+    in_job = _first(environ, _RANK) is not None
+    launcher = mpi = None
+    if packages["mpi4py"]:
+        launcher = _launcher(findings)
+        mpi = _examine_mpi(environ, in_job, launcher is not None and not in_job, findings)
+    else:
+        findings.append(Finding("problem", "mpi4py is not installed.", INSTALL))
     ranks = mpi.pop("ranks") if mpi else []
     nodes = _nodes(ranks)
     memory["reads_memory_of_peers"] = mpi["reads_memory_of_peers"] if mpi else None
@@ -91,7 +98,7 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     findings[:0] = _about_memory(memory)  # first: it may be why MPI does not come up
     findings += _about_core(mpi)
     findings += _about_mpi(mpi, environ)
-    findings += _about_nodes(nodes, environ) if _first(environ, _RANK) else []
+    findings += _about_nodes(nodes, environ) if in_job else []
     findings += _about_gpu(gpu, packages)
     findings += _about_environment(environ, packages, mpi)
     return {
@@ -141,39 +148,38 @@ def _launcher(findings: list[Finding]) -> dict[str, str] | None:
 
 
 def _examine_mpi(
-    environ: Mapping[str, str],
-    packages: Mapping[str, str | None],
-    has_launcher: bool,
-    findings: list[Finding],
+    environ: Mapping[str, str], in_job: bool, may_start: bool, findings: list[Finding]
 ) -> Mpi | None:
     """Let MPI come up elsewhere and tell of itself; None and a finding if it does not.
 
     To what probe() tells, "started" is added: how many ranks there should be.
+
+    Args:
+        may_start: two ranks can be started here.
     """
-    if not packages["mpi4py"]:
-        findings.append(Finding("problem", "mpi4py is not installed.", INSTALL))
-        return None
     trouble = step = ""
-    in_job = _first(environ, _RANK) is not None
-    if has_launcher and not in_job:
+    if may_start:
         trial = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", f"{LIMIT_S:g}", *_PROBE]
         answer, trouble, step = _ask(trial, 2 * LIMIT_S)
         if answer is not None:
             return {**answer, "started": 2}
     answer, alone, own_step = _ask(_PROBE, LIMIT_S)
-    if answer is None and step and not own_step:  # hpcomm run knows why
-        findings.append(Finding("problem", f"two ranks could not be started: {trouble}", step))
-        return None
-    if answer is None:
-        hint = _foreign_launcher(environ) or own_step or _after_failure(alone, environ)
-        who, _, said = alone.rpartition("hpcomm.errors.ConfigError: ")
-        what = f"hpcomm does not start: {said}" if who else f"MPI does not come up: {alone}"
-        findings.append(Finding("problem", what, hint))
-        return None
-    if trouble:
+    if answer is None and (own_step or not step):  # else hpcomm run knows why
+        findings.append(_silence(alone, own_step, environ))
+    elif trouble:
         hint = step or f"hpcomm run -v -n 2 python -c {_TRIAL!r} shows the whole command and all it says"
         findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
+    if answer is None:
+        return None
     return {**answer, "started": _number(environ, SIZES, 1) if in_job else 1}
+
+
+def _silence(said: str, step: str, environ: Mapping[str, str]) -> Finding:
+    """That MPI does not come up, not even for one rank, which said so and what to try."""
+    hint = _foreign_launcher(environ) or step or _after_failure(said, environ)
+    who, _, why = said.rpartition("hpcomm.errors.ConfigError: ")
+    what = f"hpcomm does not start: {why}" if who else f"MPI does not come up: {said}"
+    return Finding("problem", what, hint)
 
 
 def _foreign_launcher(environ: Mapping[str, str]) -> str:
@@ -310,11 +316,16 @@ def _about_core(mpi: Mpi | None) -> Iterator[Finding]:
 
 def _core_lacks(mpi: Mpi | None) -> dict[tuple[str, ...], list[int]]:
     """Why there is no core and what to do: which ranks say so."""
-    said: dict[tuple[str, ...], list[int]] = {}
-    for rank, lack in enumerate(mpi["core_lacks"] if mpi else ()):
-        if lack:
-            said.setdefault(tuple(lack), []).append(rank)
-    return said
+    return _who_says(tuple(lack) for lack in (mpi["core_lacks"] if mpi else ()))
+
+
+def _who_says(said: Iterable[T]) -> dict[T, list[int]]:
+    """The ranks that say the same, by what they say; said: by rank."""
+    ranks: dict[T, list[int]] = {}
+    for rank, what in enumerate(said):
+        if what:
+            ranks.setdefault(what, []).append(rank)
+    return ranks
 
 
 def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -330,7 +341,7 @@ def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> Ite
             yield Finding("advice", what, f"hpcomm run -x OMP_NUM_THREADS={node['cores'] // count} ...")
 
 
-def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
+def _about_shm(memory: Mapping[str, Any]) -> Iterator[Finding]:
     free = memory["free"]
     if memory["writable"] is False:
         what = "/dev/shm takes no files: ranks on one node talk through it, and MPICH does not start without."
@@ -346,6 +357,10 @@ def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
         size = _size(memory["stale_bytes"])
         what = f"{memory['stale_files']} files ({size}) in /dev/shm are from killed jobs."
         yield Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
+
+
+def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
+    yield from _about_shm(memory)
     if memory["reads_memory_of_peers"] is False:
         what = (
             "ranks may not read one another's memory (cross-memory attach): large messages are copied twice."
@@ -381,14 +396,19 @@ def _about_environment(
     if named and not any(Path(os.path.expandvars(entry)).exists() for entry in named.split(os.pathsep)):
         what = f"MPI4PY_LIBMPI={named} does not exist."
         yield Finding("problem", what, "unset it, or name the folder or file of an MPI library")
+    if mpi:
+        yield from _about_launcher(environ, mpi["vendor"])
+
+
+def _about_launcher(environ: Mapping[str, str], vendor: str) -> Iterator[Finding]:
+    """vendor: of the MPI that this Python loads."""
     mpirun = which("mpirun", environ)
-    theirs = VENDORS.get(vendor_of(mpirun), "") if mpirun and mpi else ""
-    if mpi and theirs and theirs != mpi["vendor"] and mpi["vendor"] in VENDORS.values():
-        what = f"{mpirun}, the first on PATH, is {theirs}, but this Python loads {mpi['vendor']}: "
+    theirs = VENDORS.get(vendor_of(mpirun), "") if mpirun else ""
+    if theirs not in ("", vendor) and vendor in VENDORS.values():
+        what = f"{mpirun}, the first on PATH, is {theirs}, but this Python loads {vendor}: "
         hint = "hpcomm run, which finds the right one"
         yield Finding("advice", what + "its ranks would each be alone.", hint)
-    is_root = os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in environ
-    if is_root and mpi and mpi["vendor"] == "Open MPI":
+    if vendor == "Open MPI" and os.geteuid() == 0 and "OMPI_ALLOW_RUN_AS_ROOT" not in environ:
         what = "Open MPI's own mpirun refuses to start jobs for root."
         yield Finding("advice", what, "hpcomm run, which allows it")
 
@@ -410,7 +430,7 @@ def render(report: Mapping[str, Any]) -> str:
 
 
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    mpi, launcher, memory, gpu = (report[name] for name in ("mpi", "launcher", "shared_memory", "gpu"))
+    mpi, launcher = report["mpi"], report["launcher"]
     yield "hpcomm", f"{report['hpcomm']}, Python {report['python']}"
     yield "machine", f"{report['platform']}, {report['cores']} cores to use"
     if mpi:
@@ -422,6 +442,14 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "launcher", f"{launcher['path']} ({launcher['vendor']})" if launcher else "none"
     installed = [f"{name} {version}" for name, version in report["packages"].items() if version]
     yield "packages", ", ".join(installed) or "none"
+    yield from _memory_rows(report["shared_memory"])
+    if mpi and mpi["size"] > 1:
+        whys = [_on(ranks) + why for (why, _), ranks in _core_lacks(mpi).items()]
+        yield "node core", f"not used: {'; '.join(whys)}" if whys else "used"
+    yield from _gpu_rows(report["gpu"], mpi)
+
+
+def _memory_rows(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if memory["writable"] is False:
         yield "/dev/shm", "takes no files"
     elif memory["size"] is not None:
@@ -430,16 +458,13 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "locked memory", "no limit" if limit is None else f"at most {_size(limit)}"
     readable = _yes_no(memory["reads_memory_of_peers"], "readable", "not readable", "not tried")
     yield "peers' memory", readable
-    if mpi and mpi["size"] > 1:
-        whys = [_on(ranks) + why for (why, _), ranks in _core_lacks(mpi).items()]
-        yield "node core", f"not used: {'; '.join(whys)}" if whys else "used"
+
+
+def _gpu_rows(gpu: Mapping[str, Any], mpi: Mpi | None) -> Iterator[tuple[str, str]]:
     driver = f"driver present, {gpu['devices']} devices" if gpu["driver"] else "no driver"
     says = _yes_no(gpu["mpi_reads_cuda_memory"], "reads", "does not read", "does not say whether it reads")
     yield "GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver
-    ways: dict[str, list[int]] = {}
-    for rank, way in enumerate(gpu["paths"] or ()):
-        ways.setdefault(way, []).append(rank)
-    for way, ranks in ways.items():
+    for way, ranks in _who_says(gpu["paths"] or ()).items():
         yield f"rank {spans(ranks)}", way
 
 

@@ -55,19 +55,25 @@ def trees(schedule: Schedule) -> list[Tree]:
     """The trees along which all chunks go; [] where they go otherwise, or along too many different ones."""
     if schedule.verb not in _TREE_VERBS or sum(s.active * s.rows for s in schedule.streams) > _LOOKED_AT:
         return []
-    ways = [Tree([chunk]) for chunk in range(schedule.cells)]
-    for t in range(schedule.iterations):
-        for message in messages(schedule, t):
-            for _, chunk, reduces in message.chunks:
-                edges = ways[chunk].up if reduces else ways[chunk].down
-                ends = (message.source, message.dest) if reduces else (message.dest, message.source)
-                edges.setdefault(ends, t + 1)
     found: dict[tuple[frozenset[tuple[int, int]], ...], Tree] = {}
-    for way in ways:
+    for way in _ways(schedule):
         same = found.setdefault((frozenset(way.up), frozenset(way.down)), Tree([], way.up, way.down))
         same.chunks += way.chunks
     several = list(found.values())
     return several if len(several) <= _MOST_TREES and all(x.is_tree(schedule.size) for x in several) else []
+
+
+def _ways(schedule: Schedule) -> list[Tree]:
+    """The way of each chunk."""
+    ways = [Tree([chunk]) for chunk in range(schedule.cells)]
+    for t in range(schedule.iterations):
+        for source, dest, chunks in messages(schedule, t):
+            for _, chunk, reduces in chunks:
+                if reduces:
+                    ways[chunk].up.setdefault((source, dest), t + 1)
+                else:
+                    ways[chunk].down.setdefault((dest, source), t + 1)
+    return ways
 
 
 def _root(edges: Edges, size: int) -> int | None:
@@ -111,7 +117,7 @@ def _trees(schedule: Schedule, found: list[Tree], heading: str) -> Figure:
         for (child, above), step in edges.items():
             start, end = (child, above) if name == "up" else (above, child)
             _arrow(axes, where[start], where[end], step_colour(step, steps), 8)
-        _dots(axes, [where[rank] for rank in range(p)])
+        _dots(axes, where)
         part = _share(tree.chunks, schedule.chunks)
         verb = "reduced on the way up" if name == "up" else "copied on the way down"
         axes.set_title(f"{part} {verb}", fontsize=9)
@@ -148,10 +154,10 @@ def _is_ring(schedule: Schedule) -> bool:
     import numpy as np
 
     p, streams = schedule.size, [s for s in schedule.streams if s.active]
-    if p < 3 or not streams or any(s.rows != p or s.source_step or s.dest_step for s in streams):
+    if p < 3 or not streams or any(s.rows != p or s.moves for s in streams):
         return False
     far = np.concatenate([(dest - source) % p for source, dest in (s.ends(0, p) for s in streams)])
-    return bool(far[0] in (1, p - 1) and (far == far[0]).all())
+    return np.unique(far).tolist() in ([1], [p - 1])
 
 
 def _ring(schedule: Schedule, heading: str) -> Figure:

@@ -154,7 +154,7 @@ def picture(schedule: Schedule, heading: str) -> Figure:
         before = found[max(0, i - 1)].held
         for rank, stack in enumerate(here):
             _chunks(axes, schedule, stack, step.held[rank], before[rank], colour)
-        for m in step.messages if i else ():
+        for m in step.messages:
             for a, b, _ in m.chunks if m.source != m.dest else ():
                 x, y = stacks[i - 1][m.source].at(a)
                 _arrow(axes, (x + _WIDE, y), here[m.dest].at(b), colour)

@@ -28,28 +28,39 @@ WRONG = 1  # exit status
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
-    from ..schedule.registry import algorithms, load, named, verbs
     from .sim import ranks_of
 
     sizes = ranks_of(options.ranks)
-    before = {(verb, name) for verb in verbs() for name in algorithms(verb)}
-    load(options.file)
-    found = [(verb, name) for verb in verbs() for name in algorithms(verb) if (verb, name) not in before]
-    if options.algorithm:
-        asked = named(found[0][0], options.algorithm) if found else []
-        found = [(verb, word) for word in asked for verb, name in found if name == word.partition(":")[0]]
-    if not found:
-        raise UsageError(
-            f"{options.file} registers no such algorithm",
-            hint='@register("star", "all_reduce") above a function',
-        )
-    records = [_prove(verb, name, sizes) for verb, name in found]
+    records = [_prove(verb, name, sizes) for verb, name in _loaded(options.file, options.algorithm)]
     if options.json:
         print(json.dumps(records, indent=1))
     else:
         for record in records:
             print(_told(record), file=sys.stderr if record["wrong"] else sys.stdout)
     return WRONG if any(record["wrong"] for record in records) else 0
+
+
+def _loaded(file: str, asked: str | None) -> list[tuple[str, str]]:
+    """The algorithms of a file, or those of them that are asked for: (verb, name)."""
+    from ..schedule.registry import load, named
+
+    before = _registered()
+    load(file)
+    found = [each for each in _registered() if each not in before]
+    if found and asked:
+        words = named(found[0][0], asked)
+        found = [(verb, word) for word in words for verb, name in found if name == word.partition(":")[0]]
+    if not found:
+        raise UsageError(
+            f"{file} registers no such algorithm", hint='@register("star", "all_reduce") above a function'
+        )
+    return found
+
+
+def _registered() -> list[tuple[str, str]]:
+    from ..schedule.registry import algorithms, verbs
+
+    return [(verb, name) for verb in verbs() for name in algorithms(verb)]
 
 
 def _prove(verb: str, algorithm: str, sizes: list[int]) -> dict[str, object]:
@@ -64,8 +75,8 @@ def _prove(verb: str, algorithm: str, sizes: list[int]) -> dict[str, object]:
     if refused:
         record["why_refused"] = getattr(tried[refused[0]], "what", "")
     if wrong or not right:
-        p = (wrong or refused)[0]
-        return {**record, "wrong": wrong or refused, "why_wrong": str(tried[p]), "no_proof": not wrong}
+        bad = wrong or refused
+        return {**record, "wrong": bad, "why_wrong": str(tried[bad[0]]), "no_proof": not wrong}
     last: Any = tried[right[-1]]
     proof = last.proof
     return {

@@ -27,6 +27,7 @@ from ..transport.scheduled import tuned
 from .fit import job, seconds_of
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from ..communicator.communicator import Communicator
@@ -70,11 +71,8 @@ def main(words: Sequence[str]) -> int:
     from ..schedule.registry import load
     from .sim import numbers
 
-    verbs = VERBS if options.verb == "all" else tuple(options.verb.split(","))
-    unknown = [verb for verb in verbs if verb not in VERBS]
-    if unknown:
-        raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
-    if options.ranks < 1 or options.rounds < 1:
+    verbs = _verbs(options.verb)
+    if min(options.ranks, options.rounds) < 1:
         raise UsageError(f"{options.ranks} ranks, {options.rounds} rounds", hint="1 or more of both")
     if options.plot:
         from .canvas import pyplot, writable
@@ -88,14 +86,10 @@ def main(words: Sequence[str]) -> int:
         tuned.kept(Path(own))
     found = _found(options, verbs, sizes)
     records: list[Record] = found["records"]
-    for _ in range(AGAIN):  # where arrays lie, which differs from job to job, makes some look better
-        chosen = [(r["verb"], r["bytes"], r["algorithm"]) for r in records if r["chosen"] and r["algorithm"]]
-        if chosen:
-            again = _found(options, (), (), chosen)
-            _withdraw(records, [row for row in chosen if list(row) not in again["records"]])
+    _try_again(options, records)
     if not options.no_model:
         _model(records)
-    path = Path(options.output) if options.output else Path(found["path"])
+    path = Path(options.output or found["path"])
     _keep(path, found, options.ranks)
     print(json.dumps(records, indent=1) if options.json else table(records))
     print(f"\nkept in {path}", file=sys.stderr)
@@ -104,7 +98,16 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _found(options: Any, verbs: Sequence[str], sizes: Sequence[int], chosen: Sequence[object] = ()) -> Found:
+def _verbs(text: str) -> tuple[str, ...]:
+    """The verbs that --verb names."""
+    verbs = VERBS if text == "all" else tuple(text.split(","))
+    unknown = [verb for verb in verbs if verb not in VERBS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
+    return verbs
+
+
+def _found(options: argparse.Namespace, verbs: Sequence[str], sizes: Sequence[int], chosen: Sequence[object] = ()) -> Found:
     """What measure() finds on so many ranks as the options say."""
     asked = verbs, sizes, options.rounds, options.load, chosen
     found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)
@@ -146,6 +149,15 @@ def measure(
     if comm.rank == 0:
         known = {"mpi": mpi_control_variables.vendor(), "path": str(tuned.table_path()), "records": records}
         Path(path).write_text(json.dumps(known))
+
+
+def _try_again(options: argparse.Namespace, records: list[Record]) -> None:
+    """Let other jobs try what was chosen: where arrays lie differs, and makes some look better."""
+    for _ in range(AGAIN):
+        chosen = [(r["verb"], r["bytes"], r["algorithm"]) for r in records if r["chosen"] and r["algorithm"]]
+        if chosen:
+            again = _found(options, (), (), chosen)
+            _withdraw(records, [row for row in chosen if list(row) not in again["records"]])
 
 
 def _withdraw(records: list[Record], lost: list[tuple[str, int, str]]) -> None:
@@ -194,16 +206,7 @@ def _best(rows: list[Record]) -> str:
 
 def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[Record]:
     """Records of one verb and size; all ranks find the same, since every time is the slowest rank's."""
-    from ..schedule.registry import algorithms
-    from ..transport import mpi_control_variables
-
-    calls, arrays = {}, _arrays(comm, verb, nbytes)
-    for name in ["", *(f"mpi:{name}" for name in mpi_control_variables.choices(verb)), *algorithms(verb)]:
-        try:
-            calls[name] = _call(comm, verb, name, *arrays)
-        except TransportError:
-            if not name.startswith("mpi:"):
-                raise
+    calls = _calls(comm, verb, nbytes)
     names = list(calls)
     first = {name: seconds_of(comm, calls[name], 3) for name in names}
     hopeful = [name for name in names if first[name] <= HOPELESS * first[""]]
@@ -217,6 +220,21 @@ def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[Re
          "chosen": name == chosen, "hopeless": name not in hopeful}
         for name in names
     ]  # fmt: skip
+
+
+def _calls(comm: Communicator, verb: str, nbytes: int) -> dict[str, Callable[[], object]]:
+    """A call by each algorithm; the library may lack some of its own."""
+    from ..schedule.registry import algorithms
+    from ..transport import mpi_control_variables
+
+    calls, arrays = {}, _arrays(comm, verb, nbytes)
+    for name in ["", *(f"mpi:{name}" for name in mpi_control_variables.choices(verb)), *algorithms(verb)]:
+        try:
+            calls[name] = _call(comm, verb, name, *arrays)
+        except TransportError:
+            if not name.startswith("mpi:"):
+                raise
+    return calls
 
 
 def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[AnyArray, AnyArray | None]:
