@@ -48,21 +48,20 @@ def reverse(verb: str, schedule: Schedule) -> Schedule:
 
 def _backwards(s: Stream, total: int, how: int) -> Stream:
     last = s.active - 1
-    dest_chunk_step = s.chunk_step if s.dest_chunk_step is None else s.dest_chunk_step
-    dest_chunk = s.chunk if s.dest_chunk is None else s.dest_chunk
+    chunk, chunk_step, stride, offset = s.at_receiver
     begin = total - 1 - (s.begin + last * s.every)
     return s._replace(
         source=plus(s.dest, last * s.dest_step),
         dest=plus(s.source, last * s.source_step),
         source_step=-s.dest_step,
         dest_step=-s.source_step,
-        chunk=plus(dest_chunk, last * dest_chunk_step),
-        chunk_step=-dest_chunk_step,
+        chunk=plus(chunk, last * chunk_step),
+        chunk_step=-chunk_step,
         dest_chunk=plus(s.chunk, last * s.chunk_step),
         dest_chunk_step=-s.chunk_step,
-        stride=s.stride if s.dest_stride is None else s.dest_stride,
+        stride=stride,
         dest_stride=s.stride,
-        offset=s.offset if s.dest_offset is None else s.dest_offset,
+        offset=offset,
         dest_offset=s.offset,
         reduce=how,
         begin=begin,
@@ -82,7 +81,7 @@ def tile(schedule: Schedule, groups: NDArray[np.int64], size: int) -> tuple[Stre
 
 def _tiled(s: Stream, groups: NDArray[np.int64], size: int) -> Iterable[Stream]:
     many, n = groups.shape
-    if not s.source_step and not s.dest_step:
+    if not s.moves:
         yield _spread(s, groups, 0, many, s.rows)
         return
     for k in range(s.active):  # a circle within a group is none in the whole: written out

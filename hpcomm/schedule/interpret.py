@@ -13,7 +13,7 @@ from ..errors import HpcommError
 from .stream import AFTER, BEFORE, COPY, Schedule, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -61,23 +61,12 @@ def advance(schedule: Schedule, state: State, flows: dict[int, Flow] | None = No
     flows = flows or flows_of(schedule)
     for t, streams in _iterations(schedule):
         state.iteration = t
-        turns = [(flows[id(s)], k) for s, k in streams]
-        blocks = [list(flow.cells(k)) if flow.small else None for flow, k in turns]
-        reads = [
-            [state.read(here) for _, here, _ in (known or flow.cells(k))]
-            for (flow, k), known in zip(turns, blocks, strict=True)
-        ]
-        if len(turns) > 1 or turns[0][0].how is None:
+        turns = [_Turn(flows[id(s)], k) for s, k in streams]
+        reads = [turn.read(state) for turn in turns]
+        if len(turns) > 1 or turns[0].flow.how is None:
             _refuse_collisions(schedule, turns, t)
-        for (flow, k), known, found in zip(turns, blocks, reads, strict=True):
-            found.reverse()
-            for rows, _, to in known or flow.cells(k):
-                read = found.pop()  # so that its memory is free at once
-                if flow.how is not None:
-                    state.put(to, read, flow.how)
-                    continue
-                for pick, how in _steps(flow.ends(k)[1][rows], flow.reduce[rows]):
-                    state.put(to[pick], tuple(each[pick] for each in read), how)
+        for turn, found in zip(turns, reads, strict=True):
+            turn.put(state, found)
         yield t
 
 
@@ -94,28 +83,17 @@ class Flow:
     def __init__(self, stream: Stream, schedule: Schedule) -> None:
         n, self.stream, self.size, self.room = stream.rows, stream, schedule.size, schedule.cells
         self.source, self.dest = _full(stream.source, n) % self.size, _full(stream.dest, n) % self.size
-        self.chunk = _full(stream.chunk, n)
-        self.dest_chunk = self.chunk if stream.dest_chunk is None else _full(stream.dest_chunk, n)
+        chunk, self.dest_chunk_step, dest_stride, offset = stream.at_receiver
         self.chunk_step = stream.chunk_step
-        step = None if stream.dest_chunk is None else stream.dest_chunk_step
-        self.dest_chunk_step = stream.chunk_step if step is None else step
-        self.offset = _full(stream.offset, n)
-        self.dest_offset = self.offset if stream.dest_offset is None else _full(stream.dest_offset, n)
+        self.chunk, self.dest_chunk = _both(stream.chunk, chunk, n)
+        self.offset, self.dest_offset = _both(stream.offset, offset, n)
         self.reduce = _full(stream.reduce, n)
         alike = bool(n) and (np.ndim(stream.reduce) == 0 or bool((self.reduce == self.reduce[0]).all()))
         alone = alike and int(np.bincount(self.dest, minlength=1).max()) == 1
         self.how = int(self.reduce[0]) if alone else None
         self.kept: list[tuple[Any, Array, Array]] | None = None
-        self.steady = not (stream.source_step or stream.dest_step or self.chunk_step or self.dest_chunk_step)
-        dest_stride = stream.stride if stream.dest_stride is None else stream.dest_stride
-        self.parts: list[tuple[Any, Array, Array]] = []
-        for rows, times, width in stream.alike():
-            j, w = np.arange(times)[:, None], np.arange(width)
-            here, there = (j * stream.stride + w).reshape(-1), (j * dest_stride + w).reshape(-1)
-            step = max(1, (1 << 20) // max(1, here.size))
-            whole = rows.size == n <= step
-            for i in range(0, rows.size, step):
-                self.parts.append((slice(None) if whole else rows[i : i + step], here, there))
+        self.steady = not (stream.moves or self.chunk_step or self.dest_chunk_step)
+        self.parts = list(_parts(stream, dest_stride))
         self.small = len(self.parts) < 2 or sum(len(here) for _, here, _ in self.parts) * n < 1 << 20
 
     def fits(self, cells: int) -> bool:
@@ -167,10 +145,55 @@ class Flow:
             yield rows, a, b
 
 
+def _parts(stream: Stream, dest_stride: int) -> Iterator[tuple[Any, Array, Array]]:
+    """(rows, chunks at the source, chunks at the receiver) of rows that have equally many; not all at once."""
+    for rows, times, width in stream.alike():
+        j, w = np.arange(times)[:, None], np.arange(width)
+        here, there = (j * stream.stride + w).reshape(-1), (j * dest_stride + w).reshape(-1)
+        step = max(1, (1 << 20) // max(1, here.size))
+        whole = rows.size == stream.rows <= step
+        for i in range(0, rows.size, step):
+            yield slice(None) if whole else rows[i : i + step], here, there
+
+
+class _Turn:
+    """A stream in one of its active iterations."""
+
+    def __init__(self, flow: Flow, k: int) -> None:
+        self.flow, self.k = flow, k
+        self._known = list(flow.cells(k)) if flow.small else None
+
+    def cells(self) -> Iterable[tuple[slice, Array, Array]]:
+        """As of a Flow."""
+        return self._known or self.flow.cells(self.k)
+
+    def read(self, state: State) -> list[tuple[Array, ...]]:
+        """What is sent, a few rows at a time."""
+        return [state.read(here) for _, here, _ in self.cells()]
+
+    def put(self, state: State, found: list[tuple[Array, ...]]) -> None:
+        """Let what was read take effect; it is taken out of found."""
+        flow = self.flow
+        found.reverse()
+        for rows, _, to in self.cells():
+            read = found.pop()  # so that its memory is free at once
+            if flow.how is not None:
+                state.put(to, read, flow.how)
+                continue
+            for pick, how in _steps(flow.ends(self.k)[1][rows], flow.reduce[rows]):
+                state.put(to[pick], tuple(each[pick] for each in read), how)
+
+
 def _full(value: object, rows: int) -> Array:
     """An array of one entry per row."""
     entries = np.asarray(value, np.int64)
     return np.full(rows, entries) if entries.ndim == 0 or entries.size != rows else entries.reshape(-1)
+
+
+def _both(here: object, there: object, rows: int) -> tuple[Array, Array]:
+    """An entry per row at both ends, one array if they are the same."""
+    first = _full(here, rows)
+    return first, first if there is here else _full(there, rows)
 
 
 def _steps(dest: Array, reduce: Array) -> Iterator[tuple[Array, int]]:
@@ -203,18 +226,18 @@ def _one_at_a_time(dest: Array) -> list[Array]:
     return [np.sort(order[turn == i]) for i in range(int(turn.max()) + 1)]
 
 
-def _refuse_collisions(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
+def _refuse_collisions(schedule: Schedule, turns: list[_Turn], t: int) -> None:
     """A chunk that is copied into must have no other message in the same iteration."""
-    if not any((flow.reduce == COPY).any() for flow, _ in turns):
+    if not any((turn.flow.reduce == COPY).any() for turn in turns):
         return
-    if all(flow.how is not None for flow, _ in turns) and len(turns) > 1 and _is_dense(schedule, turns):
+    if all(turn.flow.how is not None for turn in turns) and len(turns) > 1 and _is_dense(schedule, turns):
         _refuse_marked(schedule, turns, t)
         return
     ids, kinds = [], []
-    for flow, k in turns:
-        for rows, _, there in flow.cells(k):
+    for turn in turns:
+        for rows, _, there in turn.cells():
             ids.append(there.reshape(-1))
-            kinds.append(np.repeat(flow.reduce[rows] == COPY, there.shape[1]))
+            kinds.append(np.repeat(turn.flow.reduce[rows] == COPY, there.shape[1]))
     cells, copies = np.concatenate(ids), np.concatenate(kinds)
     order = np.argsort(cells, kind="stable")
     cells, copies = cells[order], copies[order]
@@ -225,25 +248,27 @@ def _refuse_collisions(schedule: Schedule, turns: list[tuple[Flow, int]], t: int
         )
 
 
-def _is_dense(schedule: Schedule, turns: list[tuple[Flow, int]]) -> bool:
+def _is_dense(schedule: Schedule, turns: list[_Turn]) -> bool:
     """Whether so many chunks travel that marking all cells is cheaper than sorting those."""
-    moved = sum(len(here) * (flow.source[rows].size) for flow, _ in turns for rows, here, _ in flow.parts)
+    flows = [turn.flow for turn in turns]
+    moved = sum(len(here) * flow.source[rows].size for flow in flows for rows, here, _ in flow.parts)
     return bool(moved * 32 > schedule.size * schedule.cells)
 
 
-def _refuse_marked(schedule: Schedule, turns: list[tuple[Flow, int]], t: int) -> None:
+def _refuse_marked(schedule: Schedule, turns: list[_Turn], t: int) -> None:
     """The same where nobody receives twice from one stream: one byte a cell, 1 reduced into, 2 copied into.
 
     Within one message no chunk comes twice: _check_rows has seen to that.
     """
     marks = np.zeros(schedule.size * schedule.cells, np.uint8)
-    for flow, k in turns:
-        for _, _, there in flow.cells(k):
-            wrong = marks[there] > (0 if flow.how == COPY else 1)
+    for turn in turns:
+        copies = turn.flow.how == COPY
+        for _, _, there in turn.cells():
+            wrong = marks[there] > (0 if copies else 1)
             if wrong.any():
                 where = place(schedule, int(there[wrong][0]), t)
                 raise ScheduleError("two messages into one chunk", schedule, *where)
-            marks[there] = 2 if flow.how == COPY else 1
+            marks[there] = 2 if copies else 1
 
 
 def place(schedule: Schedule, cell: int, t: int) -> tuple[int, int, int]:
@@ -256,13 +281,13 @@ def checked(schedule: Schedule) -> dict[int, Flow]:
     Raises:
         ScheduleError: in which there is one that does not.
     """
-    cells, flows = schedule.cells, flows_of(schedule)
+    flows = flows_of(schedule)
     for s in schedule.streams:
         flow = flows[id(s)]
         if not (s.rows and s.active):
             continue
         low, high = min(np.min(s.source), np.min(s.dest)), max(np.max(s.source), np.max(s.dest))
-        if (low < 0 and not (s.source_step or s.dest_step)) or high >= 2 * schedule.size + s.active:
+        if (low < 0 and not s.moves) or high >= 2 * schedule.size + s.active:
             raise ScheduleError("there is no such rank", schedule, int(high), s.begin, 0)
         for rows, _, there in flow.parts:
             # Two chunks of one message may not land in one place: who would be last?
@@ -273,16 +298,20 @@ def checked(schedule: Schedule) -> dict[int, Flow]:
                     int((flow.dest_chunk[rows][0] + there[0]) % s.modulus),
                 )
                 raise ScheduleError("one message has a chunk twice", schedule, *where)
-        for k in () if flow.fits(cells) else range(s.active):
-            source, dest = flow.ends(k)
-            for rows, here, there in flow.cells(k):
-                for ends, ids in ((source, here), (dest, there)):
-                    wrong = ids // cells != ends[rows, None] if ids.size else ids
-                    if wrong.any():
-                        row, col = np.argwhere(wrong)[0]
-                        at, chunk = int(ends[rows][row]), int(ids[row, col])
-                        raise ScheduleError(
-                            f"there are only {cells} chunks",
-                            schedule, at, s.begin + k * s.every, chunk - at * cells,
-                        )  # fmt: skip
+        _check_chunks(schedule, flow)
     return flows
+
+
+def _check_chunks(schedule: Schedule, flow: Flow) -> None:
+    """Raise a ScheduleError for a chunk that its rank does not have."""
+    cells, s = schedule.cells, flow.stream
+    for k in () if flow.fits(cells) else range(s.active):
+        source, dest = flow.ends(k)
+        for rows, here, there in flow.cells(k):
+            for ends, ids in ((source, here), (dest, there)):
+                wrong = ids // cells != ends[rows, None] if ids.size else ids
+                if wrong.any():
+                    row, col = np.argwhere(wrong)[0]
+                    at, chunk = int(ends[rows][row]), int(ids[row, col])
+                    where = at, s.begin + k * s.every, chunk - at * cells
+                    raise ScheduleError(f"there are only {cells} chunks", schedule, *where)

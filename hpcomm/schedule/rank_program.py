@@ -40,6 +40,9 @@ class Round:
     effects: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
+_Outgoing = dict[int, list[tuple[int, int]]]  # peer: (low, high)
+_Incoming = dict[int, list[tuple[int, int, int]]]  # peer: (low, high, how)
+_Order = list[tuple[int, int]]  # (peer, which of its pieces), in the order of the rows
 _Move = tuple[
     int, int, "NDArray[np.int64]", "NDArray[np.int64]", int
 ]  # source, dest, chunks there and here, how
@@ -93,17 +96,7 @@ def _round(moves: list[_Move], rank: int, bounds: NDArray[np.int64], staged: boo
 
     What a rank gives itself is packed and takes effect, without a message.
     """
-    outgoing: dict[int, list[tuple[int, int]]] = {}
-    incoming: dict[int, list[tuple[int, int, int]]] = {}
-    order: list[tuple[int, int]] = []  # (peer, which of its pieces), in the order of the rows
-    for source, dest, here, there, how in moves:
-        if source == rank:
-            outgoing.setdefault(dest, []).extend(pieces(here, bounds))
-        if dest == rank:
-            parts = incoming.setdefault(source, [])
-            for low, high in pieces(there, bounds):
-                order.append((source, len(parts)))
-                parts.append((low, high, how))
+    outgoing, incoming, order = _by_peer(moves, rank, bounds)
     made, at, own = Round(), 0, 0
     for peer, ranges in outgoing.items():
         own = at if peer == rank else own  # where what a rank gives itself is packed
@@ -119,6 +112,22 @@ def _round(moves: list[_Move], rank: int, bounds: NDArray[np.int64], staged: boo
         if place[peer, i] >= 0 and high > low:
             made.effects.append((place[peer, i], low, high, how))
     return made, at
+
+
+def _by_peer(moves: list[_Move], rank: int, bounds: NDArray[np.int64]) -> tuple[_Outgoing, _Incoming, _Order]:
+    """What goes to each peer and what comes from it, and the order in which that takes effect."""
+    outgoing: _Outgoing = {}
+    incoming: _Incoming = {}
+    order: _Order = []
+    for source, dest, here, there, how in moves:
+        if source == rank:
+            outgoing.setdefault(dest, []).extend(pieces(here, bounds))
+        if dest == rank:
+            parts = incoming.setdefault(source, [])
+            for low, high in pieces(there, bounds):
+                order.append((source, len(parts)))
+                parts.append((low, high, how))
+    return outgoing, incoming, order
 
 
 def _send(

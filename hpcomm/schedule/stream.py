@@ -25,6 +25,8 @@ import numpy as np
 from ..core.html import sheet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import DTypeLike, NDArray
 
     from ..core.types import AnyArray
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AFTER", "BEFORE", "COPY", "Run", "Schedule", "Stream", "plus", "ranks"]
 
+_BLOCK = 1 << 20  # messages looked at together
 COPY, AFTER, BEFORE = 0, 1, 2  # mine = theirs; mine = mine op theirs; mine = theirs op mine
 
 
@@ -114,6 +117,16 @@ class Stream(NamedTuple):
         return int(np.size(self.source))
 
     @property
+    def moves(self) -> bool:
+        """Whether other ranks take part in each iteration."""
+        return bool(self.source_step or self.dest_step)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows carry equally many chunks, and reduce alike."""
+        return not (np.ndim(self.width) or np.ndim(self.count) or np.ndim(self.reduce))
+
+    @property
     def leaves(self) -> bool:
         """Whether any rank gives to another one in its first active iteration."""
         if isinstance(self.source, Run) and isinstance(self.dest, Run):
@@ -136,13 +149,21 @@ class Stream(NamedTuple):
         source = (np.atleast_1d(self.source) + k * self.source_step) % size
         return source, np.broadcast_to((np.atleast_1d(self.dest) + k * self.dest_step) % size, source.shape)
 
+    @property
+    def at_receiver(self) -> tuple[Any, int, int, Any]:
+        """chunk, chunk_step, stride and offset there."""
+        return (
+            self.chunk if self.dest_chunk is None else self.dest_chunk,
+            self.chunk_step if self.dest_chunk_step is None else self.dest_chunk_step,
+            self.stride if self.dest_stride is None else self.dest_stride,
+            self.offset if self.dest_offset is None else self.dest_offset,
+        )
+
     def starts(self, k: int) -> tuple[Ints, Ints]:
         """First chunk in the window, at the source and at the receiver, for each row."""
         shape = np.shape(np.atleast_1d(self.source))
-        here = there = np.asarray(self.chunk) + k * self.chunk_step
-        if self.dest_chunk is not None:
-            step = self.chunk_step if self.dest_chunk_step is None else self.dest_chunk_step
-            there = np.asarray(self.dest_chunk) + k * step
+        chunk, step, _, _ = self.at_receiver
+        here, there = np.asarray(self.chunk) + k * self.chunk_step, np.asarray(chunk) + k * step
         return np.broadcast_to(here, shape), np.broadcast_to(there, shape)
 
     def chunks(self, k: int, row: int) -> tuple[Ints, Ints]:
@@ -150,11 +171,24 @@ class Stream(NamedTuple):
         first, dest_first = self.starts(k)
         j = np.arange(int(_at(self.count, row)))[:, None]
         w = np.arange(int(_at(self.width, row)))[None, :]
-        dest_stride = self.stride if self.dest_stride is None else self.dest_stride
-        dest_offset = self.offset if self.dest_offset is None else self.dest_offset
+        _, _, dest_stride, dest_offset = self.at_receiver
         here = _at(self.offset, row) + (first[row] + j * self.stride + w) % self.modulus
         there = _at(dest_offset, row) + (dest_first[row] + j * dest_stride + w) % self.modulus
         return here.reshape(-1), there.reshape(-1)
+
+    def traffic(self, size: Any, ranks: int) -> Iterator[tuple[Ints, Ints, NDArray[np.float64]]]:
+        """(sources, destinations, sizes) of all messages, some at a time; those that repeat are one large one.
+
+        size: of one message, for all rows or for each.
+        """
+        times = self.active if self.moves else min(1, self.active)
+        several = max(1, _BLOCK // max(1, self.rows))
+        for low in range(0, times, several):
+            k = np.arange(low, min(low + several, times))[:, None]
+            source = (np.atleast_1d(self.source) + k * self.source_step) % ranks
+            dest = (np.atleast_1d(self.dest) + k * self.dest_step) % ranks
+            source, dest, sent = np.broadcast_arrays(source, dest, size * (self.active / times))
+            yield source, dest, sent
 
     def reduces(self, row: int) -> bool:
         """Whether a row's chunks are reduced with those of the receiver, and do not take their place."""
@@ -223,26 +257,20 @@ class Schedule:
         """Iterations in which a message travels."""
         busy = np.zeros(self.iterations, bool)
         for s in self.streams:
-            if s.source_step or s.dest_step or s.leaves:
+            if s.moves or s.leaves:
                 busy[s.begin : s.end : s.every] = True
         return int(busy.sum())
 
     def _load(self, side: int) -> NDArray[np.float64]:
         total = np.zeros(self.size)
         for s in self.streams:
-            if not s.active or (side and not np.any(s.reduce)):
+            if side and not np.any(s.reduce):
                 continue
             size = np.multiply(s.width, s.count) / self.chunks
             size = size * (np.asarray(s.reduce) != COPY) if side else size
-            moves = bool(s.source_step or s.dest_step)
-            several = max(1, (1 << 20) // max(1, s.rows))  # iterations at a time
-            for low in range(0, s.active if moves else 1, several):
-                k = np.arange(low, min(low + several, s.active))[:, None] if moves else 0
-                source = (np.atleast_1d(s.source) + k * s.source_step) % self.size
-                dest = (np.atleast_1d(s.dest) + k * s.dest_step) % self.size
-                sent = (source != dest) * size * (1 if moves else s.active)
-                ends = (dest if side else source) + np.zeros(sent.shape, np.int64)
-                total += np.bincount(ends.reshape(-1), sent.reshape(-1), self.size)
+            for source, dest, sent in s.traffic(size, self.size):
+                away, ends = source != dest, dest if side else source
+                total += np.bincount(ends[away], sent[away], self.size)
         return total
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,25 +68,7 @@ class Machine:
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        alone = ("overhead", "nic_per_byte", "uplink_per_byte", "reduce_per_byte", "base", "copy_per_byte")
-        least = {"node": 1, "pod": 0, "cores": 0, **dict.fromkeys(alone, 0.0)}
-        wrong = [name for name, low in least.items() if not _number(getattr(self, name), low)]
-        for name in ("latency", "per_byte"):
-            value = getattr(self, name)
-            if (
-                not isinstance(value, (tuple, list))
-                or len(value) != 3
-                or not all(_number(x, 0.0) for x in value)
-            ):
-                wrong.append(name)
-        pairs = isinstance(self.curve, (tuple, list))
-        if not pairs or not all(isinstance(x, (tuple, list)) and len(x) == 2 and _number(x[0], 0.0)
-                                and _number(x[1], 0.0) for x in self.curve):  # fmt: skip
-            wrong.append("curve")
-        wrong += [name for name in ("families", "sources") if not isinstance(getattr(self, name), dict)]
-        wrong += [name for name in ("name", "about") if not isinstance(getattr(self, name), str)]
-        if not isinstance(self.nodewise, (tuple, list)):
-            wrong.append("nodewise")
+        wrong = [name for name, is_right in _RIGHT.items() if not is_right(getattr(self, name))]
         if wrong:
             raise ConfigError(
                 f"machine {self.name!r}: {wrong[0]} is {getattr(self, wrong[0])!r:.200}",
@@ -160,6 +143,30 @@ def _number(value: object, least: float) -> bool:
     """Whether it is one, not below least; whole, if that is."""
     kind = int if isinstance(least, int) else (int, float)
     return isinstance(value, kind) and not isinstance(value, bool) and least <= value < math.inf
+
+
+def _time(value: object) -> bool:
+    return _number(value, 0.0)
+
+
+def _list(value: object, many: int | None, is_right: Callable[[Any], bool]) -> bool:
+    """Whether it is a list, of so many values, that are all right."""
+    return isinstance(value, (tuple, list)) and many in (None, len(value)) and all(map(is_right, value))
+
+
+def _of(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_RIGHT: dict[str, Callable[[object], bool]] = {  # whether a value of a machine is right
+    "node": lambda value: _number(value, 1), "pod": lambda value: _number(value, 0),
+    "cores": lambda value: _number(value, 0), "overhead": _time, "nic_per_byte": _time,
+    "uplink_per_byte": _time, "reduce_per_byte": _time, "base": _time, "copy_per_byte": _time,
+    "latency": lambda value: _list(value, 3, _time), "per_byte": lambda value: _list(value, 3, _time),
+    "curve": lambda value: _list(value, None, lambda pair: _list(pair, 2, _time)),
+    "families": _of(dict), "sources": _of(dict), "name": _of(str), "about": _of(str),
+    "nodewise": lambda value: isinstance(value, (tuple, list)),
+}  # fmt: skip
 
 
 def lower_bound(verb: str, ranks: int, nbytes: float, on: Machine) -> float:

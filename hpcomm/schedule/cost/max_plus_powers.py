@@ -13,7 +13,7 @@ import numpy as np
 
 from ..stream import Stream
 from .max_plus_time import Clock
-from .ring_cost import chain, everywhere, is_single, passing, ring, shifted, single, uniform
+from .ring_cost import chain, everywhere, is_single, lasting, passing, ring, shifted, single, uniform
 
 if TYPE_CHECKING:
     from .machine_model import Array
@@ -28,8 +28,8 @@ def _circles(clock: Clock, streams: list[Stream]) -> bool:
     and n - h times the largest `own` on the way. There are few values of `own`; for each one it is a
     largest value over a range, with a slope.
     """
-    (s, *others) = streams
-    if others or s.source_step or s.dest_step or s.every > 1 or s.active < 3:
+    s = lasting(streams)
+    if s is None:
         return False
     way = clock.shift(s)
     if way is not None and gcd(way[0], clock.size) == 1:

@@ -150,15 +150,16 @@ class Clock:
 
     def stepwise(self, streams: list[Stream]) -> None:
         """Map by map."""
-        still = [s for s in streams if not (s.source_step or s.dest_step)]
+        still = [s for s in streams if not s.moves]
         rows = Rows.of([(s, 0) for s in still], self.size, self.chunk) if still else None
         for begin, end, active in stretches(streams):
-            if any(s.source_step or s.dest_step for s in active):
+            if any(s.moves for s in active):
                 for t in range(begin, end):
                     self.step(self.map([(s, s.turn(t)) for s in active]), t, 1)
-            elif rows is not None:
+            else:
+                assert rows is not None
                 on = np.array([s.turn(begin) >= 0 for s in still])
-                now = rows if on.all() else rows.pick(np.flatnonzero(on[rows.which]))
+                now = rows.pick(on[rows.which])
                 self.step(Map(now, self.on, self.size), begin, end - begin)
 
     def step(self, step: Map, t: int, times: int) -> None:
@@ -219,9 +220,7 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
     found: list[list[Stream]] = []
     until = -1
     for s in sorted(schedule.streams, key=lambda s: s.begin):
-        if not s.active or not s.rows:
-            continue
-        if not (s.source_step or s.dest_step or s.leaves):
+        if not (s.active and s.rows and (s.moves or s.leaves)):
             continue
         if s.begin >= until:
             found.append([])
@@ -231,7 +230,7 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
 
 
 def _shift(s: Stream, p: int) -> tuple[int, int] | None:
-    if s.rows != p or np.ndim(s.width) or np.ndim(s.count) or np.ndim(s.reduce):
+    if s.rows != p or not s.is_even:
         return None
     if isinstance(s.source, Run) and isinstance(s.dest, Run):
         whole = {s.source.modulus, s.dest.modulus} <= {0, p}

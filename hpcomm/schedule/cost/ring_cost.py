@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from .machine_model import Array, Machine
 
-__all__ = ["chain", "everywhere", "few", "is_single", "passing", "ring", "shifted", "single", "uniform"]
+__all__ = ["chain", "everywhere", "few", "is_single", "lasting", "passing", "ring", "shifted", "single",
+           "uniform"]  # fmt: skip
 
 
 def few(schedule: Schedule, on: Machine) -> int:
@@ -38,20 +39,22 @@ def few(schedule: Schedule, on: Machine) -> int:
 
 def ring(clock: Clock, streams: list[Stream]) -> bool:
     """All give to a neighbour, always on the same side, until what they gave has been everywhere."""
-    (s, *others) = streams
-    way = None if others or s.source_step or s.dest_step or s.every > 1 else clock.shift(s)
-    if way is None or way[0] not in (1, clock.size - 1) or s.active != clock.size - 1 or s.active < 3:
+    s = lasting(streams)
+    way = None if s is None else clock.shift(s)
+    if s is None or way is None or way[0] not in (1, clock.size - 1) or s.active != clock.size - 1:
         return False
     own, hop = uniform(clock, s, way[0])
     if np.unique(own).size > 8:
         return False
-    along = slice(None, None, 1 if way[0] == 1 else -1)
+    along, gap = slice(None), clock.gap
+    if way[0] != 1:
+        along, gap = slice(None, None, -1), clock.time.size - clock.gap
     over, place = everywhere(clock, hop)[along], None
     if clock.missing:
-        gap = clock.gap if way[0] == 1 else clock.time.size - clock.gap
         group = clock.on.group
         over[gap] += hop[group : 2 * group].sum() * (clock.missing // group)
-        place = (clock.place if way[0] == 1 else clock.size - 1 - clock.place)[along]
+        place = clock.place[along]
+        place = abs(place - place[0])
     owns = lambda: everywhere(clock, own)[along]  # noqa: E731 - many, and seldom asked for
     clock.time[along] = _once_around(clock.time[along], over, own, owns, place)
     return True
@@ -124,21 +127,8 @@ def chain(clock: Clock, streams: list[Stream]) -> bool:
     """
     streams = sorted(streams, key=lambda s: s.begin)
     s = streams[0]
-    plain = (
-        is_single(s)
-        and abs(s.source_step) == 1
-        and s.source_step == s.dest_step
-        and s.every == 1
-        and s.active < clock.size
-    )
-    like = [
-        is_single(o) and o.begin == s.begin + i and all(
-            np.all(x == y) for x, y in
-            zip(_kind(o), _kind(s), strict=True)
-        )
-        for i, o in enumerate(streams)
-    ]  # fmt: skip
-    if not (plain and all(like)):
+    walks = abs(s.source_step) == 1 and s.source_step == s.dest_step and s.every == 1
+    if not walks or s.active >= clock.size or not _follow(streams):
         return False
     a, b = s.ends(0, clock.size)
     if (b - a - s.source_step) % clock.size:
@@ -149,6 +139,17 @@ def chain(clock: Clock, streams: list[Stream]) -> bool:
     hop, take, gone = single(clock, s, line[:-1], line[1:])
     clock.time[line] = _passed(clock.time[line], len(streams), hop, take, gone)
     return True
+
+
+def _follow(streams: list[Stream]) -> bool:
+    """Whether each is a chunk, like the first one, one iteration after the one before."""
+    first = streams[0]
+    return all(
+        is_single(s)
+        and s.begin == first.begin + i
+        and all(np.all(x == y) for x, y in zip(_kind(s), _kind(first), strict=True))
+        for i, s in enumerate(streams)
+    )
 
 
 def _kind(s: Stream) -> tuple[object, ...]:
@@ -236,4 +237,10 @@ def single(clock: Clock, s: Stream, source: Array, dest: Array) -> tuple[Array, 
 
 
 def is_single(s: Stream) -> bool:
-    return s.rows == 1 and not (np.ndim(s.width) or np.ndim(s.count) or np.ndim(s.reduce))
+    return s.rows == 1 and s.is_even
+
+
+def lasting(streams: list[Stream]) -> Stream | None:
+    """The one stream, if in it the same ranks give to the same ones in each of three iterations or more."""
+    (s, *others) = streams
+    return None if others or s.moves or s.every > 1 or s.active < 3 else s

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Simulation", "meant", "predict", "simulate"]
 
-_BLOCK = 1 << 20  # messages looked at together
-
 
 @dataclass
 class Simulation:
@@ -159,47 +157,45 @@ def _loads(clock: Clock, schedule: Schedule, nbytes: float) -> dict[str, tuple[f
 def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> tuple[int, int, int] | None:
     """How many messages leave the first unit, each in the middle, the last one; None: these are not alike.
 
-    If all give to the one d further on, min(d, its ranks) messages leave each of several units. A chain
-    leaves each unit that it passes once.
+    A chain leaves each unit that it passes once.
     """
-    units = -(-p // unit)  # a unit: a rank, a node or a pod
     if not s.active:
         return 0, 0, 0
     if way is not None:
-        d = (way[0] + np.arange(s.active if way[1] else 1) * way[1]) % p
-        near = np.minimum(d, p - d)
-        if p < unit + int(near.max()):
-            return None
-        times = 1 if way[1] else s.active
-        full = times * int(np.minimum(near, unit).sum())
-        return full, full, times * int(np.minimum(near, (p - 1) % unit + 1).sum())
+        return _leave_shifted(way, s.active, unit, p)
+    first, last = _line(s, p)
+    low, high = min(first, last), max(first, last)
+    final = (p - 1) // unit * unit  # the first rank of the last unit, which is a rank, a node or a pod
+    if final < 2 * unit or not 0 <= low <= unit or not final - 1 <= high < p:
+        return None
+    return (int(low < unit), 1, 0) if first <= last else (0, 1, int(high >= final))
+
+
+def _leave_shifted(way: tuple[int, int], active: int, unit: int, p: int) -> tuple[int, int, int] | None:
+    """The same where all give to the one d further on: min(d, its ranks) leave each of several units."""
+    d = (way[0] + np.arange(active if way[1] else 1) * way[1]) % p
+    near = np.minimum(d, p - d)
+    if p < unit + int(near.max()):
+        return None
+    times = 1 if way[1] else active
+    full = times * int(np.minimum(near, unit).sum())
+    return full, full, times * int(np.minimum(near, (p - 1) % unit + 1).sum())
+
+
+def _line(s: Stream, p: int) -> tuple[int, int]:
+    """The first and the last rank that gives, of those that give to a neighbour in turn; (-1, -1): no such."""
     if s.is_pass(p):
-        low, high, up = 0, p - 2, True
-    elif s.rows == 1 and s.source_step == s.dest_step and abs(s.source_step) == 1:
-        first = int(np.atleast_1d(s.source)[0])
-        if int(np.atleast_1d(s.dest)[0]) != first + s.source_step:
-            return None
-        low, high = sorted((first, first + (s.active - 1) * s.source_step))
-        up = s.source_step == 1
-    else:
-        return None
-    if units < 3 or low < 0 or high >= p or low > unit or high < (units - 1) * unit - 1:
-        return None
-    edges = [(u + 1) * unit - 1 if up else u * unit for u in (0, units - 1)]  # the rank that gives to others
-    first, last = (int(low <= edge <= high) for edge in edges)
-    return first if up else 0, 1, 0 if up else last
+        return 0, p - 2
+    if s.rows != 1 or s.source_step != s.dest_step or abs(s.source_step) != 1:
+        return -1, -1
+    first, step = int(np.atleast_1d(s.source)[0]), s.source_step
+    is_next = int(np.atleast_1d(s.dest)[0]) == first + step
+    return (first, first + (s.active - 1) * step) if is_next else (-1, -1)
 
 
 def _leave(s: Stream, unit: int, size: float, total: Array, p: int) -> None:
     """Message by message."""
-    moving = bool(s.source_step or s.dest_step)
-    k = np.arange(s.active if moving else min(1, s.active))
-    several = max(1, _BLOCK // max(1, s.rows))
-    for low in range(0, k.size, several):
-        now = k[low : low + several, None]
-        source = (np.atleast_1d(s.source) + now * s.source_step) % p // unit
-        dest = (np.atleast_1d(s.dest) + now * s.dest_step) % p // unit
-        source, dest, sent = np.broadcast_arrays(source, dest, size * (1 if moving else s.active))
-        away = source != dest
+    for source, dest, sent in s.traffic(size, p):
+        source, away = source // unit, source // unit != dest // unit
         here = np.bincount(source[away], sent[away])
         total[: here.size] += here
