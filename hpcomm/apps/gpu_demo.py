@@ -106,7 +106,9 @@ def contenders(
     return found, refused
 
 
-def measured(contenders: Contenders, library: _library.Library, sizes: list[int]) -> tuple[list[Row], list[str]]:
+def measured(
+    contenders: Contenders, library: _library.Library, sizes: list[int]
+) -> tuple[list[Row], list[str]]:
     """How fast each is; and which messages arrived changed."""
     rows, wrong = [], []
     for name, (comm, swap) in contenders.items():

@@ -150,7 +150,7 @@ def _damage(
         return "indptr does not ascend from 0"
     if (len(data), len(indices), len(fraction)) != (indptr[-1], indptr[-1], len(indptr) - 1):
         return "its arrays are not of lengths that fit each other"
-    if ((indices < 0) | (indices >= len(sources))).any():
+    if (np.less(indices, 0) | np.greater_equal(indices, len(sources))).any():
         return f"indices from {indices.min()} to {indices.max()}, of {len(sources)} sources"
     if not np.array_equal(np.unique(np.maximum(sources, 0)), sources):
         return "sources do not ascend from 0 or more"

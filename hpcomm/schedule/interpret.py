@@ -146,7 +146,7 @@ class Flow:
 
 
 def _parts(stream: Stream, dest_stride: int) -> Iterator[tuple[Any, Array, Array]]:
-    """(rows, chunks at the source, chunks at the receiver) of rows that have equally many; not all at once."""
+    """(rows, chunks at the source, chunks at the receiver) of rows with equally many; not all at once."""
     for rows, times, width in stream.alike():
         j, w = np.arange(times)[:, None], np.arange(width)
         here, there = (j * stream.stride + w).reshape(-1), (j * dest_stride + w).reshape(-1)

@@ -177,7 +177,7 @@ class Stream(NamedTuple):
         return here.reshape(-1), there.reshape(-1)
 
     def traffic(self, size: Any, ranks: int) -> Iterator[tuple[Ints, Ints, NDArray[np.float64]]]:
-        """(sources, destinations, sizes) of all messages, some at a time; those that repeat are one large one.
+        """(sources, destinations, sizes) of all messages, some at a time; those that repeat are one.
 
         size: of one message, for all rows or for each.
         """

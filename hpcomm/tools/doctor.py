@@ -316,7 +316,7 @@ def _about_core(mpi: Mpi | None) -> Iterator[Finding]:
 
 def _core_lacks(mpi: Mpi | None) -> dict[tuple[str, ...], list[int]]:
     """Why there is no core and what to do: which ranks say so."""
-    return _who_says(tuple(lack) for lack in (mpi["core_lacks"] if mpi else ()))
+    return _who_says(tuple(lack or ()) for lack in (mpi["core_lacks"] if mpi else ()))
 
 
 def _who_says(said: Iterable[T]) -> dict[T, list[int]]:

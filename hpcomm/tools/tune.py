@@ -107,7 +107,9 @@ def _verbs(text: str) -> tuple[str, ...]:
     return verbs
 
 
-def _found(options: argparse.Namespace, verbs: Sequence[str], sizes: Sequence[int], chosen: Sequence[object] = ()) -> Found:
+def _found(
+    options: argparse.Namespace, verbs: Sequence[str], sizes: Sequence[int], chosen: Sequence[object] = ()
+) -> Found:
     """What measure() finds on so many ranks as the options say."""
     asked = verbs, sizes, options.rounds, options.load, chosen
     found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)

@@ -183,7 +183,7 @@ def _leave_shifted(way: tuple[int, int], active: int, unit: int, p: int) -> tupl
 
 
 def _line(s: Stream, p: int) -> tuple[int, int]:
-    """The first and the last rank that gives, of those that give to a neighbour in turn; (-1, -1): no such."""
+    """The first and the last rank that gives, where each gives to a neighbour in turn; (-1, -1): no such."""
     if s.is_pass(p):
         return 0, p - 2
     if s.rows != 1 or s.source_step != s.dest_step or abs(s.source_step) != 1:
