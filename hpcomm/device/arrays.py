@@ -6,6 +6,7 @@ or waited for, whose work must be in order with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,10 @@ class Place:
     pack: Callable[[], Any] | None
     readonly: bool = False
     begun: int = 0  # the stream that was current when a call began
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def name(self) -> str:

@@ -36,10 +36,10 @@ else:
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     wrapping = LazyModule("hpcomm.agree.wrapping")
 
-__all__ = ["compose", "look", "no_remote_root"]
+__all__ = ["Arrays", "compose", "look", "no_remote_root"]
 
 
-class _Arrays(NamedTuple):
+class Arrays(NamedTuple):
     """What this rank gives and where it receives, None for nothing, and how that is reduced, if it is."""
 
     send: Buffer | None
@@ -68,55 +68,51 @@ def compose(
     call, arrays = _described(comm, verb, x, out, op, root)
     send, recv, reduce = arrays
     devices, nbytes = comm.devices, call.count * call.look.dtype.itemsize
-    if devices is not None and not hosts and devices.takes(send, recv, block=nbytes):
-        return devices.carry(call, send, recv, op, reduce, blocking)  # type: ignore[no-any-return]
-    if blocking and not hosts and comm.node is not None and core_takes(call.look.dtype, reduce):
-        return by_core(call, send, recv, reduce)
+    if not hosts:
+        if devices is not None and devices.takes(send, recv, block=nbytes):
+            return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
+        if blocking and comm.node is not None and core_takes(call.look.dtype, reduce):
+            return by_core(call, send, recv, reduce)
     if devices is None:  # no rank of comm has a device
         return on_hosts(call, send, recv, reduce, blocking)
-    plain = reduce is None or reduce.function is None
-    # A large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way:
-    if algorithm is not None and plain and not devices.is_one_call(nbytes):
-        return devices.carry(call, send, recv, op, reduce, blocking, algorithm)  # type: ignore[no-any-return]
-    return _on_copies(call, arrays, blocking)
+    return _beside_devices(call, arrays, blocking, algorithm)
 
 
-def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int) -> tuple[Call, _Arrays]:
+def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int) -> tuple[Call, Arrays]:
     """The call in words, and its arrays; all that one rank can check is right."""
     sends, receives = _roles(comm, verb, root)
-    if verb in REDUCTIONS:
+    if type(x) is bool and verb in REDUCTIONS:
         x = reduction.counted(x, op)
+    send, recv = _looked(verb, x, out, receives)
+    template = send if sends else send or recv
+    if template is None:
+        raise UsageError(f"{verb} needs x here", hint=_needs_x(verb, sends))
+    shape, block = _geometry(comm, verb, send, recv)
+    if recv is not None:
+        _check_out(verb, send, recv, shape)
+    elif receives:
+        recv = template.make(shape)
+    call, reduce, op_code = Call(comm, verb, root=root), None, 0
+    call.look, call.count = template, block
+    if verb in REDUCTIONS:
+        reduce = _reduction(call, x, op, send)
+        op_code = reduce.code
+    call.code = head(verb, op_code, template.dtype.code, root)
+    return call, Arrays(send if sends else None, recv, reduce)
+
+
+def _looked(verb: str, x: object, out: object, receives: bool) -> tuple[Buffer | None, Buffer | None]:
+    """x and out as Buffers, one and the same if they are one array."""
     send = look(x, "x") if x is not None and x is not out else None
     recv = look(out, "out", verb == "broadcast") if out is not None and receives else None
     if x is not None and x is out:
         send = recv or look(x, "x")
-    template = send or recv
-    if template is None or (sends and send is None):
-        raise UsageError(f"{verb} needs x here", hint=_needs_x(verb, sends))
-    shape, block = _geometry(comm, verb, send, recv)
-    if receives:
-        recv = _result(verb, send, recv, shape)
-    reduce = _reduction(comm, verb, x, op, template) if verb in REDUCTIONS else None
-    call = Call(comm, verb, root=root)
-    call.look, call.count = template, block
-    call.code = head(verb, reduce.code if reduce else 0, template.dtype.code, root)
-    if reduce and template.dtype.kind in "iu" and comm.check == "full" and comm.devices is None:
-        wrapping.see_to(call, send, reduce)
-    gives = sends or verb not in ROOT_SENDS
-    return call, _Arrays(send if gives else None, recv, reduce)
+    return send, recv
 
 
-def _result(verb: str, send: Buffer | None, recv: Buffer | None, shape: Shape) -> Buffer:
-    """recv, if it can take a result of this shape; a new array if there is none."""
-    if recv is None:
-        assert send is not None
-        return send.make(shape)
-    _check_out(verb, send, recv, shape)
-    return recv
-
-
-def _reduction(comm: Comm, verb: str, x: object, op: Any, template: Buffer) -> Reduction:
-    reduce = reduction.resolve(op, template.dtype)
+def _reduction(call: Call, x: object, op: Any, send: Buffer | None) -> Reduction:
+    comm, verb, dtype = call.comm, call.verb, call.look.dtype
+    reduce = reduction.resolve(op, dtype)
     if type(x) is int:
         reduction.check_whole(x, reduce.op, comm.remote_size if comm.is_inter else comm.size)
     if verb in PREFIXES and comm.is_inter:
@@ -127,12 +123,20 @@ def _reduction(comm: Comm, verb: str, x: object, op: Any, template: Buffer) -> R
         raise UsageError(
             f"{verb} has no average", hint="op='sum', then divide by the number of ranks reduced"
         )
+    if comm.check == "full" and dtype.kind in "iu" and comm.devices is None:
+        wrapping.see_to(call, send, reduce)
     return reduce
 
 
-def _on_copies(call: Call, arrays: _Arrays, blocking: bool) -> Call:
-    """Where host memory is to carry it, whatever the arrays are: the call runs on copies there."""
+def _beside_devices(call: Call, arrays: Arrays, blocking: bool, algorithm: str | None) -> Call:
+    """Where host memory is to carry it, whatever the arrays are: the call runs on copies there.
+
+    But a large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way.
+    """
     send, recv, reduce = arrays
+    devices, plain = call.comm.devices, reduce is None or reduce.function is None
+    if algorithm is not None and plain and not devices.is_one_call(call.count * call.look.dtype.itemsize):
+        return devices.carry(call, arrays, blocking, algorithm)  # type: ignore[no-any-return]
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
     return host_copy.renewed(on_hosts(call, given, taken, reduce, blocking), given, taken)

@@ -8,7 +8,7 @@ import pytest
 
 from hpcomm.schedule.rank_program import program
 from hpcomm.transport.device import cuda_aware
-from hpcomm.transport.device.path_choice import COLLECTIVE, choose
+from hpcomm.transport.device.path_choice import COLLECTIVE, Facts, choose
 from hpcomm.transport.scheduled.proved import proved
 from hpcomm.transport.scheduled.rounds import algorithm
 
@@ -32,7 +32,7 @@ BEST: dict[str, Any] = {
     ],
 )
 def test_the_best_path_that_nothing_speaks_against_is_taken(lack: dict[str, Any], path: str) -> None:
-    chosen = choose("auto", "all_reduce", **{**BEST, **lack})
+    chosen = choose("auto", "all_reduce", Facts(**{**BEST, **lack}))
     assert chosen.path == path
     assert list(chosen.refused) == list(COLLECTIVE[: COLLECTIVE.index(path)])
     for why in (each for each in lack.values() if isinstance(each, str)):
@@ -42,15 +42,15 @@ def test_the_best_path_that_nothing_speaks_against_is_taken(lack: dict[str, Any]
 def test_who_cannot_reach_whom_is_said() -> None:
     lack = {"nccl": "no", "pairs": ["", "rank 0: is on another node"]}
     assert "ipc: refused, rank 1 cannot copy from rank 0: is on another node" in str(
-        choose("auto", "all_reduce", **{**BEST, **lack})
+        choose("auto", "all_reduce", Facts(**{**BEST, **lack}))
     )
 
 
 @pytest.mark.parametrize("path", COLLECTIVE)
 def test_a_forced_path_is_taken_or_refused_with_the_reason(path: str) -> None:
-    assert choose(path, "all_reduce", **BEST).path == path
+    assert choose(path, "all_reduce", Facts(**BEST)).path == path
     lack = {"all_on_devices": False} if path != "pipeline" else {}
-    chosen = choose(path, "all_reduce", **{**BEST, **lack})
+    chosen = choose(path, "all_reduce", Facts(**{**BEST, **lack}))
     assert chosen.path == ("" if lack else path)
     assert not lack or chosen.refused[path] == "some ranks bring arrays in host memory"
 

@@ -24,11 +24,10 @@ from ...job.installation import loaded_library
 from .staging import Reached
 
 if TYPE_CHECKING:
-    from ...core.dtypes import Dtype
-    from ...core.reduction import Reduction
     from ...core.request import Pending, Stages
     from ...core.types import AnyArray, Operator
     from ...device.arrays import Place
+    from .device_columns import Moved
     from .workspace import Workspace
 
 __all__ = ["Direct", "decide", "evidence", "known", "passes", "rumour", "says", "trial"]
@@ -158,8 +157,8 @@ def trial(names: list[str]) -> None:
         host[:] = 0xCB
         memory = device.memory(there, 8 * p * n)
         for part in (memory, here):  # on the device, and the same on the host
-            for request in begin(world, name, lambda low, count, part=part: _part(part, low, count), n, 4,
-                                 MPI.FLOAT, MPI.SUM, 0):  # fmt: skip
+            of_it = lambda low, nbytes, part=part: _part(part, low, nbytes)  # noqa: E731
+            for request in begin(world, name, of_it, 4 * n, (n, MPI.FLOAT, MPI.SUM), 0):
                 request.Wait()
         copy(at, there)
         right = world.allreduce(bool((values == here).all()), MPI.LAND)
@@ -176,73 +175,63 @@ def _part(memory: AnyArray, low: int, nbytes: int) -> AnyArray:
 
 
 def begin(
-    mpi: Any,
-    verb: str,
-    part: Any,
-    count: int,
-    size: int,
-    kind: MPI.Datatype | None,
-    op: Operator | None,
+    mpi: Any, verb: str, part: Any, block: int, reduced: tuple[int, MPI.Datatype | None, Operator | None],
     root: int,
-) -> list[Pending]:
-    """The requests of a verb, in place on slots of count elements of size bytes.
+) -> list[Pending]:  # fmt: skip
+    """The requests of a verb, in place on slots of block bytes.
 
     part: (first byte, bytes) -> that part of the memory; slots as in schedule.stream.Schedule, but
-    reduce_scatter leaves its result in the first one.
+    reduce_scatter leaves its result in the first one. reduced: a slot's elements, their type, and operator.
     """
-    p, rank, block = mpi.Get_size(), mpi.Get_rank(), count * size
-    whole, own, one = (
-        [part(0, p * block), block, MPI.BYTE], [part(rank * block, block), block, MPI.BYTE],
-        [part(0, block), count, kind],
-    )  # fmt: skip
-    here = MPI.IN_PLACE
+    p, rank, here = mpi.Get_size(), mpi.Get_rank(), MPI.IN_PLACE
+    count, kind, op = reduced
+
+    def slots(first: int, many: int) -> list[object]:
+        return [part(first * block, many * block), block, MPI.BYTE]
+
+    whole, own, one = slots(0, p), slots(rank, 1), [part(0, block), count, kind]
     if verb == "send":  # around the ring
-        back = [part(p * block, block), block, MPI.BYTE]
-        return [mpi.Irecv(back, (rank - 1) % p, 0), mpi.Isend(own, (rank + 1) % p, 0)]
-    if verb == "broadcast":
-        return [mpi.Ibcast([part(0, block), block, MPI.BYTE], root)]
-    if verb == "all_gather":
-        return [mpi.Iallgather(here, whole)]
-    if verb == "gather":
-        return [mpi.Igather(here if rank == root else own, whole if rank == root else None, root)]
-    if verb == "scatter":
-        return [mpi.Iscatter(whole if rank == root else None, here if rank == root else own, root)]
+        return [mpi.Irecv(slots(p, 1), (rank - 1) % p, 0), mpi.Isend(own, (rank + 1) % p, 0)]
     if verb == "all_to_all":
-        return [mpi.Ialltoall(whole, [part(p * block, p * block), block, MPI.BYTE])]
-    if verb == "reduce":
-        return [mpi.Ireduce(here if rank == root else one, one if rank == root else None, op, root)]
-    if verb == "reduce_scatter":
-        return [mpi.Ireduce_scatter_block(here, [part(0, p * block), count, kind], op)]
-    return [getattr(mpi, f"I{verb.replace('_', '')}")(here, one, op)]
+        return [mpi.Ialltoall(whole, slots(p, p))]
+    is_root = rank == root
+    arguments = {
+        "broadcast": (slots(0, 1), root),
+        "all_gather": (here, whole),
+        "gather": (here, whole, root) if is_root else (own, None, root),
+        "scatter": (whole, here, root) if is_root else (None, own, root),
+        "reduce": (here, one, op, root) if is_root else (one, None, op, root),
+        "reduce_scatter": (here, [part(0, p * block), count, kind], op),
+    }.get(verb, (here, one, op))
+    names = {"broadcast": "Ibcast", "reduce_scatter": "Ireduce_scatter_block"}
+    return [getattr(mpi, names.get(verb) or f"I{verb.replace('_', '')}")(*arguments)]
 
 
-def passes(begin: Callable[[list[object]], object], place: Place, nbytes: int, event: int) -> Stages:
+def passes(begin: Callable[[list[object]], object], place: Place, event: int) -> Stages:
     """A message by the MPI library from or to the array at place; begin: Isend or Irecv of its memory."""
     yield [Reached(place.device, event)]  # MPI knows no streams
-    yield [begin([place.device.memory(place.address, nbytes), MPI.BYTE])]
+    yield [begin([place.device.memory(place.address, place.nbytes), MPI.BYTE])]
 
 
 class Direct:
     """How a collective goes on in a workspace by the MPI library on device memory."""
 
-    def __init__(self, space: Workspace, channel: object, verb: str, slots: int, reduce: Reduction | None,
-                 dtype: Dtype, root: int) -> None:  # fmt: skip
-        self.workspace, self.channel, self.verb, self.root = space, channel, verb, root
-        self.reduce, self.dtype = reduce, dtype
-        self.capacity = max(1, space.nbytes // (slots * dtype.itemsize))
+    def __init__(self, space: Workspace, channel: object, moved: Moved) -> None:
+        self.workspace, self.channel, self.moved = space, channel, moved
+        self.capacity = moved.capacity(space.nbytes)
 
     def move(self, count: int) -> Stages:
-        space, size = self.workspace, self.dtype.itemsize
+        space, (verb, root, _, reduce, dtype) = self.workspace, self.moved
+        block = count * dtype.itemsize
         yield [Reached(space.device, event := space.station.mark(space.stream))]  # MPI knows no streams
         space.station.spare(event)
         # By name, or a user's: those that reduce on the host must not see a device's memory.
-        reduce = self.reduce
         kind = getattr(MPI, reduce.mpi_type) if reduce else None
         op = getattr(MPI, reduce.mpi_op) if reduce else None
 
         def part(low: int, nbytes: int) -> object:
             return space.device.memory(space.work + low, nbytes)
 
-        yield begin(self.channel, self.verb, part, count, size, kind, op, self.root)
-        if self.verb == "reduce_scatter" and space.rank:
-            space.device.copy(space.work + space.rank * count * size, space.work, count * size, space.stream)
+        yield begin(self.channel, verb, part, block, (count, kind, op), root)
+        if verb == "reduce_scatter" and space.rank:
+            space.device.copy(space.work + space.rank * block, space.work, block, space.stream)

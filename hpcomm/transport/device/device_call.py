@@ -9,31 +9,27 @@ import numpy as np
 from ...core.buffer import Buffer, DeviceBuffer
 from ...core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.libraries import kernels
-from ...errors import LayoutError
+from ...errors import LayoutError, UsageError
 from . import device_columns
-from .staging import Sink, Source, station
+from .staging import Nothing, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
     from ...core.operation import Call
-    from ...core.reduction import Reduction
-    from ...core.types import Operator
     from ...device.arrays import Place
+    from ..prepare import Arrays
 
-__all__ = ["Job", "copy_of", "on_device", "piece_of", "refuse_overlap"]
+__all__ = ["Job", "copy_of", "on_device", "piece_of", "refuse"]
 
 
 class Job:
     """A collective with what this rank brings to it."""
 
-    def __init__(self, call: Call, send: Buffer | None, recv: Buffer | None, op: Operator,
-                 reduce: Reduction | None, blocking: bool) -> None:  # fmt: skip
-        self.call, self.send, self.recv = call, send, recv
-        self.op, self.reduce, self.blocking = op, reduce, blocking
+    def __init__(self, call: Call, arrays: Arrays, blocking: bool) -> None:
+        self.call, self.blocking = call, blocking
+        self.send, self.recv, self.reduce = send, recv, reduce = arrays
+        self.is_one = call.verb == "broadcast" and send is not None and send is recv  # array for both
         self.packed = send
-        comm, verb = call.comm, call.verb
-        p = comm.remote_size if comm.is_inter else comm.size
-        self.blocks_in = (comm.size if verb == "reduce_scatter" else p) if verb in INPUT_BLOCKS else 1
-        self.blocks_out = p if verb in OUTPUT_BLOCKS else 1
+        self.blocks_in, self.blocks_out = _blocks(call)
         places = [x.place for x in (send, recv) if x is not None]
         place = next((each for each in places if each is not None), None)
         self.device = None if place is None or None in places else place.device
@@ -54,6 +50,16 @@ class Job:
             if x is not None and x.place is not None:
                 self.events[name] = x.place, station(x.place.device).event(x.place)
 
+    def source(self, piece: int) -> Source | Nothing:
+        if self.packed is None:
+            return Nothing()
+        return source_of(self.packed, self.blocks_in, self.call.count, piece, self.recv)
+
+    def sink(self, piece: int) -> Sink | Nothing:
+        if self.recv is None or self.is_one:
+            return Nothing()
+        return sink_of(self.recv, self.blocks_out, self.call.count, piece)
+
     def places(self) -> tuple[Place | None, Place | None]:
         send, recv = self.packed, self.recv
         return None if send is None else send.place, None if recv is None else recv.place
@@ -68,8 +74,18 @@ class Job:
         self.events.clear()
 
 
-def piece_of(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) -> Buffer:
+def _blocks(call: Call) -> tuple[int, int]:
+    """How many blocks x and out have."""
+    comm, verb = call.comm, call.verb
+    p = comm.remote_size if comm.is_inter else comm.size
+    given = comm.size if verb == "reduce_scatter" else p
+    return given if verb in INPUT_BLOCKS else 1, p if verb in OUTPUT_BLOCKS else 1
+
+
+def piece_of(end: Source | Sink | Nothing, low: int, high: int, call: Call, stacked: bool) -> Buffer | None:
     """A piece of columns as an array of a call of its own."""
+    if isinstance(end, Nothing):
+        return None
     array = end.columns(low, high)
     made = Buffer(array if stacked else array[0], call.look.dtype, _no_more, lambda: made)
     return made
@@ -91,11 +107,25 @@ def on_device(*looks: Buffer | None) -> bool:
     return any(look is not None and look.place is not None for look in looks)
 
 
-def refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
-    if send is recv or send.place is None or recv.place is None or not send.nbytes:
+def refuse(call: Call, arrays: Arrays) -> None:
+    """Refuse arrays on devices that no path may take."""
+    send, recv, reduce = arrays
+    if reduce is not None and reduce.function is not None and on_device(send, recv):
+        raise UsageError(
+            "a function as op reduces arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
+        )
+    if send is not None and recv is not None:
+        _refuse_overlap(call, send, recv)
+    if recv is not None and recv.place is not None and recv.frozen:
+        raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
+
+
+def _refuse_overlap(call: Call, send: Buffer, recv: Buffer) -> None:
+    if send.place is None or recv.place is None:
         return
     a, b = send.place.address, recv.place.address
-    if a >= b + recv.nbytes or b >= a + send.nbytes or (a == b and send.nbytes == recv.nbytes):
+    is_apart = max(a, b) >= min(a + send.nbytes, b + recv.nbytes)
+    if is_apart or (a == b and send.nbytes == recv.nbytes):
         return
     mine = call.comm.rank * call.count * call.look.dtype.itemsize
     if (call.verb in GATHERING and a == b + mine) or (call.verb == "scatter" and b == a + mine):

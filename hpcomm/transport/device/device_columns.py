@@ -7,7 +7,7 @@ cuda_aware.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,14 +16,32 @@ from ...core.dtypes import BY_NAME, Dtype
 from ...core.verbs import GATHERING, SCATTERING
 
 if TYPE_CHECKING:
-    from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages
-    from ...device.arrays import Place
     from ...device.kernels import Kernels
+    from .device_call import Job
     from .workspace import Workspace
 
-__all__ = ["Mover", "carry", "lacks", "travels"]
+__all__ = ["Moved", "Mover", "carry", "lacks", "travels"]
+
+
+class Moved(NamedTuple):
+    """What a Mover carries out."""
+
+    verb: str
+    root: int
+    slots: int
+    reduce: Reduction | None
+    dtype: Dtype  # in which elements travel
+
+    @property
+    def op(self) -> Any:
+        """Name of MPI's operator, if it reduces."""
+        return None if self.reduce is None else self.reduce.mpi_op
+
+    def capacity(self, nbytes: int) -> int:
+        """Elements of a slot, if all slots have nbytes together."""
+        return max(1, nbytes // (self.slots * self.dtype.itemsize))
 
 
 class Mover(Protocol):
@@ -50,26 +68,25 @@ def lacks(reduce: Reduction | None, dtype: Dtype, kernels: Kernels | str | None)
     if not isinstance(reduce.mpi_op, str):
         why = f"op {reduce.op} is no operator that kernels know"
         return why, why
-    plain = travels(reduce, dtype) is dtype or dtype.kind == "b"
-    plain = plain and reduce.op.name not in ("avg", "premul_sum")
     if kernels is None or isinstance(kernels, str):
         why = kernels or "x lies on the host"
-        return why, "" if plain else why
+        return why, why if _changes(reduce, dtype) else ""
     reduce_lacks = kernels.refuses(reduce.mpi_op, travels(reduce, dtype)) or ""
-    return reduce_lacks, "" if plain else kernels.refuses(None, dtype) or ""
+    return reduce_lacks, (kernels.refuses(None, dtype) or "") if _changes(reduce, dtype) else ""
 
 
-def carry(
-    call: Call, send: Place | None, recv: Place | None, reduce: Reduction | None, kernels: Kernels | None,
-    space: Workspace, mover: Mover, count: int,
-) -> Stages:  # fmt: skip
-    """The stages of a collective whose blocks have count elements, in the workspace's stream.
+def _changes(reduce: Reduction, dtype: Dtype) -> bool:
+    """Whether kernels have more to do than to reduce what x holds."""
+    converts = travels(reduce, dtype) is not dtype and dtype.kind != "b"
+    return converts or reduce.op.name in ("avg", "premul_sum")
 
-    send, recv: in C order; None where this rank gives or gets nothing.
-    """
-    p, rank, verb = space.size, space.rank, call.verb
-    where = _layout(verb, p, rank)
-    way = _Way(space, reduce, kernels, call.look.dtype)
+
+def carry(job: Job, space: Workspace, mover: Mover) -> Stages:
+    """The stages of a collective on devices, in the workspace's stream."""
+    send, recv = job.places()
+    count, rank, verb = job.call.count, space.rank, job.call.verb
+    where = _layout(verb, space.size, rank)
+    way = _Way(space, job.reduce, job.kernels, job.call.look.dtype)
     step = min(mover.capacity, max(count, 1))
     for low in range(0, count, step):
         n = min(step, count - low)
@@ -107,20 +124,21 @@ class _Way:
         self.workspace, self.reduce, self.kernels, self.dtype = space, reduce, kernels, dtype
         self.wide = travels(reduce, dtype)
         self.truth = reduce is not None and reduce.op.name in ("land", "lor") and dtype.kind != "b"
-        self.alike = reduce is None or reduce.mpi_type == "" or dtype.kind == "b" or self.wide is dtype
+        alike = reduce is None or reduce.mpi_type == "" or dtype.kind == "b" or self.wide is dtype
+        self.same = alike and not self.truth  # elements travel as they are
 
     def bring(self, address: int, at: int, slot: int, n: int) -> None:
         there, here = address + at * self.dtype.itemsize, self.workspace.work + slot * self.wide.itemsize
         factor = self.reduce.op.factor if self.reduce is not None else None
-        if self.alike and not self.truth:
+        if self.same:
             self.workspace.device.copy(here, there, n * self.dtype.itemsize, self.workspace.stream)
-        if (self.alike and not self.truth and factor is None) or self.kernels is None:
+        if (self.same and factor is None) or self.kernels is None:
             return
         with self.kernels.on(self.workspace.stream):
             wide = self.kernels.view(here, n, self.wide)
             if self.truth:
                 self.kernels.truth(self.kernels.view(there, n, self.dtype), wide)
-            elif not self.alike:
+            elif not self.same:
                 self.kernels.convert(self.kernels.view(there, n, self.dtype), wide)
             if factor is not None:
                 self.kernels.scale(wide, np.dtype(self.wide.storage).type(factor))
@@ -128,15 +146,15 @@ class _Way:
     def take(self, address: int, at: int, slot: int, n: int) -> None:
         there, here = address + at * self.dtype.itemsize, self.workspace.work + slot * self.wide.itemsize
         average = self.reduce is not None and self.reduce.op.name == "avg"
-        if self.kernels is not None and (average or self.truth or not self.alike):
+        if self.kernels is not None and (average or not self.same):
             with self.kernels.on(self.workspace.stream):
                 if average:
                     parts, kind = _real(self.wide)
                     self.kernels.divide(self.kernels.view(here, n * parts, kind), self.workspace.size)
-                if self.truth or not self.alike:
+                if not self.same:
                     wide = self.kernels.view(here, n, self.wide)
                     self.kernels.convert(wide, self.kernels.view(there, n, self.dtype))
-        if self.alike and not self.truth:
+        if self.same:
             self.workspace.device.copy(there, here, n * self.dtype.itemsize, self.workspace.stream)
 
     def fill(self, address: int, at: int, n: int) -> None:

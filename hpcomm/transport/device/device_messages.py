@@ -26,7 +26,7 @@ from ..scheduled import rounds
 from . import cuda_aware, ipc, nccl_transport
 from .device_headers import HEADER, Answer, Header, announced_length, is_header, pack, unpack
 from .path_choice import Choice, choose_message
-from .pipeline import cut, receive_pieces, send_pieces
+from .pipeline import Line, cut, receive_pieces, send_pieces
 from .staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
@@ -65,6 +65,17 @@ class _Held(NamedTuple):
     source: int
     tag: int
     raw: bytearray
+
+
+class _Large(NamedTuple):
+    """A large message at one of its ends. place: where the array is on a device, in C order."""
+
+    call: Call
+    look: Buffer
+    place: Place | None
+    header: Header
+    line: Line
+    event: int
 
 
 class Messages:
@@ -249,43 +260,42 @@ class Messages:
         header = Header(look.nbytes, tag, offer, "x is in host memory", b"")
         if place is not None:
             header = header._replace(direct=cuda_aware.rumour("send"), device=place.device.identity())
-        said = bytearray(HEADER)
+        said, line = bytearray(HEADER), Line(self.channel, call.peer, tag)
         yield [
-            self.channel.Irecv([said, MPI.BYTE], call.peer, tag + 1),
+            line.take_answer([said, MPI.BYTE]),
             (mpi or self.plain).Isend([pack(header), MPI.BYTE], call.peer, call.tag),
         ]
-        answer: Answer = unpack(said)
         try:
-            if not answer.fits:
-                raise _misfit(call, look.nbytes)
-            self._note(call, ("to", call.peer), answer)
-            path = answer.choice.path
-            if path == "ipc":
-                assert place is not None
-                if slots is None:
-                    yield from ipc.lends(self.channel, tag, call.peer, place)
-                else:
-                    parts = self.channel, tag, call.peer, place, look.nbytes, kept, slots, answer.itself
-                    yield from ipc.sends(*parts)
-                call.after.leave(station(place.device), station(place.device).down, place)
-            elif path == "direct":
-                assert place is not None
-                yield from cuda_aware.passes(
-                    lambda part: self.channel.Isend(part, call.peer, tag), place, look.nbytes, event
-                )
-            elif path == "nccl":
-                yield from self._by_nccl(call, call.peer, header, place, answer, event)
-            else:
-                count = look.size
-                source = (
-                    Source(look, 1, None) if place is None else DeviceSource(place, 1, count, answer.piece)
-                )
-                yield from send_pieces(self.channel, call.peer, tag, source, look.dtype, count, answer.piece)
+            yield from self._give(_Large(call, look, place, header, line, event), unpack(said), kept, slots)
         finally:
             if slots is not None:
                 kept.free += slots
             if place is not None:
                 station(place.device).spare(event)
+
+    def _give(self, large: _Large, answer: Answer, kept: Any, slots: Any) -> Stages:
+        """The data of a message, as its receiver has answered; kept, slots: see _offer."""
+        call, look, place, _, line, event = large
+        if not answer.fits:
+            raise _misfit(call, look.nbytes)
+        self._note(call, ("to", line.peer), answer)
+        path = answer.choice.path
+        if path == "nccl":
+            yield from self._by_nccl(large, answer)
+        elif path == "pipeline":
+            count = look.size
+            source = Source(look, 1, None) if place is None else DeviceSource(place, 1, count, answer.piece)
+            yield from send_pieces(line, source, look.dtype, count, answer.piece)
+        elif path == "direct":
+            assert place is not None
+            yield from cuda_aware.passes(line.give, place, event)
+        else:
+            assert place is not None
+            if slots is None:
+                yield from ipc.lends(line, place)
+            else:
+                yield from ipc.sends(line, place, kept, slots, answer.itself)
+            call.after.leave(station(place.device), station(place.device).down, place)
 
     def _begin(self, place: Place, stream: int) -> int:
         """Let stream come after what the user's has been given so far, and return that event."""
@@ -357,49 +367,34 @@ class Messages:
             yield [self.channel.Isend([pack(Answer(False)), MPI.BYTE], source, header.tag + 1)]
             raise _misfit(call, header.nbytes, look.nbytes)
         answer, base, itself = yield from self._answer(header, look, source)
-        yield [self.channel.Isend([pack(answer), MPI.BYTE], source, header.tag + 1)]
+        line = Line(self.channel, source, header.tag)
+        yield [line.give_answer([pack(answer), MPI.BYTE])]
         self._note(call, ("from", source), answer)
-        path, nbytes = answer.choice.path, header.nbytes
+        path = answer.choice.path
         if path == "ipc":
             assert place is not None
             assert after is not None
-            parts = self.channel, header.tag, source, place, nbytes
             if isinstance(header.ipc, ipc.Lent):
-                yield from ipc.copies(*parts, header.ipc)
+                yield from ipc.copies(line, place, header.ipc)
             else:
-                yield from ipc.receives(*parts, self.opened, header.ipc, base, itself)
+                yield from ipc.receives(line, place, self.opened, header.ipc, base, itself)
             after.leave(station(place.device), station(place.device).up, place)
         elif path == "direct":
             assert place is not None
-            yield from cuda_aware.passes(
-                lambda part: self.channel.Irecv(part, source, header.tag), place, nbytes, event
-            )
+            yield from cuda_aware.passes(line.take, place, event)
         elif path == "nccl":
-            yield from self._by_nccl(call, source, header, place, answer, event)
+            yield from self._by_nccl(_Large(call, look, place, header, line, event), answer)
         else:
             count, piece = look.size, answer.piece
             sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
-            yield from receive_pieces(self.channel, source, header.tag, sink, look.dtype, count, piece)
+            yield from receive_pieces(line, sink, look.dtype, count, piece)
             sink.end(after or After())
-        seen.Set_elements(MPI.BYTE, nbytes)
+        seen.Set_elements(MPI.BYTE, header.nbytes)
 
     def _answer(self, header: Header, look: Buffer, source: int) -> Stages:
         """(what to answer to a header, where the sender's slab is here, and its array, if it was opened)"""
         place = look.place
-        lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
-        if not header.device:
-            lacks = dict.fromkeys(lacks, "x is in host memory")
-        elif place is not None:
-            lacks["ipc"], base, itself = self._open(header.ipc, place.device)
-            if lacks["ipc"] and self.forced in ("auto", "direct"):
-                lacks["direct"] = header.direct or cuda_aware.rumour("send")
-                if not lacks["direct"]:
-                    lacks["direct"] = (yield from in_thread(cuda_aware.evidence))["send"]
-            lacks["nccl"] = (
-                nccl_transport.lack_between(place.device, header.device)
-                if self.forced == "nccl"
-                else nccl_transport.RISK
-            )
+        lacks, base, itself = yield from self._lacks(header, place)
         # Why each path cannot be taken is known by now; the sender is told the choice, and cuts as we do.
         choice = choose_message(self.forced, **{name: why[:_WHY] for name, why in lacks.items()})
         both_hosts = place is None and not header.device
@@ -412,6 +407,22 @@ class Messages:
             unique = place.device.nccl().unique() if pair.given == 0 else b""
             answer = answer._replace(device=mine, number=pair.number(), unique=unique)
         return answer, base, itself
+
+    def _lacks(self, header: Header, place: Place | None) -> Stages:
+        """Why each path cannot be taken, and where the sender's memory is here, as _open has it."""
+        lacks, base, itself = dict.fromkeys(("ipc", "direct", "nccl"), "out is in host memory"), 0, None
+        if not header.device:
+            lacks = dict.fromkeys(lacks, "x is in host memory")
+        elif place is not None:
+            lacks["ipc"], base, itself = self._open(header.ipc, place.device)
+            if lacks["ipc"] and self.forced in ("auto", "direct"):
+                lacks["direct"] = header.direct or cuda_aware.rumour("send")
+                if not lacks["direct"]:
+                    lacks["direct"] = (yield from in_thread(cuda_aware.evidence))["send"]
+            lacks["nccl"] = nccl_transport.RISK
+            if self.forced == "nccl":
+                lacks["nccl"] = nccl_transport.lack_between(place.device, header.device)
+        return lacks, base, itself
 
     def _open(self, offer: Any, device: Device) -> tuple[str, int, int | None]:
         """Why the sender's memory is not to be opened, else "", where its slab is, and its array, if so."""
@@ -432,16 +443,14 @@ class Messages:
             self._pairs[key] = nccl_transport.Pair(device, way == "to")
         return self._pairs[key]
 
-    def _by_nccl(
-        self, call: Call, peer: int, header: Header, place: Place | None, answer: Answer, event: int
-    ) -> Stages:
+    def _by_nccl(self, large: _Large, answer: Answer) -> Stages:
         """Carry a message by NCCL; both ranks raise if that does not come up."""
+        call, _, place, header, line, event = large
         assert place is not None
         way = "to" if call.verb == "send" else "from"
-        pair = self._pair(way, peer, place.device, header.device, answer.device)
-        parts = self.channel, peer, header.tag, place, header.nbytes, answer.number, answer.unique, event
-        if why := (yield from pair.carry(*parts)):
-            self._note(call, (way, peer), answer._replace(choice=Choice("", {"nccl": why})))
+        pair = self._pair(way, line.peer, place.device, header.device, answer.device)
+        if why := (yield from pair.carry(line, place, answer.number, answer.unique, event)):
+            self._note(call, (way, line.peer), answer._replace(choice=Choice("", {"nccl": why})))
         call.after.leave(station(place.device), pair.stream, place)
 
     def leave(self) -> Stages:

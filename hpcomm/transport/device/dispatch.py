@@ -28,7 +28,7 @@ from ...core.operation import Call
 from ...core.signature import describe, marked, signature
 from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.driver import watching
-from ...errors import ConfigError, LayoutError, MismatchError, UsageError, where
+from ...errors import ConfigError, MismatchError, UsageError, where
 from .. import host_calls, prepare
 from .. import mpi as transport
 from ..progress import Thread, drive
@@ -37,13 +37,13 @@ from ..scheduled.comm_cache import own
 from ..scheduled.proved import proved
 from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting
 from . import cuda_aware, device_columns, host_copy, nccl_transport
-from .device_call import Job, copy_of, on_device, piece_of, refuse_overlap
+from .device_call import Job, copy_of, on_device, piece_of, refuse
 from .device_headers import announced_length
 from .device_messages import Messages, carried
 from .nccl_transport import ByNccl, refuses
-from .path_choice import PATHS, choose
+from .path_choice import PATHS, Choice, Facts, choose
 from .pipeline import cut
-from .staging import After, sink_of, source_of
+from .staging import After, pieces
 from .workspace import Workspace
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
     from ...core.comm import Comm
     from ...core.dtypes import Dtype
-    from ...core.reduction import Reduction
     from ...core.request import Stages
 
 __all__ = ["DeviceDispatch"]
@@ -126,13 +125,15 @@ class DeviceDispatch:
             limit = "" if always else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
             return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
         if message:
-            key = "to" if call.verb == "send" else "from", call.peer
-            if key not in self.messages.paths:
-                return f"{here}, decided with the other rank at the first message (gpu: {self.forced})"
-            return f"{here}, by {self.messages.paths[key]}"
+            return f"{here}, {self._way_of_messages(call)}"
         if call.chosen is None:
             return f"{here}; ranks tell each other at each call where their arrays lie (gpu: {self.forced})"
         return "\n  ".join([f"{here}, by {call.chosen}", *self._pairs()])
+
+    def _way_of_messages(self, call: Call) -> str:
+        way = self.messages.paths.get(("to" if call.verb == "send" else "from", call.peer))
+        first = f"decided with the other rank at the first message (gpu: {self.forced})"
+        return first if way is None else f"by {way}"
 
     def _pairs(self) -> list[str]:
         """How messages of schedules come here from each rank, ranks of the same way together."""
@@ -145,35 +146,20 @@ class DeviceDispatch:
 
     # -- collectives ---------------------------------------------------------------------------------
 
-    def carry(
-        self,
-        call: Call,
-        send: Buffer | None,
-        recv: Buffer | None,
-        op: Any,
-        reduce: Reduction | None,
-        blocking: bool,
-        algorithm: str | None = None,
-    ) -> Call:
+    def carry(self, call: Call, arrays: prepare.Arrays, blocking: bool, algorithm: str | None = None) -> Call:
         """Let call, on arrays of which some may lie on devices, be carried out here.
 
         algorithm: an own schedule that the user names, for a large call.
         """
-        if reduce is not None and reduce.function is not None and on_device(send, recv):
-            raise UsageError(
-                "a function as op reduces arrays of the host", hint="op by name, such as 'sum'; or x.cpu()"
-            )
-        if send is not None and recv is not None:
-            refuse_overlap(call, send, recv)
-        if recv is not None and recv.place is not None and recv.frozen:
-            raise LayoutError(f"out {recv.frozen}", hint="give a contiguous array that can be written")
+        refuse(call, arrays)
+        send, recv, reduce = arrays
         nbytes = call.count * call.look.dtype.itemsize
         large = not self.is_one_call(nbytes)
         node = None if large or not blocking else call.comm.node
         if node is not None and host_calls.core_takes(call.look.dtype, reduce):
             call.by_core = True
         call.after = After()
-        job = Job(call, send, recv, op, reduce, blocking)
+        job = Job(call, arrays, blocking)
         if algorithm is not None:
             job.algorithm = schedule_transport.named(call, algorithm, reduce, nbytes)
             call.code = marked(call.code, algorithm)
@@ -212,9 +198,8 @@ class DeviceDispatch:
             space.device.wait(space.stream, event)
         job.end()
         mover = yield from self._mover(job, path)
-        send, recv = job.places()
-        yield from device_columns.carry(call, send, recv, job.reduce, job.kernels, space, mover, call.count)
-        for place in (send, recv):
+        yield from device_columns.carry(job, space, mover)
+        for place in job.places():
             if place is not None:
                 call.after.leave(space.station, space.stream, place)
 
@@ -251,16 +236,16 @@ class DeviceDispatch:
         assert space is not None
         wide = device_columns.travels(reduce, call.look.dtype)
         name = job.algorithm or algorithm(call.verb, space.size, call.count * wide.itemsize)
-        op = reduce.mpi_op if reduce is not None else None
-        most = None
-        if job.algorithm is not None:
-            most = yield from self._most(name, call, wide)
         slots = proved(call.verb, name, space.size, call.root).slots
+        moved = device_columns.Moved(call.verb, call.root, slots, reduce, wide)
         if path == "nccl":
-            return ByNccl(space, self._nccl, call.verb, slots, op, wide, call.root)
+            return ByNccl(space, self._nccl, moved)
         if path == "direct":
-            return cuda_aware.Direct(space, self.channel, call.verb, slots, reduce, wide, call.root)
-        return Rounds(space, self.channel, job.kernels, call.verb, name, call.root, op, wide, most)
+            return cuda_aware.Direct(space, self.channel, moved)
+        rounds = Rounds(space, self.channel, job.kernels, name, moved)
+        if job.algorithm is not None:
+            rounds.capacity = yield from self._most(name, call, wide)
+        return rounds
 
     def _most(self, name: str, call: Call, dtype: Dtype) -> Stages:
         """Elements of a slot at most, so that any schedule's work and temporary fit into all workspaces."""
@@ -296,28 +281,31 @@ class DeviceDispatch:
             yield from self._disagree(call, signed)
         if said & _HOST:
             return False
-        on_devices = bool(said & _DEVICE)
-        if on_devices and self.forced != "pipeline" and not said & _MET:
+        if said & _DEVICE and self.forced != "pipeline" and not said & _MET:
             yield from self._meet(device)
-        elsewhere = "another rank has no kernel for it"
-        space, dtype, reduce = self.workspace, call.look.dtype, job.reduce
+        call.chosen = self._choice(job, said)
+        return True
+
+    def _choice(self, job: Job, said: int) -> Choice:
+        """The path of a call, by what all ranks have said."""
+        call, space, reduce = job.call, self.workspace, job.reduce
         op = reduce.mpi_op if reduce is not None else None
-        chosen = choose(
-            self.forced, call.verb, all_on_devices=on_devices, reduces=reduce is not None,
+        elsewhere = "another rank has no kernel for it"
+        chosen = choose(self.forced, call.verb, Facts(
+            bool(said & _DEVICE), reduce is not None,
             kernels="" if said & _REDUCES else job.lacks[0] or elsewhere,
             converts="" if said & _CONVERTS else job.lacks[1] or elsewhere,
             pairs=space.whys if space is not None else ["nobody has met"],
-            nccl=self._no_nccl or refuses(call.verb, op, device_columns.travels(reduce, dtype)),
+            nccl=self._no_nccl or refuses(call.verb, op, device_columns.travels(reduce, call.look.dtype)),
             direct=self._direct[call.verb], named=job.algorithm is not None,
-        )  # fmt: skip
+        ))  # fmt: skip
         if not chosen.path:
             raise ConfigError(
                 f"{self.forced} is forced, but cannot carry this call: {chosen.refused[self.forced]}",
                 where(call.verb, call.comm),
                 "gpu='auto' or HPCOMM_GPU=auto, or another path; hpcomm doctor",
             )
-        call.chosen = chosen
-        return True
+        return chosen
 
     def _disagree(self, call: Call, signed: int) -> Stages:
         """Raise on all ranks, which do not make the same call."""
@@ -371,53 +359,37 @@ class DeviceDispatch:
         Each piece is a call of its own, prepared as any call on host memory is; `here` stands for the
         communicator, with the MPI communicator to be used, and without devices.
         """
-        call, count = job.call, job.call.count
-        comm, verb = call.comm, call.verb
+        call, comm, verb = job.call, job.call.comm, job.call.verb
         here = SimpleNamespace(
             rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
             remote_size=comm.remote_size, mpi_handle=mpi, devices=None, check="off",
             node=comm.node if call.by_core else None, agreement=comm.agreement,
         )  # fmt: skip
-        in_turn = mpi is self.channel
-        source = None if job.packed is None else source_of(job.packed, job.blocks_in, count, piece, job.recv)
-        in_place = verb == "broadcast" and job.send is not None and job.send is job.recv
-        recv = None if in_place else job.recv
-        sink = None if recv is None else sink_of(recv, job.blocks_out, count, piece)
-        pieces = [(low, min(low + piece, count)) for low in range(0, count, max(piece, 1))] or [(0, 0)]
-        if source is not None:
-            source.begin(job.event("send"))
-            source.bring(*pieces[0])
-        if sink is not None:
-            sink.begin(job.event("recv"))
+        in_turn, op = mpi is self.channel, None if job.reduce is None else job.reduce.op
+        source, sink, parts = job.source(piece), job.sink(piece), pieces(call.count, piece)
+        source.begin(job.event("send"))
+        source.bring(*parts[0])
+        sink.begin(job.event("recv"))
         job.end()
-        for i, (low, high) in enumerate(pieces):
-            waits = [*(source.landed() if source else ()), *(sink.free() if sink else ())]
+        for i, (low, high) in enumerate(parts):
+            waits = [*source.landed(), *sink.free()]
             if in_turn and waits:
                 yield waits
             else:  # so that MPI's call is begun in the order in which the user makes calls
                 for each in waits:
                     each.Wait()
-            x = None if source is None else piece_of(source, low, high, call, verb in INPUT_BLOCKS)
-            out = (
-                x
-                if in_place
-                else None
-                if sink is None
-                else piece_of(sink, low, high, call, verb in OUTPUT_BLOCKS)
-            )
-            if source is not None and i + 1 < len(pieces):
-                source.bring(*pieces[i + 1])
-            part = prepare.compose(here, verb, x, out, job.op, call.root, job.blocking)
+            x = piece_of(source, low, high, call, verb in INPUT_BLOCKS)
+            out = x if job.is_one else piece_of(sink, low, high, call, verb in OUTPUT_BLOCKS)
+            if i + 1 < len(parts):
+                source.bring(*parts[i + 1])
+            part = prepare.compose(here, verb, x, out, op, call.root, job.blocking)
             if job.blocking:
                 transport.run(part)
             else:
                 yield from transport.background(part)
-            if sink is not None:
-                sink.deliver(low, high)
-        if source is not None:
-            source.end()
-        if sink is not None:
-            sink.end(call.after)
+            sink.deliver(low, high)
+        source.end()
+        sink.end(call.after)
 
     def _in_turn(self, stages: Stages) -> Stages:
         """Collectives of several MPI calls: one after the other, in the order in which they were made."""

@@ -24,11 +24,10 @@ from ...errors import TransportError
 from .staging import Station, station
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ...core.request import Stages
     from ...device.arrays import Place
     from ...device.driver import Device
+    from .pipeline import Line
 
 __all__ = ["Lent", "Offer", "Opened", "Slab", "Slot", "copies", "lends", "node", "receives", "sends", "slab"]
 
@@ -195,44 +194,32 @@ class Opened:
         return known[1] + offset
 
 
-def sends(
-    channel: MPI.Comm,
-    tag: int,
-    peer: int,
-    place: Place,
-    nbytes: int,
-    kept: Slab,
-    slots: list[Slot],
-    direct: bool,
-) -> Stages:
+def sends(line: Line, place: Place, kept: Slab, slots: list[Slot], direct: bool) -> Stages:
     """The sender's stages, behind what its stream `down` has waited for; yields what to wait for."""
-    device, stream = kept.device, station(place.device).down
+    device, stream, nbytes = kept.device, station(place.device).down, place.nbytes
     word, answers = bytearray(1), [bytearray(1), bytearray(1)]
     if direct:
-        yield [channel.Irecv(answers[0], peer, tag + 1)]
+        yield [line.take_answer(answers[0])]
         device.wait(stream, slots[0].done)
         return
     starts = range(0, nbytes, kept.slot_bytes)
     for i, low in enumerate(starts):
         slot = slots[i % len(slots)]
         if i >= len(slots):
-            yield [channel.Irecv(answers[0], peer, tag + 1)]
+            yield [line.take_answer(answers[0])]
         if slot.used:
             device.wait(stream, slot.done)
         device.copy(slot.address, place.address + low, min(kept.slot_bytes, nbytes - low), stream)
         device.record(slot.ready, stream)
         slot.used = True
-        yield [channel.Isend(word, peer, tag)]
+        yield [line.give(word)]
     for i in range(min(len(starts), len(slots))):  # one is given back once its reader has recorded done
-        yield [channel.Irecv(answers[i], peer, tag + 1)]
+        yield [line.take_answer(answers[i])]
 
 
-def receives(
-    channel: MPI.Comm, tag: int, peer: int, place: Place, nbytes: int, opened: Opened, offer: Offer,
-    base: int, direct: int | None,
-) -> Stages:  # fmt: skip
+def receives(line: Line, place: Place, opened: Opened, offer: Offer, base: int, direct: int | None) -> Stages:
     """The receiver's stages, into its stream `up`."""
-    device, stream = place.device, station(place.device).up
+    device, stream, nbytes = place.device, station(place.device).up, place.nbytes
     word, said = bytearray(1), bytearray(1)
     slots = [
         (base + _HEAD + index * offer.slot_bytes, opened.event(device, ready), opened.event(device, done))
@@ -243,28 +230,28 @@ def receives(
         device.wait(stream, ready)
         device.copy(place.address, direct, nbytes, stream)
         device.record(done, stream)
-        yield [channel.Isend(said, peer, tag + 1)]
+        yield [line.give_answer(said)]
         return
     for i, low in enumerate(range(0, nbytes, offer.slot_bytes)):
         address, ready, done = slots[i % len(slots)]
-        yield [channel.Irecv(word, peer, tag)]
+        yield [line.take(word)]
         device.wait(stream, ready)
         device.copy(place.address + low, address, min(offer.slot_bytes, nbytes - low), stream)
         device.record(done, stream)
-        yield [channel.Isend(said, peer, tag + 1)]
+        yield [line.give_answer(said)]
 
 
-def lends(channel: MPI.Comm, tag: int, peer: int, place: Place) -> Stages:
+def lends(line: Line, place: Place) -> Stages:
     """The stages of a sender that is the receiver, too, behind what its stream `down` has waited for."""
     there, done = station(place.device), np.zeros(1, np.int64)
-    yield [channel.Irecv(done, peer, tag + 1)]
+    yield [line.take_answer(done)]
     place.device.wait(there.down, int(done[0]))
     there.spare(int(done[0]))
 
 
-def copies(channel: MPI.Comm, tag: int, peer: int, place: Place, nbytes: int, lent: Lent) -> Stages:
+def copies(line: Line, place: Place, lent: Lent) -> Stages:
     """Those of the receiver, into its stream `up`."""
     there = station(place.device)
     place.device.wait(there.up, lent.ready)
-    place.device.copy(place.address, lent.address, nbytes, there.up)
-    yield [channel.Isend(np.array([there.mark(there.up)], np.int64), peer, tag + 1)]
+    place.device.copy(place.address, lent.address, place.nbytes, there.up)
+    yield [line.give_answer(np.array([there.mark(there.up)], np.int64))]

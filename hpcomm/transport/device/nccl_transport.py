@@ -9,6 +9,7 @@ only.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.arrays import Place
     from ...device.driver import Device
+    from .device_columns import Moved
+    from .pipeline import Line
     from .workspace import Header, Workspace
 
 __all__ = ["ByNccl", "Pair", "fact", "join", "lack", "lack_between", "refuses", "shares"]
@@ -46,16 +49,18 @@ def lack(headers: list[Header]) -> str:
     """Why these ranks cannot use NCCL together, or "". The same on all ranks."""
     if len(headers) == 1:
         return "there is one rank only"
-    versions = [header.facts["nccl"] for header in headers]
-    for rank, version in enumerate(versions):
+    first = headers[0].facts["nccl"]
+    for rank, header in enumerate(headers):
+        version = header.facts["nccl"]
         if isinstance(version, str):
             return f"rank {rank}: {version}"
-        if version != versions[0]:
-            return f"rank 0 has NCCL {versions[0]}, rank {rank} {version}"
+        if version != first:
+            return f"rank 0 has NCCL {first}, rank {rank} {version}"
+    if first >= _SHARING and all(header.facts["nccl_shares"] for header in headers):
+        return ""
     seen: dict[bytes, int] = {}
-    shares = versions[0] >= _SHARING and all(header.facts["nccl_shares"] for header in headers)
     for rank, header in enumerate(headers):
-        if header.device in seen and not shares:
+        if header.device in seen:
             return f"ranks {seen[header.device]} and {rank} share a GPU"
         seen[header.device] = rank
     return ""
@@ -103,23 +108,21 @@ def join(channel: MPI.Comm, space: Workspace) -> Stages:
 class ByNccl:
     """How a collective goes on in a workspace by NCCL."""
 
-    def __init__(self, space: Workspace, group: Any, verb: str, slots: int, op: str | None, dtype: Dtype,
-                 root: int) -> None:  # fmt: skip
-        self.workspace, self.group, self.verb = space, group, verb
-        self.op, self.dtype, self.root = op, dtype, root
-        self.capacity = max(1, space.nbytes // (slots * dtype.itemsize))
+    def __init__(self, space: Workspace, group: Any, moved: Moved) -> None:
+        self.workspace, self.group, self.moved = space, group, moved
+        self.capacity = moved.capacity(space.nbytes)
 
     def move(self, count: int) -> Stages:
-        space, verb = self.workspace, self.verb
+        space, it = self.workspace, self.moved
 
         def carry() -> None:
-            self.group.carry(verb, space.work, count, self.dtype, self.op, self.root, space.stream)
+            self.group.carry(it.verb, space.work, count, it.dtype, it.op, it.root, space.stream)
 
-        if verb in self.group.used:
+        if it.verb in self.group.used:
             carry()
             return
         yield from in_thread(carry)  # ranks connect at their first call, and the host waits for the others
-        self.group.used.add(verb)
+        self.group.used.add(it.verb)
 
 
 class Pair:
@@ -140,57 +143,51 @@ class Pair:
         self.given += 1
         return self.given - 1
 
-    def carry(
-        self,
-        channel: MPI.Comm,
-        peer: int,
-        tag: int,
-        place: Place,
-        nbytes: int,
-        number: int,
-        unique: bytes,
-        event: int,
-    ) -> Stages:
+    def carry(self, line: Line, place: Place, number: int, unique: bytes, event: int) -> Stages:
         """Put message number into the stream, behind event; returns why that could not be, or ""."""
         if number != self._turn:
             yield [_Turn(self, number)]
         try:
             if number == 0:
-                yield from self._join(channel, peer, tag, unique)
+                yield from self._join(line, unique)
             if self.why:
                 return self.why
             self.device.wait(self.stream, event)
             put = self._group.send if self.sends else self._group.recv
+            put = partial(put, place.address, place.nbytes, int(not self.sends), self.stream)
             if number == 0:  # the two connect, and the host waits for that
-                yield from in_thread(lambda: put(place.address, nbytes, 0 if self.sends else 1, self.stream))
+                yield from in_thread(put)
             else:
-                put(place.address, nbytes, 0 if self.sends else 1, self.stream)
-            there = bytearray(1)  # so that no stream of the user's waits for what nobody has enqueued yet
-            yield [
-                channel.Irecv([there, MPI.BYTE], peer, tag + self.sends),
-                channel.Isend([b"k", MPI.BYTE], peer, tag + (not self.sends)),
-            ]
+                put()
+            # So that no stream of the user's waits for what nobody has enqueued yet:
+            yield self._exchange(line, bytearray(1), b"k")
             return ""
         finally:
             self._turn += 1
 
-    def _join(self, channel: MPI.Comm, peer: int, tag: int, unique: bytes) -> Stages:
+    def _exchange(self, line: Line, theirs: bytearray, mine: bytes | bytearray) -> list[Any]:
+        """Requests by which both ends tell each other something."""
+        told, heard = [mine, MPI.BYTE], [theirs, MPI.BYTE]
+        if self.sends:
+            return [line.take_answer(heard), line.give(told)]
+        return [line.take(heard), line.give_answer(told)]
+
+    def _join(self, line: Line, unique: bytes) -> Stages:
         """Make the group, the receiver as its first rank; or find out, at both ends, why there is none."""
         self.stream = station(self.device).borrow()
         version = fact(self.device)
-        yield from self._agree(channel, peer, tag, version if isinstance(version, str) else "")
+        yield from self._agree(line, version if isinstance(version, str) else "")
         if self.why:
             return
         library = self.device.nccl()
         joining = Thread(lambda: library.group(unique, 2, int(self.sends)), LIMIT_S)
         yield [joining]
         self._group = joining.result
-        yield from self._agree(channel, peer, tag, joining.why)
+        yield from self._agree(line, joining.why)
 
-    def _agree(self, channel: MPI.Comm, peer: int, tag: int, why: str) -> Stages:
-        mine, other = bytearray(why.encode()[:_WHY].ljust(_WHY)), bytearray(_WHY)
-        back = [channel.Irecv([other, MPI.BYTE], peer, tag + self.sends)]
-        yield [*back, channel.Isend([mine, MPI.BYTE], peer, tag + (not self.sends))]
+    def _agree(self, line: Line, why: str) -> Stages:
+        other = bytearray(_WHY)
+        yield self._exchange(line, other, bytearray(why.encode()[:_WHY].ljust(_WHY)))
         theirs = other.decode(errors="replace").strip()
         self.why = why or (f"the other rank: {theirs}" if theirs else "")
 

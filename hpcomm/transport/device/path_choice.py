@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVE", "MESSAGE", "PATHS", "Choice", "choose", "choose_message"]
+__all__ = ["COLLECTIVE", "MESSAGE", "PATHS", "Choice", "Facts", "choose", "choose_message"]
 
 COLLECTIVE = ("nccl", "ipc", "direct", "schedule", "pipeline")  # best first
 MESSAGE = ("ipc", "direct", "nccl", "pipeline")
@@ -36,35 +36,38 @@ class Choice(NamedTuple):
         return f"{self.path} ({self.means or MEANS[self.path]})" + (f"; {whys}" if whys else "")
 
 
-def choose(
-    forced: str, verb: str, *, all_on_devices: bool, reduces: bool, kernels: str, converts: str,
-    pairs: Sequence[str], nccl: str, direct: str, named: bool = False,
-) -> Choice:  # fmt: skip
-    """Choose.
+class Facts(NamedTuple):
+    """What all ranks know of a collective. Texts say why something cannot be, "" that it can."""
 
-    Args:
-        forced: "auto", or the only path that the user wants.
-        kernels: why op cannot reduce on devices on some rank, or "".
-        converts: why x cannot be brought there into the form in which op reduces it, or "".
-        pairs: of each rank, why it cannot copy from some other one's memory, or "".
-        nccl, direct: why that cannot carry this call, or "".
-        named: the user names an own schedule; "pipeline" then is that schedule on copies in host memory.
-    """
+    all_on_devices: bool
+    reduces: bool
+    kernels: str  # op reduces on the devices of all ranks
+    converts: str  # x can be brought there into the form in which op reduces it
+    pairs: Sequence[str]  # of each rank: it can copy from all others' memory
+    nccl: str  # NCCL carries this call
+    direct: str  # MPI carries it
+    named: bool = False  # the user names an own schedule; "pipeline" then is that on copies in host memory
+
+
+def choose(forced: str, verb: str, facts: Facts) -> Choice:
+    """Choose. forced: "auto", or the only path that the user wants."""
+    _, reduces, kernels, converts, pairs, nccl, direct, named = facts
     unopened = next((f"rank {r} cannot copy from {why}" for r, why in enumerate(pairs) if why), "")
-    hosts = "" if all_on_devices else "some ranks bring arrays in host memory"
+    hosts = "" if facts.all_on_devices else "some ranks bring arrays in host memory"
     ours = "algorithm= names an own schedule" if named else ""
+    pointless = "" if reduces or named or forced == "schedule" else f"{verb} reduces nothing"
     lacks = {
-        "nccl": ours or hosts or nccl or converts,
-        "ipc": hosts or converts or kernels or unopened,
-        "direct": ours or hosts or direct or converts,
-        "schedule": hosts
-        or converts
-        or kernels
-        or ("" if reduces or named or forced == "schedule" else f"{verb} reduces nothing"),
-        "pipeline": "",
+        "nccl": _first_why(ours, hosts, nccl, converts),
+        "ipc": _first_why(hosts, converts, kernels, unopened),
+        "direct": _first_why(ours, hosts, direct, converts),
+        "schedule": _first_why(hosts, converts, kernels, pointless),
     }
     found = _first(COLLECTIVE, lacks, forced)
     return found._replace(means=ON_COPIES) if named and found.path == "pipeline" else found
+
+
+def _first_why(*whys: str) -> str:
+    return next(filter(None, whys), "")
 
 
 def choose_message(forced: str, **lacks: str) -> Choice:

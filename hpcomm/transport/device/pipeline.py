@@ -14,13 +14,13 @@ wait for. All functions are generators of stages (core/request.py), so nothing b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.dtypes import BY_NAME, Dtype
 from ...core.limits import PIPELINE_PIECE
 from ...device.arrays import Place
 from .. import mpi as transport
-from .staging import DeviceSink, DeviceSource, Sink, Source
+from .staging import DeviceSink, DeviceSource, Sink, Source, pieces
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.driver import Device
 
-__all__ = ["cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
+__all__ = ["Line", "cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
 
 
 def cut(count: int, blocks: int, itemsize: int) -> int:
@@ -36,59 +36,71 @@ def cut(count: int, blocks: int, itemsize: int) -> int:
     return max(1, min(count, PIPELINE_PIECE // (blocks * itemsize)))
 
 
-def send_pieces(
-    channel: MPI.Comm, peer: int, tag: int, source: Source, dtype: Dtype, count: int, piece: int
-) -> Stages:
+class Line(NamedTuple):
+    """The way of one message's data on a channel: its tag, and the next one for answers."""
+
+    channel: MPI.Comm
+    peer: int
+    tag: int
+
+    def give(self, part: object) -> Any:
+        return self.channel.Isend(part, self.peer, self.tag)
+
+    def take(self, part: object) -> Any:
+        return self.channel.Irecv(part, self.peer, self.tag)
+
+    def give_answer(self, part: object) -> Any:
+        return self.channel.Isend(part, self.peer, self.tag + 1)
+
+    def take_answer(self, part: object) -> Any:
+        return self.channel.Irecv(part, self.peer, self.tag + 1)
+
+
+def send_pieces(line: Line, source: Source, dtype: Dtype, count: int, piece: int) -> Stages:
     """Send all elements of source; one piece is brought while another one travels."""
-    pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
-    source.bring(*pieces[0])
+    parts = pieces(count, piece)
+    source.bring(*parts[0])
     going: list[Any] = []
-    for i, (low, high) in enumerate(pieces):
+    for i, (low, high) in enumerate(parts):
         if waits := source.landed():
             yield waits
         part = transport.spec(source.columns(low, high), high - low, dtype)
-        before, going = going, [channel.Isend(part, peer, tag)]
+        before, going = going, [line.give(part)]
         if before:
             yield before
-        if i + 1 < len(pieces):
-            source.bring(*pieces[i + 1])
+        if i + 1 < len(parts):
+            source.bring(*parts[i + 1])
     yield going
     source.end()
 
 
-def receive_pieces(
-    channel: MPI.Comm, peer: int, tag: int, sink: Sink, dtype: Dtype, count: int, piece: int
-) -> Stages:
+def receive_pieces(line: Line, sink: Sink, dtype: Dtype, count: int, piece: int) -> Stages:
     """Receive them into sink; sink.end() is left to the caller."""
-    pieces = [(low, min(low + piece, count)) for low in range(0, count, piece)]
+    parts = pieces(count, piece)
     coming: list[Any] = []
-    for i in range(len(pieces) + 1):
+    for i in range(len(parts) + 1):
         before = coming
-        if i < len(pieces):
+        if i < len(parts):
             if waits := sink.free():
                 yield waits
-            low, high = pieces[i]
+            low, high = parts[i]
             part = transport.spec(sink.columns(low, high), high - low, dtype)
-            coming = [channel.Irecv(part, peer, tag)]
+            coming = [line.take(part)]
         if before:
             yield before
-            sink.deliver(*pieces[i - 1])
+            sink.deliver(*parts[i - 1])
 
 
-def send_bytes(
-    channel: MPI.Comm, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
-) -> Stages:
+def send_bytes(line: Line, device: Device, stream: int, address: int, nbytes: int) -> Stages:
     """Send device memory, as stream leaves it."""
     source = DeviceSource(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
-    return send_pieces(channel, peer, tag, source, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
+    return send_pieces(line, source, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
 
 
-def receive_bytes(
-    channel: MPI.Comm, peer: int, tag: int, device: Device, stream: int, address: int, nbytes: int
-) -> Stages:
+def receive_bytes(line: Line, device: Device, stream: int, address: int, nbytes: int) -> Stages:
     """Receive into device memory, by stream."""
     sink = DeviceSink(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
-    yield from receive_pieces(channel, peer, tag, sink, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
+    yield from receive_pieces(line, sink, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
     sink.give_back()
 
 

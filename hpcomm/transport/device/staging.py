@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = [
-    "After", "DeviceSink", "DeviceSource", "Reached", "Sink", "Source", "Station", "sink_of",
-    "source_of", "station",
+    "After", "DeviceSink", "DeviceSource", "Nothing", "Reached", "Sink", "Source", "Station", "pieces",
+    "sink_of", "source_of", "station",
 ]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
@@ -242,6 +242,26 @@ class Sink:
             self._look.array[...] = self._whole
 
 
+class Nothing:
+    """The Source or Sink of a rank that gives or gets no array."""
+
+    def begin(self, event: int | None = None) -> None:
+        pass
+
+    def bring(self, low: int, high: int) -> None:
+        pass
+
+    deliver = bring
+
+    def landed(self) -> list[Reached]:
+        return []
+
+    free = landed
+
+    def end(self, after: After | None = None) -> None:
+        pass
+
+
 class _DeviceEnd:
     """Two slots of pinned memory beside an array on a device."""
 
@@ -336,6 +356,11 @@ class DeviceSink(_DeviceEnd, Sink):
     def end(self, after: After) -> None:
         after.leave(self._station, self._stream, self._place)
         self.give_back()
+
+
+def pieces(count: int, piece: int) -> list[tuple[int, int]]:
+    """Where pieces of columns begin and end; one is empty if there are none."""
+    return [(low, min(low + piece, count)) for low in range(0, count, max(piece, 1))] or [(0, 0)]
 
 
 def source_of(look: Buffer, blocks: int, count: int, piece: int, apart: Buffer | None = None) -> Source:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -104,26 +105,33 @@ class Workspace:
         yield [channel.Iallgather([said.ljust(_HEADER, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])]
         self.headers = [pickle.loads(everyone[i * _HEADER :]) for i in range(self.size)]
         yield from self._open_all()
-        mine, theirs = bytearray(), bytearray(_PAIR.size * self.size)
-        for peer in self.peers:
-            mine += _PAIR.pack(not peer.why, self.device.export_event(peer.read) if peer.read else b"")
-        yield [channel.Ialltoall([mine, MPI.BYTE], [theirs, MPI.BYTE])]
-        for peer, (reads, event) in zip(self.peers, _PAIR.iter_unpack(theirs), strict=True):
-            try:
-                peer.has_read = self.device.open_event(event) if reads and any(event) else 0
-            except TransportError:
-                peer.has_read = 0
-            peer.gives = bool(peer.has_read)
-        may, granted = bytearray(peer.gives for peer in self.peers), bytearray(self.size)
-        yield [channel.Ialltoall([may, MPI.BYTE], [granted, MPI.BYTE])]
-        for r, peer in enumerate(self.peers):
-            if r != self.rank and not peer.why and not granted[r]:
-                peer.why = "cannot open this rank's event in return"
+        yield from self._open_events(channel)
         lacks = [f"rank {r}: {peer.why}" for r, peer in enumerate(self.peers) if peer.why]
         why, whys = (lacks[0] if lacks else "").encode()[:_WHY], bytearray(_WHY * self.size)
         yield [channel.Iallgather([why.ljust(_WHY, b"\0"), MPI.BYTE], [whys, MPI.BYTE])]
         parts = (bytes(whys[i * _WHY : (i + 1) * _WHY]).rstrip(b"\0") for i in range(self.size))
         self.whys = [part.decode(errors="replace") for part in parts]
+
+    def _open_events(self, channel: MPI.Comm) -> Stages:
+        """Steps 3 and 4 of meet."""
+        mine, theirs = bytearray(), bytearray(_PAIR.size * self.size)
+        for peer in self.peers:
+            mine += _PAIR.pack(not peer.why, self.device.export_event(peer.read) if peer.read else b"")
+        yield [channel.Ialltoall([mine, MPI.BYTE], [theirs, MPI.BYTE])]
+        for peer, (reads, event) in zip(self.peers, _PAIR.iter_unpack(theirs), strict=True):
+            if reads and any(event):
+                with suppress(TransportError):
+                    peer.has_read = self.device.open_event(event)
+            peer.gives = bool(peer.has_read)
+        may, granted = bytearray(peer.gives for peer in self.peers), bytearray(self.size)
+        yield [channel.Ialltoall([may, MPI.BYTE], [granted, MPI.BYTE])]
+        for r, peer in self._opened():
+            if not granted[r]:
+                peer.why = "cannot open this rank's event in return"
+
+    def _opened(self) -> list[tuple[int, Peer]]:
+        """The other ranks whose workspaces could be opened so far."""
+        return [(r, peer) for r, peer in enumerate(self.peers) if r != self.rank and not peer.why]
 
     def _write_pattern(self) -> None:
         """And wait for it: so the pinned memory that it came from can be given back."""
@@ -161,8 +169,8 @@ class Workspace:
         event = self.station.mark(self.stream)
         yield [Reached(device, event)]
         self.station.spare(event)
-        for r, (peer, header) in enumerate(zip(self.peers, self.headers, strict=True)):
-            if r != self.rank and not peer.why and seen[16 * r : 16 * r + 16].tobytes() != header.pattern:
+        for r, peer in self._opened():
+            if seen[16 * r : 16 * r + 16].tobytes() != self.headers[r].pattern:
                 peer.why = "cannot be opened: what was read there is not what it wrote"
         device.unpin(seen)
 

@@ -14,15 +14,15 @@ from mpi4py import MPI
 
 from ...core.limits import SCHEDULE_RING
 from ...schedule.stream import AFTER, COPY
-from ..device.pipeline import receive_bytes, send_bytes
+from ..device.pipeline import Line, receive_bytes, send_bytes
 from ..progress import Together
 from .proved import part, proved
 
 if TYPE_CHECKING:
-    from ...core.dtypes import Dtype
     from ...core.request import Stages
     from ...device.kernels import Kernels
     from ...schedule.rank_program import Message
+    from ..device.device_columns import Moved
     from ..device.workspace import Workspace
 
 __all__ = ["TAGS", "Rounds", "algorithm"]
@@ -59,15 +59,14 @@ def fitting(space: Workspace, verb: str, name: str, root: int, itemsize: int) ->
 class Rounds:
     """How a collective goes on in a workspace: work memory from its beginning, the temporary behind it."""
 
-    def __init__(self, space: Workspace, channel: MPI.Comm, kernels: Kernels | None, verb: str, name: str,
-                 root: int, op: str | None, dtype: Dtype, most: int | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, space: Workspace, channel: MPI.Comm, kernels: Kernels | None, name: str, moved: Moved
+    ) -> None:
         self.workspace, self.channel, self.kernels = space, channel, kernels
-        self.key, self.op, self.dtype = (verb, name, space.size, root), op, dtype
-        self.slots = proved(*self.key).slots
-        half = space.nbytes // (
-            2 * self.slots * dtype.itemsize
-        )  # what the default ones hold in the temporary
-        self.capacity = most or max(1, half)
+        self.key = moved.verb, name, space.size, moved.root
+        self.op, self.dtype, self.slots = moved.op, moved.dtype, moved.slots
+        half = space.nbytes // (2 * moved.slots * moved.dtype.itemsize)
+        self.capacity = max(1, half)  # the default ones hold the other half in the temporary
 
     def move(self, count: int) -> Stages:
         """All rounds, on slots of count elements."""
@@ -105,7 +104,8 @@ class Rounds:
     def _give(self, rank: int, address: int, nbytes: int) -> Stages:
         space, peer = self.workspace, self.workspace.peers[rank]
         if not peer.gives:
-            yield from send_bytes(self.channel, rank, _DATA, space.device, space.stream, address, nbytes)
+            line = Line(self.channel, rank, _DATA)
+            yield from send_bytes(line, space.device, space.stream, address, nbytes)
             return
         word, answer = struct.pack("=q", address - space.base), bytearray(1)
         yield [
@@ -117,7 +117,8 @@ class Rounds:
     def _take(self, rank: int, address: int, nbytes: int) -> Stages:
         space, peer = self.workspace, self.workspace.peers[rank]
         if peer.why:
-            yield from receive_bytes(self.channel, rank, _DATA, space.device, space.stream, address, nbytes)
+            line = Line(self.channel, rank, _DATA)
+            yield from receive_bytes(line, space.device, space.stream, address, nbytes)
             return
         word = bytearray(8)
         yield [self.channel.Irecv([word, MPI.BYTE], rank, _WORD)]
