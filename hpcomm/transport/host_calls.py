@@ -78,12 +78,8 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
     comm, verb, dtype = call.comm, call.verb, call.look.dtype
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
         _refuse_overlap(send, recv)
-    received = None if recv is None else _received(recv)
-    if received is not None and not received.flags.aligned:
-        received = np.empty(received.shape, received.dtype)
-    packed = None if send is None else _packed(send.array)
-    if packed is not None and not packed.flags.aligned:
-        packed = packed.copy()
+    received = None if recv is None else _aligned(recv.array, filled=False)
+    packed = None if send is None else _aligned(send.array, filled=True)
     rows, row = (comm.size, call.count), (call.count,)
     x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
     out = None if received is None else received.reshape(rows if verb in OUTPUT_BLOCKS else row)
@@ -108,6 +104,13 @@ def _like(array: AnyArray | None, like: Buffer) -> Buffer | None:
     return None if array is None else buffer.Buffer(array, like.dtype, like.make, lambda: None)
 
 
+def _aligned(array: AnyArray, filled: bool) -> AnyArray:
+    """An array as the core takes it: itself, or one beside it, filled with its elements or empty."""
+    if array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return array.copy() if filled else np.empty(array.shape, array.dtype)
+
+
 def _core_may_share(call: Call, send: Buffer, recv: Buffer) -> bool:
     """Whether x and out have memory in common in a way that needs no copy."""
     comm, verb = call.comm, call.verb
@@ -123,8 +126,18 @@ def _refuse_overlap(send: Buffer | None, recv: Buffer | None) -> None:
         raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
 
 
-def _packed(array: AnyArray) -> AnyArray:
-    return np.ascontiguousarray(array)
+def _refuse_partial(send: Buffer, recv: Buffer) -> None:
+    """Refuse x and out that overlap, but for one array that is both."""
+    if send is not recv and not buffer.same_memory(send.array, recv.array):
+        _refuse_overlap(send, recv)
+
+
+def _packed(call: Call, array: AnyArray) -> AnyArray:
+    """The array in one piece, which call fills anew if it is a copy."""
+    packed = np.ascontiguousarray(array)
+    if not np.may_share_memory(packed, array):
+        call.fill = _filler(packed, array)
+    return packed
 
 
 def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None]:
@@ -148,10 +161,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
         return _broadcast(call, send, recv, block)
     received = None
     if send is not None:
-        packed = _packed(send.array)
-        if not np.may_share_memory(packed, send.array):
-            call.fill = _filler(packed, send.array)
-        call.send = transport.spec(packed, block, send.dtype)
+        call.send = transport.spec(_packed(call, send.array), block, send.dtype)
     if recv is not None:
         received = _received(recv)
         call.recv = transport.spec(received, block, recv.dtype)
@@ -232,18 +242,17 @@ def _reduce_there(call: Call, send: Buffer, recv: Buffer | None, block: int, red
     call.op = reduce.mpi()
     kind = getattr(MPI, reduce.mpi_type)
     received: NDArray[Any] | None = None
-    travelling = reduce.widen(send.array) if reduce.widen is not None else _packed(send.array)
-    if reduce.widen is not None:
-        up = reduce.widen
+    if reduce.widen is None:
+        travelling = _packed(call, send.array)
+    else:
+        up, travelling = reduce.widen, reduce.widen(send.array)
         call.fill = lambda: np.copyto(travelling, up(send.array))
-    elif not np.may_share_memory(travelling, send.array):
-        call.fill = _filler(travelling, send.array)
     if recv is not None:
         lies_plain = recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
         is_plain = reduce.widen is None and lies_plain
         received = recv.array if is_plain else np.empty(recv.shape, travelling.dtype)
         call.recv = (received, block, kind)
-        in_place = in_place and is_plain and send.array.flags.c_contiguous
+        in_place = in_place and is_plain
     if not in_place:
         call.send = (travelling, block, kind)
     elif comm.is_inter:  # where MPI knows of no such thing
@@ -295,24 +304,23 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
     memory only. So the contributions themselves travel (call.moves: all_gather for all_reduce, and so on).
     """
     comm, verb = call.comm, call.verb
-    if recv is not None and send is not recv and not buffer.same_memory(send.array, recv.array):
-        _refuse_overlap(send, recv)
+    if recv is not None:
+        _refuse_partial(send, recv)
     p = comm.remote_size if comm.is_inter else comm.size
-    if verb == "reduce_scatter" and comm.is_inter and p != comm.size:
+    if verb == "reduce_scatter" and p != comm.size:
         raise UsageError(
             "a function cannot be the op of reduce_scatter between groups of different size",
             hint="all_reduce, and take a block of it",
         )
-    packed = _packed(send.array)
-    if recv is not None and np.may_share_memory(packed, recv.array):
-        packed = packed.copy()
+    packed, gathered = _packed(call, send.array), None
+    if recv is not None:
+        if np.may_share_memory(packed, recv.array):
+            packed = packed.copy()
+            call.fill = _filler(packed, send.array)
+        gathered = np.empty((p, *recv.shape), packed.dtype)
+        call.recv = transport.spec(gathered, block, send.dtype)
     call.moves = _MOVES_FOR_REDUCTION[verb]
-    if not np.may_share_memory(packed, send.array):
-        call.fill = _filler(packed, send.array)
     call.send = transport.spec(packed, block, send.dtype)
-    part_shape = recv.shape if recv is not None else send.shape
-    gathered = np.empty((p, *part_shape), packed.dtype) if recv is not None else None
-    call.recv = transport.spec(gathered, block, send.dtype) if gathered is not None else None
     until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 
     def finish(status: MPI.Status | None) -> object:
@@ -321,7 +329,7 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
         reduced = send.wrap(gathered[0])
         for part in gathered[1:until]:
             reduced = reduce.function(reduced, send.wrap(part))  # type: ignore[misc]
-            _check_reduced(comm, verb, reduce, reduced, send, part_shape)
+            _check_reduced(comm, verb, reduce, reduced, send, recv.shape)
         recv.array[...] = buffer.as_buffer(reduced).array
         return recv.give()
 
@@ -364,14 +372,13 @@ def _reduce_blocks(call: Call, send: Buffer, recv: Buffer, reduce: Reduction) ->
     followed by all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p bytes sent per rank.
     """
     comm = call.comm
-    if send is not recv and not buffer.same_memory(send.array, recv.array):
-        _refuse_overlap(send, recv)
+    _refuse_partial(send, recv)
     n, p = send.array.size, comm.size
     counts = [n // p + (r < n % p) for r in range(p)]
     starts = [sum(counts[:r]) for r in range(p)]
     mine = counts[comm.rank]
     received = _received(recv)
-    packed = _packed(send.array).reshape(-1)
+    packed = np.ascontiguousarray(send.array).reshape(-1)
 
     def carry() -> None:
         parts = np.empty((p, mine), np.uint16)

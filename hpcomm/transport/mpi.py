@@ -280,6 +280,11 @@ def pieces(call: Call, waits: bool = True) -> list[tuple[str, tuple[Any, ...]]]:
     counts = [part[1] for part in (call.send, call.recv) if type(part) is tuple]
     if not counts or max(counts) <= largest_count:
         return [(name, _arguments(call, call.send, call.recv))]
+    return _cut_up(call, verb, name, counts)
+
+
+def _cut_up(call: Call, verb: str, name: str, counts: list[int]) -> list[tuple[str, tuple[Any, ...]]]:
+    """The MPI calls that make up one with more elements than MPI counts."""
     if verb not in REDUCTIONS:
         return [(name, _arguments(call, _as_one(call.send), _as_one(call.recv)))]
     if verb == "reduce_scatter":

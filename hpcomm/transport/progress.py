@@ -291,16 +291,22 @@ def _run() -> None:
             if _is_over.is_set() or MPI.Is_finalized():
                 return
             advance()
-            waits = _is_waited() if has_rounds() or any(each for each, _ in _others) else False
-            if waits:
-                move_rounds()
-                for _, move in _others:
-                    move()
+            waits = _move_waited()
         if waits or _under_way:
             pause()
         else:
             time.sleep(PROGRESS_LOOK_S)
             pause = _pauses()
+
+
+def _move_waited() -> bool:
+    """Move on what only moves while somebody waits; whether somebody does."""
+    waits = _is_waited() if has_rounds() or any(each for each, _ in _others) else False
+    if waits:
+        move_rounds()
+        for _, move in _others:
+            move()
+    return waits
 
 
 def _is_any() -> bool:

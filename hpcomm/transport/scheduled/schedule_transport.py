@@ -7,6 +7,7 @@ calls in the background over requests of their own, so that any number may be un
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from mpi4py import MPI
 from ...core import dtypes, reduction
 from ...core.limits import SCHEDULE_IN_OUT
 from ...core.signature import marked
-from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOTED, SCATTERING
+from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOT_SENDS, ROOTED, SCATTERING
 from ...errors import UsageError
 from ...schedule.exact import UFUNCS
 from ...schedule.registry import algorithms, build, cut
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
-    Key = tuple[str, str, int, int, Any, int, Any, int | None]
+    Key = tuple[str, str, int, int, Any, int, Any, int]
 
 __all__ = ["named", "operator_of", "rounds", "schedule_call", "takes_devices", "tuned_for"]
 
@@ -103,14 +104,14 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
     comm, verb = call.comm, call.moves or call.verb
     if comm.is_inter:
         raise UsageError("own schedules need one group of ranks", hint="comm.merge() makes one of two")
-    if algorithm is not None and not isinstance(algorithm, str):
+    if not isinstance(algorithm, (str, NoneType)):
         raise UsageError(f"algorithm={algorithm!r} is no name", hint=f"one of {', '.join(algorithms(verb))}")
     reduce = reduction.resolve(op, call.look.dtype) if op is not None else None
     array, count = _look(call)
-    if algorithm is not None and algorithm.startswith("mpi:") and not deterministic:
-        return library_call(call, algorithm.removeprefix("mpi:"))
     if deterministic and not call.moves:
         return deterministic_call(call, algorithm, reduce, array, count)
+    if not deterministic and str(algorithm).startswith("mpi:"):
+        return library_call(call, str(algorithm).removeprefix("mpi:"))
     key, operator = _chosen(call, algorithm, reduce)
     name, wire = key[1], key[6]
     call.code = marked(call.code, algorithm or name)
@@ -179,10 +180,12 @@ def _chosen(call: Call, algorithm: str | None, reduce: Reduction | None) -> tupl
     if call.moves and name.partition(":")[0] not in algorithms(verb):
         name = _STANDS_FOR[verb]
     name = named(call, name, reduce, count * array.itemsize)
-    operator = np.bitwise_or if reduce is None or call.moves else operator_of(reduce)[0]
-    own_op = id(reduce.op.mpi) if reduce is not None and reduce.op.mpi is not None else None
-    root = call.root if verb in ROOTED else 0
-    return (verb, name, root, count, array.dtype, reduce.code if reduce else 0, wire, own_op), operator
+    operator: Operator = np.bitwise_or
+    code = own_op = 0
+    if reduce is not None:
+        code, own_op = reduce.code, id(reduce.op.mpi)
+        operator = operator if call.moves else operator_of(reduce)[0]
+    return (verb, name, call.root if verb in ROOTED else 0, count, array.dtype, code, wire, own_op), operator
 
 
 def _executor(comm: Comm, key: Key, operator: Operator, channel: Channel, **memory: Any) -> Executor:
@@ -279,23 +282,16 @@ def _bring(call: Call, executor: Executor) -> None:
     """Put what this rank gives into work memory."""
     verb, work = call.moves or call.verb, executor.work
     count, rank = executor.part.count, call.comm.rank
-    if verb == "barrier":
+    if verb == "barrier" or (verb in ROOT_SENDS and rank != call.root):
         return
-    own = slice(rank * count, (rank + 1) * count)
-    if verb == "broadcast":
-        if rank == call.root:
-            work[:] = call.recv[0].reshape(-1)
-        return
-    given = call.send[0].reshape(-1) if type(call.send) is tuple else None
+    in_place = type(call.send) is not tuple
+    given = (call.recv if in_place else call.send)[0].reshape(-1)
     if verb in GATHERING:
-        work[own] = call.recv[0].reshape(-1)[own] if given is None else given
-    elif verb == "scatter":
-        if rank == call.root:
-            work[:] = given
+        own = slice(rank * count, (rank + 1) * count)
+        work, given = work[own], given[own] if in_place else given
     elif verb == "all_to_all":
-        work[: call.comm.size * count] = given
-    else:
-        work[:] = call.recv[0].reshape(-1) if given is None else given
+        work = work[: call.comm.size * count]
+    work[:] = given
 
 
 def _take(call: Call, executor: Executor) -> None:

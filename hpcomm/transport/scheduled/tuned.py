@@ -85,12 +85,16 @@ def _check(table: Any) -> None:
         raise ValueError('it has no "mpi"')
     for ranks, verbs in _items(table.get("ranks"), '"ranks"'):
         for verb, rows in _items(verbs, f"{ranks!r} ranks"):
-            for row in rows if isinstance(rows, list) and rows else [rows]:
-                if not isinstance(row, list) or [type(x) for x in row] not in ([int, str], [int, type(None)]):
-                    raise ValueError(f"{verb} of {ranks} ranks has {row!r:.60}, not [bytes, algorithm]")
+            _check_choices(f"{verb} of {ranks} ranks", rows)
     for record in table.get("records", ()):
         if not isinstance(record, dict) or not record.keys() >= {"ranks", "verb"}:
             raise ValueError(f"a record is {record!r:.60}")
+
+
+def _check_choices(what: str, rows: Any) -> None:
+    for row in rows if isinstance(rows, list) and rows else [rows]:
+        if not isinstance(row, list) or [type(x) for x in row] not in ([int, str], [int, type(None)]):
+            raise ValueError(f"{what} has {row!r:.60}, not [bytes, algorithm]")
 
 
 def _items(table: Any, what: str) -> Any:
