@@ -153,6 +153,11 @@ def test_an_algorithm_is_no_longer_than_13_lines(part: Any) -> None:
             assert (lines[-1].end_lineno or 0) - lines[0].lineno < 13, function.name
 
 
+def test_chunks_may_move_at_the_receiver_alone() -> None:
+    s = Stream(0, 1, end=3, dest_chunk_step=2)
+    assert [[int(x[0]) for x in s.starts(k)] for k in range(3)] == [[0, 0], [0, 2], [0, 4]]
+
+
 def test_a_ring_over_100_000_ranks_is_two_streams() -> None:
     ring = build("all_reduce", "ring", 100_000)
     assert len(ring.streams) == 2
