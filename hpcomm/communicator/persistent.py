@@ -60,9 +60,12 @@ class Plan(ClosedByAll, Generic[T_co]):
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
     waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
 
-    def __init__(self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared]) -> None:
+    def __init__(
+        self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], tensors: Sequence[Any] = ()
+    ) -> None:
         self._comm = comm
         self._call = call
+        self._tensors = tensors  # which may come to need a gradient
         self.waits_for = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
         self._state = _State(call, self.waits_for)
         if call.after is not None:  # on devices nothing is prepared but the call itself
@@ -84,7 +87,8 @@ class Plan(ClosedByAll, Generic[T_co]):
         """Begin the call with what the arrays hold now.
 
         Raises:
-            UsageError: the last start was not waited for, or the plan is closed.
+            UsageError: the last start was not waited for, the plan is closed, or a tensor has come to need a
+                gradient.
         """
         if self.is_under_way or not self._prepared:
             what, hint = (
@@ -93,6 +97,7 @@ class Plan(ClosedByAll, Generic[T_co]):
                 else ("is closed", "make a new one with comm.plan(), or close() this one later")
             )
             raise UsageError(f"the plan of {self._call} {what}", hint=hint).located("plan", self._comm)
+        _refuse_gradients(self._call, self._tensors)
         if self._leave is not None:
             self._leave()
         self._state.is_under_way = True
@@ -244,18 +249,20 @@ class _DirectPlan(Plan[T_co]):
     __slots__ = ("__call__", "start", "wait")
 
     def __init__(
-        self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], result: T_co
+        self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], tensors: Any, result: T_co
     ) -> None:
-        super().__init__(comm, call, prepared)
+        super().__init__(comm, call, prepared, tensors)
         begin, end = prepared[0].Start, prepared[0].Wait
+        if tensors:
+            begin = _first_looking(call, tensors, begin)
         mpi_error, state = MPI.Exception, self._state
         carefully_start, carefully_wait, carefully_call = self._careful()
 
         def start() -> None:
             if state.is_under_way:
                 carefully_start()
-            state.is_under_way = True
             begin()
+            state.is_under_way = True
 
         def wait(timeout: float | None = None) -> T_co:
             if timeout is not None or not state.is_under_way:
@@ -318,6 +325,24 @@ class _State:
         self.is_under_way = False
         # for who looks at the functions of a plan: see agree/call_stack.py
         self._call, self.waits_for = call, needs
+
+
+def _refuse_gradients(call: Call, tensors: Sequence[Any]) -> None:
+    """Refuse what the plan's tensors could not be given when it was made."""
+    for x in tensors:
+        if x.requires_grad and not (call.verb == "broadcast" and x.is_leaf):
+            try:
+                buffer.refuse_gradient(x)
+            except UsageError as error:
+                raise error.located(f"plan of {call.verb}", call.comm) from None
+
+
+def _first_looking(call: Call, tensors: Sequence[Any], begin: Callable[[], object]) -> Callable[[], None]:
+    def looked() -> None:
+        _refuse_gradients(call, tensors)
+        begin()
+
+    return looked
 
 
 def _never_over() -> Stages:
@@ -411,7 +436,7 @@ def plan(
             if algorithm is not None:
                 raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
             peer = dest if verb == "send" else source
-            return _make(comm, planned_message(comm, verb, x, out, peer, tag))
+            return _make(comm, planned_message(comm, verb, x, out, peer, tag), _tensors(x, out))
         if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
             known = [*TABLE, *NEIGHBOURS, "send", "recv"]
             hint = did_you_mean(verb, known, "a collective verb, 'send' or 'recv'")
@@ -427,19 +452,23 @@ def plan(
         if verb in ("send", "recv"):
             raise error.located(f"plan of {verb}", comm) from None
         raise refused(comm, f"plan of {verb}", error) from None
-    return _collective(comm, call)
+    return _collective(comm, call, _tensors(x, out))
 
 
-def _make(comm: Communicator, call: Call) -> Plan[object]:
+def _tensors(*given: object) -> tuple[Any, ...]:
+    return tuple(each for each in given if hasattr(each, "requires_grad"))
+
+
+def _make(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Plan[object]:
     if call.after is not None:
-        return Plan(comm, call, [])
+        return Plan(comm, call, [], tensors)
     prepared = transport.prepare(call)
     give = call.give if call.verb != "barrier" else lambda: None
     if len(prepared) == 1 and call.fill is None and give is not None:
         result = give()
         if result is None or hasattr(result, "__dlpack__"):  # not a number, which is a new one each time
-            return _DirectPlan(comm, call, prepared, result)
-    return Plan(comm, call, prepared)
+            return _DirectPlan(comm, call, prepared, tensors, result)
+    return Plan(comm, call, prepared, tensors)
 
 
 def _composed(
@@ -456,10 +485,10 @@ def _composed(
     return call
 
 
-def _collective(comm: Communicator, call: Call) -> Plan[Any]:
+def _collective(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Plan[Any]:
     with comm.call_guard:
         leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
-        made = _make(comm, call)
+        made = _make(comm, call, tensors)
         if call.settle is not None:
             call.settle()
         leave()

@@ -143,9 +143,13 @@ class _Wrapping:
         self._blocks: list[Any] = []
         self._written: list[Any] = []  # one piece of bytes, mostly
         self._is_laden = False
-        self._pickler = make(SimpleNamespace(write=self._written.append), 5, buffer_callback=self._keeps_in)
         own: Any = getattr(make, "dispatch_table", None)  # of its class; pickle's is a descriptor
-        self._pickler.dispatch_table = _Ways(own if hasattr(own, "get") else None)
+        has_own = hasattr(own, "get")
+        if has_own:  # cloudpickle's, which is read where a pickler is made, and not again
+            make = type(make.__name__, (make,), {"dispatch_table": _Ways(own)})
+        self._pickler = make(SimpleNamespace(write=self._written.append), 5, buffer_callback=self._keeps_in)
+        if not has_own:
+            self._pickler.dispatch_table = _Ways(None)
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()

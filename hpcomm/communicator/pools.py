@@ -6,12 +6,14 @@ what cannot be pickled is told where it was submitted.
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
 import sys
 import time
 import traceback
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -21,10 +23,15 @@ from ..agree.agreement import refused
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from ..core import buffer
     from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    buffer = LazyModule("hpcomm.core.buffer")
 
 __all__ = ["Pool", "PoolBrokenError", "PoolShutError", "TaskTraceback", "Workers"]
 
@@ -197,21 +204,68 @@ def _named(fn: Any, args: Sequence[Any]) -> str:
 
 def _packed(obj: object, what: str, line: str) -> _Packed:
     """obj pickled; by cloudpickle, where it is installed, what pickle cannot (lambdas)."""
-    blocks: list[pickle.PickleBuffer] = []
     try:
-        return _Packed(pickle.dumps(obj, 5, buffer_callback=blocks.append), blocks)
+        return _pickled(obj)
+    except HpcommError as error:
+        raise UsageError(f"{what} cannot be pickled: {error.what}", line, error.hint) from error
+
+
+def _pickled(obj: object) -> _Packed:
+    try:
+        return _by(pickle, obj)
+    except HpcommError:
+        raise
     except Exception as error:  # whatever the object's own way of being pickled raises
-        why: Exception = error
+        why, hint = error, "send data instead of files or locks"
     try:
         import cloudpickle  # type: ignore[import-untyped]
 
-        blocks = []
-        return _Packed(cloudpickle.dumps(obj, 5, buffer_callback=blocks.append), blocks)
+        return _by(cloudpickle, obj)
     except ImportError:
         hint = "pip install cloudpickle for lambdas and functions within functions"
+    except HpcommError:
+        raise
     except Exception as error:
-        why, hint = error, "send data instead of files or locks"
-    raise UsageError(f"{what} cannot be pickled: {why}", line, hint)
+        why = error
+    raise UsageError(str(why), None, hint)
+
+
+def _by(module: Any, obj: object) -> _Packed:
+    blocks: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    _pickler(module.Pickler)(file, 5, buffer_callback=blocks.append).dump(obj)
+    return _Packed(file.getvalue(), blocks)
+
+
+@cache
+def _pickler(base: Any) -> Any:
+    """A class of picklers that knows of tensors. They look at their class for how types are pickled."""
+    own = getattr(base, "dispatch_table", None)  # pickle's is a descriptor
+    return type(base.__name__, (base,), {"dispatch_table": _Ways(own if hasattr(own, "get") else None)})
+
+
+class _Ways(dict[type, Any]):
+    """How types are pickled: as the pickler, or copyreg, says; tensors only if no gradient is lost."""
+
+    def __init__(self, others: Mapping[type, object] | None) -> None:
+        self._others = copyreg.dispatch_table if others is None else others
+
+    def get(self, kind: type, default: object = None) -> Any:  # a pickler in Python asks so
+        try:
+            return self[kind]
+        except KeyError:
+            return default
+
+    def __missing__(self, kind: type) -> object:
+        is_tensor = kind is getattr(sys.modules.get("torch"), "Tensor", None)
+        return _take_tensor_apart if is_tensor else self._others[kind]
+
+
+def _take_tensor_apart(tensor: Any) -> object:
+    """As torch does it, which makes a leaf of what autograd knows the history of."""
+    if tensor.grad_fn is not None:
+        buffer.refuse_gradient(tensor)
+    return tensor.__reduce_ex__(5)
 
 
 def _initializing(initializer: object, initargs: Iterable[object]) -> _Packed:

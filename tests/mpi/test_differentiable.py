@@ -205,6 +205,35 @@ def test_backward_in_a_thread_that_mpi_may_not_be_called_in_is_refused(comm: Any
     y.backward()
 
 
+def test_a_plan_whose_tensor_came_to_need_a_gradient_refuses_to_start(comm: Any) -> None:
+    x, out, mine = torch.ones(3), torch.empty(3), comm.rank
+    with (
+        comm.plan("all_reduce", x, out=out) as direct,
+        comm.plan("all_reduce", x) as made,
+        comm.plan("all_reduce", x, algorithm="ring") as scheduled,
+        comm.plan("all_reduce", torch.ones(3), out=x) as into,
+        comm.plan("send", x, dest=mine, tag=3) as sending,
+        comm.plan("broadcast", x, out=x) as setting,
+    ):
+        plans = direct, made, scheduled, into
+        for plan in plans:
+            plan()
+        x[:] = 1
+        x.requires_grad_()
+        for plan in (*plans, sending):
+            for call in (plan, plan.start):
+                with pytest.raises(
+                    hpcomm.UsageError, match=r"(?s)x needs a gradient.*plan of (all_reduce|send)"
+                ):
+                    call()
+        setting()  # a leaf may be set
+        with torch.no_grad():
+            assert direct().tolist() == [comm.size] * 3
+        x.requires_grad_(False)
+        for plan in plans:  # none of them is under way
+            plan()
+
+
 def test_a_field_that_came_to_need_a_gradient_says_so(comm: Any) -> None:
     for is_planned in (False, True):
         field = Field(comm, (4 * comm.size,), halo=1, dtype=torch.float64)

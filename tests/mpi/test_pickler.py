@@ -36,13 +36,21 @@ def test_lambdas_and_local_classes_travel_on_a_duplicate_that_takes_them(comm: A
             plain.all_gather_object(lambda: 0)
 
 
-def test_arrays_stay_out_of_the_pickle_as_ever() -> None:
+def test_arrays_stay_out_of_the_pickle_and_no_gradient_is_lost_as_ever() -> None:
     from hpcomm.communicator.pickling import decode, encode
 
     x = np.arange(100_000.0)
     made = encode({"f": len, "x": x}, cloudpickle)
     assert len(made.blocks) == 2
     assert np.array_equal(decode(made)["x"], x)
+    torch = pytest.importorskip("torch")
+    leaf = torch.arange(100_000.0, requires_grad=True)
+    made = encode({"f": lambda: 3, "x": leaf}, cloudpickle)
+    assert len(made.blocks) == 2
+    assert decode(made)["x"].requires_grad
+    assert torch.equal(decode(made)["x"], leaf)
+    with pytest.raises(hpcomm.UsageError, match="x needs a gradient"):
+        encode({"f": lambda: 3, "x": leaf * 2}, cloudpickle)
 
 
 def test_a_pickler_that_is_none_is_refused_on_all_ranks(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,34 @@ def test_what_a_task_returns_but_cannot_be_pickled_names_the_line_that_submitted
         hpcomm.self_.pool(initializer=gives_a_lock, initargs=(threading.Lock(),))
 
 
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_task_loses_no_gradient(comm: Any) -> None:
+    """A tensor with a history would arrive as a leaf without it; pickled by cloudpickle, too."""
+    torch = pytest.importorskip("torch")
+    leaf = torch.ones(3, requires_grad=True)
+    with comm.pool() as pool:
+        if pool:
+            for ask in (
+                lambda: pool.submit(len, leaf * 2),
+                lambda: pool.submit(lambda x: len(x), leaf * 2),
+                lambda: pool.submit(doubled, leaf).result(20),
+                lambda: pool.submit(lambda x: x * 2, leaf).result(20),
+                lambda: next(pool.map(doubled, [leaf])),
+            ):
+                with pytest.raises(
+                    hpcomm.UsageError, match=r"cannot be pickled: x needs a gradient"
+                ) as caught:
+                    ask()
+                assert "x.detach()" in str(caught.value)
+            came = pool.submit(np.asarray, (leaf * 2).detach()).result(20)
+            assert came.tolist() == [2.0] * 3
+            assert pool.submit(torch.clone, leaf.detach()).result(20).tolist() == [1.0] * 3
+            assert pool.submit(list, [leaf]).result(20)[0].requires_grad  # a leaf comes as a leaf
+
+
 _licence: list[str] = []
 
 
