@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import runtime
 from ..errors import ConfigError, HpcommError
-from ..job import installation, own_files, pmi_server
+from ..job import installation, own_files, pmi_server, room
 from . import shutdown
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ def join(store: Store, rank: int, size: int, seconds: float) -> None:
     key = f"hpcomm/pmi/{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
     if rank == 0:
         store.set(key, _start_server(store, size, seconds))
-    connection = _connect(store, key, rank, size, seconds)
+    connection, is_near = _connect(store, key, rank, size, seconds)
     forget()
+    if is_near:  # by tcp, ranks listen on all interfaces; by posix, UCX crashes where /dev/shm is short
+        os.environ.setdefault("UCX_TLS", "^tcp,posix" if room.is_short(size, room.free()) else "^tcp")
     runtime.farewells.insert(0, shutdown.await_all)  # as the last of them: it counts on what the others say
     os.environ.update(PMI_FD=str(connection.detach()), PMI_RANK=str(rank), PMI_SIZE=str(size))
 
@@ -110,8 +112,11 @@ def _start_server(store: object, size: int, seconds: float) -> str:
     return json.dumps({"host": host, "port": port, "file": file, "secret": None if file else secret.hex()})
 
 
-def _connect(store: Store, key: str, rank: int, size: int, seconds: float) -> socket.socket:
-    """A connection to the server that the store tells of; it may tell of one that has ended."""
+def _connect(store: Store, key: str, rank: int, size: int, seconds: float) -> tuple[socket.socket, bool]:
+    """A connection to the server that the store tells of, and whether all ranks share a node.
+
+    The store may tell of a server that has ended.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -119,9 +124,8 @@ def _connect(store: Store, key: str, rank: int, size: int, seconds: float) -> so
             told = json.loads(store.get(key))
             secret = own_files.read(told["file"], 0o077) if told["file"] else bytes.fromhex(told["secret"])
             left = max(deadline - time.monotonic(), 1.0)
-            return pmi_server.connect(
-                str(told["host"]), int(told["port"]), _with_word(secret), rank, size, left
-            )
+            host, port, is_near = str(told["host"]), int(told["port"]), bool(told["file"])
+            return pmi_server.connect(host, port, _with_word(secret), rank, size, left), is_near
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:  # torch's are the last
             if isinstance(error, HpcommError):
                 raise

@@ -179,12 +179,21 @@ RANK = (
     FEW
     + """
 import signal, threading
+
+def listens():  # on which addresses beside the loopback one
+    files = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+    mine = {os.readlink(file) for file in files if os.path.lexists(file)}
+    rows = [line.split() for kind in ("tcp", "tcp6") for line in list(open(f"/proc/self/net/{kind}"))[1:]]
+    rows = [row for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+    return [row[1] for row in rows if not row[1].startswith("0100007F")]
+
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 print("available:", dist.is_mpi_available(), flush=True)
 dist.init_process_group("mpi", init_method="env://")
 memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0)", open("/proc/self/maps").read())
 there = [name for name in set(memory) if os.path.exists(f"/dev/shm/{name}")]
 print(f"attempt {attempt} rank {rank} memory {memory[0]} there {there}\\n", end="", flush=True)
+print(f"listens {listens()}\\n", end="", flush=True)
 dist.barrier()
 if attempt == sys.argv[1] and rank == "1":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -214,6 +223,7 @@ def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: boo
     for text in texts:
         assert [text.count(f"{word} (2, 2.0)") for word in ("sum", "gloo", "cpu:mpi")] == [2, 2, 2], text
         assert "available: False" not in text
+        assert set(re.findall(r"listens (.*)", text)) == {"[]"}  # on no network
         found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", text))
     assert len(found) == 3, texts  # of two jobs, one of which has begun twice
     assert len({name for _, name in found}) == 3
