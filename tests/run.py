@@ -43,6 +43,7 @@ CLOCK = 5  # a limit that goes by the clock is that many times as long
 GRACE_S = 10.0  # to end when told so
 AGAIN = 8  # so often a step goes on behind a test that ended it
 SHOWN = 12_000  # characters of a failing log, its end
+ENDS = (signal.SIGTERM, signal.SIGHUP)  # signals by which a run is told to end
 TEST = r"(tests/[\w/]+\.py::\w+(?:\[[^\]\n]*\])?)"
 BEGUN = re.compile(rf"^{TEST}(?! (?:PASSED|FAILED|ERROR|SKIPPED|XFAIL))", re.M)
 DONE = re.compile(rf"^\[gw\d+\].* {TEST}", re.M)  # pytest-xdist has results apart
@@ -182,8 +183,8 @@ def main(words: list[str]) -> int:
     asked = parser.parse_args(words)
     environments = dict(word.split("=", 1) for word in asked.environments)
     planned = (quick_steps if asked.quick else steps)(environments)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit("told to end"))
+    for number in ENDS:
+        signal.signal(number, told_to_end)
     shutil.rmtree(LOGS, ignore_errors=True)
     total: Counter[str] = Counter()
     failures: list[str] = []
@@ -199,6 +200,13 @@ def main(words: list[str]) -> int:
                 failures += [f"{step.name}: {what}" for what in failed(step)]
     print(*failures, told(total), sep="\n")
     return 1 if total["failed"] else 0
+
+
+def told_to_end(*_: object) -> NoReturn:
+    """End, once: who sends a signal to a process and to its group, as timeout(1) does, sends it twice."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit("told to end")
 
 
 def told(counts: Counter[str]) -> str:
