@@ -86,10 +86,11 @@ class Agreement:
     enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls,
     which is the same leave unless several of them can be under way.
     refuse(why) in place of a call that this rank refuses; depart() after the last one of a rank that is out
-    of step.
+    of step. again() at each start of a plan; None: nobody looks at those.
     """
 
-    __slots__ = ("depart", "enter", "late", "leave", "level", "refuse")
+    __slots__ = ("again", "depart", "enter", "late", "leave", "level", "refuse")
+    again: Callable[[], None] | None
 
     def __init__(
         self,
@@ -105,6 +106,7 @@ class Agreement:
             return leave
 
         self.level = level
+        self.again = None
         self.refuse = refuse
         self.depart = depart
         self.enter = enter

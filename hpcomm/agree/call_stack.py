@@ -81,8 +81,11 @@ def names_of(frame: FrameType) -> Mapping[str, Any]:
 
 
 def comm_of(frame: FrameType) -> Comm | None:
-    """The communicator that a frame of ours is about: its argument, or the one that the function is for."""
-    comm: Comm | None = names_of(frame).get("comm", frame.f_globals.get("comm"))
+    """The communicator that a frame of ours is about: its argument, or whose the function is, or for whom."""
+    names = names_of(frame)
+    comm: Comm | None = names.get("comm", frame.f_globals.get("comm"))
+    if comm is None and hasattr(type(names.get("self")), "agreement"):
+        comm = names["self"]
     return comm
 
 

@@ -20,18 +20,34 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..core.comm import Comm
+    from ..core.operation import Call
     from .agreement import Agreement
 
-__all__ = ["EndNotices", "exchanged"]
+__all__ = ["EndNotices", "awaited", "exchanged"]
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
+_MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
 
 def exchanged(everybody: MPI.Intracomm) -> EndNotices | None:
     """Those of this rank; None where they would be too many, or no thread can receive them."""
     return EndNotices(everybody) if everybody.size <= FEW and runtime.has_threads() else None
+
+
+def awaited(call: Call) -> tuple[int | None, int]:
+    """Of whom a plan waits for an end is told, as Request.waits_for has it: the rank, and -1, or 0 for one.
+
+    Where nobody gets through before all have begun, or starts are counted, who has ended is missing. Else it
+    may have done its part.
+    """
+    comm = call.comm
+    if call.verb in ("send", "recv"):
+        return call.peer, 0
+    if call.verb in _MUTUAL or comm.is_inter or comm.agreement.again is not None:
+        return None, -1
+    return call.root if call.verb in ("broadcast", "scatter") and call.root != comm.rank else None, 0
 
 
 class EndNotices:
@@ -64,7 +80,7 @@ class EndNotices:
             return counted
 
         made.enter, made.late = counting(made.enter), counting(made.late)
-        made.refuse = counting(made.refuse)
+        made.refuse, made.again = counting(made.refuse), counting(lambda: None)
         return made
 
     def forget(self, comm: Comm) -> None:

@@ -64,7 +64,7 @@ def _awaited(frame: FrameType) -> tuple[bool, int] | None:
     """Whether a verb, or the wait for it, receives objects or ragged arrays, and its tag, below 0 for any."""
     names, request = names_of(frame), owner(frame)
     if getattr(request, "waits_for", None) is not None:
-        name, _, said = request.call.partition("(")
+        name, _, said = str(getattr(request, "call", "") or request._call).partition("(")  # of a plan
         number = re.search(r"tag=(\d+)\)$", said)
         tag = int(number[1]) if number else -1
     else:

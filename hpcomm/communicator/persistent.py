@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from ..agree.agreement import refused
+from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
 from ..core.operation import Call
 from ..core.request import Request, Stages, T_co, abandon, deadline
@@ -63,10 +64,10 @@ class Plan(ClosedByAll, Generic[T_co]):
     def __init__(
         self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], tensors: Sequence[Any] = ()
     ) -> None:
-        self._comm = comm
-        self._call = call
+        self._comm, self._call = comm, call
         self._tensors = tensors  # which may come to need a gradient
-        self.waits_for = (comm, call.peer, 0) if call.verb in ("send", "recv") else (comm, None, -1)
+        self._again = None if call.verb in ("send", "recv") else comm.agreement.again
+        self.waits_for = (comm, *awaited(call))
         self._state = _State(call, self.waits_for)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
@@ -100,6 +101,8 @@ class Plan(ClosedByAll, Generic[T_co]):
         _refuse_gradients(self._call, self._tensors)
         if self._leave is not None:
             self._leave()
+        if self._again is not None:
+            self._again()
         self._state.is_under_way = True
         if self._fill is not None:
             self._fill()
@@ -290,7 +293,7 @@ class _DirectPlan(Plan[T_co]):
 
     def _agree(self) -> None:
         super()._agree()
-        if self._comm.timeout_s is None:
+        if self._comm.timeout_s is None and self._again is None:
             self._be(*self._quick)
 
     def slow_down(self) -> None:

@@ -505,15 +505,84 @@ def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
     assert re.search(r"rank 1\b.* has ended|any rank .* all others have ended", ended.stderr)
 
 
-@pytest.mark.once
-def test_a_halo_that_waits_for_a_rank_that_has_ended_says_so(job: Any, tmp_path: Path) -> None:
+RING = "ring = comm.cart((comm.size,), periodic=True, name='ring'); "
+MADE = {  # what all make and use, what is used again by those that go on, and what is said
+    "a plan": (
+        "step = comm.plan('all_reduce', np.ones(1)); step()",
+        "step()",
+        "on 'world' waits for rank 1, ",
+    ),
+    "a plan's wait": (
+        "step = comm.plan('all_reduce', np.ones(1)); step()",
+        "step.start(); step.wait()",
+        "on 'world' waits for rank 1, ",
+    ),
+    "neighbours": (
+        RING + "ring.neighbour_all_gather(1)",
+        "ring.neighbour_all_gather(1)",
+        "neighbour_all_gather(.*) at .* on 'ring' waits for rank 1, ",
+    ),
+    "a plan of neighbours": (
+        RING + "step = ring.plan('neighbour_all_gather', np.ones(1)); step()",
+        "step()",
+        "on 'ring' waits for rank 1, ",
+    ),
+    "a window": ("window = comm.window(3)", "window.fence()", "on 'world' waits for rank 1, "),
+    "a halo": (
+        "field = hpcomm.Field(comm, (8,), halo=1, periodic=True); field.update_halo()",
+        "field.update_halo()",
+        "PeerFailedError: the halo exchange needs rank 1, ",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "node"),
+    [
+        ("a plan", "off"),
+        pytest.param("a plan's wait", "off", marks=pytest.mark.once),
+        ("neighbours", "off"),
+        pytest.param("neighbours", "on", marks=pytest.mark.once),
+        pytest.param("a plan of neighbours", "off", marks=pytest.mark.once),
+        pytest.param("a window", "off", marks=pytest.mark.once),
+        pytest.param("a halo", "on", marks=pytest.mark.once),
+    ],
+)
+def test_who_uses_again_what_a_rank_that_has_ended_made_too_is_told(
+    job: Any, tmp_path: Path, what: str, node: str
+) -> None:
     note = tmp_path / "when"
-    planned = "field = hpcomm.Field(comm, (8,), halo=1, periodic=True)\nfield.update_halo()\ncomm.barrier()"
-    source = program("pass", "field.update_halo()", note).replace("comm.barrier()", planned)
-    ended = timed(note, lambda: job(2, source, timeout=40, expect=None))
+    made, used, words = MADE[what]
+    source = program("pass", used, note).replace("comm.barrier()", f"{made}\ncomm.barrier()")
+    ended = timed(note, lambda: job(2, source, timeout=40, expect=None, env={"HPCOMM_NODE": node}))
     assert ended.returncode not in (0, 124), ended
     assert ended.lived_on_s < LIMIT_S + SLACK_S
-    assert "PeerFailedError: the halo exchange needs rank 1, which has ended" in ended.stderr
+    assert re.search(f"{words}which has ended", ended.stderr), ended.stderr
+
+
+PART_DONE = """
+import time
+import numpy as np
+from hpcomm import world as comm
+step = comm.plan("reduce", np.ones(1), root=0)
+coming = comm.plan("recv", np.empty(1), source=2)
+step()
+for turn in range(2 * (comm.rank == 2)):
+    time.sleep(2)  # longer than others look at a call before they judge
+    if turn == 0:
+        comm.send(np.ones(1), 0)
+if comm.rank == 0:
+    coming()
+step()
+print("went on")
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_a_plan_does_not_miss_who_has_ended_after_its_part(job: Any, node: str) -> None:
+    done = job(3, PART_DONE, env={"HPCOMM_NODE": node})
+    assert (done.stdout.count("went on"), done.stderr) == (3, "")
 
 
 def test_a_timeout_that_nobody_catches_ends_the_job_with_its_message(job: Any) -> None:
