@@ -354,8 +354,10 @@ def message(
     """A message begun, and what is left to do once it is complete."""
     check_layout(x)
     if verb == "send":
-        x = x.detach().resolve_conj().resolve_neg()
-        return comm.isend(x if x.is_cpu or is_onboard(x) else x.cpu(), peer, tag), None
+        there = is_onboard(x)
+        return comm.isend(
+            x.detach() if there else x.detach().cpu().resolve_conj().resolve_neg(), peer, tag
+        ), None
     if is_onboard(x):
         return comm.irecv(x.detach(), peer, tag), None
     flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is
