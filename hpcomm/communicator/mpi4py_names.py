@@ -32,7 +32,7 @@ _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given the
     "Ibarrier": "barrier", "Irecv": "irecv", "Isend": "isend", "Recv": "recv", "Reduce": "reduce",
     "Reduce_scatter": "reduce_scatter", "Reduce_scatter_block": "reduce_scatter", "Scan": "scan",
     "Scatter": "scatter", "Scatterv": "scatter_ragged", "Send": "send", "Sendrecv": "sendrecv",
-    "Ssend": "send",
+    "Ssend": "send", "ssend": "send_object", "issend": "isend_object",
 }  # fmt: skip
 
 
@@ -129,13 +129,13 @@ def _what_to_use(name: str, comm: Any) -> str:
     base, hint = name.removesuffix("_init"), ""
     word = base[1:].capitalize() if base[:1] == "I" and base[1:].capitalize() in _TWINS else base
     if (twin := _TWINS.get(word)) is not None:
-        given = "..., sync=True" if word == "Ssend" else "..."
+        given = "..., sync=True" if word.endswith("send") and word != "Send" else "..."
         if base != name:
             hint = f'comm.plan("{twin}", ...)'
         elif word == base:
             hint = f"comm.{twin}({given})"
         else:
             hint = f"comm.{twin}({given}, async_op=True)"
-        hint += " takes and returns arrays; "
+        hint += " takes any object; " if twin.endswith("_object") else " takes and returns arrays; "
     own = f"MPI.of(comm).{name} of hpcomm.compat is as mpi4py has it, comm.mpi.{name} mpi4py's own"
     return f"a Communicator has no {name}\n  where: {where(name, comm)}\n  try:   {hint}{own}"

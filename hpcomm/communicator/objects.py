@@ -55,37 +55,45 @@ ObjectOperator: TypeAlias = (
 # fmt: off
 @overload
 def send_object(
-    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Now = ...,
+    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Now = ..., sync: bool = ...,
 ) -> None: ...
 @overload
 def send_object(
-    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Later,
+    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Later, sync: bool = ...,
 ) -> Request[None]: ...
 # fmt: on
 def send_object(
-    comm: Communicator, obj: object, dest: int, tag: int = 0, *, async_op: bool = False
+    comm: Communicator, obj: object, dest: int, tag: int = 0, *, async_op: bool = False, sync: bool = False
 ) -> Request[None] | None:
     """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send.
 
     Args:
         async_op: begin, and return a Request to wait for.
+        sync: return, or be complete, only when dest has begun to receive it (MPI_Ssend). Then a message to
+            this rank itself needs a receive that was begun before.
     """
     peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
-    to_self = peer == comm.rank and not comm.is_inter  # would wait for itself
+    to_self = peer == comm.rank and not (comm.is_inter or sync)  # would wait for itself
     if not (async_op or to_self):
-        at_once(comm, "send_object", peer, number, payload_transport.send, comm, made, peer, number)
+        at_once(comm, "send_object", peer, number, payload_transport.send, comm, made, peer, number, sync)
         return None
-    request = isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number)
+    request = isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
     if async_op:
         return request
     comm.keep_request(request)
     return None
 
 
-def isend_object(comm: Communicator, obj: object, dest: int, tag: int = 0) -> Request[None]:
-    """Begin to send obj; arrays in it must not change before the request is complete."""
+def isend_object(
+    comm: Communicator, obj: object, dest: int, tag: int = 0, *, sync: bool = False
+) -> Request[None]:
+    """Begin to send obj; arrays in it must not change before the request is complete.
+
+    Args:
+        sync: the request is complete only when dest has begun to receive it (MPI_Issend).
+    """
     peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
-    return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number)
+    return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number, sync)
 
 
 # fmt: off

@@ -79,12 +79,11 @@ def in_background(comm: Communicator, verb: str, stages: Stages, peer: int, tag:
     return comm.outstanding.begin(transport.in_our_words(comm, verb, watched))
 
 
-def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int) -> Request[None]:
+def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int, sync: bool) -> Request[None]:
     """Begin to send a payload; call: in words, such as isend_object(dest=1, tag=0)."""
     verb = call.partition("(")[0].replace("isend", "send")
-    request = Request(
-        call, in_background(comm, verb, payload_transport.isend(comm, packed, peer, tag), peer, tag)
-    )
+    stages = payload_transport.isend(comm, packed, peer, tag, sync)
+    request = Request(call, in_background(comm, verb, stages, peer, tag))
     request.needs(comm, peer)
     return request
 

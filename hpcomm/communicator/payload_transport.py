@@ -79,25 +79,30 @@ def run(stages: Stages) -> Any:
         return end.value
 
 
-def send(comm: Communicator, packed: Payload, dest: int, tag: int) -> None:
-    """Send payload to dest: one message if it is small, else a header and its parts."""
+def send(comm: Communicator, packed: Payload, dest: int, tag: int, sync: bool = False) -> None:
+    """Send payload to dest: one message if it is small, else a header and its parts.
+
+    sync: return only when dest has begun to receive it.
+    """
     if rounds_under_way or type(packed) is DevicePayload:  # others that dest may need, or stages of its own
-        Request("send", isend(comm, packed, dest, tag)).wait()
+        Request("send", isend(comm, packed, dest, tag, sync)).wait()
         return
     header, part_tag = eager_of(packed)
-    comm.object_comm.Send((header, MPI.BYTE), dest, tag)
+    mpi = comm.object_comm
+    (mpi.Ssend if sync else mpi.Send)((header, MPI.BYTE), dest, tag)
     if part_tag >= 0:
         for piece in parts_after(header, packed):
             comm.block_channel.Send((piece, MPI.BYTE), dest, part_tag)
 
 
-def isend(comm: Communicator, packed: Payload, dest: int, tag: int) -> Stages:
+def isend(comm: Communicator, packed: Payload, dest: int, tag: int, sync: bool = False) -> Stages:
     """The same in the background."""
     moving: list[Moving] = []
     if type(packed) is DevicePayload:
         packed, moving = device_payload.load(comm, packed, [dest])
     header, part_tag = eager_of(packed)
-    first = comm.object_comm.Isend((header, MPI.BYTE), dest, tag)
+    mpi = comm.object_comm
+    first = (mpi.Issend if sync else mpi.Isend)((header, MPI.BYTE), dest, tag)
     parts = [] if part_tag < 0 else parts_after(header, packed)
     yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
 

@@ -122,10 +122,50 @@ def test_a_synchronous_send_ends_only_when_its_receiver_has_come(comm: Any, kind
                 assert comm.recv(dtype="int64", source=0, tag=tag).tolist() == x.tolist(), count
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("form", ["object", "ragged"])
+@pytest.mark.parametrize("count", [3, 100_000])  # in the header, and behind it
+def test_a_synchronous_send_of_any_size_ends_only_when_its_receiver_has_come(
+    comm: Any, form: str, count: int
+) -> None:
+    x = np.arange(count)
+    send, isend, recv = (getattr(comm, f"{verb}_{form}") for verb in ("send", "isend", "recv"))
+    if comm.rank == 0:
+        request = isend(x, 1, 3, sync=True)
+        comm.send_object("it is under way", 1)
+        comm.recv(np.empty(0), 1)
+        assert not request.done()
+        comm.send_object("take it", 1)
+        request.wait()
+        send(x, 1, 4, sync=True)
+        send(x, hpcomm.PROC_NULL, sync=True)
+        comm.timeout = 0.05
+        with pytest.raises(hpcomm.WaitTimeoutError, match=rf"send_{form}\(dest=1, tag=5\) was not complete"):
+            send(x, 1, 5, sync=True)
+        comm.timeout = None
+        later = send(x, 1, 6, async_op=True, sync=True)
+        assert not later.done()
+        comm.send_object("go on", 1)
+        later.wait()
+    elif comm.rank == 1:
+        comm.recv_object(0, 0)
+        comm.send(np.empty(0), 0)
+        comm.recv_object(0, 0)
+        for tag in (3, 4):
+            assert np.array_equal(recv(0, tag), x)
+        comm.recv_object(0, 0)
+        for tag in (5, 6):
+            assert np.array_equal(recv(0, tag), x)
+
+
 def test_a_synchronous_send_to_oneself_takes_a_receive_begun_before(comm: Any) -> None:
     coming = comm.irecv(np.empty(2), comm.rank)
     comm.send(np.ones(2), comm.rank, sync=True)
     assert coming.wait().tolist() == [1, 1]
+    for form, count in (("object", 2), ("ragged", 100_000)):
+        coming = getattr(comm, f"irecv_{form}")(comm.rank)
+        getattr(comm, f"send_{form}")(np.ones(count), comm.rank, sync=True)
+        assert coming.wait().tolist() == [1] * count
 
 
 @pytest.mark.mpi(min_size=2)

@@ -57,6 +57,7 @@ for call, hint in {
     (lambda: comm.send(x, dest=1), "`hpcomm run -n 2 python program.py` starts two"),
     (lambda: comm.broadcast_object(x, root=1), "`hpcomm run -n 2 python program.py` starts two"),
     (lambda: comm.Ssend(x, 0), "comm.send(..., sync=True)"),
+    (lambda: comm.issend("x", 0), "comm.isend_object(..., sync=True)"),
 }:
     try:
         call()
