@@ -15,10 +15,10 @@ from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import Rows, memory, set_zero
+from .arithmetic import Arithmetic
 from .halo import Faces, Halo
 from .labelled import Labelled
 from .numbers import Numbers
-from .numpy_protocol import NumpyLike
 from .redistribution import Redistribution
 from .routing import Region, Width, halo_width, rings
 from .routing import halo as halo_route
@@ -56,7 +56,7 @@ else:
 __all__ = ["Field"]
 
 
-class Field(Numbers, NumpyLike, Labelled, Generic[A]):
+class Field(Numbers, Arithmetic, Labelled, Generic[A]):
     """One array spread over ranks.
 
     Args:

@@ -42,7 +42,14 @@ class Part:
     if TYPE_CHECKING:
 
         def __init__(
-            self, ranks: Communicator, whole: Partition | Points, *, dtype: object, name: str, unit: str
+            self,
+            ranks: Communicator,
+            whole: Partition | Points,
+            *,
+            dtype: object = ...,
+            like: object = ...,
+            name: str = ...,
+            unit: str = ...,
         ) -> None: ...
         @property
         def dtype(self) -> Any: ...
@@ -91,11 +98,11 @@ class Numbers(Part):
         return np.sqrt(self.var(ddof=ddof, deterministic=deterministic))
 
     def min(self) -> Any:
-        """The least element. Collective."""
+        """The least element. Collective. As numpy, it refuses a field without elements."""
         return self._extreme("min")
 
     def max(self) -> Any:
-        """The greatest element. Collective."""
+        """The greatest element, as min. Collective."""
         return self._extreme("max")
 
     def argmin(self) -> int:
@@ -112,9 +119,9 @@ class Numbers(Part):
         """
         return self._where("max")
 
-    def norm(self) -> float:
-        """The square root of the sum of squared magnitudes. Collective."""
-        return math.sqrt(self.comm.all_reduce(float(self._local(lambda a: (abs(a) ** 2).sum(), 0))))
+    def norm(self, *, deterministic: bool = False) -> float:
+        """The square root of the sum of squared magnitudes. Collective. deterministic: as of sum."""
+        return math.sqrt(self._total(lambda a: abs(a).astype(np.float64) ** 2, deterministic))
 
     def dot(self, other: Self, *, deterministic: bool = False) -> Any:
         """The sum of conj(self) * other over the whole; both in the same partition. Collective.
@@ -170,8 +177,6 @@ class Numbers(Part):
 
     def _where(self, op: Literal["min", "max"]) -> int:
         self._ordered(f"arg{op}")
-        if not math.prod(self.shape):
-            raise UsageError(f"{self!r} has no elements", where(f"arg{op}", self.comm))
         self.check_whole(f"arg{op}")
         mine, wide = None, np.atleast_1d(self._wide())
         if self.is_first and wide.size:
@@ -187,14 +192,24 @@ class Numbers(Part):
         return min(lost or [index for _, value, index in found if sign * value == best])
 
     def _ordered(self, verb: str) -> None:
+        """Refuse a field of which no element is the least."""
+        if not math.prod(self.shape):
+            raise UsageError(
+                f"{self!r} has no elements", where(verb, self.comm), "a look at field.size before"
+            )
         if self.look.dtype.kind == "c":
             hint = "of abs(field.inner), or of its real part"
             raise DtypeError(f"complex numbers have no {verb[-3:]}", where(verb, self.comm), hint)
 
     def _extreme(self, op: Literal["min", "max"]) -> Any:
         self._ordered(op)
-        nothing = _bound(self._wide().dtype, high=op == "min")
-        return self.comm.all_reduce(self._local(lambda a: getattr(a, op)(), nothing), op)
+        self.check_whole("reduction")
+        wide = self._wide()
+        if self.is_first and wide.size:
+            mine = getattr(wide, op)()
+        else:
+            mine = wide.dtype.type(_bound(wide.dtype, high=op == "min"))
+        return self.comm.all_reduce(mine, op)
 
     def _wide(self) -> AnyArray:
         """inner as numpy array in the widest type of its family."""
@@ -203,11 +218,6 @@ class Numbers(Part):
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
-
-    def _local(self, reduce: Callable[[Any], Any], nothing: complex) -> Any:
-        self.check_whole("reduction")
-        wide = self._wide()
-        return reduce(wide) if self.is_first and wide.size else wide.dtype.type(nothing)
 
 
 def _bound(dtype: np.dtype[np.generic], high: bool) -> float:

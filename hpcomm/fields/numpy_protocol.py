@@ -137,14 +137,19 @@ class NumpyLike(Part):
             "field.inner with this rank's part; or a Field in the same partition",
         )
 
-    def _target(self, verb: str, given: object) -> Self:
-        """given, if it is a field like this one."""
+    def _like(self, verb: str, given: object) -> Self:
+        """given, if it is a field in the same partition."""
         if not isinstance(given, type(self)) or not self.is_like(given):
             raise LayoutError(
                 f"{verb} of {self!r} and {given!r:.80}: they are not in the same partition",
                 where(verb, self.comm),
                 "redistribute one to the other's",
             )
+        return given
+
+    def _target(self, verb: str, given: object) -> Self:
+        """given, if numpy can take it with this one."""
+        given = self._like(verb, given)
         if type(given.array) is not np.ndarray:
             raise UsageError(
                 f"{verb} does not work on {given!r}, whose array is a {type(given.array).__name__}",

@@ -298,6 +298,7 @@ def test_a_partial_field_is_refused_by_what_needs_its_values(comm: Any, tmp_path
     field = Field(comm, Partition((3,), {"dp": comm.size}, (None,), partial=["dp"]), name="g")
     for deed in (
         lambda: field[0],
+        lambda: field + 1,
         lambda: hpcomm.io.save(field, tmp_path / "x"),
         lambda: hpcomm.io.write_raw(field, tmp_path / "x"),
         lambda: hpcomm.checkpoint.save(tmp_path, [field]),
@@ -515,6 +516,9 @@ def test_numbers_of_a_field_are_numpys_whatever_the_partition(comm: Any, dtype: 
             assert exact == (math.fsum(wide.ravel()) if dtype[0] == "f" else wide.sum())
             assert (field.argmin(), field.argmax()) == (whole.argmin(), whole.argmax())
         assert field.mean(deterministic=True) == exact / whole.size
+        squares = (abs(wide).astype(np.float64) ** 2).ravel()
+        assert field.norm(deterministic=True) == math.sqrt(math.fsum(squares))
+        assert np.isclose(field.norm(), math.sqrt(math.fsum(squares)), rtol=1e-14)
         assert np.isclose(field.dot(field, deterministic=True), np.vdot(wide, wide), rtol=1e-14)
         assert np.isclose(np.var(field), wide.var(), rtol=1e-12)
         assert np.isclose(field.std(ddof=1, deterministic=True), wide.std(ddof=1), rtol=1e-12)
@@ -535,8 +539,9 @@ def test_numbers_of_a_field_at_the_ends_of_floats(comm: Any) -> None:
     assert np.isnan(exact())
     assert (field.argmin(), field.argmax()) == (9, 9)  # as numpy: the first that is no number
     assert Field(comm, Partition((), {"copy": comm.size})).argmax() == 0
-    with pytest.raises(hpcomm.UsageError, match="has no elements"):
-        Field(comm, (0,)).argmin()
+    for verb in ("min", "max", "argmin", "argmax"):  # as numpy
+        with pytest.raises(hpcomm.UsageError, match="has no elements"):
+            getattr(Field(comm, (0, 3)), verb)()
     for verb in ("min", "argmax"):
         with pytest.raises(hpcomm.DtypeError, match=f"complex numbers have no {verb[-3:]}"):
             getattr(Field(comm, (3,), dtype=complex), verb)()

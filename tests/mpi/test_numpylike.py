@@ -43,6 +43,47 @@ def test_numpy_sees_what_a_rank_owns_and_its_functions_work_on_the_whole(comm: A
     assert np.array_equal(whole.inner * 4 + part.inner, field.inner)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_operators_make_fields_of_this_ranks_elements(comm: Any, field: Field, kind: str) -> None:
+    x: Any = field.inner.copy()
+    if kind == "torch":
+        x = torch.from_numpy(x)
+        field = Field(comm, field.partition, halo=1, like=x, name="T", unit="K")
+        field.inner[...] = x
+    field.update_halo()
+    rim = field.array[:1].tolist()
+    other = 2 * field + 1 - field / 4
+    y = 2 * x + 1 - x / 4
+    made = {
+        "product": (field * other, x * y), "quotient": (field / other, x / y), "power": (field**2, x**2),
+        "turned": (1 - (3 / other) ** 2, 1 - (3 / y) ** 2), "signs": (abs(-field), abs(-x)),
+        "base": (2 ** (field / 64), 2 ** (x / 64)),
+    }  # fmt: skip
+    for case, (found, due) in made.items():
+        assert type(found.array) is type(field.array), case
+        assert found.dtype == field.dtype, case
+        assert (found.name, found.unit, found.array.shape) == ("T", "", field.owned_shape), case
+        assert found.inner.tolist() == due.tolist(), case
+    same = field
+    field += other
+    field *= 2
+    field -= 3
+    field /= other
+    field **= 1
+    assert field is same
+    assert field.inner.tolist() == (((x + y) * 2 - 3) / y).tolist()
+    assert field.array[:1].tolist() == rim
+    with pytest.raises(hpcomm.LayoutError, match="not in the same partition"):
+        field * Field(comm, (5, 8), like=x)
+    with pytest.raises(hpcomm.LayoutError, match="which part of it is this rank's"):
+        field * np.ones((5, 7))
+    stranger = Field(comm, field.partition, like=torch.zeros(1) if kind == "numpy" else np.zeros(1))
+    with pytest.raises(
+        hpcomm.UsageError, match=r"torch\.multiply|two fields whose arrays are of one library"
+    ):
+        field * stranger
+
+
 REFUSED_BY_NUMPY = {
     "iteration": (lambda f: list(f), "is not iterated.*\n.*\n.*field.inner"),
     "containment": (lambda f: 3 in f, "is not iterated"),

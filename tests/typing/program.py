@@ -223,7 +223,8 @@ def fields(t: torch.Tensor) -> None:
     assert_type(hpcomm.Field(comm, hpcomm.Partition((8,), {}), array=t).inner, torch.Tensor)
     assert_type(hpcomm.Field(comm, (8,), like=t).scatter(t), hpcomm.Field[torch.Tensor])
     assert_type(field.redistribute(hpcomm.Partition((8, 8), {})), hpcomm.Field[Floats])
-    assert_type(field.norm(), float)
+    assert_type(field.norm(deterministic=True), float)
+    assert_type(2 * field - field * field, hpcomm.Field[Floats])
     field[1:3, ...] = 0
     hpcomm.Halo(field)()
     hpcomm.Redistribution(comm, field.partition, field.partition).close()
