@@ -13,6 +13,15 @@ from random_things import array
 
 import hpcomm
 
+try:
+    import h5py
+except ImportError:
+    h5py = None
+try:
+    import zarr
+except ImportError:
+    zarr = None
+
 DTYPES = ("float64", "float32", "int16", "int64", "complex128", "bool")
 
 
@@ -33,9 +42,8 @@ class Fields:
         field = self.cut(rng, circle.comm, shape, dtype)
         field.inner[...] = whole[field.box.slices()]
         for _ in range(rng.randrange(2, 7)):
-            step = rng.choice(
-                [self.rim, self.all_of_it, self.slice, self.move, self.file, self.total, self.spread]
-            )
+            kinds = [self.rim, self.all_of_it, self.slice, self.move, self.file, self.total, self.spread]
+            step = rng.choice([*kinds, self.others_files, self.reckon])
             self.now += f", {step.__name__}"
             field, whole = step(rng, circle, field, whole)
 
@@ -107,6 +115,46 @@ class Fields:
         if made:
             shutil.rmtree(folder)
         return other, whole
+
+    def others_files(self, rng: random.Random, circle: Any, field: Any, whole: Any) -> tuple[Any, Any]:
+        """HDF5 and zarr, in one piece and in chunks."""
+        module = rng.choice([each for each in (hpcomm.hdf5, hpcomm.zarr) if there(each.__name__)] or [None])
+        if module is None:
+            return field, whole
+        made = tempfile.mkdtemp(prefix="hpcomm-tests-") if circle.ranks[0] == self.rank else None
+        path = Path(circle.comm.broadcast_object(made)) / "x"
+        chunks = rng.choice([True, tuple(rng.randrange(1, n + 1) for n in whole.shape)])
+        words: dict[str, Any] = {"chunks": chunks}
+        if module is hpcomm.hdf5:
+            words = rng.choice([{}, words, {"compression": "gzip", **words}])
+        self.now += f" {module.__name__} {words}"
+        field.name = "x"
+        module.save(field, path, **words)
+        if module is hpcomm.hdf5:
+            with h5py.File(path) as file:
+                self.check(file["x"][()], whole)
+        else:
+            self.check(np.asarray(zarr.open(path, mode="r")["x"][...]), whole)
+        other = self.cut(rng, circle.comm, whole.shape, whole.dtype, name="x")
+        module.read_into(other, path)
+        self.check(other.inner.copy(), whole[other.box.slices()])
+        circle.comm.barrier()
+        if made:
+            shutil.rmtree(made)
+        return other, whole
+
+    def reckon(self, rng: random.Random, circle: Any, field: Any, whole: Any) -> tuple[Any, Any]:
+        """Operators: what is computed of each rank's elements is a field again."""
+        if whole.dtype.kind != "b":
+            number, kept = rng.randrange(1, 5), field.array.copy()
+            made = number - field * field / number + abs(-field)
+            here = whole[field.box.slices()]
+            self.check(made.inner.copy(), number - here * here / number + abs(-here))
+            field += number
+            whole = whole + whole.dtype.type(number)
+            kept[field._own()] = whole[field.box.slices()]
+            self.check(field.array.copy(), kept)
+        return field, whole
 
     def total(self, rng: random.Random, circle: Any, field: Any, whole: Any) -> tuple[Any, Any]:
         """Whole numbers, so in any order the same."""
@@ -183,6 +231,11 @@ class Fields:
             self.check(sorted(graph.sources), [r for r in range(n) if me in goes[r]])
             got = graph.neighbour_all_to_all_ragged([sent[me, d] for d in goes[me]])
             self.check(list(got), [sent[s, me] for s in graph.sources])
+
+
+def there(module: str) -> bool:
+    """Whether the library of hpcomm.hdf5 or hpcomm.zarr is."""
+    return (h5py if module == "hpcomm.hdf5" else zarr) is not None
 
 
 def numbers(rng: random.Random, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -4,8 +4,8 @@ Beside random_programs.py, which mixes the verbs of arrays: objects and ragged a
 shared arrays and pools, communicators that are divided, joined, closed and dropped in any order, background
 calls waited for in another order on each rank, and wrong calls, which must give an error on every rank. And
 from random_between.py: x and out in one memory, MPI's own calls, calls between two groups, and calls that are
-waited for when their communicator is closed. From random_fields.py: fields, points, windows and graphs;
---only fields,points,epochs,neighbours takes these alone.
+waited for when their communicator is closed. From random_fields.py: fields, points, windows and graphs; from
+random_coupling.py: two programs. --only fields,points,epochs,neighbours,coupled takes these alone.
 Each step draws from a generator of its own, which is the same on all ranks. So every rank knows what all
 bring, and what has to come out.
 """
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 from random_between import Between
+from random_coupling import Couplings
 from random_fields import Fields
 from random_things import array, same, short, thing
 
@@ -56,7 +57,7 @@ class Circle:
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
 
 
-class Mixture(Between, Fields):
+class Mixture(Between, Fields, Couplings):
     """One program, on this rank."""
 
     def __init__(self, seed: int, world: Any, steps: int, show: bool, only: Any = ()) -> None:
@@ -75,7 +76,7 @@ class Mixture(Between, Fields):
             self.counter, self.shared, self.pool, *[self.divide] * 2, self.join, self.leave,
             *[self.mail] * 2, self.late, self.halo, *[self.between] * 2, *[self.raw] * 2,
             *[self.refuse] * 2, self.one_refuses, self.differ,
-            *[self.fields] * 3, self.points, self.epochs, self.neighbours,
+            *[self.fields] * 3, self.points, self.epochs, self.neighbours, self.coupled,
         ]  # fmt: skip
         kinds = [kind for kind in kinds if not self.only or kind.__name__ in self.only]
         for number in range(self.steps):
