@@ -13,7 +13,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..core.request import rounds_under_way
+from ..core.request import rounds_under_way, untaken
 from ..errors import MismatchError, where
 from . import runtime
 from .call_stack import describe_call, is_own, names_of, owner
@@ -21,7 +21,7 @@ from .call_stack import describe_call, is_own, names_of, owner
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
-__all__ = ["crossed"]
+__all__ = ["crossed", "passed_over"]
 
 _RECEIVE = re.compile(r"(i?(send)?recv|probe)(?P<sort>_object|_ragged)?$")
 
@@ -58,6 +58,14 @@ def crossed(comm: Comm, source: int | None, frame: FrameType) -> str | None:
         " source and tag in the order in which they were sent",
     )
     return f"{type(error).__name__}: {error}"
+
+
+def passed_over(comm: Comm, source: int | None, frame: FrameType) -> str:
+    """A message that is there, and that the receive in which the main thread waits does not take."""
+    found = _awaited(frame)
+    if found is None or rounds_under_way or not runtime.has_threads():
+        return ""
+    return untaken(comm, found[0], source)
 
 
 def _awaited(frame: FrameType) -> tuple[bool, int] | None:

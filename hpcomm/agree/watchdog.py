@@ -41,7 +41,7 @@ from . import runtime
 from .agreement import told
 from .call_stack import call_frame, comm_of, describe_call, names_of, owner
 from .one_thread import ConcurrentCalls
-from .other_sort import crossed
+from .other_sort import crossed, passed_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,6 +273,8 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
     if not asked and call.number == 0 and call.source is not None and call.source >= 0:
         lines.append(f"  for rank {call.source}")
+    if call.number == 0 and (there := passed_over(call.comm, call.source, call.frame)):
+        lines.append(f"  {there}")
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
 

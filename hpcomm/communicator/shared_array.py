@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from ..core import dtypes
     from ..core.types import AnyArray
     from ..node._native import core
+    from ..transport import mpi as transport
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
     np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
+    transport = LazyModule("hpcomm.transport.mpi")
 
 __all__ = ["SharedArray", "shape_of", "shared_array"]
 
@@ -171,7 +173,12 @@ def _by_mpi(node: Communicator, count: int, kind: np.dtype[np.generic]) -> AnyAr
     from mpi4py import MPI
 
     own = count * kind.itemsize if node.rank == 0 else 0
-    window = MPI.Win.Allocate_shared(own, 1, comm=node.mpi_handle)  # type: ignore[arg-type]
+    try:
+        if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where it has no more of them
+            node.mpi_handle.Dup().Free()
+        window = MPI.Win.Allocate_shared(own, 1, comm=node.mpi_handle)  # type: ignore[arg-type]
+    except MPI.Exception as error:
+        raise transport.failure(error, "shared_array", node) from None
     memory: Any = window.Shared_query(0)[0]
     array: AnyArray = np.frombuffer(memory, kind, count)
     if node.rank == 0:

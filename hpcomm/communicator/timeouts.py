@@ -13,7 +13,7 @@ from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from ..core.request import Pause, Request, abandon
+from ..core.request import Pause, Request, abandon, other_message
 from ..core.verbs import RAGGED
 from ..errors import UsageError, WaitTimeoutError, where
 
@@ -123,12 +123,13 @@ def waited(comm: Communicator, request: object) -> object:
     try:
         return request.wait(comm.timeout_s)
     except WaitTimeoutError as error:
+        hint = other_message(request)
         if not request.cancel():
             if request.done():  # it has come all the same
                 return request.wait()
             abandon(request)
         error.where = where(request.call.partition("(")[0], comm)
-        error.hint = _HINT
+        error.hint = hint or _HINT
         raise
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "has_rounds",
     "move_rounds",
     "on_rounds",
+    "other_message",
     "polled",
     "rounds_under_way",
 ]
@@ -140,7 +141,7 @@ class Request(Generic[T_co]):
             raise WaitTimeoutError(
                 f"{self.call} was not complete after {float(timeout):g} s",
                 f"started at {self.birth}",
-                "wait again, or look for the rank that did not make the matching call",
+                other_message(self) or "wait again, or look for the rank that did not make the matching call",
             )
         return self._outcome()
 
@@ -455,3 +456,27 @@ def deadline(timeout: float) -> float:
     if isinstance(timeout, Real) and timeout >= 0:
         return time.monotonic() + float(timeout)
     raise UsageError(f"timeout={timeout!r} is no number of seconds", hint="leave it away to wait for ever")
+
+
+def other_message(request: Request[Any]) -> str:
+    """What to try where another message has come than the one that a request waits for; "": none has."""
+    name = request.call.partition("(")[0]
+    if request.waits_for is None or request.waits_for[2] != 0 or "recv" not in name:
+        return ""
+    there = untaken(request.waits_for[0], name.endswith(("_object", "_ragged")), request.waits_for[1])
+    return there and f"{there}: the same tag and rank on both sides, tag=None for any; or wait again"
+
+
+def untaken(comm: Comm, of_objects: bool, source: int | None) -> str:
+    """A message that has come and that no receive under way takes, in words; "": there is none."""
+    if comm.devices is not None and not of_objects:
+        return ""  # what is there may only say that an array is to come
+    mpi, seen = comm.object_comm if of_objects else comm.mpi_handle, MPI.Status()
+    wanted = MPI.ANY_SOURCE if source is None else source
+    try:
+        is_there = mpi.Iprobe(wanted, MPI.ANY_TAG, seen) or mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, seen)
+    except MPI.Exception:  # it is closed
+        return ""
+    if not is_there or seen.source == MPI.PROC_NULL:
+        return ""
+    return f"a message of tag {seen.tag} from rank {seen.source} is there, which it does not take"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import os
 import pickle
 import socket
@@ -251,7 +252,9 @@ def test_leaders_of_an_intercommunicator_must_be_ranks_there(comm: Any) -> None:
 
 @pytest.mark.skipif("Open MPI" in MPI.get_vendor(), reason="it has room for tens of thousands")
 @pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="two ranks show it: making thousands takes long")
-def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(comm: Any) -> None:
+def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken, parts = [], []  # most by MPI itself, which takes less time
 
     def take_all() -> None:
@@ -283,6 +286,19 @@ def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(comm: A
     with pytest.raises(hpcomm.TransportError, match="no room for another communicator") as caught:
         make_many()
     assert len(parts) >= 9  # two of MPI's for each
+    shared = importlib.import_module("hpcomm.communicator.shared_array")
+    monkeypatch.setattr(shared, "opened", lambda *_: None)  # as without the core
+    monkeypatch.setattr(shared.native, "missing", lambda: "the core")
+    told, made = [], None
+    while made is None:  # where there is room for its ranks, there may be none for its memory
+        taken.pop().Free()
+        try:
+            made = comm.shared_array(3)
+        except hpcomm.TransportError as error:
+            told.append(error)
+    made.close()
+    assert all("no room for another communicator" in str(error) for error in told)
+    assert any("shared_array on" in str(error.where) for error in told)
     for part in parts:
         part.close()
     for each in taken:

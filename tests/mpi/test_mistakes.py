@@ -108,6 +108,23 @@ def test_tensors_and_sparse_matrices_that_cannot_be_sent_say_what_can(comm: Any)
         comm.all_reduce(sparse.eye(3).tocsr())
 
 
+@pytest.mark.parametrize("form", ["", "_object", "_ragged"])
+def test_a_receive_of_another_tag_names_the_one_that_is_there(own_comm: Any, form: str) -> None:
+    comm, room = own_comm, () if form else (np.empty(2),)
+    send, recv, irecv = (getattr(comm, f"{verb}{form}") for verb in ("send", "recv", "irecv"))
+    send(A, comm.rank, 3)
+    coming = irecv(*room, comm.rank, 7)
+    words = f"a message of tag 3 from rank {comm.rank} is there, which it does not take: the same tag"
+    with pytest.raises(hpcomm.WaitTimeoutError, match=words):
+        coming.wait(timeout=0.02)
+    assert coming.cancel()
+    comm.timeout = 0.02
+    with pytest.raises(hpcomm.WaitTimeoutError, match=words):
+        getattr(comm, f"recv{form}")(*room, comm.rank, 7)
+    comm.timeout = None
+    recv(*room, comm.rank, 3)
+
+
 @pytest.mark.parametrize("differ", ["shape", "dtype", "gathered"])
 def test_ranks_that_differ_are_told_both_calls(own_comm: Any, differ: str) -> None:
     comm = own_comm

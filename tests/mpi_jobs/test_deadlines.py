@@ -35,6 +35,7 @@ def test_a_long_wait_is_reported_once_with_what_the_late_rank_does(job: Any) -> 
 WAITS = {
     "a collective": "comm.all_reduce(np.ones(2_000_000))",
     "a halo": "hpcomm.Field(comm, (8,), halo=1, periodic=True).update_halo()",
+    "another tag": "comm.send(np.ones(1), 0, 3); comm.recv(np.empty(1), 0, 7)",
 }
 
 
@@ -44,6 +45,8 @@ def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait:
     done = job(2, source, timeout=20, expect=1, options=("--stall", "1"))
     assert "HPCOMM_TIMEOUT=1 ends the job" in done.stderr
     assert "at device_call.py:12 on 'world' has waited" in done.stderr
+    there = "  a message of tag 3 from rank 0 is there, which it does not take\n"
+    assert (there in done.stderr) == (wait == "another tag")
 
 
 @pytest.mark.once
