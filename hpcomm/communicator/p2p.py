@@ -224,7 +224,7 @@ def recv(
         else:
             guarded_receive.receive(comm.mpi_handle, part, peer, number, seen)
     except MPI.Exception as error:
-        raise transport.failure(error, "recv", comm) from None
+        raise transport.failure(error, "recv", comm, seen, out.nbytes) from None  # type: ignore[union-attr]  # known
     if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]  # it is known
         transport.check_arrived(comm, "recv", out, seen, tags)
     return out

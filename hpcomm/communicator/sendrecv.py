@@ -104,7 +104,7 @@ def sendrecv(
     try:
         transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
     except MPI.Exception as error:
-        raise transport.failure(error, "sendrecv", comm) from None
+        raise transport.failure(error, "sendrecv", comm, seen, recv.nbytes) from None
     if comm.message_kinds is not None:
         comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
@@ -131,7 +131,7 @@ def _sendrecv_known(
         else:
             transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, number, seen, part[0])
     except MPI.Exception as error:
-        raise transport.failure(error, "sendrecv", comm) from None
+        raise transport.failure(error, "sendrecv", comm, seen, out.nbytes) from None
     if seen.Get_count() != out.nbytes or seen.tag not in tags:
         transport.check_arrived(comm, "sendrecv", out, seen, tags)
 

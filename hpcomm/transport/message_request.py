@@ -150,7 +150,8 @@ class Message(Request[Any]):
                 self._pending.append(self._going)
             raise error
         if isinstance(error, MPI.Exception):
-            error = transport.failure(error, self._verb, self.waits_for[0])
+            nbytes = getattr(self._x, "nbytes", 0)
+            error = transport.failure(error, self._verb, self.waits_for[0], seen, nbytes)
         self._error, self._stages = error, None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

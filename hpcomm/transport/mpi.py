@@ -7,6 +7,7 @@ here, because not every MPI takes them.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ _NAMES = {
 }
 _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none
 
+_CUT = re.compile(r"truncated; (\d+) bytes received but buffer size is (\d+)")  # MPICH's words
+
 largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the library could do beyond
 
 
@@ -72,7 +75,8 @@ def run(call: Call) -> Any:
         else:
             by_library(call, status)
     except MPI.Exception as error:
-        raise failure(error, call.verb, call.comm) from None
+        nbytes = 0 if status is None else call.look.nbytes
+        raise failure(error, call.verb, call.comm, status, nbytes) from None
     return call.finish(status)
 
 
@@ -167,19 +171,19 @@ def in_our_words(comm: Comm, verb: str, stages: Stages) -> Stages:
         raise error.located(verb, comm) from error.__cause__
 
 
-def failure(error: MPI.Exception, verb: str, comm: Comm | None) -> HpcommError:
-    """MPI's error in our words; the one place where its exceptions are mapped."""
-    kind = error.Get_error_class()
+def failure(
+    error: MPI.Exception, verb: str, comm: Comm | None, seen: MPI.Status | None = None, nbytes: int = 0
+) -> HpcommError:
+    """MPI's error in our words; the one place where its exceptions are mapped.
+
+    seen: of a receive: what MPI says of the message; nbytes: of the array that is filled.
+    """
+    kind, text = error.Get_error_class(), error.Get_error_string()
     if kind == MPI.ERR_TRUNCATE:
         if comm is not None and verb in _NAMES and verb not in ("send", "recv"):
             comm.fall_out()
-        return MismatchError(
-            "a message was longer than the array that receives it",
-            where(verb, comm),
-            "give both ranks the same shape and dtype, or use the _ragged form",
-        )
+        return _too_long(verb, comm, text, seen, nbytes)
     library = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
-    text = error.Get_error_string()
     if "Too many communicators" in text:
         most = text.partition(" free on")[0].rpartition("/")[2]  # MPICH: (0/2048 free on this process
         return TransportError(
@@ -203,15 +207,39 @@ def check_length(comm: Comm, verb: str, status: MPI.Status, expected: int) -> No
         return
     nbytes = status.Get_elements(MPI.BYTE)
     if nbytes != expected:
-        error = MismatchError(
-            f"the message from rank {status.Get_source()} (tag {status.Get_tag()}) has {nbytes} bytes, "
-            f"the array that receives it {expected}",
-            where(verb, comm),
-            "give both ranks the same shape and dtype, or use send_ragged and recv_ragged",
-        )
+        error = _other_length(comm, verb, status, _lengths(nbytes, expected))
         error.lacks, error.nbytes = expected - nbytes, nbytes
         error.source, error.tag = status.Get_source(), status.Get_tag()
         raise error
+
+
+def _other_length(comm: Comm | None, verb: str, seen: MPI.Status, what: str) -> MismatchError:
+    return MismatchError(
+        f"the message from rank {seen.Get_source()} (tag {seen.Get_tag()}) {what}",
+        where(verb, comm),
+        "the same shape and dtype on both ranks; without out, recv(dtype=...) takes any length",
+    )
+
+
+def _lengths(nbytes: int, expected: int) -> str:
+    return f"has {nbytes} bytes, the array that receives it {expected}"
+
+
+def _too_long(
+    verb: str, comm: Comm | None, text: str, seen: MPI.Status | None, expected: int
+) -> MismatchError:
+    """The error for a message that MPI has cut; text: what it says."""
+    if seen is None or seen.Get_source() < 0:
+        return MismatchError(
+            "a message was longer than the array that receives it",
+            where(verb, comm),
+            "give both ranks the same shape and dtype, or use the _ragged form",
+        )
+    nbytes = seen.Get_elements(MPI.BYTE)
+    if nbytes <= expected and (cut := _CUT.search(text)) is not None:
+        nbytes = max(map(int, cut.groups()))  # MPICH 5 has them in the wrong order
+    longer = f"is longer than the array that receives it, which has {expected} bytes"
+    return _other_length(comm, verb, seen, _lengths(nbytes, expected) if nbytes > expected else longer)
 
 
 def check_arrived(comm: Comm, verb: str, out: object, seen: MPI.Status, tags: set[int]) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hpcomm
 
@@ -123,6 +125,27 @@ def test_a_receive_of_another_tag_names_the_one_that_is_there(own_comm: Any, for
         getattr(comm, f"recv{form}")(*room, comm.rank, 7)
     comm.timeout = None
     recv(*room, comm.rank, 3)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("count", [4, 1000, 7000])  # below what no receive in the background guards
+def test_a_message_that_is_too_long_is_told_with_both_lengths(own_comm: Any, count: int) -> None:
+    comm, words = own_comm, rf"from rank 0 \(tag 4\) has {8 * count} bytes, .* {8 * (count - 1)}\n"
+    if count > 1000 and MPI.get_vendor()[0] == "MPICH":
+        words = rf"from rank 0 \(tag 4\) (is longer than|has {8 * count} bytes, ).* {8 * (count - 1)}"
+    for call in (comm.recv, lambda *given: comm.irecv(*given).wait()):
+        for turn in range(1, 4):  # the others are of a known kind, whose status is kept
+            if comm.rank == 0:
+                comm.send(np.ones(count - (turn == 1)), 1, 4)
+            elif comm.rank == 1 and turn == 1:
+                call(np.empty(count - 1), 0, 4)
+            elif comm.rank == 1:
+                with pytest.raises(hpcomm.MismatchError, match=words) as caught:
+                    call(np.empty(count - 1), 0, 4)
+                assert "recv(dtype=...) takes any length" in str(caught.value.hint)
+    with pytest.raises(hpcomm.MismatchError, match=words) if comm.rank == 1 else nullcontext():
+        if comm.rank < 2:
+            comm.sendrecv(np.ones(count), 1 - comm.rank, out=np.empty(count - comm.rank), sendtag=4)
 
 
 @pytest.mark.parametrize("differ", ["shape", "dtype", "gathered"])

@@ -141,7 +141,7 @@ def test_a_synchronous_send_of_any_size_ends_only_when_its_receiver_has_come(
         send(x, hpcomm.PROC_NULL, sync=True)
         comm.timeout = 0.05
         with pytest.raises(hpcomm.WaitTimeoutError, match=rf"send_{form}\(dest=1, tag=5\) was not complete"):
-            send(x, 1, 5, sync=True)
+            getattr(comm, f"send_{form}")(x, 1, 5, sync=True)
         comm.timeout = None
         later = send(x, 1, 6, async_op=True, sync=True)
         assert not later.done()
