@@ -1,8 +1,9 @@
-"""End notices: a rank without the native core tells all others by MPI that it ends, and what it had begun.
+"""End notices: a rank tells others by MPI that it ends, and what it had begun, where they share no memory.
 
-MPI keeps a rank that has ended in MPI_Finalize, and leaves those that need it waiting. Ranks with the core
-see in shared memory who has ended, and before which call. Here each counts its collective calls, on each
-communicator, and says the numbers at its end. Who has begun one more than that waits in vain.
+MPI keeps a rank that has ended in MPI_Finalize, and leaves those that need it waiting. Ranks of one node with
+the core see in shared memory who has ended, and before which call. Over several nodes, or without the core,
+each counts its collective calls, on each communicator, and says the numbers at its end. Who has begun one
+more than that waits in vain.
 """
 
 from __future__ import annotations
@@ -51,7 +52,14 @@ def awaited(call: Call) -> tuple[int | None, int]:
 
 
 class EndNotices:
-    """What this rank says at its end, and hears of others; mpi: for this alone, of all ranks."""
+    """What this rank says at its end, and hears of others; mpi: for this alone, of all ranks.
+
+    Attributes:
+        all_hear: whether all ranks hear until the last one has ended. Else those that have ended finalize
+            MPI, and are told nothing: UCX complains of messages that nobody received.
+    """
+
+    all_hear = False
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self._mpi, self._lock, self._is_over = mpi, threading.Lock(), False
@@ -100,6 +108,11 @@ class EndNotices:
                 self._ended[status.source] = dict(_ENTRY.iter_unpack(said))
         return bool(self._ended)
 
+    def ended(self) -> set[int]:
+        """The ranks that have said so."""
+        self.hear()
+        return {*self._ended}
+
     def lost(self, comm: Comm, is_message: bool) -> list[int]:
         """The ranks of comm that have ended; for a collective call, who did before this rank's last one."""
         mark, ended = comm.tag_base, self._ended
@@ -111,13 +124,19 @@ class EndNotices:
         """Tell all others that this rank makes no more calls."""
         from mpi4py import MPI
 
-        said = b"".join(_ENTRY.pack(*entry) for entry in self._begun.items())
-        others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank]
-        if len(self._begun) <= _MOST:
-            self._going = [self._mpi.Isend([said, MPI.BYTE], rank) for rank in others]
+        entries = [_ENTRY.pack(*entry) for entry in self._begun.items()]
+        said = b"".join(entries if len(entries) <= _MOST else [])
+        gone = set() if self.all_hear else self.ended()
+        others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
+        self._going = [self._mpi.Isend([said, MPI.BYTE], rank) for rank in others]
         end = time.monotonic() + _LAST_WORDS_S
-        while (not self.hear() or len(self._ended) < len(others)) and time.monotonic() < end:
+        while not self.ended().issuperset(others) and time.monotonic() < end:
             time.sleep(1e-3)
+
+    def stop(self) -> None:
+        """Hear no more: MPI is about to be finalized."""
+        from mpi4py import MPI
+
         MPI.Request.Testall(self._going)
         with self._lock:
-            self._is_over = True  # MPI may be finalized from now on
+            self._is_over = True

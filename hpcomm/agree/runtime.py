@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["abort", "count_hasty_exits", "in_one_piece", "start", "started"]
 
 
-end_notices: EndNotices | None = None  # where no shared memory tells who has ended
+end_notices: EndNotices | None = None  # where shared memory does not tell of all who has ended
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
+looks: list[Callable[[], None]] = []  # to call now and then from the watchdog
 _failed: Exception | None = None  # why it could not be started
 _farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
 _has_sentinel = False
@@ -123,17 +124,16 @@ def _watch(everybody: MPI.Intracomm) -> None:
     _notice_finalize()
     _note_life()
     node_segment = segment.current = segment.open_segment(everybody)
-    if node_segment is None:
+    beat = None
+    if node_segment is None or len(node_segment.regions) < everybody.size:
         from .end_notices import exchanged
+        from .heartbeat import pulse
 
         assert _farewell is not None
         end_notices = exchanged(_farewell)
         if end_notices is not None:
+            farewells.insert(0, end_notices.stop)
             farewells.append(end_notices.say)
-    beat = None
-    if node_segment is None or len(node_segment.regions) < everybody.size:
-        from .heartbeat import pulse
-
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             farewells.append(beat.stop)
@@ -344,6 +344,8 @@ def _note_exit(code: object) -> None:
 
 def _end_if_late() -> None:
     """End the job if this rank has failed by SystemExit, and its threads or its exit handlers do not end."""
+    for look in (*looks,):
+        look()
     code, since = _exit or (0, 0.0)
     if code and not status and time.monotonic() - since > EXIT_S:
         abort(f"ends with status {code}, but its threads, or what is to be done at its end, do not", code)

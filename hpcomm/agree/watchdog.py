@@ -407,9 +407,9 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     if comm.partners is not None:
         return _ended_partners(comm, source, call)
     _, peers = _logs(comm)  # none of a link to a program without hpcomm
-    gone = [rank for rank, region, _ in peers if region.ended]
+    gone = [rank for rank, region, other in peers if region.ended and (call < 1 or other.last_call() < call)]
     if runtime.end_notices is not None:
-        gone = runtime.end_notices.lost(comm, not call)
+        gone = sorted({*gone, *runtime.end_notices.lost(comm, not call)})
     if not call:
         if source in gone:
             return f" waits for rank {source} of '{comm.name}', which has ended", [source]
@@ -417,8 +417,6 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
         if alone and (source is None or source < 0):
             return f" waits for any rank of '{comm.name}', and all others have ended", gone
         return None
-    if call > 0:
-        gone = [rank for rank, region, other in peers if region.ended and other.last_call() < call]
     return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
 
 

@@ -495,6 +495,6 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         elif self.watched is None or segment.current is None:
             made = agreement.off()
         else:
-            return agreement.light(self, segment.current, *self.watched)
-        notices = None if self.compared == "off" or self.has_foreigners else runtime.end_notices
-        return made if notices is None else notices.count(self, made)
+            made = agreement.light(self, segment.current, *self.watched)
+        is_seen = self.compared == "off" or self.has_foreigners or len(self.near_ranks) == self.size
+        return made if is_seen or runtime.end_notices is None else runtime.end_notices.count(self, made)

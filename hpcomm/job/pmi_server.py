@@ -287,15 +287,20 @@ class _Server:
             self._close(rank)
 
     def _leave(self, by: _Connection) -> None:
-        """A connection has ended; if it was a rank's, before its time: barriers with it can be no more."""
+        """A connection has ended; if it was a rank's, before its time: barriers with it can be no more.
+
+        Ranks of its node see that by themselves; those of others are told, and hear no more.
+        """
         self._close(by)
         if by.rank < 0:
             return
         self.has_lost = True
         if not self.has_all:
             self._give_up(f"rank {by.rank} has ended before all had come")
-        for other in list(self.waiting):
-            self._close(other)
+        for other in list(self.ranks.values()):
+            if other in self.waiting or other.node != by.node:
+                other.say(f"cmd=lost rank={by.rank}\n".encode())
+                self._close(other)
 
     def _close(self, by: _Connection) -> None:
         for places in (self.strangers, self.waiting):

@@ -325,7 +325,7 @@ class EntryBarrier:
         gone = [rank for rank, life in self._lives.items() if _is_gone(*life)]
         if runtime.end_notices is not None:
             gone += runtime.end_notices.lost(self._comm, True)
-        return [rank for rank in gone if rank in missing]
+        return [rank for rank in sorted({*gone}) if rank in missing]
 
     @property
     def where(self) -> str:

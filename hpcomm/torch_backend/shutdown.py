@@ -2,7 +2,8 @@
 
 A program may catch the error about a missing rank. While that rank lives and runs, this one waits for its
 end, as MPI_Finalize does. If it was killed, or is stopped and stays so, nobody can end well any more: then
-this rank says so and ends the job. Without an MPI launcher this one waits for every rank of its node so.
+this rank says so and ends the job. Without an MPI launcher this one waits for every rank so: it sees those of
+its node in shared memory, those of others say when they end, and torchrun.py hears who ends before that.
 """
 
 from __future__ import annotations
@@ -54,17 +55,21 @@ def _wait() -> None:
 
 
 def await_all() -> None:
-    """Wait for the end of all ranks of this node, and end by failure if one does."""
+    """Wait for the end of all ranks, and end by failure if one does."""
     from mpi4py import MPI
 
-    if (here := segment.current) is None:
-        return
-    others = [(rank, here.regions[i]) for rank, i in here.near(MPI.COMM_WORLD)]
-    while runtime.ending is None and (others := [each for each in others if not each[1].ended]):
-        for rank, region in others:
+    world, here, notices = MPI.COMM_WORLD, segment.current, runtime.end_notices
+    near = [] if here is None else [(rank, here.regions[i]) for rank, i in here.near(world)]
+    seen = {world.rank, *(rank for rank, _ in near)}
+    far = set(range(world.size)) - seen if notices is not None else set()
+    while runtime.ending is None and (near or far):
+        near = [each for each in near if not each[1].ended]
+        for rank, region in near:
             if region.gone and not region.ended:
                 runtime.abort(f"has come to its end, but rank {rank} has failed: status 1")
-        time.sleep(_LOOK_S)
+        far = far - notices.ended() if notices is not None else far
+        if near or far:
+            time.sleep(_LOOK_S)
 
 
 def state(pid: int) -> str:

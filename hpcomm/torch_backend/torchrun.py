@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import select
 import socket
 import subprocess
 import sys
@@ -18,9 +20,11 @@ import tempfile
 import time
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..agree import runtime
+from ..agree.end_notices import EndNotices
 from ..errors import ConfigError, HpcommError
 from ..job import installation, own_files, pmi_server, room
 from . import shutdown
@@ -33,6 +37,7 @@ __all__ = ["GLOO", "can", "forget", "join", "own_address", "refuse_others"]
 GLOO = "or init_process_group('gloo'), which needs no MPI; TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out"
 _AGAIN_S = 0.1  # between attempts to reach a server
 _MAY = ("PMI_", "PMIX_")  # variables of a launcher, which has started torchrun and not these ranks
+_TOLD = 4096  # bytes from the server that are looked at
 _LOOPBACK = ("localhost", "::1")
 _kept: list[Any] = []  # the store: without torchrun it ends with rank 0's half of it
 
@@ -78,8 +83,25 @@ def join(store: Store, rank: int, size: int, seconds: float) -> None:
     forget()
     if is_near:  # by tcp, ranks listen on all interfaces; by posix, UCX crashes where /dev/shm is short
         os.environ.setdefault("UCX_TLS", "^tcp,posix" if room.is_short(size, room.free()) else "^tcp")
-    runtime.farewells.insert(0, shutdown.await_all)  # as the last of them: it counts on what the others say
+    _kept.append(server := connection.dup())
+    runtime.looks.append(look := partial(_look_at, server))
+    EndNotices.all_hear = True
+    runtime.farewells[:0] = [partial(runtime.looks.remove, look), shutdown.await_all]  # as the last of them
     os.environ.update(PMI_FD=str(connection.detach()), PMI_RANK=str(rank), PMI_SIZE=str(size))
+
+
+def _look_at(server: socket.socket) -> None:
+    """End the job if the server has told that a rank of another node has ended before its time."""
+    hangs_up = select.poll()
+    hangs_up.register(server, getattr(select, "POLLRDHUP", select.POLLHUP))  # not on macOS
+    if not hangs_up.poll(0) or runtime.ending is not None:
+        return
+    who = "a rank"
+    with suppress(OSError):
+        told = server.recv(_TOLD, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        if found := re.search(rb"cmd=lost rank=(\d+)", told):
+            who = f"rank {int(found[1])}"
+    runtime.abort(f"{who}, on another node, has failed: look at what it printed; so the job ends")
 
 
 def forget() -> None:

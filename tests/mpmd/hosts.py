@@ -98,13 +98,13 @@ class Hosts:
         """Pull the cable of host i."""
         ip("link", "set", f"hpcommv{i}", "down")
 
-    def start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
-        """Run command on h1."""
+    def start(self, command: list[str], env: dict[str, str], i: int = 1) -> subprocess.Popen[str]:
+        """Run command on host i."""
         told = " ".join(f"{name}={value!r}" for name, value in env.items())
         words = " ".join(f"'{word}'" for word in command)
-        line = f"hostname h1; cd {self.folder}; export TMPDIR={self.folder}/h1 {told}; exec {words}"
+        line = f"hostname h{i}; cd {self.folder}; export TMPDIR={self.folder}/h{i} {told}; exec {words}"
         return subprocess.Popen(
-            ["ip", "netns", "exec", f"{PREFIX}1", "unshare", "-u", "bash", "-c", line],
+            ["ip", "netns", "exec", f"{PREFIX}{i}", "unshare", "-u", "bash", "-c", line],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -202,6 +202,64 @@ def test_a_job_of_one_program_names_the_host_whose_cable_is_cut(hosts):
     assert re.search(r"host h2 has not answered for \d+ s", out), out
 
 
+ENDS = """
+import numpy as np
+from hpcomm import world as comm
+comm.barrier()
+if comm.rank == 2:
+    raise SystemExit
+comm.all_reduce(np.ones(4))
+"""
+
+
+def test_who_waits_for_a_rank_of_another_host_that_has_ended_is_told(hosts):
+    (hosts.folder / "ends.py").write_text(ENDS)
+    command = [sys.executable, "-m", "hpcomm", "run", "--hosts", "h1:2,h2:1", "python", "ends.py"]
+    process = hosts.start(command, hosts.environ(find_mpi().vendor))
+    out = said(process, 60)[0]
+    assert process.returncode not in (0, 124), out
+    assert re.search(r"all_reduce\(.*\) at ends.py:7 on 'world' waits for rank 2, which has ended", out), out
+
+
+TRAINS = """
+import os, signal, time
+import torch, torch.distributed as dist
+import hpcomm.torch_backend
+dist.init_process_group("mpi")
+dist.all_reduce(torch.ones(2))
+print("step", flush=True)
+{then}
+"""
+
+
+def trains(hosts, then):
+    """By torchrun, two ranks on each of two hosts."""
+    (hosts.folder / "trains.py").write_text(TRAINS.format(then=then))
+    words = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+    words += ["--master-addr", "10.78.0.1", "--master-port", "29531"]
+    env = {**hosts.environ("mpich"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    return [
+        hosts.start([sys.executable, *words, "--node-rank", f"{i}", "trains.py"], env, i + 1)
+        for i in range(2)
+    ]
+
+
+LATER = """
+if dist.get_rank() == 3:
+    time.sleep(1)  # the others have come to their end
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(find_mpi().vendor != "mpich", reason="Open MPI's ranks need its own launcher")
+@pytest.mark.parametrize("wait", ["", "\nelse:\n    dist.all_reduce(torch.ones(2))"])
+def test_under_torchrun_a_rank_that_is_killed_ends_those_of_other_hosts(hosts, wait):
+    processes = trains(hosts, LATER.rstrip() + wait)
+    outs = [said(process, 90)[0] for process in processes]
+    assert all(process.returncode for process in processes), outs
+    assert re.search(r"rank [01]: rank 3, on another node, has failed", outs[0]), outs
+
+
 SPAWNS = """
 import os
 import hpcomm
