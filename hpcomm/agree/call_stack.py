@@ -114,11 +114,17 @@ def describe_call(frame: FrameType | None = None) -> str:
 
 
 def _before_torch(frame: FrameType | None) -> tuple[FrameType | None, FrameType | None]:
-    """The function of torch.distributed that was called, if one was, and the frame that called torch."""
+    """The function of torch.distributed that was called, if one was, and the frame that called torch.
+
+    Frames of ours stand in between where a group is made.
+    """
     found, before = None, frame
-    while before is not None and str(before.f_globals.get("__name__")).partition(".")[0] == "torch":
-        if before.f_globals["__name__"] == "torch.distributed.distributed_c10d":
+    while before is not None:
+        module = str(before.f_globals.get("__name__"))
+        if module == "torch.distributed.distributed_c10d":
             found = before
+        elif module.partition(".")[0] != "torch" and not is_ours(before.f_code):
+            break
         before = before.f_back
     return found, before if before is not None else frame
 
