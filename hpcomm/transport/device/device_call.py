@@ -11,7 +11,7 @@ from ...core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.libraries import kernels
 from ...errors import LayoutError, UsageError
 from . import device_columns
-from .staging import Nothing, Sink, Source, sink_of, source_of, station
+from .staging import NoSink, NoSource, Sink, Source, sink_of, source_of, station
 
 if TYPE_CHECKING:
     from ...core.operation import Call
@@ -50,14 +50,14 @@ class Job:
             if x is not None and x.place is not None:
                 self.events[name] = x.place, station(x.place.device).event(x.place)
 
-    def source(self, piece: int) -> Source | Nothing:
+    def source(self, piece: int) -> Source:
         if self.packed is None:
-            return Nothing()
+            return NoSource()
         return source_of(self.packed, self.blocks_in, self.call.count, piece, self.recv)
 
-    def sink(self, piece: int) -> Sink | Nothing:
+    def sink(self, piece: int) -> Sink:
         if self.recv is None or self.is_one:
-            return Nothing()
+            return NoSink()
         return sink_of(self.recv, self.blocks_out, self.call.count, piece)
 
     def places(self) -> tuple[Place | None, Place | None]:
@@ -82,9 +82,9 @@ def _blocks(call: Call) -> tuple[int, int]:
     return given if verb in INPUT_BLOCKS else 1, p if verb in OUTPUT_BLOCKS else 1
 
 
-def piece_of(end: Source | Sink | Nothing, low: int, high: int, call: Call, stacked: bool) -> Buffer | None:
+def piece_of(end: Source | Sink, low: int, high: int, call: Call, stacked: bool) -> Buffer | None:
     """A piece of columns as an array of a call of its own."""
-    if isinstance(end, Nothing):
+    if isinstance(end, (NoSource, NoSink)):
         return None
     array = end.columns(low, high)
     made = Buffer(array if stacked else array[0], call.look.dtype, _no_more, lambda: made)

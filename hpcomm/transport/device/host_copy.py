@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core import buffer
 from ...core.limits import HOST_COPY_PIECE
-from .staging import After, DeviceSink, DeviceSource
+from .staging import After, DeviceSink, DeviceSource, pieces
 
 if TYPE_CHECKING:
     from ...core.buffer import Buffer, DeviceBuffer, Shape
@@ -31,18 +31,15 @@ def to_host(look: DeviceBuffer) -> AnyArray:
 def down(look: DeviceBuffer, copy: AnyArray, event: int | None = None) -> Stages:
     """The stages of to_host, into copy; event: what the array holds then (Station.event), not now."""
     flat = copy.reshape(-1)
-    piece, pieces = _pieces(look)
-    source = DeviceSource(look.packed(), 1, look.size, piece)
+    piece = _piece(look)
+    source, parts = DeviceSource(look.packed(), 1, look.size, piece), pieces(look.size, piece)
     source.begin(event)
-    coming = next(pieces, None)
-    if coming is not None:
-        source.bring(*coming)
-    while coming is not None:
+    source.bring(*parts[0])
+    for i, (low, high) in enumerate(parts):
         yield source.landed()
-        (low, high), coming = coming, next(pieces, None)
         part = source.columns(low, high)[0]
-        if coming is not None:
-            source.bring(*coming)  # on its way while the host copies
+        if i + 1 < len(parts):
+            source.bring(*parts[i + 1])  # on its way while the host copies
         flat[low:high] = part
     source.end()
 
@@ -109,8 +106,7 @@ class Upload:
     def __init__(self, look: Buffer, event: int | None = None) -> None:
         assert look.place is not None
         self._look = look
-        piece, self._pieces = _pieces(look)
-        self._sink = DeviceSink(look.place, 1, look.size, piece)
+        self._sink = DeviceSink(look.place, 1, look.size, _piece(look))
         self._sink.begin(event)
 
     def fill(self, data: AnyArray, after: After) -> None:
@@ -120,7 +116,7 @@ class Upload:
     def up(self, data: AnyArray, after: After) -> Stages:
         """The stages of fill()."""
         flat = np.ascontiguousarray(data, self._look.dtype.storage).reshape(-1)
-        for low, high in self._pieces:
+        for low, high in pieces(self._look.size, _piece(self._look)):
             yield self._sink.free()
             self._sink.columns(low, high)[0] = flat[low:high]
             self._sink.deliver(low, high)
@@ -141,7 +137,6 @@ def from_host(data: AnyArray, look: Buffer) -> None:
         place.array[...] = packed.give()
 
 
-def _pieces(look: Buffer) -> tuple[int, Iterator[tuple[int, int]]]:
-    """Elements of a piece, and where the pieces begin and end."""
-    piece = max(1, min(look.size, HOST_COPY_PIECE // look.dtype.itemsize))
-    return piece, ((low, min(low + piece, look.size)) for low in range(0, look.size, piece))
+def _piece(look: Buffer) -> int:
+    """Elements of a piece."""
+    return max(1, min(look.size, HOST_COPY_PIECE // look.dtype.itemsize))

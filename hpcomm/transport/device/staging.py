@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 __all__ = [
-    "After", "DeviceSink", "DeviceSource", "Nothing", "Reached", "Sink", "Source", "Station", "pieces",
-    "sink_of", "source_of", "station",
+    "After", "DeviceSink", "DeviceSource", "NoSink", "NoSource", "Reached", "Sink", "Source", "Station",
+    "pieces", "sink_of", "source_of", "station",
 ]  # fmt: skip
 
 _LEAST = 4096  # bytes of the smallest slot
@@ -242,23 +242,20 @@ class Sink:
             self._look.array[...] = self._whole
 
 
-class Nothing:
-    """The Source or Sink of a rank that gives or gets no array."""
+class NoSource(Source):
+    """That of a rank that gives no array."""
 
-    def begin(self, event: int | None = None) -> None:
+    def __init__(self) -> None:
         pass
 
-    def bring(self, low: int, high: int) -> None:
+
+class NoSink(Sink):
+    """That of a rank that gets none."""
+
+    def __init__(self) -> None:
         pass
 
-    deliver = bring
-
-    def landed(self) -> list[Reached]:
-        return []
-
-    free = landed
-
-    def end(self, after: After | None = None) -> None:
+    def end(self, after: After) -> None:
         pass
 
 

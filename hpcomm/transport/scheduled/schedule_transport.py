@@ -128,10 +128,7 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
 
     def stages() -> Stages:
         mine = own(comm)
-        executor = _executor(comm, key, operator, Passing(mine.mpi, mine.tag(), mine.most))
-        _bring(call, executor)
-        yield [Running(background(executor))]
-        _take(call, executor)
+        yield from _passed(call, key, operator, Passing(mine.mpi, mine.tag(), mine.most))
         return call.finish(None)
 
     def prepare() -> Planned:
@@ -166,8 +163,11 @@ def named(call: Call, algorithm: str, reduce: Reduction | None, nbytes: int) -> 
 
 def rounds(call: Call, algorithm: str, reduce: Reduction | None, mpi: MPI.Comm, tag: int) -> Stages:
     """What carries a call out in the background, as schedule_call has it, under a tag of another mpi."""
-    key, operator = _chosen(call, algorithm, reduce)
-    executor = _executor(call.comm, key, operator, Passing(mpi, tag, own(call.comm).most))
+    return _passed(call, *_chosen(call, algorithm, reduce), Passing(mpi, tag, own(call.comm).most))
+
+
+def _passed(call: Call, key: Key, operator: Operator, channel: Channel) -> Stages:
+    executor = _executor(call.comm, key, operator, channel)
     _bring(call, executor)
     yield [Running(background(executor))]
     _take(call, executor)
