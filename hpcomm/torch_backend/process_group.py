@@ -169,6 +169,9 @@ class ProcessGroupMPI(CommProcessGroup):
     ) -> Work:
         """output_lists[rank][i] receives input_list[i] of rank."""
         outputs, inputs = output_lists, input_list
+        if self._foreign(inputs[0]):
+            opts = made_options(opts, options.AllgatherOptions)
+            return self._inner.allgather_coalesced(outputs, inputs, opts)
         parts = [
             group_calls.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)
             for i, x in enumerate(inputs)
@@ -290,6 +293,10 @@ class ProcessGroupMPI(CommProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         opts = made_options(opts, options.ReduceScatterOptions)
+        if self._foreign(inputs[0]):
+            return getattr(
+                self._inner, spelling("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+            )(outputs, inputs, opts)
         op = operator(opts.reduceOp)
         run = in_turn(
             self._by,

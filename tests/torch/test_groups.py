@@ -57,6 +57,29 @@ def test_gloo_beside_mpi(rank: int, size: int) -> None:
     dist.monitored_barrier(group, timeout=timedelta(seconds=10))
 
 
+@pytest.mark.filterwarnings("ignore:.*coalesced:FutureWarning")
+def test_coalesced_calls_of_another_backend_are_its_own(
+    rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gloo serves the host here."""
+    c10d: Any = dist.distributed_c10d
+    group: Any = dist.new_group(backend="cpu:gloo,cuda:mpi")
+    monkeypatch.setattr(group, "_call", None)
+    xs = [torch.full((1,), rank + 1.0), torch.full((2,), rank + 2.0)]
+    rows = [torch.zeros(size), torch.zeros(2 * size)]
+    with c10d._coalescing_manager(group):
+        for row, x in zip(rows, xs, strict=True):
+            dist.all_gather_into_tensor(row, x, group=group)
+    assert rows[1][-1].item() == size + 1
+    with c10d._coalescing_manager(group):
+        for x, row in zip(xs, rows, strict=True):
+            dist.reduce_scatter_tensor(x, row, group=group)
+    assert xs[0].item() == size * (rank + 1)
+    lists = [[torch.zeros(1), torch.zeros(2)] for _ in range(size)]
+    dist.all_gather_coalesced(lists, xs, group=group)
+    assert lists[-1][0].item() == size * size
+
+
 def test_a_group_that_only_its_members_make(rank: int, size: int) -> None:
     if rank < 2:
         group = dist.new_group([0, 1], use_local_synchronization=True)
