@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
@@ -50,6 +51,7 @@ _ENTRY = struct.Struct("3q")  # what a rank tells those of its node: see EntryBa
 _BLOCK = 32  # ranks, or blocks of them, that are counted together,
 _NAMED = 16  # and how many are named that have not come
 _ALIKE = "give every rank the same verb, operator, dtype, shape and root, in the same order"
+_STORE_S = 5.0  # for the store to answer
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
@@ -233,13 +235,15 @@ class EntryBarrier:
         )
 
     def _doings(self, some: Container[int]) -> list[str]:
-        """A line for each of some ranks of this node: what it does now, by its own words."""
+        """Lines: what some ranks of this node do now, by their own words, and which hosts do not answer."""
         asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items() if rank in some}
         until = time.monotonic() + _ANSWER_S
         while time.monotonic() < until and any(region.answer_to(n) is None for region, n in asked.values()):
             time.sleep(_ASKING_S)
         said = {rank: region.answer_to(n) or "does not answer" for rank, (region, n) in asked.items()}
-        return [f"  rank {rank}: {said[rank]}" for rank in sorted(said)]
+        silent = "" if segment.current is None else segment.current.regions[0].note
+        hosts = [f"  {line}" for line in silent.splitlines()]
+        return [f"  rank {rank}: {said[rank]}" for rank in sorted(said)] + hosts
 
     def remember(self, missing: Container[int]) -> None:
         """Some ranks have not come in time: this one may have to end without them."""
@@ -370,10 +374,11 @@ class EntryBarrier:
 
     def _say_here(self) -> None:
         """Count this rank in the store, alone and in ever larger blocks of ranks: see _silent."""
-        width = 1
+        blocks, width = [], 1
         while width < _BLOCK * self._comm.size:
-            self._store().add(self._block(self._comm.rank, width), 1)
+            blocks.append(self._block(self._comm.rank, width))
             width *= _BLOCK
+        _ask(lambda: [self._store().add(block, 1) for block in blocks])
 
     def _block(self, rank: int, width: int) -> str:
         return f"entry/{self._meetings}/{width}/{rank // width}"
@@ -397,7 +402,22 @@ class EntryBarrier:
         width = 1
         while width < size:
             width *= _BLOCK
-        return list(islice(absent(0, width), _NAMED + 1))
+        found: list[list[int]] = []
+        _ask(lambda: found.append(list(islice(absent(0, width), _NAMED + 1)))).join(_STORE_S)
+        far = [rank for rank in range(size) if rank != self._comm.rank and rank not in self._lives]
+        return found[0] if found else far  # from which it is cut off
+
+
+def _ask(store: Callable[[], object]) -> threading.Thread:
+    """Ask the store in a thread of its own: where its host does not answer, it waits for many minutes."""
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            store()
+
+    asking = threading.Thread(target=ask, daemon=True, name="hpcomm-store")
+    asking.start()
+    return asking
 
 
 _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory

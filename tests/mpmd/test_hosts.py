@@ -223,9 +223,10 @@ def test_who_waits_for_a_rank_of_another_host_that_has_ended_is_told(hosts):
 
 TRAINS = """
 import os, signal, time
+from datetime import timedelta
 import torch, torch.distributed as dist
 import hpcomm.torch_backend
-dist.init_process_group("mpi")
+dist.init_process_group("mpi", timeout=timedelta(seconds=10))
 dist.all_reduce(torch.ones(2))
 print("step", flush=True)
 {then}
@@ -252,12 +253,31 @@ if dist.get_rank() == 3:
 
 
 @pytest.mark.skipif(find_mpi().vendor != "mpich", reason="Open MPI's ranks need its own launcher")
-@pytest.mark.parametrize("wait", ["", "\nelse:\n    dist.all_reduce(torch.ones(2))"])
-def test_under_torchrun_a_rank_that_is_killed_ends_those_of_other_hosts(hosts, wait):
-    processes = trains(hosts, LATER.rstrip() + wait)
+def test_under_torchrun_a_rank_that_is_killed_ends_those_of_other_hosts(hosts):
+    processes = trains(hosts, LATER)
     outs = [said(process, 90)[0] for process in processes]
     assert all(process.returncode for process in processes), outs
     assert re.search(r"rank [01]: rank 3, on another node, has failed", outs[0]), outs
+
+
+CUT_OFF = """
+for _ in range(10**6):
+    dist.all_reduce(torch.ones(2))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(find_mpi().vendor != "mpich", reason="Open MPI's ranks need its own launcher")
+def test_under_torchrun_ranks_on_both_sides_of_a_cut_cable_name_the_host(hosts):
+    processes = trains(hosts, CUT_OFF)
+    assert any("step" in line for line in processes[0].stdout)
+    hosts.cut(2)
+    outs = [said(process, 90)[0] for process in processes]
+    assert all(process.returncode for process in processes), outs
+    for out, host in zip(outs, ("h2", "h1"), strict=True):
+        assert re.search(
+            rf"WaitTimeoutError: all_reduce.*\n(.*\n)*.*host {host} has not answered for", out
+        ), out
 
 
 SPAWNS = """
