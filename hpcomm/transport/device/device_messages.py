@@ -67,6 +67,9 @@ class _Held(NamedTuple):
     raw: bytearray
 
 
+_Offered = tuple[ipc.Slab | None, list[ipc.Slot] | None, ipc.Offer | ipc.Lent | str]
+
+
 class _Large(NamedTuple):
     """A large message at one of its ends. place: where the array is on a device, in C order."""
 
@@ -234,11 +237,11 @@ class Messages:
         if look.place is not None:
             station(look.place.device).spare(event)
 
-    def pass_on(self, call: Call, look: Buffer, event: int, apart: object = None) -> Stages:
+    def pass_on(self, call: Call, look: Buffer, event: int, apart: MPI.Comm | None = None) -> Stages:
         """Send a large message that its receiver knows of, apart from the user's."""
         return self._send_large(call, look, apart or self._apart, event)
 
-    def take_in(self, call: Call, look: Buffer, event: int, apart: Any = None) -> Stages:
+    def take_in(self, call: Call, look: Buffer, event: int, apart: MPI.Comm | None = None) -> Stages:
         """Receive it."""
         seen = MPI.Status()
         try:
@@ -249,7 +252,7 @@ class Messages:
         finally:
             self.spare(look, event)
 
-    def _send_large(self, call: Call, look: Buffer, mpi: Any = None, event: int = 0) -> Stages:
+    def _send_large(self, call: Call, look: Buffer, mpi: MPI.Comm | None = None, event: int = 0) -> Stages:
         """Header, answer, data. The header goes in the order of the user's messages, and holds no data."""
         place = look.packed() if isinstance(look, DeviceBuffer) else None
         if place is not None and mpi is None:
@@ -268,12 +271,14 @@ class Messages:
         try:
             yield from self._give(_Large(call, look, place, header, line, event), unpack(said), kept, slots)
         finally:
-            if slots is not None:
+            if kept is not None and slots is not None:
                 kept.free += slots
             if place is not None:
                 station(place.device).spare(event)
 
-    def _give(self, large: _Large, answer: Answer, kept: Any, slots: Any) -> Stages:
+    def _give(
+        self, large: _Large, answer: Answer, kept: ipc.Slab | None, slots: list[ipc.Slot] | None
+    ) -> Stages:
         """The data of a message, as its receiver has answered; kept, slots: see _offer."""
         call, look, place, _, line, event = large
         if not answer.fits:
@@ -291,7 +296,7 @@ class Messages:
             yield from cuda_aware.passes(line.give, place, event)
         else:
             assert place is not None
-            if slots is None:
+            if kept is None or slots is None:
                 yield from ipc.lends(line, place)
             else:
                 yield from ipc.sends(line, place, kept, slots, answer.itself)
@@ -304,7 +309,7 @@ class Messages:
         there.device.wait(stream, event)
         return event
 
-    def _offer(self, look: Buffer, place: Place | None, to_itself: bool, event: int) -> tuple[Any, Any, Any]:
+    def _offer(self, look: Buffer, place: Place | None, to_itself: bool, event: int) -> _Offered:
         """The slab for an array, slots of it, and the offer of both; or why there is none.
 
         To itself a rank offers no slab, but the array as it is at an event.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.request import Stages
     from ...device.arrays import Place
+    from ...device.cuda import NcclHere
     from ...device.driver import Device
     from .device_columns import Moved
     from .pipeline import Line
@@ -108,7 +109,7 @@ def join(channel: MPI.Comm, space: Workspace) -> Stages:
 class ByNccl:
     """How a collective goes on in a workspace by NCCL."""
 
-    def __init__(self, space: Workspace, group: Any, moved: Moved) -> None:
+    def __init__(self, space: Workspace, group: NcclHere, moved: Moved) -> None:
         self.workspace, self.group, self.moved = space, group, moved
         self.capacity = moved.capacity(space.nbytes)
 
@@ -137,7 +138,7 @@ class Pair:
         self.why = ""  # it cannot be used
         self.given = 0  # numbers
         self._turn = 0
-        self._group: Any = None
+        self._group: NcclHere | None = None
 
     def number(self) -> int:
         self.given += 1
@@ -153,6 +154,7 @@ class Pair:
             if self.why:
                 return self.why
             self.device.wait(self.stream, event)
+            assert self._group is not None
             put = self._group.send if self.sends else self._group.recv
             put = partial(put, place.address, place.nbytes, int(not self.sends), self.stream)
             if number == 0:  # the two connect, and the host waits for that
@@ -165,7 +167,7 @@ class Pair:
         finally:
             self._turn += 1
 
-    def _exchange(self, line: Line, theirs: bytearray, mine: bytes | bytearray) -> list[Any]:
+    def _exchange(self, line: Line, theirs: bytearray, mine: bytes | bytearray) -> list[MPI.Request]:
         """Requests by which both ends tell each other something."""
         told, heard = [mine, MPI.BYTE], [theirs, MPI.BYTE]
         if self.sends:

@@ -24,6 +24,7 @@ from .staging import DeviceSink, DeviceSource, Sink, Source, pieces
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from mpi4py.typing import BufSpec
 
     from ...core.request import Stages
     from ...device.driver import Device
@@ -43,16 +44,16 @@ class Line(NamedTuple):
     peer: int
     tag: int
 
-    def give(self, part: object) -> Any:
+    def give(self, part: BufSpec) -> MPI.Request:
         return self.channel.Isend(part, self.peer, self.tag)
 
-    def take(self, part: object) -> Any:
+    def take(self, part: BufSpec) -> MPI.Request:
         return self.channel.Irecv(part, self.peer, self.tag)
 
-    def give_answer(self, part: object) -> Any:
+    def give_answer(self, part: BufSpec) -> MPI.Request:
         return self.channel.Isend(part, self.peer, self.tag + 1)
 
-    def take_answer(self, part: object) -> Any:
+    def take_answer(self, part: BufSpec) -> MPI.Request:
         return self.channel.Irecv(part, self.peer, self.tag + 1)
 
 
