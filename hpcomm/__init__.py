@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._lazy import undisturbed
 from .errors import (
     ConfigError,
     DtypeError,
@@ -140,26 +141,29 @@ if not TYPE_CHECKING:  # where a misspelt name is an error
 
     def __getattr__(name: str) -> Any:
         """Everything but the errors is loaded when it is first asked for, MPI included."""
-        from importlib import import_module
-
-        if name in _HOMES:
-            value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-        elif name in _MODULES:
-            value = import_module(f".{name}", __name__)
-        elif name in ("world", "self_"):
-            from .communicator.lazy_world import named
-
-            value = named(name)
-        elif name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "wtime"):
-            from .job.optional_packages import load_mpi
-
-            value = getattr(load_mpi(f"hpcomm.{name}"), "Wtime" if name == "wtime" else name)
-        else:
-            from .communicator.mpi4py_names import of_module
-
-            raise AttributeError(f"module 'hpcomm' has no attribute {name!r}{of_module(name)}")
-        globals()[name] = value
+        with undisturbed():  # a signal handler would find modules that are loaded by half
+            value = globals()[name] = _found(name)
         return value
+
+
+def _found(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name in ("world", "self_"):
+        from .communicator.lazy_world import named
+
+        return named(name)
+    if name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "wtime"):
+        from .job.optional_packages import load_mpi
+
+        return getattr(load_mpi(f"hpcomm.{name}"), "Wtime" if name == "wtime" else name)
+    from .communicator.mpi4py_names import of_module
+
+    raise AttributeError(f"module 'hpcomm' has no attribute {name!r}{of_module(name)}")
 
 
 def __dir__() -> list[str]:
