@@ -88,6 +88,8 @@ TORCHRUN = """
     import os
     kinds = ("", "LOCAL_", "GROUP_", "ROLE_")
     numbers = [os.environ[kind + name] for kind in kinds for name in ("RANK", "WORLD_SIZE")]
+    numbers += [os.environ[f"TORCHELASTIC_{name}"] for name in ("RESTART_COUNT", "MAX_RESTARTS")]
+    numbers += [os.environ["ROLE_NAME"]]
     import hpcomm
     assert hpcomm.world.rank == int(numbers[0])
     print(*numbers, os.environ["MASTER_ADDR"], 1024 < int(os.environ["MASTER_PORT"]), flush=True)
@@ -97,7 +99,7 @@ TORCHRUN = """
 def test_ranks_have_what_torchrun_sets(job):
     """Before MPI is up, and before any module of ours is loaded."""
     lines = sorted(job(3, TORCHRUN).stdout.splitlines())
-    assert lines == [f"{rank} 3 {rank} 3 0 1 {rank} 3 127.0.0.1 True" for rank in range(3)]
+    assert lines == [f"{rank} 3 {rank} 3 0 1 {rank} 3 0 0 default 127.0.0.1 True" for rank in range(3)]
 
 
 @pytest.mark.parametrize("supervision", [[], ["--timeout", "50"]])
