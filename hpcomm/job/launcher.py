@@ -68,15 +68,24 @@ _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
 KILLED = "killed"  # a file of a job, on its launcher's host: the status of the first rank that was killed
 # MPICH's launcher kills the others at once and names nobody, so a rank runs under a shell that does.
 # A shell that is asked to end, with all processes of the rank's session, is silent: who asked knows why.
+# Where a rank leaves before MPI is up, with a failure, that launcher lets the others wait in MPI_Init. hpcomm
+# leaves a file of a rank in which it was up and that has failed: then it ends the job itself.
 _NAMING = "; ".join(
     (
         "trap asked=1 HUP INT QUIT ABRT USR1 USR2 TERM",
         '(exec "$@")',
-        "status=$?",
-        '[ $status -gt 128 ] && [ -z "$asked" ] && name=$(kill -l $status 2>/dev/null) || exit $status',
-        f'[ -d "$HPCOMM_LIVING" ] && (set -C; echo $status > "$HPCOMM_LIVING/{KILLED}") 2>/dev/null',
-        'rank="rank $PMI_RANK on $(uname -n)"',
-        'echo "hpcomm run: $rank was ended by signal $((status - 128)) (SIG$name)" >&2',
+        "status=$? here=$HPCOMM_LIVING",
+        '[ -d "$here" ] && : > "$here/.left-$PMI_RANK"',
+        "how='was ended by signal '$((status - 128))",
+        'if [ $status -gt 128 ]; then [ -z "$asked" ] && name=$(kill -l $status 2>/dev/null) || exit $status',
+        'else set -- "$here/$PMI_RANK-"*',
+        '[ $status -gt 0 ] && [ -d "$here" ] && [ ! -e "$1" ] || exit $status',
+        'for _ in 1 2 3 4 5 6 7 8 9; do sleep 0.2; set -- "$here"/.left-*',
+        '[ -z "$asked" ] && [ $# -lt ${MPI_LOCALNRANKS:-$PMI_SIZE} ] || exit $status; done',
+        'name=TERM how="ended with status $status while others ran, before it used hpcomm"; fi',
+        f'[ -d "$here" ] && (set -C; echo $status > "$here/{KILLED}") 2>/dev/null',
+        '[ $status -gt 128 ] && how="$how (SIG$name)"',
+        'echo "hpcomm run: rank $PMI_RANK on $(uname -n) $how" >&2',
         "trap - $name; ulimit -c 0; kill -$name $$; exit $status",
     )
 )

@@ -212,6 +212,24 @@ def test_however_a_rank_leaves_the_others_the_job_ends_with_a_status_and_its_nam
             assert re.search(r"rank 1 \(process \d+\) on \S+ was the first to end, by a signal", done.stderr)
 
 
+EARLY = """
+import os, sys
+if os.environ["RANK"] == "1" or len(sys.argv) > 1:
+    sys.exit(3)
+import hpcomm
+hpcomm.world.barrier()
+"""
+
+
+def test_a_rank_that_fails_before_mpi_is_up_ends_the_job_by_name(job: Any, tmp_path: Path) -> None:
+    """MPICH's launcher would let the others wait in MPI_Init. If all fail so, there is nothing to say."""
+    (tmp_path / "early.py").write_text(EARLY)
+    said = job(3, ["python", str(tmp_path / "early.py")], timeout=20, expect=3).stderr
+    assert re.search(r"rank 1 on \S+ ended with status 3|\[prterun-\S+,1\]", said), said
+    said = job(3, ["python", str(tmp_path / "early.py"), "all"], timeout=20, expect=3).stderr
+    assert _is_open_mpi() or said == ""
+
+
 @pytest.mark.parametrize("status", [256, -(2**40)])
 def test_a_status_that_no_process_can_have_ends_the_job_with_another(
     job: Any, tmp_path: Path, status: int
