@@ -24,6 +24,8 @@ class LazyModule:
         self.__name__ = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute == "__name__":  # another thread has come upon it before __init__ is done
+            raise AttributeError("a module that has no name yet")
         value = getattr(import_module(self.__name__), attribute)
         self.__dict__[attribute] = value
         return value

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import LazyModule
 from ..core.signature import operator
 from ..core.verbs import REDUCTIONS
 from ..errors import is_ours, place
@@ -139,7 +140,8 @@ def _torch_call(frame: FrameType) -> str:
 def owner(frame: FrameType) -> Any:
     """Whose method a frame is in; of a plan's functions, its state."""
     names = names_of(frame)
-    return names.get("self", names.get("state"))
+    found = names.get("self", names.get("state"))
+    return None if isinstance(found, LazyModule) else found  # to ask one for anything imports its module
 
 
 def _arguments(verb: FrameType) -> str:
