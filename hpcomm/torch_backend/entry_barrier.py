@@ -229,21 +229,23 @@ class EntryBarrier:
         who = ranks(missing[:_NAMED]) + " and others" * (len(missing) > _NAMED)
         what = f"{what} reached its timeout after it waited {waited:.3g} s for {who}"
         return WaitTimeoutError(
-            "\n".join([what, *self._doings(missing[:_NAMED])]),
+            "\n".join([what, *self.doings(missing)]),
             self.where,
             "look at what that rank does; init_process_group(timeout=...) sets the time",
         )
 
-    def _doings(self, some: Container[int]) -> list[str]:
+    def doings(self, some: Container[int]) -> list[str]:
         """Lines: what some ranks of this node do now, by their own words, and which hosts do not answer."""
-        asked = {rank: (region, region.ask()) for rank, (region, _) in self._lives.items() if rank in some}
+        near = [rank for rank in sorted(self._lives) if rank in some][:_NAMED]
+        asked = {rank: (self._lives[rank][0], self._lives[rank][0].ask()) for rank in near}
         until = time.monotonic() + _ANSWER_S
         while time.monotonic() < until and any(region.answer_to(n) is None for region, n in asked.values()):
             time.sleep(_ASKING_S)
         said = {rank: region.answer_to(n) or "does not answer" for rank, (region, n) in asked.items()}
         silent = "" if segment.current is None else segment.current.regions[0].note
-        hosts = [f"  {line}" for line in silent.splitlines()]
-        return [f"  rank {rank}: {said[rank]}" for rank in sorted(said)] + hosts
+        return [f"  rank {rank}: {said[rank]}" for rank in near] + [
+            f"  {line}" for line in silent.splitlines()
+        ]
 
     def remember(self, missing: Container[int]) -> None:
         """Some ranks have not come in time: this one may have to end without them."""
@@ -349,7 +351,7 @@ class EntryBarrier:
         if lost:
             what += f", which needs {ranks(lost)}, and {has(lost)} ended"
             return PeerFailedError(what, self.where, "look at what that rank printed", lost)
-        what = "\n".join([f"{what} for more than {seconds:g} s.", *self._doings(needs)])
+        what = "\n".join([f"{what} for more than {seconds:g} s.", *self.doings(needs)])
         return WaitTimeoutError(what, self.where, "look at the ranks that do something else, or nothing")
 
     # -- by message ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -249,12 +249,15 @@ class MessageWork(Work):
             error = PeerFailedError(what, group.where, "look at what that rank printed", lost)
             raise as_torch(error)
         if waited > group.seconds:
-            group.entry.remember(range(group.size()) if self._peer is None else [self._peer])
-            raise self._late(waited, "init_process_group(timeout=...) sets the time")
+            some = range(group.size()) if self._peer is None else [self._peer]
+            group.entry.remember(some)
+            raise self._late(
+                waited, "init_process_group(timeout=...) sets the time", group.entry.doings(some)
+            )
 
-    def _late(self, waited: float, hint: str) -> HpcommError:
+    def _late(self, waited: float, hint: str, rows: Iterable[str] = ()) -> HpcommError:
         what = f"{self._words} on '{self._group.label}' waited {waited:.3g} s"
-        return as_torch(WaitTimeoutError(what, self._group.where, hint))
+        return as_torch(WaitTimeoutError("\n".join([what, *rows]), self._group.where, hint))
 
     def is_completed(self) -> bool:
         return self.poll()
