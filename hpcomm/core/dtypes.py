@@ -147,13 +147,12 @@ def parse(dtype: Any) -> tuple[Dtype, bool]:
 def numpy_dtype(dtype: Dtype) -> np.dtype[np.generic]:
     """The numpy dtype that a user wants to see: bfloat16 needs ml_dtypes, float16 is numpy's own."""
     if dtype.kind in "hq" and dtype.name != "float16":
-        if "ml_dtypes" not in sys.modules:
-            try:
-                import ml_dtypes  # noqa: F401
-            except ImportError:
-                raise DtypeError(
-                    f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
-                ) from None
+        try:
+            import ml_dtypes  # noqa: F401
+        except ImportError:
+            raise DtypeError(
+                f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
+            ) from None
         return np.dtype(str(dtype.name))  # ml_dtypes has registered it
     return np.dtype(dtype.name) if dtype.given is None else dtype.given
 

@@ -273,9 +273,7 @@ class _Mapper:
 
     def lacks(self, margin: float) -> bool:
         """Whether sources farther away than margin may count."""
-        scale = (
-            1.0 if self.target.sphere else float(np.abs(self.target.centres(self.points)).max(initial=1.0))
-        )
+        scale = float(np.abs(self.target.centres(self.points)).max(initial=1.0))
         return margin < min(self.needed, _FAR * scale)
 
     def weights(self, given: Indices, shapes: Array) -> Weights:

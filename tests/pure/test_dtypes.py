@@ -96,6 +96,7 @@ def test_a_dtype_may_be_said_in_words_as_dtype_or_as_type(name: str) -> None:
 def test_a_torch_dtype_says_that_a_tensor_is_meant() -> None:
     assert dtypes.parse(torch.bfloat16) == (dtypes.BY_NAME["bfloat16"], True)
     assert dtypes.parse("bfloat16") == (dtypes.BY_NAME["bfloat16"], False)
+    assert dtypes.parse("S8") == (dtypes.from_numpy(np.dtype("S8")), False)
 
 
 def test_python_types_are_numpys() -> None:

@@ -973,3 +973,5 @@ def test_progress_tells_how_far_each_program_is(folder):
 def test_units_convert_by_factor_and_offset(source, target, at_ten):
     factor, offset = conversion(source, target)
     assert factor * 10 + offset == pytest.approx(at_ten)
+    with pytest.raises(ConfigError, match="there is no unit 'kelvim'"):
+        conversion(source, "kelvim")

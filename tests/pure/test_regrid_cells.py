@@ -9,6 +9,7 @@ pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import ConfigError, LayoutError
 from hpcomm.grids.geometry import moments
+from hpcomm.grids.gradients import around_rectangles
 from hpcomm.grids.grid import size_of
 from hpcomm.grids.triangulation import convex_parts
 
@@ -74,6 +75,8 @@ def test_triangles_of_a_cell_do_not_depend_on_where_it_begins():
         assert area.min() >= 0
         assert area.sum() == pytest.approx(moments(bent()[:1])[0][0], rel=1e-14)
         assert set(owner) == {0}
+    tiny = np.array([[[1, -1e-9, -1e-9], [1, 1e-9, -1e-9], [1, 1e-9, 1e-9], [1, -1e-9, 1e-9]]])
+    assert moments(tiny)[0] == pytest.approx(4e-18, rel=1e-12)  # on the sphere; small ones are as exact
 
 
 @pytest.mark.parametrize("sphere", [True, False])
@@ -95,6 +98,8 @@ def test_cells_over_each_other_are_refused_unless_masked(points, mapping):
     words = r"cells 0 and 36 that are given lie over each other, the first of 72\n.*\n.*halo columns"
     with pytest.raises(LayoutError, match=words):
         regrid.weights(source, target, mapping)
+    with pytest.raises(LayoutError, match="cells 0 and 1 .* the first of 2"):
+        regrid.weights(regrid.Cells(DOUBLED[0, [0, 36]]), target, mapping)
     once = np.flatnonzero(np.arange(18 * 38) % 38 < 36)
     weights = regrid.weights(source, target, mapping, given=once)
     assert np.allclose(weights.fraction, 1, atol=0.01)
@@ -172,6 +177,8 @@ def test_gradients_do_not_depend_on_the_shape_of_cells():
         for a, b in ((cells, boxes(even(5), even(5))), (cells @ shear, boxes(even(5), even(5)) @ shear))
     ]
     assert abs(made[0] - made[1]).max() < 1e-11
+    cell, neighbour = around_rectangles(regrid.Plane(5, 5), np.arange(25))
+    assert neighbour[cell == 12].tolist() == [6, 7, 8, 11, 13, 16, 17, 18]
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e6])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpcomm.core.signature import ROOT, describe, head, signature
+from hpcomm.core.signature import BACKGROUND, ROOT, SCHEDULED, describe, head, marked, signature
 
 
 @pytest.mark.parametrize("many", [4096, 4097, 65_537, (1 << 20) - 1])
@@ -23,11 +23,18 @@ def test_roots_that_differ_never_look_the_same(many: int, count: int) -> None:
 def test_long_lengths_differ_and_are_never_taken_for_short_ones() -> None:
     long = [signature(0, count + 4) for count in (0, 2**30, 2**31, 2**31 + 2**30, 2**32)]
     assert len({*long}) == len(long)
+    assert max(long) < 1 << 63
     assert signature(0, 2**30 - 1) < min(long[1:])
     assert (
         describe(signature(head("broadcast", dtype=2), 2**31 + 4))
         == "broadcast(int8, 2**30 elements or more, root=0)"
     )
+
+
+def test_the_algorithm_of_a_call_changes_only_the_bits_of_its_root() -> None:
+    codes = {marked(0, algorithm) for algorithm in ("ring", "tree", "double_tree", "recursive_doubling")}
+    assert len(codes) == 4
+    assert all(SCHEDULED <= code < BACKGROUND and not code & ~(SCHEDULED | ROOT) for code in codes)
 
 
 def test_a_root_among_many_ranks_can_be_read_back() -> None:
