@@ -98,7 +98,7 @@ def test_cells_over_each_other_are_refused_unless_masked(points, mapping):
     words = r"cells 0 and 36 that are given lie over each other, the first of 72\n.*\n.*halo columns"
     with pytest.raises(LayoutError, match=words):
         regrid.weights(source, target, mapping)
-    with pytest.raises(LayoutError, match="cells 0 and 1 .* the first of 2"):
+    with pytest.raises(LayoutError, match=r"cells 0 and 1 .* the first of 2"):
         regrid.weights(regrid.Cells(DOUBLED[0, [0, 36]]), target, mapping)
     once = np.flatnonzero(np.arange(18 * 38) % 38 < 36)
     weights = regrid.weights(source, target, mapping, given=once)

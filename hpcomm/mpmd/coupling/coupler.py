@@ -183,13 +183,12 @@ class Incoming:
             self._inbox.values = np.zeros((count, *field.shape), dtype)
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
-        self._covered = _covered(rows, count) if weights is None else None
         self._there: DeviceOperations | None = None
         if not self._as_it_comes and _stays(wire, self.part) and (weights is None or Mapped.suits(weights)):
             self._there = DeviceOperations(field.values)
             self._inbox.values = self._there.empty((count, *field.shape), dtype)
             self._came = (
-                Picked(self._there, slice(0, count) if self._covered is None else self._covered)
+                Picked(self._there, slice(0, count))
                 if weights is None
                 else Mapped(self._there, weights, 1 + len(field.shape))
             )
@@ -281,10 +280,8 @@ class Incoming:
         elif self.weights is not None:
             rows: Selection = self.weights.rows
             scatter(self.field.values, rows, _as(values[rows], self.field.dtype))
-        elif self._covered is None:
-            scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
         else:
-            scatter(self.field.values, self._covered, _as(values[self._covered], self.field.dtype))
+            scatter(self.field.values, slice(0, len(values)), _as(values, self.field.dtype))
 
 
 def sent_dtype(dtype: np.dtype[np.generic], time: str) -> np.dtype[np.generic]:
@@ -333,14 +330,6 @@ def _stays(wire: Wire | None, part: Part) -> bool:
 
 def _as(values: AnyArray, dtype: np.dtype[np.generic]) -> AnyArray:
     return values.astype(dtype, copy=False)
-
-
-def _covered(rows: list[tuple[int, Selection]], count: int) -> NDArray[np.int64] | None:
-    """The points that somebody gives; None: all of them."""
-    given = np.zeros(count, bool)
-    for _, where in rows:
-        given[where] = True
-    return None if given.all() else np.flatnonzero(given)
 
 
 def _no_time(verb: str, name: str) -> UsageError:

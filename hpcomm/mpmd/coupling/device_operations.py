@@ -100,7 +100,7 @@ class Picked:
 
     def apply(self, got: Any) -> Any:
         """The values of the rows, in memory of their own."""
-        return copied(got[self._at]) if isinstance(self.rows, slice) else got[self._at]
+        return copied(got[self._at])
 
     def fill(self, target: object, values: object) -> None:
         """Put values of the rows where they belong, wherever that lies now."""
