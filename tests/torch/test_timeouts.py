@@ -77,6 +77,12 @@ def meets_by_messages(group: Any) -> None:
     group._by = NetworkCollectives(group.comm, group.entry)
 
 
+def give_up(*groups: Any) -> None:
+    """On all ranks: or who came to nothing would wait for the others at the end."""
+    for group in groups:
+        group.entry.failed = hpcomm.UsageError("nobody goes on with this group")
+
+
 def over(size: int) -> str:
     """What rank 0 says where no other rank has come."""
     return rf"waited 0\.05 s for ranks? {', '.join(map(str, range(1, size)))}\n"
@@ -108,7 +114,7 @@ def test_a_calls_own_timeout_counts_however_it_is_given(
         assert re.search(over(size), str(told.value)), (how, str(told.value))
         assert isinstance(told.value, hpcomm.WaitTimeoutError), how
         group.entry.failed = None  # it would be broken for good
-    group.entry.failed = hpcomm.UsageError("nobody goes on with this group")
+    give_up(group)
     assert group.seconds == LONG.total_seconds()
     dist.barrier()
 
@@ -134,6 +140,7 @@ def test_a_groups_timeout_can_be_set_later(world: Any, rank: int, size: int) -> 
     groups[3]._set_default_timeout(SHORT)
     if rank:
         dist.barrier()
+        give_up(*groups[:3])
         if rank == 1:  # what rank 0 has given up
             dist.send(torch.ones(1), 0, groups[1])
             dist.send(torch.ones(1), 0, groups[1], tag=7)
@@ -156,6 +163,7 @@ def test_a_groups_timeout_can_be_set_later(world: Any, rank: int, size: int) -> 
         several.wait()
     with pytest.raises(hpcomm.WaitTimeoutError, match="in 50 ms"):
         dist.monitored_barrier(groups[3], timeout=SHORT)
+    give_up(*groups[:3])
     dist.barrier()
 
 
@@ -169,6 +177,7 @@ def test_who_does_not_come_is_named_with_what_it_does_instead(world: Any, rank: 
             row = rf"\n  rank {other}: all_reduce\(float32 \(3,\)\) at test_timeouts.py:\d+"
             assert re.search(row, str(told.value))
     dist.all_reduce(torch.ones(3))
+    give_up(group)
 
 
 def test_making_a_group_takes_no_longer_than_the_groups_timeout(
