@@ -319,7 +319,7 @@ def test_memory_on_a_device_is_refused_before_it_is_touched_where_devices_are_sw
 # -- places ----------------------------------------------------------------------------------------
 
 
-def test_views_that_share_an_element_overlap_and_interleaved_ones_do_not() -> None:
+def test_views_that_share_an_element_overlap_and_interleaved_ones_do_not(monkeypatch: Any) -> None:
     x = np.zeros(10)
     assert overlap(x[:6], x[5:])
     assert overlap(x, x[::-1])
@@ -327,6 +327,9 @@ def test_views_that_share_an_element_overlap_and_interleaved_ones_do_not() -> No
     assert not overlap(x[::2], x[1::2])
     assert not overlap(x, np.zeros(10))
     assert not overlap(x[:0], x)
+    monkeypatch.setattr("hpcomm.core.buffer._WORK", 1)  # too hard to tell
+    y = np.zeros((4, 5, 6), np.int8)
+    assert overlap(y[:, ::2, ::3], y[:, ::3, ::2])
 
 
 def test_the_same_elements_in_another_order_are_not_the_same_memory() -> None:
@@ -379,3 +382,6 @@ def test_narrow_floats_that_dlpack_cannot_bring_are_taken_as_numpy_has_them() ->
     look = as_buffer(Array(np.ones(3, ml_dtypes.bfloat16)))
     assert (look.dtype.name, look.array.dtype) == ("bfloat16", np.uint16)
     assert type(look.make((2,)).give()) is Array
+    Array.dtype = np.dtype(np.float32)
+    with pytest.raises(hpcomm.DtypeError, match="does not hand over its memory"):
+        as_buffer(Array(np.ones(3)))
