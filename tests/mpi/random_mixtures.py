@@ -6,6 +6,7 @@ calls waited for in another order on each rank, and wrong calls, which must give
 from random_between.py: x and out in one memory, MPI's own calls, calls between two groups, and calls that are
 waited for when their communicator is closed. From random_fields.py: fields, points, windows and graphs; from
 random_coupling.py: two programs. --only fields,points,epochs,neighbours,coupled takes these alone.
+Under MPICH at most 100 programs: they leave communicators behind, of which a rank has 2048.
 Each step draws from a generator of its own, which is the same on all ranks. So every rank knows what all
 bring, and what has to come out.
 """

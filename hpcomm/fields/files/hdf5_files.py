@@ -11,6 +11,7 @@ before it is written, that of compressed chunks as soon as their sizes are known
 
 from __future__ import annotations
 
+import math
 import secrets
 import shutil
 from collections.abc import Sequence
@@ -87,7 +88,7 @@ def save(
         raise UsageError(f"the mode is {mode!r}", where("save", comm), f"one of {', '.join(_MODES)}")
     together = h5py.get_config().mpi and any(shapes) and compression is None
     with file_folder.beside(comm, path) as part:
-        room = _METADATA * (1 + len(fields)) + (0 if compression else sum(map(npy.nbytes, fields)))
+        room = _METADATA * (1 + len(fields)) + (0 if compression else sum(map(_room, fields, shapes)))
         now = file_folder.from_root(comm, "save", path, lambda: _begin(path, part, fields, mode, room))
         if together:
             _write_together(comm, part, now, fields, shapes, path)
@@ -195,10 +196,18 @@ def _create(
     with h5py.File(part, mode) as file:
         datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
         places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
-    chunked = [f for f, c in zip(fields, shapes, strict=True) if c and compression is None]
+    chunked = [_room(f, c) for f, c in zip(fields, shapes, strict=True) if c and compression is None]
     # Of what HDF5 has not taken in the end, closing the file gives back the rest.
-    file_folder.reserve(part, sum(map(npy.nbytes, chunked)), part.stat().st_size)
+    file_folder.reserve(part, sum(chunked), part.stat().st_size)
     return places
+
+
+def _room(field: Field, chunks: tuple[int, ...] | None) -> int:
+    """Bytes that the data take at most. Each chunk is whole in the file, and has its place in an index."""
+    if chunks is None:
+        return npy.nbytes(field)
+    many = math.prod(-(-n // c) for n, c in zip(field.shape, chunks, strict=True))
+    return many * (math.prod(chunks) * field.look.dtype.itemsize + _ENTRY)
 
 
 def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object = None) -> Any:
