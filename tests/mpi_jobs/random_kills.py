@@ -97,16 +97,20 @@ def drawn(dice: random.Random, launchers: list[str]) -> Kill:
     by = dice.choice(launchers)
     kind = "torch" if by == "torchrun" else dice.choice(("numpy", "numpy", "torch"))
     number = dice.choice((*SIGNALS, None))
-    at_work = dice.random() < 0.5
+    # MPICH's own launcher waits for ranks that stand in MPI_Init where one has left before that.
+    at_work = dice.random() < 0.5 or (by == "mpirun" and number is None and is_mpich())
     after_s = dice.uniform(0.0, 1.0 if at_work else 2.0 if kind == "numpy" else 6.0)
     return Kill(by, kind, dice.randrange(RANKS), number, dice.randrange(1, 125), at_work, after_s)
 
 
 def launchers() -> list[str]:
     """How jobs of this Python's MPI are started."""
+    return ["mpirun", "hpcomm run", *(["torchrun"] if is_mpich() else [])]
+
+
+def is_mpich() -> bool:
     library = installation.library_folder()
-    is_mpich = library is not None and installation.vendor_in(library) == "mpich"
-    return ["mpirun", "hpcomm run", *(["torchrun"] if is_mpich else [])]
+    return library is not None and installation.vendor_in(library) == "mpich"
 
 
 def command(by: str, program: Path) -> list[str]:
@@ -116,7 +120,7 @@ def command(by: str, program: Path) -> list[str]:
     if by == "hpcomm run":
         return [sys.executable, "-m", "hpcomm", "run", "-n", str(RANKS), "python", str(program)]
     mpirun = str(Path(sys.prefix, "bin", "mpirun"))
-    options = ["--oversubscribe"] if "torchrun" not in launchers() else []
+    options = [] if is_mpich() else ["--oversubscribe"]
     return [mpirun, *options, "-n", str(RANKS), sys.executable, str(program)]
 
 
