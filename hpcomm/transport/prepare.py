@@ -98,7 +98,8 @@ def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int
         reduce = _reduction(call, x, op, send)
         op_code = reduce.code
     call.code = head(verb, op_code, template.dtype.code, root)
-    return call, Arrays(send if sends else None, recv, reduce)
+    gives = sends or verb not in ROOT_SENDS  # between two groups MPI ignores what it need not read
+    return call, Arrays(send if gives else None, recv, reduce)
 
 
 def _looked(verb: str, x: object, out: object, receives: bool) -> tuple[Buffer | None, Buffer | None]:
