@@ -90,6 +90,8 @@ class Blocks:
         other = Blocks.__new__(Blocks)
         other.mpi, other._users, other.ranks = self.mpi, self._users, ranks
         self._users[0] += 1
+        if ranks is not None:
+            ranks.users += 1
         return other
 
     def Send(self, piece: object, dest: int, tag: int) -> None:  # noqa: N802  as MPI.Comm has them
@@ -109,6 +111,8 @@ class Blocks:
         return rank if self.ranks is None else self.ranks[rank], self.mpi.Get_size()
 
     def Free(self) -> None:  # noqa: N802
+        if self.ranks is not None:
+            self.ranks.lose_one()
         self._users[0] -= 1
         if not self._users[0]:
             self.mpi.Free()
@@ -117,12 +121,24 @@ class Blocks:
 class _Ranks(dict[int, int]):
     """Ranks of mpi as those of channel, asked for as they are needed."""
 
+    users = 0  # a communicator and its duplicates, which may outlive it
+
     def __init__(self, mpi: MPI.Comm, channel: MPI.Comm) -> None:
         self._mpi, self._channel = mpi, channel
+        self._here: MPI.Group | None = None  # mpi's, once that may be freed
 
     def __missing__(self, rank: int) -> int:
-        here, there = self._mpi.Get_group(), self._channel.Get_group()
+        here, there = self._here or self._mpi.Get_group(), self._channel.Get_group()
         self[rank] = found = MPI.Group.Translate_ranks(here, [rank], there)[0]
-        here.Free()
+        if self._here is None:
+            here.Free()
         there.Free()
         return int(found)
+
+    def lose_one(self) -> None:
+        """One of the users is about to be freed."""
+        self.users -= 1
+        if self.users and self._here is None:
+            self._here = self._mpi.Get_group()
+        elif not self.users and self._here is not None:
+            self._here.Free()

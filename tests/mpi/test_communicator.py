@@ -250,6 +250,17 @@ def test_leaders_of_an_intercommunicator_must_be_ranks_there(comm: Any) -> None:
         comm.create_intercomm(0, None, 0)
 
 
+def test_a_duplicate_carries_long_objects_when_what_it_was_made_of_is_closed(comm: Any) -> None:
+    part = comm.split(0, -comm.rank)
+    other = part.dup()
+    part.close()
+    thing = np.arange(50_000) + other.rank
+    going = other.isend_object(thing, (other.rank + 1) % other.size)
+    assert other.recv_object((other.rank - 1) % other.size)[0] == (other.rank - 1) % other.size
+    going.wait()
+    other.close()
+
+
 @pytest.mark.skipif("Open MPI" in MPI.get_vendor(), reason="it has room for tens of thousands")
 @pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="two ranks show it: making thousands takes long")
 def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(
