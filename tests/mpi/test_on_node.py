@@ -16,6 +16,7 @@ from contract import BY_NAME, VERBS, Verb, call
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.node import native, segment
 
 pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
 WORLD = MPI.COMM_WORLD
@@ -144,6 +145,7 @@ REASONS: dict[str, Callable[[Any, dict[str, Any], Verb], Given]] = {
 }
 
 
+@pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
 @pytest.mark.parametrize("reason", REASONS)
 def test_the_core_carries_out_a_call_on_all_ranks_or_on_none(comm: Any, reason: str) -> None:
     """Whatever one rank brings, all come to the same call of the core."""
@@ -166,6 +168,31 @@ def test_the_core_carries_out_a_call_on_all_ranks_or_on_none(comm: Any, reason: 
             found = getattr(comm, verb.name)(x, **keywords)
             made = comm.all_gather_object(calls(comm) - begun)
             if set(made) != {1} or not is_same(found, expected):
+                wrong.append((verb.name, n, made, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("check", ["light", "off"])
+def test_where_long_calls_find_no_room_they_go_by_mpi_on_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, check: hpcomm.communicator.Check
+) -> None:
+    core, whole = native.core(), segment.current
+    if core is None or whole is None:
+        pytest.skip("no native core here")
+    node = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    small = segment.opened(node, 5 * WORLD.size * core.UNIT)  # the communicator itself has room there
+    node.Free()
+    monkeypatch.setattr(segment, "current", whole._replace(shared=small))
+    wrong = []
+    with hpcomm.Communicator(WORLD, name="cramped", check=check) as comm:
+        monkeypatch.undo()
+        for turn, (verb, n) in enumerate((verb, n) for n in (60_000, 3) for verb in VERBS):
+            given = given_by(comm, verb, n, "float64")
+            begun = calls(comm)
+            found = call(comm, verb, given[comm.rank], turn % comm.size, None, "blocking")
+            made = comm.all_gather_object(calls(comm) - begun)
+            due = turn == 0 or n == 3  # the first long one is where they learn it
+            if set(made) != {due} or not is_same(found, verb.expected(given, comm.rank, turn % comm.size)):
                 wrong.append((verb.name, n, made, found))
     assert not wrong
 
