@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from random_mixtures import Mixture
 from random_programs import again
 from random_runner import Runner
 from random_steps import Program
@@ -15,7 +16,7 @@ from random_writer import program
 PROGRAMS = 12  # for each first seed
 
 
-@pytest.mark.parametrize("first", [1, 1001, 2001])
+@pytest.mark.parametrize("first", [1, 1001])
 def test_random_programs_give_what_plain_numpy_makes_of_them(
     own_comm: Any, together: Callable[..., None], first: int
 ) -> None:
@@ -30,6 +31,30 @@ def test_random_programs_give_what_plain_numpy_makes_of_them(
             assert not problems, "\n".join(problems)
 
         together(f"{again(seed, own_comm.size)}\n{made}", body)
+
+
+MIXTURES = {  # the steps of random_mixtures.py that are taken, and some seeds
+    "of all": ((), (1, 2, 3)),
+    "of fields and their files": (("fields", "points"), (1, 2)),
+    "of two programs": (("coupled",), (1, 2)),
+    "of graphs, windows, one rank's refusals": (("neighbours", "epochs", "one_refuses"), (1,)),
+}
+
+
+@pytest.mark.parametrize("what", MIXTURES)
+def test_random_mixtures_give_what_they_should(
+    own_comm: Any, together: Callable[..., None], what: str
+) -> None:
+    only, seeds = MIXTURES[what]
+    for seed in seeds:
+        mixture = Mixture(seed, own_comm, 6, False, only)
+
+        def body(mixture: Mixture = mixture) -> None:
+            problems = mixture.run()
+            assert not problems, "\n".join(problems)
+
+        words = f"--seed {seed} --programs 1 --only {','.join(only)}"
+        together(f"hpcomm run -n {own_comm.size} python tests/mpi/random_mixtures.py {words}", body)
 
 
 @pytest.mark.parametrize("size", [1, 3])
