@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -433,18 +434,30 @@ def test_every_dtype_in_any_byte_order_is_read_as_its_library_reads_it(comm: Any
 
 
 def test_integers_of_odd_precision_are_read_as_h5py_reads_them(comm: Any, folder: Path) -> None:
-    """12 bits that begin at the third one: the bytes in the file are other numbers."""
+    """Bits that begin at the third one of more: as whole bytes they would be other numbers."""
     h5py = pytest.importorskip("h5py")
-    whole = np.arange(-20, 15, dtype="i2").reshape(7, 5)
+    kinds = "STD_I16LE 12", "STD_I16BE 12", "STD_U16LE 9", "STD_U32BE 24", "STD_I64BE 40", "STD_U8LE 5"
+    layouts = "", "chunked", "gzip"
     if comm.rank == 0:
-        kind = h5py.h5t.STD_I16LE.copy()
-        kind.set_precision(12)
-        kind.set_offset(3)
         with h5py.File(folder / "x.h5", "w") as file:
-            h5py.Dataset(h5py.h5d.create(file.id, b"u", kind, h5py.h5s.create_simple((7, 5))))[...] = whole
-            assert np.array_equal(file["u"][...], whole)
+            for each, layout in product(kinds, layouts):
+                name, bits = each.split()
+                whole = (np.arange(35) % 30 - 9 * ("I" in name)).reshape(7, 5)
+                kind, how = getattr(h5py.h5t, name).copy(), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                kind.set_precision(int(bits))
+                kind.set_offset(3)
+                if layout:
+                    how.set_chunk((3, 2))
+                if layout == "gzip":
+                    how.set_deflate(1)
+                path, space = f"{each} {layout}".encode(), h5py.h5s.create_simple((7, 5))
+                h5py.Dataset(h5py.h5d.create(file.id, path, kind, space, how))[...] = whole
+                assert np.array_equal(file[path][...], whole)
     comm.barrier()
-    assert np.array_equal(hdf5.load(folder / "x.h5", comm, "u").all_gather(), whole)
+    for each, layout in product(kinds, layouts):
+        whole = (np.arange(35) % 30 - 9 * ("I" in each)).reshape(7, 5)
+        found = hdf5.load(folder / "x.h5", comm, f"{each} {layout}").all_gather()
+        assert np.array_equal(found, whole), (each, layout)
 
 
 def test_a_dataset_behind_a_link_is_found(comm: Any, folder: Path) -> None:
