@@ -180,23 +180,30 @@ def test_numpy_is_all_that_is_needed_to_read(job: Any, tmp_path: Path) -> None:
 
 EVERY_FORMAT = """
 import sys
+import numpy as np
 from hpcomm import Field, TransportError, checkpoint, hdf5, io, zarr
 from hpcomm import world as comm
 
 u, folder = Field(comm, (2_000_000,), name="u"), sys.argv[1]
+row, rows = Field(comm, (100_000,), name="row"), folder + "/rows.npy"  # two of them find room
+row.inner[...] = 7
+hdf5.save(Field(comm, (5,), name="few"), folder + "/there.h5")
 for save in (
     lambda: io.save(u, folder + "/x.npy"),
     lambda: io.save(u, folder + "/x.npy", collective=False),
+    lambda: [io.append(row, rows) for _ in range(3)],
     lambda: io.write_raw(u, folder + "/x.raw", 8),
     lambda: checkpoint.save(folder + "/cp", u),
     lambda: hdf5.save(u, folder + "/x.h5"),
     lambda: hdf5.save(u, folder + "/x.h5", chunks=True),
+    lambda: hdf5.save(u, folder + "/there.h5", mode="a"),
     lambda: zarr.save(u, folder + "/x.zarr", compressors=None),
 ):
     try:
         save()
     except TransportError as error:
         print("refused", "No space left on device" in str(error), flush=True)
+assert (np.load(rows) == np.full((2, 100_000), 7)).all()
 """
 
 
@@ -205,4 +212,4 @@ def test_a_full_disk_is_an_error_on_every_rank_whatever_is_saved(job: Any, small
     pytest.importorskip("h5py")
     pytest.importorskip("zarr")
     done = job(3, EVERY_FORMAT.replace("sys.argv[1]", repr(str(small_disk))))
-    assert done.stdout.count("refused True") == 3 * 7, done.stdout
+    assert done.stdout.count("refused True") == 3 * 9, done.stdout

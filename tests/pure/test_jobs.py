@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hpcomm.errors import ConfigError, WaitTimeoutError
+from hpcomm.mpmd import jobs
 from hpcomm.mpmd.jobs import Meeting, meet
 
 
@@ -90,11 +91,24 @@ def test_a_folder_that_is_not_there_is_an_error_and_no_wait(tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_fifo_at_the_name_of_the_meeting_holds_nobody_up(tmp_path):
-    os.mkfifo(tmp_path / "port")
-    error = meet(tmp_path / "port", entry("air"), 9, is_host=False)
+@pytest.mark.parametrize(("name", "is_host"), [("port", False), ("port.answer", False), ("port.hello", True)])
+def test_a_fifo_at_the_name_of_the_meeting_holds_nobody_up(tmp_path, monkeypatch, name, is_host):
+    if is_host:  # which has removed what lay there before
+        write = jobs._write
+        monkeypatch.setattr(jobs, "_write", lambda *given: os.mkfifo(tmp_path / name) or write(*given))
+    else:
+        (tmp_path / "port").write_text(json.dumps(entry("ocean"))) if name != "port" else None
+        os.mkfifo(tmp_path / name)
+    error = meet(tmp_path / "port", entry("air"), 9, is_host=is_host)
     assert isinstance(error, ConfigError)
     assert "is not a file of this user's alone" in str(error)
+
+
+def test_fifos_from_earlier_are_out_of_the_hosts_way(tmp_path):
+    for name in ("port", "port.hello", "port.answer"):
+        os.mkfifo(tmp_path / name)
+    assert "nobody has connected" in str(meet(tmp_path / "port", entry("ocean"), 0.1, is_host=True))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("way", ["a link", "another user's"])
