@@ -247,7 +247,7 @@ def test_a_status_that_no_process_can_have_ends_the_job_with_another(
 @pytest.mark.parametrize(
     ("end", "status"),
     [
-        ("pass", 0),
+        ("os._exit(0)", 0),
         pytest.param("sys.exit(0)", 0, marks=pytest.mark.once),
         ("sys.exit(7)", 7),
         pytest.param("raise ValueError('a child')", 1, marks=pytest.mark.once),
@@ -272,6 +272,7 @@ else:
     assert f"child {status}\n" in done.stdout
     assert done.stdout.count("went on") == 3
     assert "hpcomm:" not in done.stderr
+    assert "MPI_Abort" not in done.stderr
 
 
 @pytest.mark.once
@@ -326,8 +327,9 @@ def test_tracebacks_of_several_ranks_are_not_mixed(job: Any) -> None:
 @pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
 def test_a_normal_end_is_0_and_silent(job: Any, tmp_path: Path, launcher: str) -> None:
     source = """
-import sys
+import atexit, sys
 import numpy as np
+atexit.register(lambda: hpcomm.world.all_reduce(1) == 3 and hpcomm.world.rank == 0 and print("handler"))
 import hpcomm
 
 comm = hpcomm.world
@@ -344,7 +346,7 @@ if comm.rank == 2:
     raise SystemExit
 """
     done = job(3, source) if launcher == "hpcomm run" else plain_launch(3, source, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "fine\nhandler\n", "")
 
 
 EXIT_HANDLERS = """

@@ -176,7 +176,8 @@ def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: st
 
 
 RANK = (
-    FEW
+    "import atexit\natexit.register(lambda: print(f'handler {hpcomm.world.all_reduce(1)}', flush=True))\n"
+    + FEW
     + """
 import signal, threading
 
@@ -222,6 +223,7 @@ def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: boo
     found = set()
     for text in texts:
         assert [text.count(f"{word} (2, 2.0)") for word in ("sum", "gloo", "cpu:mpi")] == [2, 2, 2], text
+        assert text.count("handler 2\n") == 2, text
         assert "available: False" not in text
         assert set(re.findall(r"listens (.*)", text)) == {"[]"}  # on no network
         found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", text))
@@ -240,23 +242,24 @@ for i in range(10**9):
         {}
 """
 LEAVES = {  # how rank 1 leaves while rank 0 goes on, and what torchrun says of the two
-    "break": {0: 1},
-    "sys.exit(3)": {1: 3},
+    "sys.exit(0)": {0: 1},
     "raise ValueError(3)": {1: 1},
     "os._exit(0)": {1: 1},
+    "os._exit(3)": {1: 3},
     "os.kill(os.getpid(), signal.SIGKILL)": {1: -9},
     "os.kill(os.getpid(), signal.SIGTERM)": {1: -15},
+    "os.kill(os.getpid(), signal.SIGSEGV)": {1: -11},
 }
 
 
-@pytest.mark.parametrize("first", range(0, len(LEAVES), 3))
+@pytest.mark.parametrize("first", range(0, len(LEAVES), 4))
 def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
     tmp_path: Path, can_join: bool, first: int
 ) -> None:
     if not can_join:
         pytest.skip("this MPI's ranks need its own launcher")
     jobs, torchrun = {}, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    for way in list(LEAVES)[first : first + 3]:
+    for way in list(LEAVES)[first : first + 4]:
         program = tmp_path / f"leaves{len(jobs)}.py"
         program.write_text(GOES_ON.format(way))
         jobs[way] = start(*torchrun, program)
