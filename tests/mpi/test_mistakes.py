@@ -24,6 +24,11 @@ NAN = np.ma.masked_array([1.0, 2.0], [0, 1])
 Call = Callable[[Any], object]
 Case = tuple[Call, str, str]  # what is called on a communicator; words of what happened; words of the hint
 
+
+def table() -> Any:
+    return pytest.importorskip("pandas").DataFrame({"a": B})
+
+
 MISTAKES: dict[str, Case] = {
     "root of too many": (lambda c: c.broadcast(B, root=5), "root 5 is no rank of 'test'", "a rank from 0 to"),
     "negative root": (lambda c: c.broadcast(A, root=-1), "root -1 is no rank", "a rank from 0 to"),
@@ -33,6 +38,7 @@ MISTAKES: dict[str, Case] = {
     "huge tag": (lambda c: c.send(A, 0, tag=2**40), "tag 1099511627776 cannot", "a number from 0 to"),
     "list": (lambda c: c.all_reduce([1, 2, 3]), "list is not an array", "numpy.asarray(x) for numbers, all_"),
     "list of arrays": (lambda c: c.scatter([A] * c.size), "list is not an array", "numpy.stack(x) for array"),
+    "table": (lambda c: c.all_reduce(table()), "DataFrame is not an array", "numpy.asarray(x) for numb"),
     "text": (lambda c: c.send("hello", 0), "str is not an array", "send_object, which takes any Python obj"),
     "dict": (lambda c: c.broadcast({"a": 1}), "dict is not an array", "broadcast_object, which takes any"),
     "set": (lambda c: c.all_reduce({1, 2}), "set is not an array", "all_reduce_object, which takes any"),

@@ -404,14 +404,16 @@ def test_one_of_two_programs_alone_says_what_is_missing(job: Any) -> None:
     assert "hello_b is not in this job" in done.stderr
 
 
-def test_mpmd_config_starts_both_programs() -> None:
+def test_mpmd_config_starts_both_programs(tmp_path: Path) -> None:
+    """With what README's installation brings, and no more."""
     launcher = Path(sys.prefix, "bin", "mpirun")
     if not launcher.exists():
         pytest.skip("no MPI wheel in this environment")
     version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=True).stdout
     option = ["--oversubscribe", "--app"] if "Open MPI" in version else ["-configfile"]
+    python = readme_environment.made(tmp_path / "environment")
     env = {
-        "PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]]),
+        "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }
