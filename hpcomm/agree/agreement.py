@@ -125,7 +125,7 @@ def counted(comm: Comm) -> Agreement:
     def enter(*_: object) -> None:
         comm.begun += 1
 
-    return Agreement("off", enter, refuse=enter)
+    return Agreement("off", enter)
 
 
 def light(

@@ -1,9 +1,12 @@
-"""End notices: a rank tells others by MPI that it ends, and what it had begun, where they share no memory.
+"""End notices: a rank tells others that it ends, and which calls it had begun.
 
-MPI keeps a rank that has ended in MPI_Finalize, and leaves those that need it waiting. Ranks of one node with
-the core see in shared memory who has ended, and before which call. Over several nodes, or without the core,
-each counts its collective calls, on each communicator, and says the numbers at its end. Who has begun one
-more than that waits in vain.
+MPI keeps a rank that has ended in MPI_Finalize, and leaves those that need it waiting. So each counts its
+collective calls, on each communicator, and says the numbers at its end. Who has begun one more than that
+waits in vain.
+
+    ranks of one node with the core    in the record of the rank in the node segment. Calls of one group are
+                                       in its call log, so that only those of two groups are counted
+    several nodes, or without it       by MPI
 """
 
 from __future__ import annotations
@@ -22,19 +25,15 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
     from ..core.operation import Call
+    from ..node.segment import NodeSegment
     from .agreement import Agreement
 
-__all__ = ["EndNotices", "awaited", "exchanged"]
+__all__ = ["EndNotices", "awaited"]
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
 _MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
-
-
-def exchanged(everybody: MPI.Intracomm) -> EndNotices | None:
-    """Those of this rank; None where they would be too many, or no thread can receive them."""
-    return EndNotices(everybody) if everybody.size <= FEW and runtime.has_threads() else None
 
 
 def awaited(call: Call) -> tuple[int | None, int]:
@@ -52,33 +51,58 @@ def awaited(call: Call) -> tuple[int | None, int]:
 
 
 class EndNotices:
-    """What this rank says at its end, and hears of others; mpi: for this alone, of all ranks.
+    """What this rank says at its end, and hears of others.
+
+    Args:
+        mpi: for this alone, of all ranks.
+        near: what the ranks of this node share.
 
     Attributes:
+        by_message: whether all ranks tell each other by MPI. Else those of a node are seen to have ended:
+            all are there, they would be too many messages, or no thread can receive them.
         all_hear: whether all ranks hear until the last one has ended. Else those that have ended finalize
             MPI, and are told nothing: UCX complains of messages that nobody received.
     """
 
     all_hear = False
 
-    def __init__(self, mpi: MPI.Intracomm) -> None:
+    def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None) -> None:
         self._mpi, self._lock, self._is_over = mpi, threading.Lock(), False
-        self._begun: dict[int, int] = {}  # calls, by the communicator's tag_base
-        self._members: dict[int, list[int]] = {}  # of communicators: who they are in mpi
+        records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
+        self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
+        self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
+        self._counts: dict[int, int] = {}  # calls, by the communicator's tag_base
+        # Of communicators: who their ranks are in mpi; of two groups the other one, which messages reach,
+        self._members: dict[int, list[int]] = {}
+        self._mates: dict[int, list[int]] = {}  # and of this one
         self._ended: dict[int, dict[int, int]] = {}  # by rank: what it had begun
         self._going: list[MPI.Request] = []
 
     def know(self, comm: Comm) -> None:
-        """Note whose ranks those of comm are, while that can be asked."""
-        everybody, group = self._mpi.Get_group(), comm.mpi_handle.Get_group()
-        self._members[comm.tag_base] = group.Translate_ranks(None, everybody)
-        self._begun[comm.tag_base] = 0
+        """Note whose ranks those of comm are, while that can be asked, if no record of theirs shows it."""
+        if not (comm.is_inter or self.by_message):
+            return
+        mpi, mark = comm.mpi_handle, comm.tag_base
+        self._counts[mark], self._members[mark] = 0, self._whose(mpi.Get_group())
+        if comm.is_inter:
+            self._mates[mark] = self._members[mark]
+            self._members[mark] = self._whose(mpi.Get_remote_group())  # type: ignore[attr-defined]
+
+    def _whose(self, group: MPI.Group) -> list[int]:
+        everybody = self._mpi.Get_group()
+        ranks = group.Translate_ranks(None, everybody)
         everybody.Free()
         group.Free()
+        return ranks
 
-    def count(self, comm: Comm, made: Agreement) -> Agreement:
-        """made, which counts the calls on comm from now on."""
-        begun, mark = self._begun, comm.tag_base
+    def count(self, comm: Comm, made: Agreement, is_seen: bool) -> Agreement:
+        """made, which counts the calls on comm from now on: a refused one only where all hear of it.
+
+        is_seen: records show the calls of one group, or need not.
+        """
+        if not comm.is_inter and (is_seen or not self.by_message):
+            return made
+        begun, mark = self._counts, comm.tag_base
 
         def counting(function: Callable[..., Any]) -> Callable[..., Any]:
             def counted(*call: Any) -> Any:
@@ -88,16 +112,23 @@ class EndNotices:
             return counted
 
         made.enter, made.late = counting(made.enter), counting(made.late)
-        made.refuse, made.again = counting(made.refuse), counting(lambda: None)
+        made.again = counting(lambda: None)
+        if made.level == "full" or (comm.is_inter and made.level == "light"):
+            made.refuse = counting(made.refuse)
         return made
 
     def forget(self, comm: Comm) -> None:
         """comm is closed: who ends after that is not missing in it."""
-        self._members.pop(comm.tag_base, None)
-        self._begun.pop(comm.tag_base, None)
+        for each in (self._members, self._mates, self._counts):
+            each.pop(comm.tag_base, None)
 
     def hear(self) -> bool:
         """Whether some have ended. Never blocks."""
+        if not self.by_message:
+            for rank, region in self._near:
+                if rank not in self._ended and region.ended:
+                    self._ended[rank] = dict(_ENTRY.iter_unpack(region.begun))
+            return bool(self._ended)
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -113,19 +144,26 @@ class EndNotices:
         self.hear()
         return {*self._ended}
 
-    def lost(self, comm: Comm, is_message: bool) -> list[int]:
-        """The ranks of comm that have ended; for a collective call, who did before this rank's last one."""
+    def lost(self, comm: Comm, is_message: bool, is_here: bool = False) -> list[int]:
+        """The ranks of comm that have ended; for a collective call, who did before this rank's last one.
+
+        Of two groups, those of the other one; is_here: of this rank's own.
+        """
         mark, ended = comm.tag_base, self._ended
-        begun = self._begun.get(mark, 0)
-        gone = [(rank, its) for rank, its in enumerate(self._members.get(mark, ())) if its in ended]
+        begun, members = self._counts.get(mark, 0), (self._mates if is_here else self._members).get(mark, ())
+        gone = [(rank, its) for rank, its in enumerate(members) if its in ended]
         return [rank for rank, its in gone if is_message or ended[its].get(mark, begun) < begun]
+
+    def begun(self) -> bytes:
+        """What this rank says at its end; nothing where it has too much to say."""
+        entries = [_ENTRY.pack(*entry) for entry in self._counts.items()]
+        return b"".join(entries if len(entries) <= _MOST else [])
 
     def say(self) -> None:
         """Tell all others that this rank makes no more calls."""
         from mpi4py import MPI
 
-        entries = [_ENTRY.pack(*entry) for entry in self._begun.items()]
-        said = b"".join(entries if len(entries) <= _MOST else [])
+        said = self.begun()
         gone = set() if self.all_hear else self.ended()
         others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
         self._going = [self._mpi.Isend([said, MPI.BYTE], rank) for rank in others]

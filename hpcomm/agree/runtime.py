@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["abort", "count_hasty_exits", "in_one_piece", "start", "started"]
 
 
-end_notices: EndNotices | None = None  # where shared memory does not tell of all who has ended
+end_notices: EndNotices | None = None  # where there are others
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 looks: list[Callable[[], None]] = []  # to call now and then from the watchdog
@@ -103,7 +103,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
         _hurry_to_launcher()
         sys.excepthook = mistakes.noting(sys.excepthook)
         if MPI.COMM_WORLD.size > 1:
-            _watch(everybody)
+            _watch(_farewell)
         os.register_at_fork(after_in_child=_be_no_rank)
     except BaseException as error:  # parts of it cannot be done again
         what = f"hpcomm's first use was interrupted by {type(error).__name__}"
@@ -125,15 +125,15 @@ def _watch(everybody: MPI.Intracomm) -> None:
     _note_life()
     node_segment = segment.current = segment.open_segment(everybody)
     beat = None
+    from .end_notices import EndNotices
+
+    end_notices = EndNotices(everybody, node_segment)
+    if end_notices.by_message:
+        farewells.insert(0, end_notices.stop)
+        farewells.append(end_notices.say)
     if node_segment is None or len(node_segment.regions) < everybody.size:
-        from .end_notices import exchanged
         from .heartbeat import pulse
 
-        assert _farewell is not None
-        end_notices = exchanged(_farewell)
-        if end_notices is not None:
-            farewells.insert(0, end_notices.stop)
-            farewells.append(end_notices.say)
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             farewells.append(beat.stop)
@@ -384,7 +384,7 @@ def say_end() -> None:
     if os.getpid() != _process:
         return
     if segment.current is not None:
-        segment.current.mine.end()
+        segment.current.mine.end(end_notices.begun() if end_notices is not None else b"")
     while farewells:
         farewells.pop()()
 
@@ -420,7 +420,7 @@ _noted: dict[int, weakref.ref[Comm]] = {}
 
 def note(comm: Comm) -> None:
     """Know of a communicator as long as it lives."""
-    if end_notices is not None and not comm.is_inter:
+    if end_notices is not None:
         end_notices.know(comm)
     key = id(comm)
     _noted[key] = weakref.ref(comm, lambda _: _noted.pop(key, None))

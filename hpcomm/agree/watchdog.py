@@ -98,8 +98,7 @@ def _is_troubled() -> bool:
         watched = comm.watched
         if watched is None:
             continue
-        ring, peers = watched
-        if any(region.ended for _, region, _ in peers) or _differing(comm, ring.last_call()):
+        if _differing(comm, watched[0].last_call()):
             return True
     return False
 
@@ -407,17 +406,21 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     if comm.partners is not None:
         return _ended_partners(comm, source, call)
     _, peers = _logs(comm)  # none of a link to a program without hpcomm
-    gone = [rank for rank, region, other in peers if region.ended and (call < 1 or other.last_call() < call)]
-    if runtime.end_notices is not None:
-        gone = sorted({*gone, *runtime.end_notices.lost(comm, not call)})
+    ended = {rank for rank, region in comm.node_regions.items() if region.ended}
+    if call:
+        ended &= {rank for rank, _, other in peers if call < 1 or other.last_call() < call}
+    notices, group = runtime.end_notices, " of the other group" if comm.is_inter else ""
+    gone = sorted(ended.union([] if notices is None else notices.lost(comm, not call)))
     if not call:
         if source in gone:
-            return f" waits for rank {source} of '{comm.name}', which has ended", [source]
-        alone = 0 < len(gone) == comm.size - 1
+            return f" waits for rank {source}{group} of '{comm.name}', which has ended", [source]
+        alone = 0 < len(gone) == (comm.remote_size or comm.size - 1)
         if alone and (source is None or source < 0):
-            return f" waits for any rank of '{comm.name}', and all others have ended", gone
+            return f" waits for any rank{group} of '{comm.name}', and all others have ended", gone
         return None
-    return (f" on '{comm.name}' waits for rank {gone[0]}, which has ended", gone) if gone else None
+    if not gone and notices is not None and comm.is_inter:
+        gone, group = notices.lost(comm, False, is_here=True), " of this group"
+    return (f" on '{comm.name}' waits for rank {gone[0]}{group}, which has ended", gone) if gone else None
 
 
 def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:

@@ -489,12 +489,12 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     def agreement(self) -> agreement.Agreement:
         """How the ranks find out that they make the same call."""
         if self.is_inter:
-            return agreement.between(self, self.both) if self.both else agreement.counted(self)
-        if self.compared == "full":
+            made = agreement.between(self, self.both) if self.both else agreement.counted(self)
+        elif self.compared == "full":
             made = agreement.full(self, self.object_comm, self.watched[0] if self.watched else None)
         elif self.watched is None or segment.current is None:
             made = agreement.off()
         else:
             made = agreement.light(self, segment.current, *self.watched)
         is_seen = self.compared == "off" or self.has_foreigners or len(self.near_ranks) == self.size
-        return made if is_seen or runtime.end_notices is None else runtime.end_notices.count(self, made)
+        return made if runtime.end_notices is None else runtime.end_notices.count(self, made, is_seen)

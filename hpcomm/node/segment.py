@@ -1,6 +1,7 @@
 """Node segment: what every rank of a node records for the others, in words of the native core's memory.
 
-    record of a rank    ended, failed, asked, answered | mark | answer: a text | note for all: a text
+    record of a rank    ended, failed, asked, answered | mark | answer: a text | note for all: a text |
+                        calls begun: a text
 
 Others only read it, except that they may ask for the answer. A living rank holds a lock on a byte of the file
 behind the memory, whose name is gone as soon as all have it open. The kernel takes the lock away when the
@@ -45,9 +46,10 @@ __all__ = [
 ]
 
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
-_PIPE, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES = 7, 8, 4096, 512
+_PIPE, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)
-_WORDS = _NOTE + words_of_text(_NOTE_BYTES)  # of a rank
+_BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
+_WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
 _NBYTES = 1 << 30  # of address space; memory is taken as communicators need it
 _LOOKED_AT = 256  # ranks of a communicator, of which each is asked for its job
 _NAME = 80  # bytes of a file's name
@@ -108,8 +110,15 @@ class Region:
     def ended(self) -> bool:
         return bool(self._words[_ENDED])
 
-    def end(self) -> None:
-        """Say that this rank will make no more calls."""
+    @property
+    def begun(self) -> bytes:
+        """What end() was given."""
+        return bytes.fromhex(self._words.read(_BEGUN, _BEGUN_BYTES))
+
+    def end(self, begun: bytes = b"") -> None:
+        """Say that this rank will make no more calls. begun: which it has made, for agree/end_notices.py."""
+        if len(text := begun.hex()) <= _BEGUN_BYTES:
+            self._words.write(_BEGUN, text, _BEGUN_BYTES)
         self._words[_ENDED] = 1
 
     @property

@@ -61,7 +61,7 @@ def await_all() -> None:
     world, here, notices = MPI.COMM_WORLD, segment.current, runtime.end_notices
     near = [] if here is None else [(rank, here.regions[i]) for rank, i in here.near(world)]
     seen = {world.rank, *(rank for rank, _ in near)}
-    far = set(range(world.size)) - seen if notices is not None else set()
+    far = set(range(world.size)) - seen if notices is not None and notices.by_message else set()
     while runtime.ending is None and (near or far):
         near = [each for each in near if not each[1].ended]
         for rank, region in near:

@@ -526,6 +526,14 @@ def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
 
 
 RING = "ring = comm.cart((comm.size,), periodic=True, name='ring'); "
+GROUPS = "inter = comm.split(comm.rank, name='half').create_intercomm(0, comm, 1 - comm.rank)"
+REFUSED = """
+if comm.rank == 1:
+    try:
+        inter.all_reduce("no array")
+    except hpcomm.UsageError:
+        pass
+"""
 MADE = {  # what all make and use, what is used again by those that go on, and what is said
     "a plan": (
         "step = comm.plan('all_reduce', np.ones(1)); step()",
@@ -553,6 +561,31 @@ MADE = {  # what all make and use, what is used again by those that go on, and w
         "field.update_halo()",
         "PeerFailedError: the halo exchange needs rank 1, ",
     ),
+    "two groups": (
+        GROUPS,
+        "inter.all_reduce(np.ones(1))",
+        "on 'half<->' waits for rank 0 of the other group, ",
+    ),
+    "two groups for a message": (
+        GROUPS,
+        "inter.recv(np.ones(1), 0)",
+        "recv(.*) at .* waits for rank 0 of the other group of 'half<->', ",
+    ),
+    "two groups for an object": (
+        GROUPS,
+        "inter.recv_object(0)",
+        "recv_object(.*) at .* waits for rank 0 of the other group of 'half<->', ",
+    ),
+    "two groups that compare nothing, after a refusal": (
+        f"comm = comm.dup(check='off'); {GROUPS}{REFUSED}",
+        "inter.all_reduce(np.ones(1))",
+        "on 'half<->' waits for rank 0 of the other group, ",
+    ),
+    "a duplicate whose calls are not compared": (
+        "twin = comm.dup('twin', check='off')",
+        "twin.recv(np.ones(1), 1)",
+        "recv(.*) at .* waits for rank 1 of 'twin', ",
+    ),
 }
 
 
@@ -566,6 +599,13 @@ MADE = {  # what all make and use, what is used again by those that go on, and w
         pytest.param("a plan of neighbours", "off", marks=pytest.mark.once),
         pytest.param("a window", "off", marks=pytest.mark.once),
         pytest.param("a halo", "on", marks=pytest.mark.once),
+        ("two groups", "on"),
+        pytest.param("two groups", "off", marks=pytest.mark.once),
+        pytest.param("two groups for a message", "on", marks=pytest.mark.once),
+        pytest.param("two groups for an object", "off", marks=pytest.mark.once),
+        ("two groups that compare nothing, after a refusal", "on"),
+        pytest.param("two groups that compare nothing, after a refusal", "off", marks=pytest.mark.once),
+        pytest.param("a duplicate whose calls are not compared", "on", marks=pytest.mark.once),
     ],
 )
 def test_who_uses_again_what_a_rank_that_has_ended_made_too_is_told(
@@ -583,7 +623,9 @@ def test_who_uses_again_what_a_rank_that_has_ended_made_too_is_told(
 PART_DONE = """
 import time
 import numpy as np
-from hpcomm import world as comm
+from hpcomm import ROOT, world as comm
+half = comm.split(comm.rank > 0).dup(check="off")
+inter = half.create_intercomm(0, comm, int(comm.rank == 0))
 step = comm.plan("reduce", np.ones(1), root=0)
 coming = comm.plan("recv", np.empty(1), source=2)
 step()
@@ -594,13 +636,15 @@ for turn in range(2 * (comm.rank == 2)):
 if comm.rank == 0:
     coming()
 step()
+time.sleep(2 * (comm.rank == 2))
+inter.gather(np.ones(1), root=0 if comm.rank else ROOT)
 print("went on")
 """
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("node", ["on", "off"])
-def test_a_plan_does_not_miss_who_has_ended_after_its_part(job: Any, node: str) -> None:
+def test_nobody_misses_who_has_ended_after_its_part(job: Any, node: str) -> None:
     done = job(3, PART_DONE, env={"HPCOMM_NODE": node})
     assert (done.stdout.count("went on"), done.stderr) == (3, "")
 
