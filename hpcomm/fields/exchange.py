@@ -24,10 +24,10 @@ the streams that are current at start() and at wait().
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.limits import STARTED_ALONE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
@@ -57,6 +57,7 @@ else:
 __all__ = ["Exchange"]
 
 Act = Callable[[], Any]
+Place = tuple[Any, "bool | None"]  # a view, and whether what arrives is added to it; None: it is sent
 
 
 class Exchange:
@@ -98,7 +99,6 @@ class Exchange:
         self._verb = verb
         lines = channel(comm, peek=tag is not None)
         number = lines.number if tag is None else tag
-        me = comm.rank
         self._keep: list[Any] | None = [view for _, view in (*sends, *receives)]
         self._types: list[MPI.Datatype] = []
         self._requests: list[MPI.Prequest] = []
@@ -111,32 +111,21 @@ class Exchange:
         self._next = cycle((0, 1)).__next__
         self._turn = 0  # which of the two it is
         self._packed = 0  # bytes
-        incoming: dict[int, list[tuple[Any, bool]]] = {}
-        outgoing: dict[int, list[Any]] = {}
-        for i, (peer, view) in enumerate(receives):
-            if peer != me and count(view):
-                incoming.setdefault(peer, []).append((view, i in add))
-        for peer, view in sends:
-            if peer != me and count(view):
-                outgoing.setdefault(peer, []).append(view)
+        incoming = _by_peer(receives, [i in add for i in range(len(receives))])
+        outgoing = _by_peer(sends, [None] * len(sends))
+        own = zip(incoming.pop(comm.rank, []), outgoing.pop(comm.rank, []), strict=True)
         try:
-            terms = Capabilities(device_side=device_side or ())
-            if tag is None or (lines.carrier is not None and device_side is None):
-                arriving = {peer: [view for view, _ in each] for peer, each in incoming.items()}
-                terms = agreed(comm, lines.mpi, number, outgoing, arriving, verb, near=tag is None)
-            if tag is not None:  # the other end may plan another time, and without asking
-                terms = Capabilities(device_side=terms.device_side)
+            terms = self._terms(lines, outgoing, incoming, tag, device_side)
             self.device_side = terms.device_side
             self._sites = sites(self._keep)
-            self._plan(lines, number, sorted(outgoing.items()), sorted(incoming.items()), terms)
+            self._plan(lines, number, outgoing, incoming, terms)
         except MPI.Exception as error:
             raise transport.failure(error, verb, comm) from None
         except HpcommError as error:
             raise error.located(verb, comm) from None
-        out = [view for peer, view in sends if peer == me]
-        own = [(i, view) for i, (peer, view) in enumerate(receives) if peer == me]
-        self._own = len(own)
-        self._first([copying(to, view, i in add) for (i, to), view in zip(own, out, strict=True)])
+        within = [copying(to, view, bool(adds)) for (to, adds), (view, _) in own]
+        self._own = len(within)
+        self._first(within)
         self._under_way = False
         self._broken: BaseException | None = None  # what has ended it half-way: some messages are out of step
         self._going: list[Plan[object]] = []
@@ -258,53 +247,78 @@ class Exchange:
         return "\n".join([told, *(f"  {plan.explain()}" for plan in self._plans)])
 
     # -- how ------------------------------------------------------------------------------------------
+    def _terms(
+        self,
+        lines: Channel,
+        outgoing: Mapping[int, list[Place]],
+        incoming: Mapping[int, list[Place]],
+        tag: int | None,
+        device_side: Collection[tuple[int, int]] | None,
+    ) -> Capabilities:
+        """What is agreed with the other ends. With a tag they may plan another time, and without asking."""
+        if tag is not None and (lines.carrier is None or device_side is not None):
+            return Capabilities(device_side=device_side or ())
+        leaving, arriving = (
+            {peer: [view for view, _ in places] for peer, places in each.items()}
+            for each in (outgoing, incoming)
+        )
+        number = lines.number if tag is None else tag
+        terms = agreed(self._comm, lines.mpi, number, leaving, arriving, self._verb, near=tag is None)
+        return terms if tag is None else Capabilities(device_side=terms.device_side)
+
     def _plan(
         self,
         lines: Channel,
         number: int,
-        outgoing: Sequence[tuple[int, list[Any]]],
-        incoming: Any,
+        outgoing: Mapping[int, list[Place]],
+        incoming: Mapping[int, list[Place]],
         terms: Capabilities,
     ) -> None:
         """Make the messages, and say in which order they and the copies before and after them are made."""
         # Receives are started first, so that messages find them posted. Within _starts the order is copies
         # out, requests, boxes; within _ends requests, boxes, copies in. Plans of devices add to both.
-        me = self._comm.rank
-        coming: list[_Message] = []
-        going: list[_Message] = []
-        for peer, arriving in incoming:
-            if peer in terms.incoming:
-                continue
-            if self._goes_aboard((peer, me), [view for view, _ in arriving]):
-                self._plans += [self._carried(lines, peer, number, *each) for each in arriving]
-                continue
-            for part in [[v] for v in arriving] if (peer, me) in terms.apart else [arriving]:
-                there, copies = self._incoming(part)
-                coming.append(_Message(lines.mpi.Recv_init(there, peer, number), copies))
-        for peer, leaving in outgoing:
-            if peer in terms.outgoing:
-                continue
-            if self._goes_aboard((me, peer), leaving):
-                self._plans += [self._carried(lines, peer, number, each) for each in leaving]
-                continue
-            for parts in [[v] for v in leaving] if (me, peer) in terms.apart else [leaving]:
-                there, copies = self._outgoing(parts)
-                going.append(_Message(lines.mpi.Send_init(there, peer, number), copies))
-        self._requests = [request for request, _ in (*coming, *going)]
-        self._first([copy for _, copies in going for copy in copies])
+        coming, copies_in = self._messages(lines, number, incoming, terms, sending=False)
+        going, copies_out = self._messages(lines, number, outgoing, terms, sending=True)
+        self._requests = [*coming, *going]
+        self._first(copies_out)
         if len(self._requests) <= STARTED_ALONE:
             self._first([request.Start for request in self._requests])
             self._then([request.Wait for request in self._requests])
-        elif self._requests:
+        else:
             self._first([partial(MPI.Prequest.Startall, self._requests)])
             self._then([partial(MPI.Request.Waitall, self._requests)])
-        for peer, arriving in incoming:
-            if peer in terms.incoming:
-                self._unpack(terms.incoming[peer], arriving)
-        for peer, leaving in outgoing:
-            if peer in terms.outgoing:
-                self._pack(terms.outgoing[peer], leaving)
-        self._then([copy for _, copies in coming for copy in copies])
+        me = self._comm.rank
+        for source, dest in terms.channels:
+            if dest == me:
+                self._unpack(terms.channels[source, me], incoming[source])
+        for source, dest in terms.channels:
+            if source == me:
+                self._pack(terms.channels[me, dest], outgoing[dest])
+        self._then(copies_in)
+
+    def _messages(
+        self,
+        lines: Channel,
+        number: int,
+        by_peer: Mapping[int, list[Place]],
+        terms: Capabilities,
+        sending: bool,
+    ) -> tuple[list[MPI.Prequest], list[Act]]:
+        """MPI's messages of one direction, and the copies before or after them; by device, they are plans."""
+        requests, copies, me = [], [], self._comm.rank
+        init: Callable[..., MPI.Prequest] = lines.mpi.Send_init if sending else lines.mpi.Recv_init
+        for peer, places in by_peer.items():
+            pair = (me, peer) if sending else (peer, me)
+            if pair in terms.channels:
+                continue
+            if self._goes_aboard(pair, places):
+                self._plans += [self._carried(lines, peer, number, *place) for place in places]
+                continue
+            for part in [[place] for place in places] if pair in terms.apart else [places]:
+                there, its = self._described(part, sending)
+                requests.append(init(there, peer, number))
+                copies += its
+        return requests, copies
 
     def _first(self, acts: list[Act]) -> None:
         for starts in self._starts:
@@ -314,51 +328,33 @@ class Exchange:
         for ends in self._ends:
             ends += acts
 
-    def _pack(self, channel: core.Channel, views: list[Any]) -> None:
+    def _pack(self, channel: core.Channel, places: list[Place]) -> None:
         """Send views through memory of the node.
 
         The box of the next start() is waited for in good time, at the end of wait(): so a start never waits.
         """
         for acts, box in zip(self._starts, _boxes(channel), strict=True):
-            acts += [copying(*each) for each in zip(divided(box, views), views, strict=True)]
-            acts.append(channel.fill)
+            acts += [*_copies(places, divided(box, [view for view, _ in places])), channel.fill]
         self._then([partial(channel.empty_box, True)])
         self._due.append(partial(channel.empty_box, False))
 
-    def _unpack(self, channel: core.Channel, views: list[tuple[Any, bool]]) -> None:
+    def _unpack(self, channel: core.Channel, places: list[Place]) -> None:
         """Receive views through memory of the node."""
         for acts, box in zip(self._ends, _boxes(channel), strict=True):
-            parts = divided(box, [view for view, _ in views])
-            acts.append(partial(channel.full_box, True))
-            acts += [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
-            acts.append(channel.free)
+            copies = _copies(places, divided(box, [view for view, _ in places]))
+            acts += [partial(channel.full_box, True), *copies, channel.free]
         self._due.append(partial(channel.full_box, False))
 
-    def _outgoing(self, views: list[object]) -> tuple[Any, list[Callable[[], object]]]:
-        """What MPI sends, and the copies before."""
-        if not gathers(views, sending=True):
-            return self._described(views), []
-        whole, parts = self._gathered(views)
-        return self._described([whole]), [copying(*each) for each in zip(parts, views, strict=True)]
-
-    def _incoming(self, views: list[tuple[object, bool]]) -> tuple[Any, list[Callable[[], object]]]:
-        """Where MPI receives, and the copies afterwards."""
-        plain = [view for view, _ in views]
-        if not (gathers(plain, sending=False) or any(adds for _, adds in views)):
-            return self._described(plain), []
-        whole, parts = self._gathered(plain)
-        copies = [copying(view, part, adds) for (view, adds), part in zip(views, parts, strict=True)]
-        return self._described([whole]), copies
-
-    def _described(self, views: list[Any]) -> Any:
+    def _described(self, places: list[Place], sending: bool) -> tuple[Any, list[Act]]:
+        """What MPI sends or fills, and the copies before or afterwards."""
+        views, copies = [view for view, _ in places], []
+        if gathers(views, sending=sending) or any(adds for _, adds in places):
+            whole, parts = gathered(views)
+            self._packed += whole.nbytes
+            views, copies = [whole], _copies(places, parts)
         described, made = spec(views)
         self._types += made
-        return described
-
-    def _gathered(self, views: list[Any]) -> Any:
-        whole, parts = gathered(views)
-        self._packed += whole.nbytes
-        return whole, parts
+        return described, copies
 
     def _poll(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -378,18 +374,16 @@ class Exchange:
             raise self._failure(error) from None
 
     # -- on devices -----------------------------------------------------------------------------------
-    def _goes_aboard(self, pair: tuple[int, int], views: Sequence[object]) -> bool:
-        if pair not in self.device_side and any(map(on_device, views)):
+    def _goes_aboard(self, pair: tuple[int, int], places: Sequence[Place]) -> bool:
+        if pair not in self.device_side and any(on_device(view) for view, _ in places):
             raise LayoutError(
                 "an array lies on a device, which the other rank does not expect",
                 hint="arrays on devices from the first call on",
             )
         return pair in self.device_side
 
-    def _carried(
-        self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None = None
-    ) -> Plan[object]:
-        """A message of one view by the carrier; adds: for what comes in, whether it is added."""
+    def _carried(self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None) -> Plan[object]:
+        """A message of one view by the carrier; adds: see Place."""
         if lines.carrier is None:
             raise LayoutError(
                 "an array lies on a device, and this communicator was made when no rank had one",
@@ -399,11 +393,12 @@ class Exchange:
         direct = look is not None and not adds and in_one_piece(look)
         piece = view if direct else block(view, look)
         self._packed += 0 if direct else count(view) * view.dtype.itemsize
+        copies = [] if direct else _copies([(view, adds)], [piece])
         if adds is None:
-            self._first([] if direct else [copying(piece, view)])
+            self._first(copies)
             sending: Plan[object] = lines.carrier.plan("send", piece, dest=peer, tag=tag)
             return sending
-        self._then([] if direct else [copying(view, piece, adds)])
+        self._then(copies)
         receiving: Plan[object] = lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
         return receiving
 
@@ -417,11 +412,21 @@ class Exchange:
             site.device.record(site.event, site.place.stream())
 
 
-class _Message(NamedTuple):
-    """copies: before it is sent, or after it has arrived."""
+def _by_peer(views: Sequence[tuple[int, Any]], added: Sequence[bool | None]) -> dict[int, list[Place]]:
+    """The places that are not empty, by the rank at the other end, in order."""
+    found: dict[int, list[Place]] = {}
+    for (peer, view), adds in zip(views, added, strict=True):
+        if count(view):
+            found.setdefault(peer, []).append((view, adds))
+    return dict(sorted(found.items()))
 
-    request: MPI.Prequest
-    copies: list[Callable[[], Any]]
+
+def _copies(places: Sequence[Place], parts: Sequence[Any]) -> list[Act]:
+    """The copies into parts of what is sent, or out of them of what has arrived."""
+    return [
+        copying(part, view) if adds is None else copying(view, part, adds)
+        for (view, adds), part in zip(places, parts, strict=True)
+    ]
 
 
 def _boxes(channel: core.Channel) -> tuple[AnyArray, AnyArray]:

@@ -147,21 +147,7 @@ class Field(Numbers, Arithmetic, Labelled, Generic[A]):
                     hint="a communicator of as many ranks",
                 )
             self._set_up(halo, periodic, ranks)
-            shape = self._shape_here()
-            if sum(given is not None for given in (dtype, array, like)) > 1:
-                raise UsageError("a field has its dtype from dtype, array or like", hint="one of them")
-            if array is None:
-                self.look = _zeros(shape, dtype or "float64", like)
-            else:
-                self.look = buffer.as_buffer(array)
-                place = self.look.place
-                frozen = self.look.frozen if place is None else place.readonly and self.look.frozen
-                if self.look.shape != shape or frozen:
-                    wrong = frozen or f"has shape {self.look.shape}, due is {shape}"
-                    hint = (
-                        "this rank's box with its halo, to be written; Partition(bounds=...) cuts elsewhere"
-                    )
-                    raise LayoutError(f"array {wrong}", hint=hint)
+            self.look = _storage(self._shape_here(), dtype, array, like)
             if self.look.place is not None and isinstance(self.partition, Points):
                 raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
         except HpcommError as error:
@@ -279,9 +265,12 @@ class Field(Numbers, Arithmetic, Labelled, Generic[A]):
     def is_like(self, other: Field) -> bool:
         """Whether every rank holds the same part of both."""
         a, b = self.partition, other.partition
+        if a is b:
+            return True
+        if isinstance(a, Points) and isinstance(b, Points):
+            return (a.shape, a.size) == (b.shape, b.size) and all(map(np.array_equal, a.owned, b.owned))
         if isinstance(a, Points) or isinstance(b, Points):
-            both = isinstance(a, Points) and isinstance(b, Points) and a.shape == b.shape and a.size == b.size
-            return a is b or (both and all(map(np.array_equal, a.owned, b.owned)))  # type: ignore[union-attr]
+            return False
         return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
 
     def check_whole(self, verb: str) -> None:
@@ -439,15 +428,12 @@ class Field(Numbers, Arithmetic, Labelled, Generic[A]):
         """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
         an array in host memory of the dtype that the field's elements are stored in.
         """
-        look = buffer.as_buffer(
-            np.asarray(value) if isinstance(value, (list, tuple)) else buffer.detached(value)
-        )
-        dtype = self.look.dtype
-        if look.dtype.kind == "c" and dtype.kind != "c":
-            raise DtypeError(f"the field holds {dtype}, the value is {look.dtype}", hint="value.real")
-        if ("q" in (dtype.kind, look.dtype.kind) and look.dtype != dtype) or look.dtype.kind == "o":
-            what = f"the field holds {dtype}, the value is {look.dtype}"
-            raise DtypeError(what, hint=f"a value of {dtype}")
+        plain = np.asarray(value) if isinstance(value, (list, tuple)) else buffer.detached(value)
+        look, dtype = buffer.as_buffer(plain), self.look.dtype
+        kinds, is_complex = (dtype.kind, look.dtype.kind), look.dtype.kind == "c" != dtype.kind
+        if is_complex or look.dtype.kind == "o" or ("q" in kinds and look.dtype != dtype):
+            hint = "value.real" if is_complex else f"a value of {dtype}"
+            raise DtypeError(f"the field holds {dtype}, the value is {look.dtype}", hint=hint)
         made: Any = look.array if look.place is None else host_copy.to_host(look)  # type: ignore[arg-type]
         if self.look.place is None and type(value) is type(self.array) and hasattr(value, "expand"):
             made = value.to(self.dtype)  # type: ignore[attr-defined]  # by positions torch itself does not convert
@@ -483,6 +469,20 @@ class Field(Numbers, Arithmetic, Labelled, Generic[A]):
 
 def _partition(ranks: Ranks, whole: Whole, split: Sequence[Split] | None) -> Partition | Points:
     return whole if isinstance(whole, (Partition, Points)) else Partition(whole, axes_of(ranks)[0], split)
+
+
+def _storage(shape: tuple[int, ...], dtype: object, array: object, like: object) -> Buffer:
+    """A look at array, which is to hold the elements of this rank, or else at a new one of zeros."""
+    if sum(given is not None for given in (dtype, array, like)) > 1:
+        raise UsageError("a field has its dtype from dtype, array or like", hint="one of them")
+    if array is None:
+        return _zeros(shape, dtype or "float64", like)
+    look = buffer.as_buffer(array)
+    frozen = look.frozen if look.place is None else look.place.readonly and look.frozen
+    if look.shape != shape or frozen:
+        hint = "this rank's box with its halo, to be written; Partition(bounds=...) cuts elsewhere"
+        raise LayoutError(f"array {frozen or f'has shape {look.shape}, due is {shape}'}", hint=hint)
+    return look
 
 
 def _zeros(shape: tuple[int, ...], dtype: object, like: object) -> Buffer:

@@ -6,6 +6,7 @@ halo.start(); inside(); halo.wait(); rim()  # overlapped
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from ..errors import UsageError, demand, where
@@ -60,9 +61,8 @@ class Halo(Exchange):
             )
         for field in fields:
             field.check_whole("halo")
-        faces = [field.faces() for field in fields]
-        sends = [each for one in faces for each in one.sends]
-        receives = [each for one in faces for each in one.receives]
+        faces = zip(*(field.faces() for field in fields), strict=True)
+        sends, receives = ([*chain(*each)] for each in faces)
         super().__init__(comm, sends, receives, verb="halo exchange")
         arrays = [getattr(field, "array", None) for field in fields]
         self.tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))

@@ -47,23 +47,25 @@ class Labelled:
         xarray = _xarray("to_xarray")
         own, indices = self.__array__(), self.indices
         names = [*dims] if dims is not None else _names(self)
-        if len({*names}) != own.ndim or len(names) != own.ndim:
+        if not len({*names}) == len(names) == own.ndim:
             raise LayoutError(
                 f"{own.ndim} axes have the names {names}",
                 where("to_xarray", self.comm),
                 "a name for each axis",
             )
-        made = {}
-        for axis, index in enumerate(indices):
-            index, whole = index.ravel(), (coords or {}).get(names[axis])
-            if whole is not None and len(whole) != self.shape[axis]:
+        made, coords = {}, coords or {}
+        for name, index, n in zip(names, indices, self.shape, strict=False):  # points have one
+            made[name], whole = index.ravel(), coords.get(name)
+            if whole is None:
+                continue
+            if len(whole) != n:
                 raise LayoutError(
-                    f"axis {names[axis]} has {self.shape[axis]} elements, and {len(whole)} coordinates",
+                    f"axis {name} has {n} elements, and {len(whole)} coordinates",
                     where("to_xarray", self.comm),
                     "coordinates of the whole",
                 )
-            made[names[axis]] = index if whole is None else np.asarray(whole)[index]
-        if unknown := [*{*(coords or {})} - {*made}]:
+            made[name] = np.asarray(whole)[made[name]]
+        if unknown := [*{*coords} - {*made}]:
             raise LayoutError(f"there is no axis {unknown[0]!r}", where("to_xarray", self.comm), f"{names}")
         attrs = {"units": self.unit} if self.unit else {}
         return xarray.DataArray(own, made, names, self.name or None, attrs)
@@ -97,7 +99,7 @@ class Labelled:
                 f"{type(x).__name__} is no DataArray", hint="dataset['name'] for one of a Dataset"
             )
         axes, _ = axes_of(ranks)
-        if "split" not in options and any(name in x.dims for name in axes):
+        if "split" not in options and not {*axes}.isdisjoint(x.dims):
             options["split"] = [name if name in axes else None for name in x.dims]
         partition = Partition(tuple(x.shape if whole is None else whole), axes, options.pop("split", None))
         comm = ranks_of(ranks, "from_xarray")

@@ -39,13 +39,12 @@ class Capabilities(NamedTuple):
 
     apart: their views go as messages of their own, because both ends would have it so.
     device_side: one end or both lie on a device.
-    outgoing, incoming: by the other rank, the channel of this node that they go through.
+    channels: of this node, that they go through.
     """
 
     apart: Collection[tuple[int, int]] = ()
     device_side: Collection[tuple[int, int]] = ()
-    outgoing: Mapping[int, Channel] = {}
-    incoming: Mapping[int, Channel] = {}
+    channels: Mapping[tuple[int, int], Channel] = {}
 
 
 def agreed(
@@ -77,20 +76,12 @@ def agreed(
     peers = comm.node_regions if near and has_memory() else {}
     wishes = {(me, p): _wish(views, True, p in peers) for p, views in outgoing.items()}
     wishes |= {(p, me): _wish(views, False, p in peers) for p, views in incoming.items()}
-    mine = {pair: _WISH.pack(*wish) for pair, wish in wishes.items()}
-    heard = _traded(mpi, tag, me, mine, wishes, _WISH.size)
-    theirs = {pair: _WISH.unpack(wish) for pair, wish in heard.items()}
-    both = {pair: flags & theirs[pair][0] for pair, (flags, _) in wishes.items()}
-    near_pairs = [pair for pair, flags in both.items() if flags & _BY_CHANNEL]
-    laid = {pair: reserved(wishes[pair][1]) for pair in near_pairs if pair[0] == me}
-    told = {pair: _PLACE.pack(at) for pair, at in laid.items()}
-    places = _traded(mpi, tag, me, told, [pair for pair in near_pairs if pair[1] == me], _PLACE.size)
-    found = {pair: _PLACE.unpack(place)[0] for pair, place in places.items()}
+    theirs = _traded(mpi, tag, me, wishes, wishes, _WISH)
+    near_bytes = {pair: n for pair, (flags, n) in wishes.items() if flags & theirs[pair][0] & _BY_CHANNEL}
     terms = Capabilities(
-        {pair for pair, flags in both.items() if flags & _ALONE},
+        {pair for pair, (flags, _) in wishes.items() if flags & theirs[pair][0] & _ALONE},
         {pair for pair, (flags, _) in wishes.items() if (flags | theirs[pair][0]) & _ON_DEVICE},
-        {dest: attached(at, comm, dest, verb) for (_, dest), at in laid.items() if at},
-        {source: attached(at, comm, source, verb) for (source, _), at in found.items() if at},
+        _channels(comm, mpi, tag, near_bytes, verb),
     )
     for pair, (_, nbytes) in wishes.items():  # at last: others wait for this rank until here
         if nbytes != theirs[pair][1]:
@@ -111,26 +102,36 @@ def _wish(views: Sequence[View], sending: bool, is_near: bool) -> tuple[int, int
     return (_ALONE if alone(views, sending) else 0) | (_BY_CHANNEL if goes else 0), nbytes
 
 
+def _channels(
+    comm: Communicator, mpi: MPI.Comm, tag: int, nbytes: Mapping[tuple[int, int], int], verb: str
+) -> dict[tuple[int, int], Channel]:
+    """The channels of messages of nbytes that go by one, if their source has room, and tells where."""
+    me = comm.rank
+    laid = {pair: (reserved(most),) for pair, most in nbytes.items() if pair[0] == me}
+    places = laid | _traded(mpi, tag, me, laid, [pair for pair in nbytes if pair not in laid], _PLACE)
+    return {pair: attached(at, comm, sum(pair) - me, verb) for pair, (at,) in places.items() if at}
+
+
 def _traded(
     mpi: MPI.Comm,
     tag: int,
     me: int,
-    told: Mapping[tuple[int, int], bytes],
+    told: Mapping[tuple[int, int], tuple[int, ...]],
     about: Collection[tuple[int, int]],
-    nbytes: int,
-) -> dict[tuple[int, int], bytearray]:
+    form: struct.Struct,
+) -> dict[tuple[int, int], tuple[int, ...]]:
     """Tell the other end of some messages what it is to know, and hear as much about others.
 
     Both may be about either direction between two ranks: these are told apart by their order.
     """
-    heard = {pair: bytearray(nbytes) for pair in about}
+    heard = {pair: bytearray(form.size) for pair in about}
     going = [
         mpi.Irecv([heard[pair], MPI.BYTE], sum(pair) - me, tag)
         for pair in sorted(heard, key=lambda pair: pair[0] != me)
     ]
     going += [
-        mpi.Isend([told[pair], MPI.BYTE], sum(pair) - me, tag)
+        mpi.Isend([form.pack(*told[pair]), MPI.BYTE], sum(pair) - me, tag)
         for pair in sorted(told, key=lambda pair: pair[0] == me)
     ]
     MPI.Request.Waitall(going)
-    return heard
+    return {pair: form.unpack(each) for pair, each in heard.items()}

@@ -29,6 +29,8 @@ else:
 
 __all__ = ["Redistribution"]
 
+_NOTHING_YET: tuple[Any, Any, Any] = (object(), None, None)  # an x that nobody gives
+
 
 class Redistribution:
     """A plan that moves arrays from one partition to another; made once, used many times.
@@ -86,7 +88,7 @@ class Redistribution:
         self._tag = channel(comm).number
         self._device_side: Any = None  # known from the first call on
         self._last: tuple[Any, Any, Exchange] | None = None  # looks at x and out
-        self._repeated: tuple[Any, Any, Exchange] | None = None  # the user's own x and out of the last call
+        self._repeated = _NOTHING_YET  # the user's own x and out of the last call
 
     @property
     def source_shape(self) -> tuple[int, ...] | None:
@@ -115,34 +117,26 @@ class Redistribution:
             LayoutError, DtypeError: an array does not have the shape and dtype that are due.
         """
         # The very same arrays as last time: all below was checked then.
-        if self._repeated is not None and x is self._repeated[0] and out is self._repeated[1]:
-            self._repeated[2]()
+        last_x, last_out, exchange = self._repeated
+        if x is last_x and out is last_out:
+            exchange()
             return out
         try:
             look = self._look(x, self.source_shape, "x")
             made = self._made(look, out, dtype)
-            if look is not None and made is not None:
-                if look.dtype != made.dtype:
-                    raise DtypeError(f"x holds {look.dtype}, out {made.dtype}", hint="the same for both")
-                if (look.place is None) != (made.place is None):
-                    raise LayoutError(
-                        f"x lies on {look.device}, out on {made.device}", hint="both in one place"
-                    )
-                if meet(look, made):
-                    raise LayoutError("x and out overlap in memory", hint="an out of its own")
-            if made is not None and self._sums and made.dtype.kind in "hqo":
-                raise DtypeError(
-                    f"summands of {made.dtype} cannot be added without loss", hint="float32, and round after"
-                )
+            self._check(look, made)
         except HpcommError as error:
             raise error.located("redistribution", self.comm) from None
-        if made is not None and (self._sums or self._is_padding):  # what arrives is added, or leaves gaps
+        has_gaps = self._sums or self._is_padding  # what arrives is added, or not for all elements
+        if made is not None and has_gaps:
             set_zero(memory(made))
         exchange = self._planned(look, made)
         exchange()
-        if x is not None and out is not None and not self._sums and not self._is_padding:
+        if made is None:
+            return None
+        if out is not None and not has_gaps:
             self._repeated = (x, out, exchange)
-        return None if made is None else made.give()
+        return made.give()
 
     def reversed(self) -> Redistribution:
         """The adjoint: from target to source, where copies in the target are added up. Collective."""
@@ -153,7 +147,7 @@ class Redistribution:
 
     def close(self) -> None:
         """Free the messages and buffers that the last call has prepared."""
-        self._repeated = None
+        self._repeated = _NOTHING_YET
         if self._last is not None:
             self._last[2].close()
             self._last = None
@@ -206,6 +200,20 @@ class Redistribution:
         if dtype is None:
             raise DtypeError("this rank brings no array that tells the dtype", hint="dtype=, or out=")
         return buffer.empty(shape, *dtypes.parse(dtype))
+
+    def _check(self, look: Any, made: Any) -> None:
+        """Refuse x and out that do not fit together, and an out that cannot hold the sums."""
+        if look is not None and made is not None:
+            if look.dtype != made.dtype:
+                raise DtypeError(f"x holds {look.dtype}, out {made.dtype}", hint="the same for both")
+            if (look.place is None) != (made.place is None):
+                raise LayoutError(f"x lies on {look.device}, out on {made.device}", hint="both in one place")
+            if meet(look, made):
+                raise LayoutError("x and out overlap in memory", hint="an out of its own")
+        if made is not None and self._sums and made.dtype.kind in "hqo":
+            raise DtypeError(
+                f"summands of {made.dtype} cannot be added without loss", hint="float32, and round after"
+            )
 
     def _planned(self, look: object, made: object) -> Exchange:
         if self._last is not None:

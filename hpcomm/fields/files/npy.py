@@ -321,28 +321,31 @@ def move(
     elif writing:  # copies are written once
         data = np.empty(0, field.look.dtype.storage)
     else:
-        shape = field.owned_shape[:: -1 if fortran else 1]
-        data = np.empty(shape, field.look.dtype.storage) if out is None else out
-    flat = data.reshape(-1).view(np.uint8)
-    verb = "save" if writing else "load"
+        shape, storage = field.owned_shape, field.look.dtype.storage
+        data = np.empty(shape, storage, "F" if fortran else "C") if out is None else out
+    flat = data.reshape(-1, order="A").view(np.uint8)  # as it lies in memory
+    verb, function = ("save", "Write") if writing else ("load", "Read")
     failed = file_folder.attempt(lambda: file.Set_view(displacement, MPI.BYTE, kind, "native"))
     file_folder.agree(field.comm, failed, verb, "the file")
-    pieces = field.comm.mpi_handle.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)
-    name = ("Write" if writing else "Read") + ("_all" if collective else "")
-    failed = ""
-    for i in range(pieces):
-        piece = flat[i * _PIECE : (i + 1) * _PIECE]
-        if collective:  # the others need this rank's call, whatever went wrong here
-            failed = _moved(file, name, piece) or failed
-        elif piece.nbytes and not failed:
-            failed = _moved(file, name, piece)
+    failed = _move_pieces(field.comm, file, function, flat, collective)
     kind.Free()
     file_folder.agree(field.comm, failed, verb, "the file")
-    data = data.T if fortran else data
     if not writing and order is not None:
         sorted_rows = data.copy()
         data[order] = sorted_rows
     return data
+
+
+def _move_pieces(comm: Communicator, file: MPI.File, function: str, flat: AnyArray, collective: bool) -> str:
+    """Write or read flat in pieces, of which all ranks have as many; returns what failed."""
+    failed = ""
+    for i in range(comm.mpi_handle.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)):
+        piece = flat[i * _PIECE : (i + 1) * _PIECE]
+        if collective:  # the others need this rank's call, whatever went wrong here
+            failed = _moved(file, f"{function}_all", piece) or failed
+        elif piece.nbytes and not failed:
+            failed = _moved(file, function, piece)
+    return failed
 
 
 def _moved(file: MPI.File, name: str, piece: AnyArray) -> str:
