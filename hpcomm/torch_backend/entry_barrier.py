@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from ..agree import runtime
@@ -97,11 +98,11 @@ class EntryBarrier:
         if me == 0 and len(blocks) == self._comm.size:
             place = shared.reserve(len(blocks))
         entries = exchanged(mpi, [*blocks], _ENTRY.pack(place or 0, os.getpid(), space))
+        place = _ENTRY.unpack(entries[min(entries)])[0]  # of rank 0, if all are here
+        del entries[me]
         for rank, entry in entries.items():
-            its_place, pid, its_space = _ENTRY.unpack(entry)
-            if rank != me:
-                self._lives[rank] = here.regions[blocks[rank]], pid if space == its_space else 0
-            place = its_place or place
+            _, pid, its_space = _ENTRY.unpack(entry)
+            self._lives[rank] = here.regions[blocks[rank]], pid if space == its_space else 0
         if place and core is not None:
             spins = 0 if here.is_crowded else NODE_SPINS
             limits: dict[str, Any] = {"timeout": min(self._seconds, _LONGEST_S), "direct": here.direct}
@@ -241,10 +242,10 @@ class EntryBarrier:
         until = time.monotonic() + _ANSWER_S
         while time.monotonic() < until and any(region.answer_to(n) is None for region, n in asked.values()):
             time.sleep(_ASKING_S)
-        said = {rank: region.answer_to(n) or "does not answer" for rank, (region, n) in asked.items()}
         silent = "" if segment.current is None else segment.current.regions[0].note
-        return [f"  rank {rank}: {said[rank]}" for rank in near] + [
-            f"  {line}" for line in silent.splitlines()
+        return [
+            *(f"  rank {r}: {region.answer_to(n) or 'does not answer'}" for r, (region, n) in asked.items()),
+            *indent(silent, "  ").splitlines(),
         ]
 
     def remember(self, missing: Container[int]) -> None:

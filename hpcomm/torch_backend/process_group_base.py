@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from operator import methodcaller
 from typing import Any
 from zlib import crc32
 
@@ -33,6 +34,7 @@ from .worker import Poller, Worker
 __all__ = ["CommProcessGroup"]
 
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
+_is_inference = methodcaller("is_inference")
 
 
 class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
@@ -181,13 +183,17 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             if getattr(self._node, verb)(x, *more) is NotImplemented:
                 return False
         except Ended as end:
-            op = next((each for each in more if isinstance(each, str)), None)
-            root = next((each for each in more if isinstance(each, int)), 0)
-            raise self.entry.judged(end, self.seconds, words(verb, x, op, root)) from None
+            raise self._judged(end, verb, x, more) from None
         finally:
             turn.release()
         self._calls += 1
         return True
+
+    def _judged(self, end: Ended, verb: str, x: torch.Tensor, more: Sequence[Any]) -> HpcommError:
+        """The error of a call that the core has ended."""
+        op = next((each for each in more if isinstance(each, str)), None)
+        root = next((each for each in more if isinstance(each, int)), 0)
+        return self.entry.judged(end, self.seconds, words(verb, x, op, root))
 
     def _call(
         self,
@@ -196,7 +202,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         outputs: object,
         like: torch.Tensor | None = None,
         *,
-        op: object = None,
+        op: Any = None,
         root: int = 0,
         count: int | list[int] | None = None,
         opts: Any = None,
@@ -213,32 +219,39 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             opts: torch's options: whether the caller waits, and the call's own timeout.
         """
         listed = count if isinstance(count, list) and len(count) > 1 else None
-        if isinstance(count, list):
-            count = 0 if verb == "all_to_all" else crc32(repr(count).encode()) if listed else count[0]
+        like_list = [] if like is None else [like]
+        inputs = like_list if inputs is None else inputs
         try:
-            mine = 0 if like is None else head_of(verb, op, like.dtype, root)
-            if like is None:
-                mine = head(verb, root=root)
-            elif self._detail and count in (None, like.numel()):
-                count = crc32(repr(tuple(like.shape)).encode())
-            mine = signature(mine, (like.numel() if like is not None else 0) if count is None else count)
-            there = like is not None and is_onboard(like)
-            mine |= BACKGROUND * there  # which these groups do not compare: all ranks' tensors lie alike
+            mine = self._signature(verb, like, op, root, count)
         except HpcommError as error:
             self.refuse()
             raise as_torch(error, words(verb, like, op, root), self.where) from None
         self._calls += 1
         told = verb, like, op, root, listed
-        if any(x.is_inference() for x in (*flat(outputs), *([] if like is None else [like]))):
+        tensors = [*like_list, *flat(outputs)]
+        if any(map(_is_inference, tensors)):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
         seconds = own_seconds(opts) or self.seconds
         deed: Callable[[], None] = partial(self._meet_and_run, run, mine, seconds, words, told)
         if recording():
-            deed = _ending(
-                deed, recorded(verb, inputs if inputs is not None else [] if like is None else [like])
-            )
-        touched = [like, *flat(outputs), *(inputs or ()), *others] if there else []
+            deed = _ending(deed, recorded(verb, inputs))
+        touched = [*tensors, *inputs, *others] if mine & BACKGROUND else []
         return self._now_or_later(deed, outputs, partial(words, *told), later(opts), touched)
+
+    def _signature(
+        self, verb: str, like: torch.Tensor | None, op: Any, root: int, count: int | list[int] | None
+    ) -> int:
+        """What all ranks compare; refuses what cannot be done before any of them commits."""
+        if isinstance(count, list):
+            several = len(count) > 1
+            count = 0 if verb == "all_to_all" else crc32(repr(count).encode()) if several else count[0]
+        if like is None:
+            return signature(head(verb, root=root), count or 0)
+        mine, n = head_of(verb, op, like.dtype, root), like.numel()
+        if self._detail and count in (None, n):
+            count = crc32(repr(tuple(like.shape)).encode())
+        # which these groups do not compare: all ranks' tensors lie alike
+        return signature(mine, n if count is None else count) | BACKGROUND * is_onboard(like)
 
     def _meet_and_run(self, run: Callable[[], None], *call: object) -> None:
         with self._turn:
