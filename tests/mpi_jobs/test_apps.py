@@ -132,7 +132,7 @@ def run_apps(
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.once), 3])
 def test_every_app_finds_its_results_right(n: int, job: Any, tmp_path: Path) -> None:
     """On one rank with what README's installation brings, and no more."""
-    python = readme_environment.made(tmp_path / "environment") if n == 1 else sys.executable
+    python = readme_environment.made(tmp_path / "my environment") if n == 1 else sys.executable
     apps = [(app, "", arguments) for app, (arguments, _) in APPS.items()]
     said = run_apps(n, apps, job, tmp_path, str(python))
     for app, (_, patterns) in APPS.items():
@@ -411,7 +411,7 @@ def test_mpmd_config_starts_both_programs(tmp_path: Path) -> None:
         pytest.skip("no MPI wheel in this environment")
     version = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=True).stdout
     option = ["--oversubscribe", "--app"] if "Open MPI" in version else ["-configfile"]
-    python = readme_environment.made(tmp_path / "environment")
+    python = readme_environment.made(tmp_path / "my environment")
     env = {
         "PATH": os.pathsep.join([str(python.parent), os.environ["PATH"]]),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
