@@ -83,6 +83,8 @@ class Mixture(Between, Fields, Couplings):
         for number in range(self.steps):
             rng = random.Random(f"{self.seed}-{number}")
             kind, circle = rng.choice(kinds), rng.choice(self.circles)
+            if kind in (self.one_refuses, self.differ) and self.world.check == "off":
+                continue  # as without the core: nobody is told
             self.now = f"step {number}, {kind.__name__} on ranks {circle.ranks}"
             if self.show:
                 print(f"rank {self.rank}: {self.now}", flush=True)
