@@ -16,7 +16,7 @@ from random_writer import program
 PROGRAMS = 12  # for each first seed
 
 
-@pytest.mark.parametrize("first", [1, 1001])
+@pytest.mark.parametrize("first", [1, 1001, 2001])
 def test_random_programs_give_what_plain_numpy_makes_of_them(
     own_comm: Any, together: Callable[..., None], first: int
 ) -> None:
@@ -34,10 +34,10 @@ def test_random_programs_give_what_plain_numpy_makes_of_them(
 
 
 MIXTURES = {  # the steps of random_mixtures.py that are taken, and some seeds
-    "of all": ((), (1, 2, 3)),
+    "of all": ((), (1, 2, 3, 4, 5)),
     "of fields and their files": (("fields", "points"), (1, 2)),
     "of two programs": (("coupled",), (1, 2)),
-    "of graphs, windows, one rank's refusals": (("neighbours", "epochs", "one_refuses"), (1,)),
+    "of graphs, windows, one rank's refusals": (("neighbours", "epochs", "one_refuses"), (1, 2, 3)),
 }
 
 
@@ -53,7 +53,7 @@ def test_random_mixtures_give_what_they_should(
             problems = mixture.run()
             assert not problems, "\n".join(problems)
 
-        words = f"--seed {seed} --programs 1 --only {','.join(only)}"
+        words = f"--seed {seed} --steps 6 --show" + f" --only {','.join(only)}" * bool(only)
         together(f"hpcomm run -n {own_comm.size} python tests/mpi/random_mixtures.py {words}", body)
 
 
