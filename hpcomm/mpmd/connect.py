@@ -111,15 +111,7 @@ def agreed(
             if name in sides[source]["gives"]
         ]
     for each in found:
-        for program, role in ((each.source, "gives"), (each.target, "takes")):
-            if each.name not in sides[program][role]:
-                known = list(sides[program][role])
-                raise ConfigError(
-                    f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}, but it"
-                    f" declares {', '.join(map(repr, known)) or 'none'}",
-                    "connect",
-                    did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}"),
-                )
+        _check_declared(each, sides)
         given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
         if tuple(given["shape"]) != tuple(taken["shape"]):
             raise ConfigError(
@@ -134,6 +126,19 @@ def agreed(
         if each.target == link.name:
             _check_packages(each)
     return sorted(found, key=lambda each: (each.name, each.source))
+
+
+def _check_declared(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> None:
+    """That both programs have declared a field of the spec."""
+    for program, role in ((each.source, "gives"), (each.target, "takes")):
+        if each.name not in sides[program][role]:
+            known = list(sides[program][role])
+            raise ConfigError(
+                f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}, but it"
+                f" declares {', '.join(map(repr, known)) or 'none'}",
+                "connect",
+                did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}"),
+            )
 
 
 def _check_grids(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
@@ -163,9 +168,9 @@ def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) 
     """That what arrives means what was sent: halves travel as bits, and numpy cuts floats to integers."""
     kinds = {given["kind"], taken["kind"]}
     source, target = np.dtype(given["dtype"]), np.dtype(taken["dtype"])
-    as_bits = any(kind in ("float16", "bfloat16") or kind.startswith("float8") for kind in kinds)
-    computes = each.mapping != "none" or each.time != "instant" or each.source_unit != each.target_unit
-    computes = computes or each.implicit
+    as_bits = any(kind.startswith(("float16", "bfloat16", "float8")) for kind in kinds)
+    as_it_is = (each.mapping, each.time, each.source_unit) == ("none", "instant", each.target_unit)
+    computes = each.implicit or not as_it_is
     if as_bits and (computes or len(kinds) > 1):
         why, hint = "such fields can only be moved as they are", "float32 on both sides"
     elif each.time == "mean" and source.kind in "biu":
@@ -340,7 +345,7 @@ def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> 
     bundled = [
         each
         for each in fields
-        if each.mapping == "none" and each.every_s is None and each.source_unit == each.target_unit
+        if (each.mapping, each.every_s, each.source_unit) == ("none", None, each.target_unit)
         if not recorded
     ]
     in_ = [each.name for each in bundled if each.target == link.name]

@@ -99,12 +99,7 @@ def read_field(
             tables.fail(f"{what} is implicit: it goes in every iteration", "take this line out", key)
     if "neighbours" in table and table.get("mapping") != "idw":
         tables.fail(f"{what} has neighbours, which only idw uses", 'mapping = "idw"', "neighbours")
-    uncovered = table.get("uncovered", "error")
-    if not is_uncovered(uncovered):
-        told = f'uncovered must be "error", "keep" or a value, not {uncovered!r}'
-        tables.fail(told, 'uncovered = "keep"', "uncovered")
-    if "uncovered" in table and table.get("mapping", "none") == "none":
-        tables.fail(f"{what} has uncovered, but no mapping", "take this line out", "uncovered")
+    uncovered = _uncovered(tables, table, what)
     unit_of = _units(tables, table, what, here)
     made = FieldSpec(
         table["name"],
@@ -128,6 +123,17 @@ def read_field(
     grid_checks.check_weights(tables, made, grids, here)
     grid_checks.check_times(tables, made, programs)
     return made
+
+
+def _uncovered(tables: Tables, table: dict[str, Any], what: str) -> str | float:
+    """What a field says of points that its mapping does not reach."""
+    uncovered: str | float = table.get("uncovered", "error")
+    if not is_uncovered(uncovered):
+        told = f'uncovered must be "error", "keep" or a value, not {uncovered!r}'
+        tables.fail(told, 'uncovered = "keep"', "uncovered")
+    if "uncovered" in table and table.get("mapping", "none") == "none":
+        tables.fail(f"{what} has uncovered, but no mapping", "take this line out", "uncovered")
+    return uncovered
 
 
 def _check_program(tables: Tables, table: dict[str, Any], key: str, programs: dict[str, ProgramSpec]) -> None:

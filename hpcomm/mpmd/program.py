@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
@@ -196,38 +197,49 @@ class Program:
             self._check_fields()
             replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
             return
-        listed = self.spec.fields if self.spec is not None and self.spec.fields else None
-        links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
+        links = self._coupled
         for link in links:
-            link.timeout_s = timeout or self._patience(link.peer, listed)
-        fields, theirs = self._agree(links, listed)
-        wrong: HpcommError | None = None
-        for link in links:
-            seconds = timeout or max(link.timeout_s, TIMEOUT_S)
-            late = (
-                f"connect has not planned the fields with '{link.peer}' within {seconds:g} s: look at what it"
-            )
-            with within(
-                seconds, f"{late} prints, or at the network; me.connect(timeout=) if it is only slow"
-            ):
-                try:
-                    connecting.connect(
-                        link,
-                        fields[link.peer],
-                        self._gives,
-                        self._takes,
-                        theirs[link.peer],
-                        self._recorder,
-                        time,
-                        self._steps(),
-                    )
-                except HpcommError as error:  # on all ranks of both, or after all that needs others
-                    wrong = wrong or error
+            link.timeout_s = timeout or self._patience(link.peer)
+        fields, theirs = self._agree(links)
+        wrong = self._plan(links, fields, theirs, time, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
             link.connect = _nothing
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
+
+    @property
+    def _coupled(self) -> list[Link]:
+        """The links over which fields may go."""
+        return [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
+
+    @property
+    def _listed(self) -> tuple[FieldSpec, ...] | None:
+        """The fields of the spec; None: the programs say what they give and take."""
+        return (self.spec.fields or None) if self.spec is not None else None
+
+    def _plan(
+        self,
+        links: list[Link],
+        fields: dict[str, list[FieldSpec]],
+        theirs: dict[str, Any],
+        time: float,
+        timeout: float | None,
+    ) -> HpcommError | None:
+        """Plan the fields with each other program in turn; returns the first error of any."""
+        wrong: HpcommError | None = None
+        steps = {} if self.spec is None else {name: its.step_s for name, its in self.spec.programs.items()}
+        for link in links:
+            seconds, peer = timeout or max(link.timeout_s, TIMEOUT_S), link.peer
+            late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
+            late += " prints, or at the network; me.connect(timeout=) if it is only slow"
+            ends = self._gives, self._takes, theirs[peer]
+            with within(seconds, late):
+                try:
+                    connecting.connect(link, fields[peer], *ends, self._recorder, time, steps)
+                except HpcommError as error:  # on all ranks of both, or after all that needs others
+                    wrong = wrong or error
+        return wrong
 
     def _check_fields(self) -> None:
         """What this rank can see alone of its fields."""
@@ -238,9 +250,7 @@ class Program:
             ends |= {("to", name): field for name, (field, _) in self._takes.items()}
             connecting.take_grids(self.spec, self.name, ends)
 
-    def _agree(
-        self, links: list[Link], listed: tuple[FieldSpec, ...] | None
-    ) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
+    def _agree(self, links: list[Link]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
 
         Raises:
@@ -268,10 +278,10 @@ class Program:
         refusals, fields = [mine[1], *(refusal for _, refusal in said.values())], {}
         if not any(refusals):
             try:
-                fields = {
-                    link.peer: connecting.agreed(link, mine[0], theirs[link.peer], listed) for link in links
-                }
-                self._check_takes([each for some in fields.values() for each in some], theirs)
+                for link in links:
+                    its = theirs[link.peer]
+                    fields[link.peer] = connecting.agreed(link, mine[0], its, self._listed)
+                self._check_takes([*chain(*fields.values())], theirs)
             except Exception as error:
                 wrong = error
         self._settle(links, wrong, refusals)
@@ -293,12 +303,10 @@ class Program:
         self.is_connected = not any(told)
         judge("connect", self.comm, wrong, told)
 
-    def _steps(self) -> dict[str, float | None]:
-        return {} if self.spec is None else {name: its.step_s for name, its in self.spec.programs.items()}
-
-    def _patience(self, peer: str, listed: tuple[FieldSpec, ...] | None) -> float:
+    def _patience(self, peer: str) -> float:
         """How long to wait for another program to connect: its fields may not be known yet."""
         wishes = [wish for _, wish in self._takes.values()]
+        listed = self._listed
         known = wishes if listed is None else [each for each in listed if peer in (each.source, each.target)]
         return max(_LEAST_S, max((each.timeout_s for each in known), default=TIMEOUT_S))
 
@@ -354,7 +362,7 @@ class Program:
         Args:
             picture: name of an SVG file, in which rank 0 draws the times.
         """
-        links = [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
+        links = self._coupled
         busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}
         mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, busy, waited)
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in links}

@@ -130,7 +130,7 @@ class Channel:
             WaitTimeoutError: the deadline is over.
         """
         if self._under_way:
-            ranks = self._ranks()
+            ranks = self._by_rank().keys()
             self.wire.wait(lambda: self._test() or not ranks.isdisjoint(self.wire.gone()), self._judge)
             self._under_way = False
 
@@ -138,8 +138,13 @@ class Channel:
     def names(self) -> str:
         return ", ".join(repr(part.field.name) for part in self.parts)
 
-    def _ranks(self) -> set[int]:
-        return {rank for part in self.parts for rank, _ in part.rows}
+    def _by_rank(self) -> dict[int, list[tuple[Part, Selection]]]:
+        """The parts and rows that go to or come from each rank."""
+        found: dict[int, list[tuple[Part, Selection]]] = {}
+        for part in self.parts:
+            for rank, rows in part.rows:
+                found.setdefault(rank, []).append((part, rows))
+        return found
 
     def _prepare(self) -> None:
         from mpi4py import MPI
@@ -150,37 +155,42 @@ class Channel:
         self._made_for = [(part.field, part.field.values) for part in self.parts]
         # A send that is complete when it is buffered would hide from every deadline that nobody takes it.
         make = self.wire.mpi.Ssend_init if self.sends else self.wire.mpi.Recv_init
-        for rank in sorted(self._ranks()):
-            every = [(part, rows) for part in self.parts for r, rows in part.rows if r == rank]
+        for rank, every in sorted(self._by_rank().items()):
             here = []
             for part, rows in every:
                 if goes_aboard(self.wire, part, rank, rows):
-                    self._shares.append(self._share(rank, part, rows))
+                    self._share(rank, part, rows)
                 else:
                     here.append((part, rows))
             if not here and not self._stamped:
                 continue
             memory = self._own_memory(here)
-            self.lends |= self.sends and memory is not None
             if memory is None:
                 memory = self._packed(here)
             made = make([memory, MPI.BYTE], rank + self.wire.shift, self._tag)
             self._requests.append(cast("MPI.Prequest", made))  # mpi4py says less of Ssend_init
-        self.lends |= any(share.lends for share in self._shares)
-        if self._shares:
-            requests, shares = self._requests, self._shares
-            self._launch = partial(MPI.Prequest.Startall, requests)
-            self._test = lambda: MPI.Request.Testall(requests) and all(share.done() for share in shares)
-        elif len(self._requests) == 1:  # a list of one costs half a microsecond each time
-            self._launch, self._test = self._requests[0].Start, self._requests[0].Test
-        else:
-            self._launch = partial(MPI.Prequest.Startall, self._requests)
-            self._test = partial(MPI.Request.Testall, self._requests)
+        self._set_launch()
 
-    def _share(self, rank: int, part: Part, rows: Selection) -> Share:
+    def _set_launch(self) -> None:
+        """Choose what begins all messages, and what looks whether they have ended."""
+        from mpi4py import MPI
+
+        requests, shares = self._requests, self._shares
+        self._launch = partial(MPI.Prequest.Startall, requests)
+        self._test = partial(MPI.Request.Testall, requests)
+        if shares:
+            self._test = lambda: MPI.Request.Testall(requests) and all(share.done() for share in shares)
+        elif len(requests) == 1:  # a list of one costs half a microsecond each time
+            self._launch, self._test = requests[0].Start, requests[0].Test
+
+    def _share(self, rank: int, part: Part, rows: Selection) -> None:
+        """Add a message by the carrier."""
         assert self.wire.carrier is not None
         peer, options = rank + self.wire.shift, {"sends": self.sends, "own": self._direct}
-        return Share(self.wire.carrier, peer, self._tag, part.field, rows, part.dtype, **options)
+        self._shares.append(
+            Share(self.wire.carrier, peer, self._tag, part.field, rows, part.dtype, **options)
+        )
+        self.lends |= self._shares[-1].lends
 
     def _own_memory(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8] | None:
         """The bytes of the values themselves, if they are all that travels and lie consecutively."""
@@ -193,7 +203,10 @@ class Channel:
         if self._stamped or not values.flags.c_contiguous or values.dtype != part.dtype:
             return None
         memory = values[rows].reshape(-1).view(np.uint8)
-        return None if self.sends and memory.nbytes <= _COPIED else memory
+        if self.sends and memory.nbytes <= _COPIED:
+            return None
+        self.lends |= self.sends
+        return memory
 
     def _packed(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8]:
         """Memory for a message, and what copies into it or out of it."""
@@ -220,7 +233,7 @@ class Channel:
     def _judge(self, waited_s: float) -> None:
         """Raise if this wait can bring nothing more."""
         verb, wire = "put" if self.sends else "get", self.wire
-        lost = wire.lost() & self._ranks()
+        lost = wire.lost() & self._by_rank().keys()
         if lost and not self._test():
             last = f"; the last that came was of time {self.stamp[1]:g} s" if self.stamp[1] >= 0 else ""
             raise PeerFailedError(

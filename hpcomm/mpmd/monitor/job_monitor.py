@@ -10,6 +10,7 @@ rule: a program that has ended while others still run has ended the job.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -155,22 +156,31 @@ class Watch:
     def verdict(self) -> str | None:
         """Why the job must be ended now, or None."""
         with self._lock:
-            left = sorted(name for name, ranks in self.running.items() if ranks)
-            now = time.monotonic()
+            left, now = self._left(), time.monotonic()
             if self.lost and not self.first and self._nobody_works(now - FINAL_S):
                 return ""
-            for (program, rank), end in self.ended.items():
-                about, how = self.spec.programs[program], told(end.status)
-                late = now - end.heard > (FAILED_S if self.first else GRACE_S)
-                if late and left and (self.first or (about.joins and about.on_failure == "end")):
-                    others = " and ".join(f"'{name}'" for name in left)
-                    what = (
-                        f"program '{program}' (rank {rank} of {about.ranks}) {how}, while {others} still ran"
-                    )
-                    return self.first or what
-                if late and left and all(self._is_free(name) for name in left):
-                    return ""
+            patience = FAILED_S if self.first else GRACE_S
+            for place, end in self.ended.items():
+                if left and now - end.heard > patience and (why := self._due(place, end, left)) is not None:
+                    return why
         return None
+
+    def _due(self, place: tuple[str, int], end: End, left: list[str]) -> str | None:
+        """Why the programs left must be ended so long after a rank of another one; None: they need not."""
+        about = self.spec.programs[place[0]]
+        if self.first or (about.joins and about.on_failure == "end"):
+            return self.first or self._outlived(place, end.status, left)
+        return "" if all(self._is_free(name) for name in left) else None
+
+    def _left(self) -> list[str]:
+        """The programs that still run."""
+        return sorted(name for name, ranks in self.running.items() if ranks)
+
+    def _outlived(self, place: tuple[str, int], status: int, left: list[str]) -> str:
+        """How a rank has ended while other programs still ran."""
+        (program, rank), others = place, " and ".join(f"'{name}'" for name in left)
+        n = self.spec.programs[program].ranks
+        return f"program '{program}' (rank {rank} of {n}) {told(status)}, while {others} still ran"
 
     def _nobody_works(self, since: float) -> bool:
         """Whether all ranks have ended or said before that time that they were done."""
@@ -183,13 +193,11 @@ class Watch:
         if not failed:
             return self.first
         ends = sorted((end.when, place, end.status) for place, end in self.ended.items())
-        left = sorted(name for name, ranks in self.running.items() if ranks)
+        left = self._left()
         killed = [program for _, (program, _), status in ends if status < 0]
         if ends and not ends[0][2] and (killed or (left and not self.first)):
-            (program, rank), status = ends[0][1:]
-            others = " and ".join(f"'{name}'" for name in sorted({*killed, *left} - {program}))
-            n = self.spec.programs[program].ranks
-            return f"program '{program}' (rank {rank} of {n}) {told(status)}, while {others} still ran"
+            place, status = ends[0][1:]
+            return self._outlived(place, status, sorted({*killed, *left} - {place[0]}))
         return self.first
 
     def _is_free(self, program: str) -> bool:
@@ -262,11 +270,11 @@ def _until_the_end(
     launcher: subprocess.Popen[bytes], watch: Watch, timeout_s: float | None, every_s: float
 ) -> int | None:
     """Wait; a status if the job must be ended, None if it has ended by itself."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    due = time.monotonic() + every_s
+    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    due = time.monotonic() + (every_s or math.inf)
     while launcher.poll() is None:
         time.sleep(0.1)
-        if every_s and time.monotonic() >= due:
+        if time.monotonic() >= due:
             due += every_s
             print(watch.progress(), file=sys.stderr, flush=True)
         why = watch.verdict()
@@ -274,7 +282,7 @@ def _until_the_end(
             watch.word = why or watch.word
             watch.is_over = not why
             return (watch.status or FAILED) if why else 0
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             watch.word = f"the job had not ended after {timeout_s:g} s, so it was ended"
             return supervise.TIMED_OUT
     return None
