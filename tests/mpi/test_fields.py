@@ -122,6 +122,14 @@ def test_a_redistribution_says_how_many_elements_leave_this_rank(comm: Any) -> N
     assert Redistribution(comm, starts, ends).elements_sent == (0 if stays else 6)
 
 
+def test_a_rank_that_is_not_in_the_target_gets_none_from_each_call(comm: Any) -> None:
+    rows, whole = Partition((4 * comm.size,), {"p": comm.size}), Partition((4 * comm.size,), {})
+    move, x, out = Redistribution(comm, rows, whole), np.ones(4), np.empty(4 * comm.size)
+    for _ in range(3):
+        assert (move(x, out=out) is None) == (comm.rank != 0)
+    move.close()
+
+
 @steady
 @given(st.data())
 @pytest.mark.timeout(60)
