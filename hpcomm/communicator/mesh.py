@@ -7,9 +7,8 @@ dp=1    4    5    6    7       mesh["dp"]: the 2 ranks of its column
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress, count
 from typing import Any, Literal
 
 from .._lazy import loaded
@@ -121,18 +120,15 @@ class Mesh:
         names = self.names
         if len(names) > 2:  # axes of one rank stand in the title
             names = (*(n for n in names if self.shape[n] > 1),) or names[-1:]
-        nodes = {node: i for i, node in enumerate(dict.fromkeys(self._nodes))}
-        title = ", ".join(f"{n}={s}{' (ring)' if n in self.periodic else ''}" for n, s in self.shape.items())
-        plural = "s" if len(nodes) > 1 else ""
-        lines = [f"mesh {title}: {self.size} ranks on {len(nodes)} node{plural}"]
-        row_axis = names[-2] if len(names) > 1 else None
-        outer = names[:-2]
-        for i in range(math.prod(self.shape[n] for n in outer)):
-            base = i * math.prod(self.shape[n] for n in names[-2:])
-            if outer:
+        nodes = dict(zip(dict.fromkeys(self._nodes), count(), strict=False))
+        title = ", ".join(f"{n}={s}{' (ring)' * (n in self.periodic)}" for n, s in self.shape.items())
+        lines = [f"mesh {title}: {self.size} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}"]
+        labels, heads = self._labels(names[-2:-1]), self._labels(names[-1:])
+        for base in range(0, self.size, len(labels) * len(heads)):
+            if names[:-2]:
                 at = self.coords_of(base)
-                lines.append(", ".join(f"{n}={at[n]}" for n in outer))
-            lines += self._table(base, row_axis, names[-1:], nodes)
+                lines.append(", ".join(f"{n}={at[n]}" for n in names[:-2]))
+            lines += self._table(base, labels, heads, nodes)
         if len(nodes) > 1:
             lines.append("nodes: " + ", ".join(f"{'@'}{i} {node}" for node, i in nodes.items()))
         return "\n".join(lines)
@@ -161,23 +157,20 @@ class Mesh:
         grid = torch.tensor(ranks).reshape(tuple(self.shape.values()))
         return dist.device_mesh.DeviceMesh(device_type, grid, mesh_dim_names=self.names)
 
+    def _labels(self, names: Sequence[str]) -> list[str]:
+        """What stands at each place of an axis; without one there is a single place."""
+        return [f"{name}={i}" for name in names for i in range(self.shape[name])] or [""]
+
     def _table(
-        self, base: int, row: str | None, column: Sequence[str], nodes: Mapping[str, int]
-    ) -> list[str]:
-        heads = [f"{column[0]}={j}" for j in range(self.shape[column[0]])] if column else [""]
-        rows = self.shape[row] if row else 1
-        cells = [
-            [self._seat(base + i * len(heads) + j, nodes) for j in range(len(heads))] for i in range(rows)
-        ]
-        labels = [f"{row}={i}" if row else "" for i in range(rows)]
+        self, base: int, labels: list[str], heads: list[str], nodes: Mapping[str, int]
+    ) -> Iterator[str]:
+        wide = len(heads)
+        starts = range(base, base + len(labels) * wide, wide)
+        cells = [[self._seat(rank, nodes) for rank in range(first, first + wide)] for first in starts]
         left = max(map(len, labels))
         width = max(len(text) for line in [heads, *cells] for text in line)
-        drawn = [" " * left + "".join(f"  {h:>{width}}" for h in heads)]
-        drawn += [
-            f"{label:{left}}" + "".join(f"  {c:>{width}}" for c in line)
-            for label, line in zip(labels, cells, strict=True)
-        ]
-        return [line.rstrip() for line in drawn]
+        for label, line in zip(["", *labels], [heads, *cells], strict=True):
+            yield (f"{label:{left}}" + "".join(f"  {text:>{width}}" for text in line)).rstrip()
 
     def _seat(self, rank: int, nodes: Mapping[str, int]) -> str:
         text = f"[{rank}]" if rank == self.comm.rank else f"{rank}"

@@ -277,21 +277,16 @@ def fill_in(size: int, shape: Sequence[int]) -> tuple[int, ...]:
     Raises:
         LayoutError: impossible.
     """
-    from mpi4py import MPI
-
     shape = integers(shape, "the shape")
-    known = math.prod(n for n in shape if n != -1)
+    known, is_open = math.prod(n for n in shape if n != -1), -1 in shape
     valid = all(n == -1 or n > 0 for n in shape)
-    if valid and -1 in shape and size % known == 0:
-        found: list[int] = MPI.Compute_dims(size, [0 if n == -1 else n for n in shape])
-        return tuple(found)
-    if not valid or known != size or -1 in shape:
-        would = " ".join(str(s) for s in fitting_shapes(size, shape))
+    if not valid or (size % known if is_open else size != known):
+        would = " ".join(map(str, fitting_shapes(size, shape)))
         raise LayoutError(
-            f"the shape {shape} does not hold {size} ranks" + ("" if -1 in shape else f" but {known}"),
+            f"the shape {shape} does not hold {size} ranks" + f" but {known}" * (not is_open),
             hint=f"{would}; -1 stands for as many as are left" if shape else f"an axis: ({size},)",
         )
-    return shape
+    return tuple(MPI.Compute_dims(size, [max(n, 0) for n in shape])) if is_open else shape
 
 
 def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple[int, ...]]:
