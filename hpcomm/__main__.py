@@ -12,8 +12,6 @@ from .job import launch
 from .job.command_line import is_another_rank
 from .tools.commands import COMMANDS
 
-__all__ = ["COMMANDS", "main"]
-
 MISUSED = 2  # exit status
 _FOR_ALL_RANKS = ("run", "doctor", "selftest")  # the others are carried out by the first rank alone
 

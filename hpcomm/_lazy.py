@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["LazyModule", "loaded", "once", "undisturbed"]
-
 T = TypeVar("T")
 
 

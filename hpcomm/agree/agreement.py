@@ -59,23 +59,6 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
 
-__all__ = [
-    "Agreement",
-    "Asked",
-    "Comparison",
-    "asked_why",
-    "between",
-    "call_number",
-    "counted",
-    "disagreement",
-    "full",
-    "light",
-    "off",
-    "open_node",
-    "refused",
-    "told",
-]
-
 Error = TypeVar("Error", bound=Exception)
 _WHY = 1024  # bytes of what a refusal says between two groups
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from ..node.call_log import CallLog
 
-__all__ = ["hook"]
-
 
 def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
     """What the core calls for a node of which comm's ranks are all the ranks."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ..core.comm import Comm
 
-__all__ = ["call_frame", "comm_of", "describe_call", "is_own", "names_of", "owner"]
-
 _SHOWN = ("op", "root", "dest", "source", "tag", "async_op", "algorithm", "deterministic")
 _SHOWN_OF = {
     "split": ("color", "key"),

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from . import runtime
 
-__all__ = ["within"]
-
 
 @contextlib.contextmanager
 def within(seconds: float, otherwise: str) -> Iterator[None]:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Call", "Calls", "Ranks", "alone", "calls_of", "joined", "refusing", "rows"]
-
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own
 
 

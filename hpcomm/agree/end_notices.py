@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..node.segment import NodeSegment
     from .agreement import Agreement
 
-__all__ = ["EndNotices", "awaited"]
-
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
 _MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")

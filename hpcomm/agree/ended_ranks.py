@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["EndedRanks", "told"]
-
 FEW = 64  # ranks of a program up to which all are told
 _ASK, _ANSWER = 32097, 32098  # tags
 _CALL = struct.Struct("q")

@@ -19,8 +19,6 @@ from . import runtime
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Heartbeat", "pulse"]
-
 _LATE_S = 3 * HEARTBEAT_S  # of silence, until a host is one that does not answer
 _NBYTES = 512  # of a message: a line for each host that does not answer
 _BEAT, _BYE = 1, 2  # tags

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from ..core.dtypes import Dtype
 
-__all__ = ["Kinds", "Noted", "Sure"]
-
 _PLACES = 32  # words of each sort
 _TEXT = 120  # bytes of a first call that is kept, behind a word that says which it is
 _SLOTS = range(2 * _PLACES, KINDS, 1 + words_of_text(_TEXT))  # where those are

@@ -8,8 +8,6 @@ from linecache import getline
 from types import TracebackType
 from typing import Any
 
-__all__ = ["noting"]
-
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _TO_ROOT = ("reduce", "gather", "reduce_object", "gather_object", "reduce_ragged", "gather_ragged")

@@ -21,8 +21,6 @@ from .call_stack import call_frame, comm_of, describe_call, is_own, names_of
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
-__all__ = ["CallGuard", "ConcurrentCalls"]
-
 _WHY = "may be out of step since two threads of one called at once"
 _PATIENT = 4  # looks in a row that find two calls at once
 

@@ -21,8 +21,6 @@ from .call_stack import describe_call, is_own, names_of, owner
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
-__all__ = ["crossed", "passed_over"]
-
 _RECEIVE = re.compile(r"(i?(send)?recv|probe)(?P<sort>_object|_ragged)?$")
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from ..node.segment import Region
 
-__all__ = ["Partners"]
-
 _BYE = 32099  # tag
 _UNDER_WAY_S = 1.0  # for messages that were sent before an end: the node segment is quicker than MPI
 _POLL_S = 0.01

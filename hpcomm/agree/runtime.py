@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
-__all__ = ["abort", "count_hasty_exits", "in_one_piece", "start", "started"]
-
-
 end_notices: EndNotices | None = None  # where there are others
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job

@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from .heartbeat import Heartbeat
 
-__all__ = ["let_go", "start"]
-
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
 _BRIEF_S = 0.02
 _SHOWN = 8  # ranks in a report

@@ -27,8 +27,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     np = LazyModule("numpy")
 
-__all__ = ["can_wrap", "see_to"]
-
 _PIECE = 1 << 18  # elements that are looked at together
 
 

@@ -11,8 +11,6 @@ from .. import Communicator
 from ..errors import UsageError
 from ..tools.sim import numbers
 
-__all__ = ["bins", "memory_limits", "moderate", "nbytes", "positive", "require_folder", "require_memory"]
-
 _MOST_BINS = 1_000_000
 
 

@@ -17,8 +17,6 @@ from numpy.typing import DTypeLike, NDArray
 if TYPE_CHECKING:
     from ..core.types import AnyArray
 
-__all__ = ["DTYPES", "Kind", "family", "kinds_at_hand", "values", "wide"]
-
 INTEGERS = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 DTYPES = ["bool", *INTEGERS, *FLOATS, "complex64", "complex128"]

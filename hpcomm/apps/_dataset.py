@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["read"]
-
 Rows = NDArray[np.float64]
 LARGEST = 1e150
 

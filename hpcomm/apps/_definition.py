@@ -14,8 +14,6 @@ from ._arrays import family, wide
 if TYPE_CHECKING:
     from ..core.types import AnyArray
 
-__all__ = ["OPS", "definition", "fault", "operators"]
-
 # name: (what all_reduce is given, the result from the inputs of all ranks stacked along axis 0)
 OPS: dict[str, tuple[Any, Callable[[NDArray[Any]], Any]]] = {
     "sum": ("sum", lambda xs: xs.any(0) if xs.dtype == bool else xs.sum(0)),

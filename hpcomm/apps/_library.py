@@ -15,8 +15,6 @@ from ..device import driver
 if TYPE_CHECKING:
     from ..core.types import AnyArray
 
-__all__ = ["Library", "find"]
-
 
 class Library:
     """numpy: arrays of the host, whose long products a thread works on."""

@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 
     from ..core.types import AnyArray
 
-__all__ = [
-    "draw_bandwidths", "draw_field", "draw_histogram", "draw_pingpong", "draw_timeline", "require_picture",
-]  # fmt: skip
-
 
 def require_picture(parser: argparse.ArgumentParser, path: str | None) -> None:
     """End the program with a sentence, before it starts, when there is nothing to draw with or nowhere to.

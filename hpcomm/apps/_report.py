@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from .. import Communicator
 from ..job import command_line
 
-__all__ = ["Parser", "Progress", "Report", "sleep_until_all"]
-
 _PATIENCE_S = 2.0  # between two lines of progress, and before the first
 
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from .. import Communicator
 from ._report import Progress
 
-__all__ = ["order_statistics", "quantiles"]
-
 Rows = NDArray[np.float64]
 
 

@@ -23,8 +23,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Blocks", "channel", "making", "part_tag", "passing_tag", "rank_there"]
-
 _serial = count()
 
 

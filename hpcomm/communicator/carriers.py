@@ -25,8 +25,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Carriers", "Spare"]
-
 _LOOKS = 8  # each may only let MPI see the next message that has arrived, of whatever communicator
 
 

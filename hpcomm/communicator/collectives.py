@@ -39,15 +39,6 @@ else:
     transport = LazyModule("hpcomm.transport.mpi")
     schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
 
-__all__ = [
-    "all_gather",
-    "all_to_all",
-    "barrier",
-    "broadcast",
-    "gather",
-    "scatter",
-]
-
 
 # fmt: off
 @overload

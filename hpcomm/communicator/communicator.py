@@ -65,8 +65,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Communicator"]
-
 
 class Communicator(Mpi4pyNames, ClosedByAll):
     """A group of ranks that can send messages to each other.

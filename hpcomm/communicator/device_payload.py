@@ -40,8 +40,6 @@ else:
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     staging = LazyModule("hpcomm.transport.device.staging")
 
-__all__ = ["block_of", "copied", "has_device_arrays", "load", "unload"]
-
 _DEVICE_MARK = b"\x95laden"  # how a manifest begins; no description of a payload does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes
 

@@ -38,9 +38,6 @@ else:
     transport = LazyModule("hpcomm.transport.mpi")
     wrapping = LazyModule("hpcomm.agree.wrapping")
 
-__all__ = ["NO_DIRECT", "ByLibrary"]
-
-
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 
 

@@ -28,8 +28,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["descend", "inside", "is_many", "share_out", "spread"]
-
 FEW = 16  # ranks of a group up to which each sends to all: nothing passes through others
 _ALIGN, _ALIGN_SHORT, _SHORT = 64, 16, 1024  # bytes on which a block begins; one of less than so many
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from .carriers import Carriers
     from .communicator import Communicator
 
-__all__ = ["NOTHING", "Children", "Groups", "let_go"]
-
 NOTHING = -1  # in place of a number
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
 _MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it

@@ -23,8 +23,6 @@ else:
     np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
 
-__all__ = ["all_reduce_loc"]
-
 Array = TypeVar("Array")
 
 

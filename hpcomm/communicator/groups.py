@@ -37,25 +37,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     domains = LazyModule("hpcomm.node.domains")
 
-__all__ = [
-    "agreed",
-    "as_process_group",
-    "cart",
-    "check_open",
-    "create_intercomm",
-    "dup",
-    "graph",
-    "group",
-    "made",
-    "mapped",
-    "merge",
-    "mesh",
-    "pool",
-    "require_known",
-    "split",
-    "split_node",
-]
-
 T = TypeVar("T")
 
 _BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank

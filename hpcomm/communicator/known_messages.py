@@ -42,8 +42,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["forget", "known_receive", "known_send", "remember_receive", "remember_send"]
-
 _MOST = 1024  # kinds of calls
 
 

@@ -14,8 +14,6 @@ from ..agree.call_stack import is_own
 from ..job.optional_packages import load_mpi
 from .communicator import Communicator
 
-__all__ = ["named", "taken"]
-
 _lock = threading.RLock()
 _named: dict[str, Communicator] = {}
 

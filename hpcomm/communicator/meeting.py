@@ -31,8 +31,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Met", "least", "meet"]
-
 _FEW = 4096  # bytes that go by the core
 _MARK = 4  # bytes of a communicator's mark
 # Of a rank: a place in the core's memory, whether it notes calls, whose carriers its parent has spare, mark

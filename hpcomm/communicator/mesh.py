@@ -22,8 +22,6 @@ from .topology import Cart, fill_in, node_order, nodes_of
 
 MOST_DRAWN = 1024  # ranks, in a notebook
 
-__all__ = ["Mesh", "axes_of", "from_torch", "mesh", "ranks_of"]
-
 
 class Mesh:
     """Ranks on named axes, row by row: the last axis varies fastest.

@@ -21,8 +21,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     np = LazyModule("numpy")
 
-__all__ = ["Mpi4pyNames", "fill_names", "of_module", "spelt"]
-
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 _TWINS = {  # mpi4py's spellings, of what no alias serves: buffers are given there, and nothing is returned

@@ -45,8 +45,6 @@ else:
     prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Topology"]
-
 
 class Topology(RaggedNeighbours):
     """A communicator whose ranks have neighbours.

@@ -37,8 +37,6 @@ else:
     ragged = LazyModule("hpcomm.communicator.ragged")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["RaggedNeighbours"]
-
 
 class RaggedNeighbours(Communicator):
     """What a Topology is made of: its neighbours, and the verbs for their ragged arrays."""

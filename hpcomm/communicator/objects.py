@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from ..core.request import Request
+from ..core.status import Status
 from ..errors import HpcommError, UsageError
-from ..transport.matching import Status, peer_rank, tag_number
+from ..transport.matching import peer_rank, tag_number
 from . import payload_transport
 from .payload import Payload
 from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
@@ -28,21 +29,6 @@ else:
     from .._lazy import LazyModule
 
     reduction = LazyModule("hpcomm.core.reduction")
-
-__all__ = [
-    "all_gather_object",
-    "all_reduce_object",
-    "all_to_all_object",
-    "broadcast_object",
-    "gather_object",
-    "irecv_object",
-    "isend_object",
-    "recv_object",
-    "reduce_object",
-    "scatter_object",
-    "send_object",
-    "sendrecv_object",
-]
 
 _OBJECTS = Form("_object", None, decode, lambda own, payload: own)
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from ..core.operation import Call
 from ..core.request import Request
+from ..core.status import Status
 from ..errors import HpcommError, LayoutError, UsageError
 from ..transport import guarded_receive
 from ..transport.matching import (
-    Status,
     fill,
     is_awaited,
     peer_rank,
@@ -49,16 +49,6 @@ else:
     message_request = LazyModule("hpcomm.transport.message_request")
     prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
-
-__all__ = [
-    "P2POp",
-    "batch_isend_irecv",
-    "irecv",
-    "isend",
-    "recv",
-    "send",
-]
-
 
 # "send" or "recv", or isend or irecv of torch's or of a communicator
 BatchVerb: TypeAlias = Literal["send", "recv", "isend", "irecv"] | Callable[..., object]

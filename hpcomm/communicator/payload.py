@@ -32,30 +32,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = [
-    "ARRAY",
-    "DevicePayload",
-    "OnDevice",
-    "Opened",
-    "Payload",
-    "are_whole",
-    "blocks_after",
-    "check_came",
-    "comes_alone",
-    "cut",
-    "eager_of",
-    "header_of",
-    "lengths_after",
-    "lengths_of",
-    "name_tag",
-    "only_block",
-    "parts_after",
-    "pooled",
-    "refusal",
-    "room",
-    "tag_of",
-]
-
 _LEAST_HEADER = 128  # of so many ranks that such headers of all would be more than
 _HEADERS = 1 << 20  # bytes, as long as that is possible
 _PIECE = 1 << 30  # bytes of the largest single MPI message

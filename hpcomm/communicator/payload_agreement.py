@@ -30,10 +30,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = [
-    "Form", "at_once", "check_root", "collective", "each_of", "ireceive", "isend", "receive",
-]  # fmt: skip
-
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 

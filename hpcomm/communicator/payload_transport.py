@@ -48,20 +48,6 @@ else:
     device_payload = LazyModule("hpcomm.communicator.device_payload")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = [
-    "all_gather",
-    "all_to_all",
-    "broadcast",
-    "gather",
-    "ireceive",
-    "isend",
-    "receive",
-    "run",
-    "scatter",
-    "send",
-]
-
-
 _NUMBERS = 0x7FFF  # of calls of one communicator that may be under way, as tags of any MPI
 
 

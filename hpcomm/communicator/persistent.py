@@ -41,8 +41,6 @@ else:
     schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Plan", "plan"]
-
 
 class Plan(ClosedByAll, Generic[T_co]):
     """A prepared call on fixed arrays.

@@ -35,8 +35,6 @@ else:
     libraries = LazyModule("hpcomm.device.libraries")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
 
-__all__ = ["Pickler", "chosen", "decode", "encode", "mark_of"]
-
 _PICKLED = 0x80  # how every pickle begins
 
 

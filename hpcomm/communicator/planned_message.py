@@ -21,8 +21,6 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["planned_message"]
-
 
 def planned_message(
     comm: Communicator, verb: str, x: object, out: object, peer: int | None, tag: int | None

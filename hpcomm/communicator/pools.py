@@ -33,8 +33,6 @@ else:
 
     buffer = LazyModule("hpcomm.core.buffer")
 
-__all__ = ["Pool", "PoolBrokenError", "PoolShutError", "TaskTraceback", "Workers"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 _LINES = 10  # of progress

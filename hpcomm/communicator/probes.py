@@ -8,7 +8,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from ..transport.matching import Status, fill, is_awaited, is_there, source_and_tag
+from ..core.status import Status
+from ..transport.matching import fill, is_awaited, is_there, source_and_tag
 from ..transport.progress import drive
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ else:
     from .._lazy import LazyModule
 
     MPI = LazyModule("mpi4py.MPI")
-
-__all__ = ["iprobe", "iprobe_object", "probe", "probe_object"]
 
 
 def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:

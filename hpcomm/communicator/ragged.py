@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._lazy import loaded
 from ..core.request import Request
+from ..core.status import Status
 from ..errors import DtypeError, HpcommError, UsageError
-from ..transport.matching import Status, peer_rank, tag_number
+from ..transport.matching import peer_rank, tag_number
 from . import payload_transport
 from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
 from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
@@ -36,18 +37,6 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
     dtypes = LazyModule("hpcomm.core.dtypes")
-
-__all__ = [
-    "all_gather_ragged",
-    "all_to_all_ragged",
-    "broadcast_ragged",
-    "gather_ragged",
-    "irecv_ragged",
-    "isend_ragged",
-    "recv_ragged",
-    "scatter_ragged",
-    "send_ragged",
-]
 
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 

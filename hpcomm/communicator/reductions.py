@@ -29,8 +29,6 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     reduction = LazyModule("hpcomm.core.reduction")
 
-__all__ = ["all_reduce", "exscan", "reduce", "reduce_scatter", "reduce_scatter_ragged", "scan"]
-
 
 # fmt: off
 @overload

@@ -31,8 +31,6 @@ else:
     prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["sendrecv"]
-
 
 def sendrecv(
     comm: Communicator,

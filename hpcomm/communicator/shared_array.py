@@ -32,8 +32,6 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["SharedArray", "shape_of", "shared_array"]
-
 _MOST = 1 << 47  # bytes of address space
 _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
 

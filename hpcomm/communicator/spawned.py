@@ -38,8 +38,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     pathlib = LazyModule("pathlib")  # 5 ms of every rank's start
 
-__all__ = ["main", "parent", "spawn"]
-
 _MAIN = "from hpcomm.communicator.spawned import main; main()"
 _CAN = (*PRRTE, *HYDRA, "hydra_pmi_proxy")
 _parent: Communicator | None = None

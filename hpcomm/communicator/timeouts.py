@@ -30,8 +30,6 @@ else:
     collectives = LazyModule("hpcomm.communicator.collectives")
     reductions = LazyModule("hpcomm.communicator.reductions")
 
-__all__ = ["Timeout", "waited"]
-
 _HINT = "look for the rank that did not make the matching call; comm.timeout sets the time"
 
 

@@ -31,8 +31,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Cart", "Graph", "Topology", "cart", "fitting_shapes", "graph", "node_order"]
-
 
 class Cart(Topology):
     """Ranks on a grid, row by row.

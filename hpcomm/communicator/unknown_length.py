@@ -32,8 +32,6 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["in_order", "recv_behind", "recv_unsized"]
-
 
 def in_order(
     comm: Communicator, stages: Stages, source: int, tag: int, status: MPI.Status | None, async_op: bool

@@ -52,8 +52,6 @@ else:
     prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Counter", "Window", "counter", "window"]
-
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.
 _ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")

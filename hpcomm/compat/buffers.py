@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Block = BufSpec | BufSpecB | None
 
-__all__ = ["Part", "element", "part", "parts", "plain", "typed"]
-
-
 _ON_HOST = 1  # DLPack's numbers: of a device,
 _DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}  # of kinds of elements,
 _DTYPE_AT = 20  # and where in a DLTensor these stand: behind an address, a device and the number of axes

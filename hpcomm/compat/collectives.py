@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .buffers import Array, Block
 
-__all__ = ["Collectives"]
-
 F = TypeVar("F", bound=Callable[..., object])
 G = TypeVar("G", bound=Callable[..., object])
 

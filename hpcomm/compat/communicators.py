@@ -14,18 +14,6 @@ from .objects import Objects
 from .requests import Request
 from .surface import Like, Surface, met, named, theirs
 
-__all__ = [
-    "Cartcomm",
-    "Comm",
-    "Distgraphcomm",
-    "Graphcomm",
-    "Intercomm",
-    "Intracomm",
-    "Topocomm",
-    "over",
-    "wrapped",
-]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .buffers import Array
 
-__all__ = ["Message", "Messages"]
-
 _Status = MPI.Status | None
 
 

@@ -10,8 +10,6 @@ from mpi4py import MPI
 
 from .surface import Surface
 
-__all__ = ["Objects"]
-
 _Op = MPI.Op | Callable[[Any, Any], Any]
 
 

@@ -15,8 +15,6 @@ from .surface import Like
 if TYPE_CHECKING:
     from ..core.request import Request as OwnRequest
 
-__all__ = ["Request", "is_short", "note"]
-
 Then = Callable[[Any], object]
 Statuses = list[MPI.Status] | None
 

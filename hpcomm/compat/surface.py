@@ -22,8 +22,6 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
-__all__ = ["Like", "Surface", "beside", "met", "named", "theirs", "watched"]
-
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])  # a method keeps its signature
 

@@ -35,10 +35,6 @@ else:
     arrays = LazyModule("hpcomm.device.arrays")
     np = LazyModule("numpy")
 
-__all__ = [
-    "Buffer", "DeviceBuffer", "as_buffer", "detached", "empty", "overlap", "same_memory", "tensor_memory",
-]  # fmt: skip
-
 Shape = tuple[int, ...]
 _WORK = 10_000  # effort that an exact test for overlap may cost
 

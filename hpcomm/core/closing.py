@@ -6,8 +6,6 @@ from abc import abstractmethod
 from types import TracebackType
 from typing import Self
 
-__all__ = ["ClosedByAll"]
-
 
 class ClosedByAll:
     """Its close() is collective: so it is not called while an error passes, when others may never come."""

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .operation import Observer
 
-__all__ = ["Comm"]
-
 
 class Comm(Protocol):
     """What transports, checks and requests use of a Communicator, whose class stands above them.

@@ -24,8 +24,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Dtype", "from_numpy", "from_torch", "narrow", "parse", "torch_dtype", "widen"]
-
 
 class Dtype(NamedTuple):
     """name: the field's usual one; code: the same small number on every rank; kind: see below;

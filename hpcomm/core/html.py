@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["grid", "sheet"]
-
 _CELL = 'style="text-align:left;padding:1px 8px"'
 _PLACE = 'style="text-align:center;border:1px solid #999;padding:3px 9px;{}"'
 _HERE = "background:#d8ecd8;font-weight:bold"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from .comm import Comm
 
-__all__ = ["Call", "Observer"]
-
 
 def _nothing(status: MPI.Status | None) -> None:
     return None

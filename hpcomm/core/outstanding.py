@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..core.request import Request
 
-__all__ = ["Outstanding", "free"]
-
 _FEW = 64
 _closed: list[Outstanding] = []  # in the order of their ends
 

@@ -38,8 +38,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Box", "Partition", "Points", "cuts", "integers"]
-
 Shape = tuple[int, ...]
 Split = str | Sequence[str] | None
 Widths = tuple[tuple[int, int], ...]

@@ -35,23 +35,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = [
-    "Pause",
-    "Pending",
-    "Polled",
-    "Request",
-    "Stages",
-    "abandon",
-    "birth",
-    "deadline",
-    "has_rounds",
-    "move_rounds",
-    "on_rounds",
-    "other_message",
-    "polled",
-    "rounds_under_way",
-]
-
 T_co = TypeVar("T_co", covariant=True)
 
 

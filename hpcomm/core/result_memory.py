@@ -21,8 +21,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["empty"]
-
 _HUGE_PAGE = 2 << 20  # bytes
 _free: deque[mmap.mmap] = deque()  # the last one was given back last; threads may do so at any time
 

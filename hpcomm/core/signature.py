@@ -17,11 +17,6 @@ from zlib import crc32
 from .reduction import NAMES
 from .verbs import RAGGED, REDUCTIONS, ROOTED, TABLE
 
-__all__ = [
-    "BACKGROUND", "LEFT", "MAKERS", "NEIGHBOURS", "REFUSED", "ROOT", "ROOTS", "SCHEDULED", "VERB", "VERBS",
-    "describe", "head", "marked", "operator", "signature",
-]  # fmt: skip
-
 NEIGHBOURS = ["neighbour_all_gather", "neighbour_all_to_all"]
 # Of these the number of elements is a checksum of what has to be equal.
 MAKERS = [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Status"]
-
 
 class Status:
     """Where a message came from, and its length: source (a rank), tag, nbytes."""

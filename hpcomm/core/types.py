@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     # ours, or mpi4py's
     AnyStatus: TypeAlias = Status | MPI.Status
 
-__all__ = ["ALGORITHMS", "OPERATORS", "Algorithm", "Array", "ArrayLike", "Operator"]
-
 
 class HasShape(Protocol):
     """Arrays of numpy, torch, CuPy, jax and their kin."""

@@ -17,11 +17,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = [
-    "GATHERING", "INPUT_BLOCKS", "OUTPUT_BLOCKS", "PREFIXES", "RAGGED", "REDUCTIONS", "ROOTED",
-    "ROOT_RECEIVES", "ROOT_SENDS", "SCATTERING", "TABLE", "Verb",
-]  # fmt: skip
-
 
 class Verb(NamedTuple):
     """x_blocks, result_blocks: one for each rank; root: "sends", "receives" or "" for none.

@@ -9,8 +9,6 @@ from typing import Protocol, TypeVar
 from ..errors import UsageError, WaitTimeoutError
 from .request import Pause, Polled, Request, deadline
 
-__all__ = ["wait_all", "wait_any"]
-
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Given = TypeVar("Given")

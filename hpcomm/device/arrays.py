@@ -28,8 +28,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Place", "place"]
-
 Shape = tuple[int, ...]
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 

@@ -29,8 +29,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["SIGNATURES", "CudaDevice", "CudaDriver", "Handle", "Uuid"]
-
 
 class Handle(ctypes.Structure):
     """CUipcMemHandle, CUipcEventHandle: 64 bytes, handed over by value."""

@@ -15,8 +15,6 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from ..core.types import AnyArray
 
-__all__ = ["DEFAULT_STREAM", "Device", "Driver", "driver", "install", "possible", "watching"]
-
 DEFAULT_STREAM = 1  # CUDA's legacy default stream, as __cuda_array_interface__ spells it
 _SIGNS = ("/dev/nvidiactl", "/dev/dxg")  # a kernel driver; the second: Windows' subsystem for Linux
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..core.dtypes import Dtype
     from .driver import Device
 
-__all__ = ["FUNCTIONS", "CuPy", "Kernels", "Torch"]
-
 FUNCTIONS = {
     "SUM": "add", "PROD": "multiply", "MIN": "minimum", "MAX": "maximum", "BAND": "bitwise_and",
     "BOR": "bitwise_or", "BXOR": "bitwise_xor",

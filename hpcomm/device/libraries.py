@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..core.types import AnyArray
     from .arrays import Place
 
-__all__ = ["LIBRARIES", "Library", "Shape", "Way", "kernels", "library_of", "stream_of"]
-
 Shape = tuple[int, ...]
 Way = tuple[Callable[[], int], Callable[[Shape], Any] | None, Callable[[], Any] | None]
 

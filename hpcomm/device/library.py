@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError
 
-__all__ = ["Library", "bound_cuda", "bound_nccl", "loaded"]
-
 _TEXT = 128  # bytes of a text that a function writes
 _NUMBER, _POINTER = type(ctypes.c_int), type(ctypes.POINTER(ctypes.c_int))
 _OLDEST_NCCL4PY = "0.6"  # before, it had other signatures

@@ -19,8 +19,6 @@ from .library import bound_nccl, loaded
 if TYPE_CHECKING:
     from ..core.dtypes import Dtype
 
-__all__ = ["DTYPES", "OPS", "SIGNATURES", "Group", "Nccl", "UniqueId", "find"]
-
 
 class UniqueId(ctypes.Structure):
     """ncclUniqueId: handed over by value."""

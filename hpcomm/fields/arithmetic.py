@@ -20,8 +20,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Arithmetic"]
-
 _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
     "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,
     "negative": operator.neg, "power": operator.pow, "subtract": operator.sub,

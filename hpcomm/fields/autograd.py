@@ -36,19 +36,6 @@ if TYPE_CHECKING:
 
     from .field import Field
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "gradcheck",
-    "recv",
-    "redistribute",
-    "reduce_scatter",
-    "send",
-    "update_halo",
-]
-
 
 def all_reduce(comm: Communicator, x: Tensor, op: Literal["sum", "avg"] = "sum") -> Tensor:
     """comm.all_reduce(x, op) for op "sum" or "avg"."""

@@ -54,8 +54,6 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = ["Exchange"]
-
 Act = Callable[[], Any]
 Place = tuple[Any, "bool | None"]  # a view, and whether what arrives is added to it; None: it is sent
 

@@ -53,8 +53,6 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
 
-__all__ = ["Field"]
-
 
 class Field(Numbers, Arithmetic, Labelled, Generic[A]):
     """One array spread over ranks.

@@ -15,8 +15,6 @@ from .exchange import Exchange
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
-__all__ = ["Faces", "Halo", "HasHalo", "reverse"]
-
 
 class Faces(NamedTuple):
     """(peer, place in memory) of what goes out and of what comes in."""

@@ -21,8 +21,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Labelled"]
-
 F = TypeVar("F")
 
 

@@ -26,8 +26,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Capabilities", "agreed"]
-
 # Bits of a wish: views as messages of their own, on a device, by a channel:
 _ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4
 _WISH = struct.Struct("=qq")  # bits, bytes of the message

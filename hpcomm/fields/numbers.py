@@ -23,8 +23,6 @@ else:
     np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
-__all__ = ["Numbers"]
-
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
 _PIECE = 1 << 20  # elements that are added at once: bincount adds in float64, exactly up to 2**53
 

@@ -28,8 +28,6 @@ else:
     np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
-__all__ = ["NumpyLike"]
-
 _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",
     "norm": "norm", "vdot": "dot", "std": "std", "var": "var", "argmin": "argmin", "argmax": "argmax",

@@ -27,8 +27,6 @@ else:
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
-__all__ = ["Redistribution"]
-
 _NOTHING_YET: tuple[Any, Any, Any] = (object(), None, None)  # an x that nobody gives
 
 

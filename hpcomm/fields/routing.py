@@ -21,8 +21,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Piece", "Route", "halo", "halo_width", "redistribute", "rings"]
-
 Width = int | Sequence[int | Sequence[int]]
 Region = Box | Any  # a Box, or an ascending array of global indices of the first axis
 

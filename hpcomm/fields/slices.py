@@ -17,8 +17,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["meeting", "parse"]
-
 Step = tuple[int, int, int]
 Places = tuple["slice | NDArray[np.int64]", ...]  # along each axis
 

@@ -12,17 +12,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
 
-__all__ = [
-    "across",
-    "between",
-    "beyond_poles",
-    "clipped",
-    "meetings",
-    "moments",
-    "rectangle_moments",
-    "repeated",
-]
-
 
 def repeated(counts: Indices) -> tuple[Indices, Indices]:
     """(0, 0, 1, 2, 2, 2, ...), each number as often as counts says; and which of its kind each is."""

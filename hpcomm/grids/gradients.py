@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
 
-__all__ = ["around_cells", "around_rectangles", "gradients"]
-
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _FEW = 4  # neighbours: from fewer a gradient has no second order
 _UNIT = 2.0**-36  # of the largest coordinate: corners that are nearer are one

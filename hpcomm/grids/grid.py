@@ -22,19 +22,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
 
-__all__ = [
-    "Cells",
-    "Gaussian",
-    "Grid",
-    "LatLon",
-    "Plane",
-    "Points",
-    "Rectangles",
-    "areas_against",
-    "from_spec",
-    "size_of",
-]
-
 
 class Rectangles:
     """Cells that are products of intervals: u x v, numbered row by row: index = j * nu + i."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["GRID_KEYS", "MAPPINGS", "misfit"]
-
 GRID_KEYS = {  # kind: the numbers that say how large a grid is
     "latlon": ("nlat", "nlon"),
     "gaussian": ("nlat", "nlon"),

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["exchange_sparse"]
-
 _TAG = 0
 _NAP_S = 5e-5
 

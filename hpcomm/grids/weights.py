@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Indices = NDArray[np.int64]
 
-__all__ = ["Weights", "sparse_matrices"]
-
 
 @dataclass
 class Weights:

@@ -14,8 +14,6 @@ from ..errors import ConfigError
 from .process_role import is_child
 from .rank_output import world_rank
 
-__all__ = ["Command", "Parser", "is_another_rank", "table"]
-
 _TURN_S = 1.0  # between ranks that have an error to tell: the first to end ends the job, which takes a while
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-__all__ = ["keepers", "last", "notice", "status_of"]
-
 _HAS_CODE = sys.version_info >= (3, 12)
 _last: list[Callable[[], None]] = []
 keepers: list[Callable[[], None]] = []  # to call first, so that threads of ours keep no globals

@@ -21,8 +21,6 @@ from struct import Struct
 
 from .launcher import HYDRA, call, environ_of, launcher_of, name_of, parent_of
 
-__all__ = ["hold", "main", "watch"]
-
 _FLAGS = Struct("qq")  # ended, failed: how a rank's record begins
 _HIGH = 512  # above the connection's number
 

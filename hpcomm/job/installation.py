@@ -16,18 +16,6 @@ from typing import NamedTuple
 from ..errors import ConfigError
 from .launcher import read_of
 
-__all__ = [
-    "Mpi",
-    "check_python",
-    "find_mpi",
-    "is_bundled",
-    "library_folder",
-    "loaded_library",
-    "vendor_in",
-    "vendor_of",
-    "which",
-]
-
 VENDORS = {"openmpi": "Open MPI", "mpich": "MPICH"}  # our word: its public name
 
 # The version in the file name is the library's binary interface: 40 is Open MPI's, 12 MPICH's and its kin's.

@@ -30,20 +30,6 @@ from .launcher import begun, host_and_slots, wrong_name
 from .rank_output import told_apart
 from .torch_variables import master, setting
 
-__all__ = [
-    "Job",
-    "Machine",
-    "Program",
-    "check_folder",
-    "compose",
-    "core_names",
-    "main",
-    "parse",
-    "parser",
-    "registers_memory",
-    "usable_cores",
-]
-
 _ABOUT = """\
 hpcomm run [-n N] [options] COMMAND...
        hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]

@@ -27,38 +27,6 @@ else:
 
     pathlib = LazyModule("pathlib")
 
-__all__ = [
-    "HYDRA",
-    "KILLED",
-    "LOCKED_S",
-    "PRRTE",
-    "SLURM",
-    "after",
-    "began_of",
-    "begun",
-    "below",
-    "call",
-    "children_of",
-    "command_of",
-    "contact",
-    "environ_of",
-    "forget",
-    "host_and_slots",
-    "is_locked",
-    "is_ours",
-    "is_supervised",
-    "launcher_of",
-    "line_of",
-    "name_of",
-    "parent_of",
-    "prrte_of",
-    "read_of",
-    "takes",
-    "ways",
-    "words_of",
-    "wrong_name",
-]
-
 LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons

@@ -27,18 +27,6 @@ from pathlib import Path
 
 from .launcher import after, below, call, children_of, read_of, words_of
 
-__all__ = [
-    "YOUNG_S",
-    "ask",
-    "main",
-    "mapped",
-    "notice",
-    "remove_noticed",
-    "sizes",
-    "stale_segments",
-    "watch",
-]
-
 YOUNG_S = 5.0  # a segment that is younger may belong to a job that just comes up
 _FOLDER = "/dev/shm"
 _SEGMENT = re.compile(_FOLDER + r"/(?:mpich_shm_|sm_segment\.|vader_segment\.)\S+")  # MPICH's, Open MPI's

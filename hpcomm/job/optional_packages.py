@@ -10,8 +10,6 @@ from typing import Any
 from ..errors import MissingError
 from . import process_role, room
 
-__all__ = ["load", "load_mpi", "load_torch"]
-
 
 def load(name: str, lack: str, where: str | None, hint: str) -> Any:
     """The module called name.

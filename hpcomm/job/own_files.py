@@ -16,8 +16,6 @@ from pathlib import Path
 
 from ..errors import ConfigError
 
-__all__ = ["folder", "read"]
-
 _MOST = 1 << 20  # bytes of a file
 _YOUNG_S = 60.0  # a folder that is younger may not have its lock yet
 _PREFIX = "hpcomm-job-"

@@ -42,8 +42,6 @@ from typing import Any
 from ..errors import ConfigError
 from .launcher import call
 
-__all__ = ["connect", "listen", "main", "node", "start"]
-
 _SHM = Path("/dev/shm")
 _HELLO = struct.Struct("!II32s32s32s")  # rank, size, node, nonce, MAC
 _NONCE = 32  # bytes, as a MAC has

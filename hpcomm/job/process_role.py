@@ -13,8 +13,6 @@ import sys
 from ..errors import ConfigError, UsageError
 from .launcher import began_of, environ_of, launcher_of, parent_of
 
-__all__ = ["RANKS", "SIZES", "check_launcher", "check_library", "check_process", "fork", "is_child", "mark"]
-
 _MARK = "HPCOMM_IS_RANK"  # process, when it began, its number
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")  # who has one was launched
 SIZES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "MPICH", "SLURM_STEP_NUM_TASKS": "Slurm"}

@@ -8,8 +8,6 @@ import sys
 
 from ..errors import ConfigError
 
-__all__ = ["check", "free", "is_short"]
-
 _EACH = 32 << 20  # bytes for a rank: Open MPI's segment takes 16 MiB, UCX up to 8
 _LEAST = 1060 << 10  # bytes for a rank of MPICH's, whose ranks share one file
 _RANKS = ("MPI_LOCALNRANKS", "LOCAL_WORLD_SIZE", "PMI_SIZE")  # of a node: Hydra's, torchrun's; of the job

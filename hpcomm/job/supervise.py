@@ -34,18 +34,6 @@ from typing import Any, NoReturn
 from . import mpi_shared_memory, own_files
 from .launcher import KILLED, LOCKED_S, environ_of, forget, is_locked
 
-__all__ = [
-    "ENDING",
-    "EndedBySignalError",
-    "end",
-    "kill_members",
-    "members",
-    "raise_signals",
-    "settings",
-    "start",
-    "supervise",
-]
-
 LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well: its name,
 # and in a second line the status by which it ends the job
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first

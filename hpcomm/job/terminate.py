@@ -33,8 +33,6 @@ from .launcher import (
     ways,
 )
 
-__all__ = ["leave", "main"]
-
 GRACE_S = 5.0  # for a launcher that reaches all hosts it takes one second
 _ASK_S = 1.0  # between signals; the third one counts for PRRTE
 _LOOK_S = 0.1

@@ -12,8 +12,6 @@ import socket
 import zlib
 from collections.abc import Mapping
 
-__all__ = ["master", "setting", "variables"]
-
 # rank, ranks, the same within the node, as a shell's expressions
 _OPENMPI = [f"$OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
 _EACH = "$(((SLURM_NTASKS + SLURM_NNODES - 1) / SLURM_NNODES))"

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["OWN", "VARIABLES", "Variable", "unknown", "warn"]
-
 PREFIX = "HPCOMM_"
 
 

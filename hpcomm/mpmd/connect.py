@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .link import Link
     from .record import Recorder
 
-__all__ = ["agreed", "connect", "described", "take_grids"]
-
 _FIRST_TAG = 10
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
 

@@ -27,8 +27,6 @@ else:
 
     A = TypeVar("A")
 
-__all__ = ["Field", "chooses", "copied", "gather", "host", "index", "scatter", "width_of"]
-
 
 class Field(Generic[A]):
     """A coupled field. Program.gives and Program.takes return it.

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 
 from ..agree import runtime
 
-__all__ = ["AT", "DONE", "JOINED", "PIPE", "Progress", "progress"]
-
 PIPE = "HPCOMM_PROGRESS"  # the file descriptor to say it to
 JOINED = "joined"
 AT = "at"  # so many exchanges, at this time of the model

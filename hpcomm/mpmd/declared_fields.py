@@ -13,8 +13,6 @@ from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, GridSpec, ProgramSpec, i
 if TYPE_CHECKING:
     from .spec.toml_tables import Tables
 
-__all__ = ["read_field", "read_grid"]
-
 _ON_SPHERE = {"latlon": True, "gaussian": True, "plane": False}
 _MOST_POINTS = 1 << 40  # of a grid
 _MOST_LATITUDES = 10_000  # of a Gaussian grid, which come from a matrix of so many rows

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["Entry", "Roster", "check", "expected", "listed", "meet", "own_entry"]
-
 NBYTES = 512  # of a line at most
 BLOCK = 256  # ranks that have a leader
 TO_FIRST, FROM_FIRST, TO_ALL = 32101, 32102, 32103  # tags

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from .program import Program
 
-__all__ = ["Meeting", "accept", "connect", "meet"]
-
 _LOOK_S = 0.05
 _MPI_S = 30.0  # both are there by then: MPI needs much less
 _ENTRY = {"hpcomm": int, "name": str, "library": str, "programs": list, "port": str, "on": str, "tcp": bool}

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
 
-__all__ = ["join"]
-
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
 TIMEOUT_S = 10.0
 MAKING_S = 60.0  # for communicators of those who came: MPI needs far less

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .coupling.wire import Wire
     from .coupling_progress import Progress
 
-__all__ = ["Link", "adopt", "no_field"]
-
 
 class Link:
     """The connection of this program to another one.

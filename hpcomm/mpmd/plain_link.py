@@ -8,8 +8,6 @@ from typing import NoReturn
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
 
-__all__ = ["PlainCommunicator"]
-
 
 class PlainCommunicator(Communicator):
     """Refuses the verbs of objects and ragged arrays, whose messages only hpcomm knows."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..grids.grid import Grid
 
-__all__ = ["Program"]
-
 _LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are
 
 

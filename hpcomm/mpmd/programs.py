@@ -14,8 +14,6 @@ from .spec.spec_file import ProgramSpec
 if TYPE_CHECKING:
     from .spec.toml_tables import Tables
 
-__all__ = ["MOST_RANKS", "read_program"]
-
 MOST_RANKS = 1_000_000
 _MOST_THREADS = 65_536
 _KEYS = (

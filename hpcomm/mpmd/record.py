@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..core.types import AnyArray
     from .coupled_field import Field
 
-__all__ = ["Recorded", "Recorder", "recorder"]
-
 _VERBS = "verbs"
 
 

@@ -17,8 +17,6 @@ from .spec.toml_tables import Tables, at, parse
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["read"]
-
 
 def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSpec:
     """Read and check the spec at path.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from .record import Recorder
     from .spec.spec_file import FieldSpec, JobSpec
 
-__all__ = ["Absent", "connect", "links"]
-
 _LATER = (
     "isend",
     "irecv",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from .coupling.coupler import Incoming, Outgoing
     from .coupling.wire import Wire
 
-__all__ = ["Row", "advice", "bars", "link_lines", "row_of", "table"]
-
 _WHOLE = 1e-6  # parts that are missing and not worth a word
 _GAIN = 0.95  # of the time now: less to win is not worth a word
 _PARTS = (("computing", "#7fb77f"), ("waiting", "#d98880"), ("exchanging", "#7fa8d9"))

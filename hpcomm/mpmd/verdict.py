@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
 
-__all__ = ["Refusal", "first_refusal", "judge"]
-
 
 class Refusal(NamedTuple):
     """What a rank of a program refuses, and what to try."""

@@ -17,8 +17,6 @@ from .words import Words, words_of_text
 if TYPE_CHECKING:
     from ._native import core
 
-__all__ = ["KINDS", "CallLog", "CallLogs"]
-
 KINDS = 136  # words for message types
 _REFUSED, _WHY, _WHY_BYTES = 0, 1, 376
 _KINDS = _WHY + words_of_text(_WHY_BYTES)  # and KINDS more: at most core.WORDS

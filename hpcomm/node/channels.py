@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from ._native.core import Channel
 
-__all__ = ["attached", "has_memory", "reserved"]
-
 
 def has_memory() -> bool:
     """Whether the ranks of this node have channels at all; the same on all of them."""

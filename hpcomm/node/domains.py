@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["PARTS", "place"]
-
 _CPUS = Path("/sys/devices/system/cpu")
 # Files of a CPU, of which the last one has the CPUs of its part: of its caches that is the largest.
 PARTS = {

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ._native import core as native_core
     from .segment import NodeSegment
 
-__all__ = ["MOST_RANKS", "VERSION", "Lack", "core", "lack", "missing", "node", "warn"]
-
 VERSION = 5  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (

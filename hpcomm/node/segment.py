@@ -34,17 +34,6 @@ else:
     first_end = LazyModule("hpcomm.job.first_end")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = [
-    "NodeSegment",
-    "Region",
-    "all_of",
-    "cores",
-    "exchanged",
-    "has_foreigners",
-    "open_segment",
-    "opened",
-]
-
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
 _PIPE, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)

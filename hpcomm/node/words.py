@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._native import core
 
-__all__ = ["Words", "words_of_text"]
-
 _LOOKS = 1000  # at a text that its writer changes
 # Threads of this process write to the same words, also through Words of their own.
 _writing = threading.RLock()

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .stream import Schedule
 
-__all__ = ["EXACT_UP_TO", "Evidence", "assured", "evidence", "work"]
-
 EXACT_UP_TO = 512  # ranks up to which a schedule is always proved as it is
 MOST = 20_000_000  # chunks that move, up to which larger ones are: about a second
 _STEP = 5_000  # chunks that take as long as one more step of a stream does

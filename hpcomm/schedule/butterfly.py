@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Partner = Callable[[Ints, int, int], Ints]  # (ranks, round, number of rounds) -> their partners
 
-__all__ = ["bine", "butterfly_broadcast", "hypercube", "recursive_doubling", "recursive_halving", "swing"]
-
 
 def hypercube(r: Ints, k: int, rounds: int) -> Ints:
     """Partner at distance 2^k."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["later", "pipeline", "refine", "reverse", "sequence", "tile", "turn", "window"]
-
 
 def later(streams: Iterable[Stream], iterations: int) -> tuple[Stream, ...]:
     """The same streams so many iterations later."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["UFUNCS", "exact_sum", "reduce_ranks"]
-
 _BITS = 40
 UFUNCS: dict[str, Any] = {
     "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and, "SUM": np.add,

@@ -10,8 +10,6 @@ import numpy as np
 from .combine import later, refine, reverse, tile, window
 from .stream import Schedule, ranks
 
-__all__ = ["divide", "two_level"]
-
 
 def two_level(p: int, inner: Schedule, outer: Schedule) -> Schedule:
     """all_reduce: reduce_scatter within each node, all_reduce of each part between nodes, all_gather within.

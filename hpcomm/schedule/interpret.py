@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Flow", "ScheduleError", "State", "advance", "checked", "interpret", "place"]
-
 
 class ScheduleError(HpcommError):
     """A schedule that does not do what its verb says. rank, iteration, chunk: where."""

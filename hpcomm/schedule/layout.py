@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from .stream import Schedule
 
-__all__ = ["edges", "pieces"]
-
 
 def edges(schedule: Schedule, count: int) -> NDArray[np.int64]:
     """The first element of every chunk, and the end of the last.

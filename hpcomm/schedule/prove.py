@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Proof", "ScheduleError", "Sets", "keeps_order", "prove"]
-
 EXACT_BYTES = 16 << 20  # up to here sets, beyond it fingerprints
 
 

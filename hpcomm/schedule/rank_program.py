@@ -17,8 +17,6 @@ from .stream import COPY, Schedule
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Message", "Program", "Round", "program"]
-
 
 @dataclass(frozen=True)
 class Message:

@@ -19,8 +19,6 @@ from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
 from .stream import Run, Schedule, Stream, plus
 
-__all__ = ["algorithms", "build", "cut", "load", "named", "register"]
-
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
 _MOST_PIECES = 64

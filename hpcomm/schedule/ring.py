@@ -11,9 +11,6 @@ from itertools import pairwise as pairwise_of
 
 from .stream import AFTER, BEFORE, Run, Schedule, Stream, ranks
 
-__all__ = ["bruck", "bruck_exchange", "chain", "chain_scan", "circulant", "dissemination", "pairwise",
-           "pairwise_exchange", "parallel_trees", "prefix", "ring", "ring_barrier"]  # fmt: skip
-
 
 def ring(p: int, step: int = 1) -> Schedule:
     """all_gather: everyone passes on to the right what came from the left (step -1: the other way).

@@ -10,8 +10,6 @@ from .prove import Sets
 if TYPE_CHECKING:
     from .stream import Schedule
 
-__all__ = ["Chunk", "Message", "Step", "messages", "steps"]
-
 
 class Chunk(NamedTuple):
     """What a rank holds in one chunk of its memory: x of these ranks, at this place of x; -1: nothing."""

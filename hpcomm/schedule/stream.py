@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-__all__ = ["AFTER", "BEFORE", "COPY", "Run", "Schedule", "Stream", "plus", "ranks"]
-
 _BLOCK = 1 << 20  # messages looked at together
 COPY, AFTER, BEFORE = 0, 1, 2  # mine = theirs; mine = mine op theirs; mine = theirs op mine
 

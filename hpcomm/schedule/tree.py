@@ -11,9 +11,6 @@ import numpy as np
 from .combine import later, reverse, tile
 from .stream import Schedule, Stream, ranks
 
-__all__ = ["binary_tree", "binomial", "binomial_scatter", "chained", "direct_scatter", "double_tree",
-           "double_tree_broadcast", "two_trees"]  # fmt: skip
-
 
 def binomial(p: int) -> Schedule:
     """broadcast: whoever has it gives it to the one 2^k further, k falling.

@@ -24,20 +24,6 @@ if TYPE_CHECKING:
     from ..schedule.cost.machine_model import Machine
     from ..schedule.stream import Schedule
 
-__all__ = [
-    "PICTURES",
-    "algorithm_colour",
-    "pyplot",
-    "rank_axis",
-    "save",
-    "short",
-    "step_bar",
-    "step_colour",
-    "title",
-    "whole_numbers",
-    "writable",
-]
-
 PICTURES = (".svg", ".png", ".pdf")
 _TICKS = 16  # up to which every rank, and every step, has its number
 _LIGHTEST = 0.88  # of the colour map that can still be seen on white

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..job.command_line import Command
 
-__all__ = ["COMMANDS", "parser_of"]
-
 # name: (module whose main(words), or the function behind a colon, returns the exit status; what it does).
 # Its options: parser() of the module, or FUNCTION_parser().
 COMMANDS = {

@@ -14,8 +14,6 @@ from ..job.command_line import Command
 from ..job.optional_packages import load
 from .commands import COMMANDS, parser_of
 
-__all__ = ["main", "parser"]
-
 _PROGRAM = """\
 _hpcomm_program() {{
   compgen -f -- "$1"

@@ -31,8 +31,6 @@ from ..job.mpi_shared_memory import sizes, stale_segments
 from ..job.process_role import SIZES
 from .mpi_probe import ANSWER, Mpi
 
-__all__ = ["Finding", "examine", "main", "parser", "render"]
-
 T = TypeVar("T")
 
 LIMIT_S = 30.0  # for MPI to come up, in a process of its own

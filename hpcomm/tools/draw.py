@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..schedule.cost.simulator import Simulation
     from ..schedule.stream import Schedule
 
-__all__ = ["chrome_trace", "main", "parser"]
-
 MOST_MESSAGES = 2_000_000  # of a picture or a trace
 TABLE, TRACE = ".md", ".json"
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     Edges = dict[tuple[int, int], int]  # (child, parent): the first step in which a message goes along it
 
-__all__ = ["schedule_picture", "trees"]
-
 _MOST_TREES = 2  # of one picture, each with its way up and its way down
 _LOOKED_AT = 50_000  # messages of a schedule that may be one of trees
 _TREE_VERBS = ("all_reduce", "barrier", "broadcast", "reduce")

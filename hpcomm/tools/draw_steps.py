@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from ..schedule.stream import Schedule
 
-__all__ = ["animate", "check_size", "label", "picture", "table"]
-
 MOST_RANKS, MOST_CHUNKS, MOST_STEPS = 16, 32, 64
 _WIDE, _HIGH, _APART = 0.62, 0.24, 0.75  # inches: a chunk, and how far states are apart
 _SLIDES, _RESTS, _PER_S = 7, 6, 8  # frames of an animation: a message on its way, a state; per second

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..schedule.cost.machine_model import Machine
     from ..schedule.cost.simulator import Simulation
 
-__all__ = ["MOST_LINES", "cost", "critical_way", "occupancy", "space_time", "winners"]
-
 MOST_LINES = 64  # ranks up to which a space-time diagram has a line per message
 
 

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from ..job.command_line import Command, table
 from ..job.variables import VARIABLES, unknown
 
-__all__ = ["main", "parser"]
-
 
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""

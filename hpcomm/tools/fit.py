@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.types import ArrayLike
 
-__all__ = ["fitted", "job", "report", "seconds_of"]
-
 FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes of the ping-pong
 CHECKED = (512, 16 << 10, 256 << 10, 2 << 20)  # bytes on which nothing was fitted
 ALGORITHMS = ("ring", "recursive_doubling", "double_tree")

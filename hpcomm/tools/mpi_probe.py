@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["ANSWER", "Mpi", "probe"]
-
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from ..schedule.assured import Evidence
 
-__all__ = ["main", "parser"]
-
 _RANKS = "1,2,3,4,5,6,7,8,9,12,15,16,17,24,31,32,33,48,64"
 _MOST = 1_000_000_000  # chunks that move: a minute
 WRONG = 1  # exit status

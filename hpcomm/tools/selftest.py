@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Cases = Iterator[tuple[str, Any, Any]]  # what was called, its result, what it should be
 
-__all__ = ["main", "parser"]
-
 SIZES = (1, 1000, 100_000)  # elements: in the quick way, by MPI or the core, and in pieces
 WRONG = 1  # exit status
 

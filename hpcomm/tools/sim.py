@@ -14,8 +14,6 @@ from ..errors import UsageError
 from ..job.command_line import Command
 from ..job.command_line import table as laid_out
 
-__all__ = ["check_ranks", "main", "numbers", "parser", "ranks_of"]
-
 MOST_RANKS = 1_000_000  # of a simulation
 _DIGITS = 18  # of a number
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.types import AnyArray
 
-__all__ = ["confirmed", "fastest", "main", "measure", "parser"]
-
 VERBS = tuple(verb for verb in TABLE if verb != "barrier")  # a barrier has no size to choose by
 MARGIN = 1.05  # the default stays unless it takes this many times as long
 HOPELESS = 4.0  # times the default in a first try: not measured further

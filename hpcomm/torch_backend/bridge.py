@@ -13,8 +13,6 @@ from .process_group import ProcessGroupMPI
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
 
-__all__ = ["as_process_group", "from_torch"]
-
 _comms: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
 _groups: weakref.WeakKeyDictionary[Any, ProcessGroupMPI] = weakref.WeakKeyDictionary()
 

@@ -23,31 +23,6 @@ if TYPE_CHECKING:
 
     from ..core.types import Operator
 
-__all__ = [
-    "OPERATORS",
-    "SAYS_LATER",
-    "UNSET",
-    "WHOLE",
-    "array",
-    "by_name",
-    "check_length",
-    "flat",
-    "head_of",
-    "in_turn",
-    "is_even",
-    "is_misfit",
-    "later",
-    "lengths",
-    "made_options",
-    "nothing",
-    "operator",
-    "own_seconds",
-    "refusing",
-    "spelling",
-    "unfit",
-    "words",
-]
-
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 
 UNSET = timedelta(0)  # or below: a call's options give it no timeout

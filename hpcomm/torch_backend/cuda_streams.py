@@ -23,8 +23,6 @@ from .torch_errors import as_torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Aside", "check_layout", "is_onboard", "staged"]
-
 Look = TypeVar("Look", bound=Callable[..., object])
 
 streams: Any = torch.cuda  # who has Stream, stream and current_stream

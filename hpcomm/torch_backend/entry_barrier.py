@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..node._native import core
 
-__all__ = ["Ended", "EntryBarrier", "pause"]
-
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
 _GOING_S, _GOING_POLLS = 0.5, 100  # for what a rank that has ended sent before
 _LEAVING_S = 0.05  # for the end of a rank that left a call to be seen

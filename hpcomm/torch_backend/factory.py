@@ -20,8 +20,6 @@ from .torch_errors import is_unknown, moved
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["create", "make"]
-
 _making: list[dict[str, Any]] = []  # what the group that torch is just making is to be; innermost last
 
 

@@ -24,23 +24,6 @@ if TYPE_CHECKING:
     from ..core.request import Request
     from ..core.types import Operator
 
-__all__ = [
-    "all_gather",
-    "all_gather_into",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "all_to_all_uneven",
-    "broadcast",
-    "gather",
-    "message",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_into",
-    "scatter",
-]
-
 Run = Callable[[], None]
 Tensor = torch.Tensor
 

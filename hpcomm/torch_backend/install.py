@@ -31,8 +31,6 @@ from ..job.optional_packages import load_torch
 from . import rendezvous
 from .torch_errors import moved
 
-__all__ = ["install", "names_mpi", "take"]
-
 _NEEDED = ("_new_process_group_helper", "_new_group_with_tag", "rendezvous", "_world", "Backend")
 # Of groups that only members make, in their names. torch 2.15 counts them with the others, whose names then
 # differ between the ranks: gloo waits for ever under a name that others have not.

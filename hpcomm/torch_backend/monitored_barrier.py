@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from .process_group import ProcessGroupMPI
 
-__all__ = ["meet"]
-
 _GRACE_S = 5.0  # that the others give rank 0 to judge beyond the time they were told
 
 

@@ -8,8 +8,6 @@ import torch.distributed as _dist
 from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 
-__all__ = ["backends", "c10d", "dist", "label", "options"]
-
 dist: Any = _dist
 c10d: Any = distributed_c10d
 options: Any = _distributed_c10d

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from ..core.types import OPERATORS
     from .entry_barrier import EntryBarrier
 
-__all__ = [
-    "FLOATS", "HALVES", "NO_CALL", "NetworkCollectives", "as_bits", "compare_parts", "exchange", "reduced",
-]  # fmt: skip
-
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float32, torch.float64)

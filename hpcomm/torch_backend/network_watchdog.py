@@ -18,8 +18,6 @@ from ..core.limits import NETWORK_PATIENCE_S, NETWORK_TICK_S
 if TYPE_CHECKING:
     from .network_collectives import NetworkCollectives
 
-__all__ = ["watch"]
-
 _watched: weakref.WeakSet[NetworkCollectives] = weakref.WeakSet()
 _adding = threading.Lock()
 _threads: list[threading.Thread] = []  # the one that looks

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from .entry_barrier import EntryBarrier
 
-__all__ = ["NodeCollectives", "carrier"]
-
 Tensor = torch.Tensor
 
 

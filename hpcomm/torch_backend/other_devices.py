@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from .names import c10d, options
 
-__all__ = ["inner_group"]
-
 
 def inner_group(backends: str, told: Mapping[str, object], rank: int, size: int) -> object:
     """A group of torch's own for "cuda:nccl" and the like, unknown to torch's table of groups."""

@@ -30,8 +30,6 @@ from .profile import recorded, recording
 from .torch_errors import as_torch
 from .work import MessageWork, Work
 
-__all__ = ["ProcessGroupMPI"]
-
 _AllreduceOptions = options.AllreduceOptions
 _AllgatherOptions = options.AllgatherOptions
 _ReduceScatterOptions = options.ReduceScatterOptions

@@ -31,8 +31,6 @@ from .torch_errors import as_torch
 from .work import JointWork, QueuedWork, Work
 from .worker import Poller, Worker
 
-__all__ = ["CommProcessGroup"]
-
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
 _is_inference = methodcaller("is_inference")
 

@@ -11,8 +11,6 @@ from torch.futures import Future
 
 from .calls import SAYS_LATER
 
-__all__ = ["recorded", "recording"]
-
 recording: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 

@@ -29,19 +29,6 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
 
-__all__ = [
-    "Told",
-    "announce",
-    "at_hand",
-    "by_mpi",
-    "over_mpi",
-    "refuse_unsaid",
-    "store",
-    "told",
-    "warn",
-    "world",
-]
-
 _OURS = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
 _world: Communicator | None = None

@@ -19,8 +19,6 @@ from ..node import segment
 if TYPE_CHECKING:
     from ..node.segment import Region
 
-__all__ = ["await_all", "remember", "state"]
-
 _LOOK_S = 0.02
 _LOOKS = (
     50  # that find it stopped or dead, one after the other; not time: this rank may have been stopped, too

@@ -6,8 +6,6 @@ from functools import lru_cache
 
 from ..errors import ConfigError, HpcommError, where
 
-__all__ = ["as_torch", "is_since", "is_unknown", "moved"]
-
 _NEWEST = (2, 15)  # torch on which the tests have run; the oldest is 2.6
 
 

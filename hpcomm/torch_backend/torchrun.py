@@ -32,8 +32,6 @@ from . import shutdown
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-__all__ = ["GLOO", "can", "forget", "join", "own_address", "refuse_others"]
-
 GLOO = "or init_process_group('gloo'), which needs no MPI; TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out"
 _AGAIN_S = 0.1  # between attempts to reach a server
 _MAY = ("PMI_", "PMIX_")  # variables of a launcher, which has started torchrun and not these ranks

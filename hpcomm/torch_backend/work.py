@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from .cuda_streams import Aside
     from .process_group import ProcessGroupMPI
 
-__all__ = ["JointWork", "MessageWork", "QueuedWork", "Work"]
-
 _guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
 
 

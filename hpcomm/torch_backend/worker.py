@@ -12,8 +12,6 @@ from ..core.limits import WORKER_POLL_S
 if TYPE_CHECKING:
     from .work import MessageWork, QueuedWork
 
-__all__ = ["Poller", "Worker"]
-
 
 class Worker:
     """A queue of calls and the thread that carries them out, begun at the first one.

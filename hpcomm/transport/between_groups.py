@@ -21,8 +21,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["have_counted"]
-
 
 def have_counted(call: Call) -> None:
     """Let a scatter carry a broadcast, and a gather a reduction, which all ranks of both groups count."""

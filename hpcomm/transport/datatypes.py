@@ -22,8 +22,6 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["alone", "divided", "gathered", "gathers", "is_scattered", "spec", "strided"]
-
 
 class _Habits(NamedTuple):
     """What a library does best with data that has just been written, measured in shared memory.

@@ -24,11 +24,6 @@ else:
     np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
 
-__all__ = [
-    "Rows", "Site", "block", "copying", "count", "in_one_piece", "meet", "memory", "on_device", "set_zero",
-    "sites",
-]  # fmt: skip
-
 
 class Rows:
     """Rows of an array at any positions, each there once: what a view cannot be."""

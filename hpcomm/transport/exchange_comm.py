@@ -13,8 +13,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Channel", "channel"]
-
 
 class Channel(NamedTuple):
     """mpi: for exchanges alone; carrier: for those of arrays on devices, if a rank may have such."""

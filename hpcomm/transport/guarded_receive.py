@@ -35,8 +35,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["guarded", "guards", "is_needed", "most", "receive"]
-
 _KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
 
 _LARGEST = 2**31 - 1  # elements that MPI counts in one block

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..core.reduction import Reduction
     from ..core.types import AnyArray
 
-__all__ = ["by_core", "core_takes", "on_hosts"]
-
 _MOVES_FOR_REDUCTION = {
     "reduce": "gather",
     "all_reduce": "all_gather",

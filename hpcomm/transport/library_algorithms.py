@@ -16,9 +16,6 @@ from .scheduled.comm_cache import own
 if TYPE_CHECKING:
     from ..core.operation import Call
 
-__all__ = ["library_call"]
-
-
 _NOT_IN_PLACE = ("sparbit",)  # of Open MPI 5.0, which moves nothing then (3 ranks)
 
 

@@ -36,20 +36,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
-__all__ = [
-    "Arrival",
-    "Status",
-    "add_tag",
-    "fill",
-    "is_awaited",
-    "is_plain_tag",
-    "is_there",
-    "peer_rank",
-    "source_and_tag",
-    "source_rank",
-    "tag_number",
-]
-
 _ANY_MPI = 32767  # tags up to here are taken by every MPI
 _MOST = 1024  # tags that are kept
 

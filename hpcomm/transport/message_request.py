@@ -15,14 +15,13 @@ from mpi4py import MPI
 from ..core import buffer
 from ..core.limits import REQUEST_PAUSE_S
 from ..core.request import Request, birth, rounds_under_way
+from ..core.status import Status
 from ..errors import HpcommError, passing
 from . import mpi as transport
-from .matching import Status, fill
+from .matching import fill
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
-
-__all__ = ["Message"]
 
 
 class _Words:

@@ -38,12 +38,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = [
-    "background", "by_library", "check_arrived", "check_length", "failure", "function_of", "in_our_words",
-    "largest_count", "largest_tag", "message", "move_on", "native", "pieces", "prepare", "run", "spec",
-    "start",
-]  # fmt: skip
-
 _NAMES = {
     "all_gather": "Allgather",
     "all_reduce": "Allreduce",

@@ -19,8 +19,6 @@ from typing import Any
 from ..errors import UsageError
 from ..job.installation import loaded_library
 
-__all__ = ["choices", "forced", "unannounced_bytes", "vendor"]
-
 _SHORT = {
     "all_reduce": "allreduce",
     "broadcast": "bcast",

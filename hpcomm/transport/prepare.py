@@ -36,8 +36,6 @@ else:
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     wrapping = LazyModule("hpcomm.agree.wrapping")
 
-__all__ = ["Arrays", "compose", "look", "no_remote_root"]
-
 
 class Arrays(NamedTuple):
     """What this rank gives and where it receives, None for nothing, and how that is reduced, if it is."""

@@ -38,8 +38,6 @@ else:
 
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = ["Moving", "StreamRequest", "Thread", "Together", "beside", "drive", "in_thread", "stop", "wake"]
-
 
 class After(Protocol):
     """What a call leaves on a device (device/staging.py)."""

@@ -27,8 +27,6 @@ from .checksum import checksum
 if TYPE_CHECKING:
     from ...communicator.communicator import Communicator
 
-__all__ = ["Checkpoint", "load", "save", "steps"]
-
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?$")
 _FORMAT = 1
 

@@ -27,8 +27,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["checksum"]
-
 _BLOCK = 1 << 16  # units that are widened at a time: what fits into the cache
 
 

@@ -22,8 +22,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["Chunks", "aligned", "chunk_shape", "share", "values"]
-
 Chunks = bool | Sequence[int]
 _LARGEST = 64 << 20  # bytes of a chunk that nobody asked for
 

@@ -47,11 +47,6 @@ else:
     MPI = LazyModule("mpi4py.MPI")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
-__all__ = [
-    "Missing", "PathLike", "Stored", "agree", "attempt", "beside", "flush", "from_root", "meant", "named",
-    "on_root", "place", "publish", "reserve", "standing", "storage_of",
-]  # fmt: skip
-
 PathLike = Union[str, "os.PathLike[str]"]
 
 

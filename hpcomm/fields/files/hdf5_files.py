@@ -38,8 +38,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["explain", "load", "read_into", "save"]
-
 _MODES = ("w", "a", "r+", "x", "w-")
 _METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data
 _ENTRY = 512  # and for the place of a chunk

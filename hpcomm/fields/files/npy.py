@@ -32,20 +32,6 @@ else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
 
-__all__ = [
-    "append",
-    "found",
-    "load",
-    "move",
-    "nbytes",
-    "opened",
-    "read_into",
-    "read_raw",
-    "save",
-    "values",
-    "write_raw",
-]
-
 _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
 
 

@@ -25,8 +25,6 @@ else:
 
     np = LazyModule("numpy")
 
-__all__ = ["load", "read_into", "save"]
-
 _COMPLETE = "all_chunks_written"  # attribute of an array
 
 

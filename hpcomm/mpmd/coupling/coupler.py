@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ..route.coupled_route import Selection
     from .wire import Wire
 
-__all__ = ["Incoming", "Outgoing", "sent_dtype"]
-
 
 class Outgoing:
     """One field on its way out.

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..route.coupled_route import Selection
     from .wire import Wire
 
-__all__ = ["HEADER", "TIMEOUT_S", "Channel", "Part", "Turns", "goes_aboard", "memory_of"]
-
 HEADER = 16  # bytes: number of the coupling time, and the time itself
 TIMEOUT_S = 300.0
 _LARGE_PAGE = 1 << 21  # bytes

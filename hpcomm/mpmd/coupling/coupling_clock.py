@@ -16,8 +16,6 @@ from typing import Any, NamedTuple, TypeGuard
 
 from ...errors import UsageError
 
-__all__ = ["Schedule", "check_time", "divides", "is_number"]
-
 _AHEAD = 64  # versions that are kept for a taker at most
 _NEAR = 1e-6  # of a period: times are floats
 _MOST = 1e12  # steps in a period, which floats can still tell apart

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ...grids.weights import Weights
     from ..route.coupled_route import Selection
 
-__all__ = ["DeviceOperations", "Mapped", "Picked"]
-
 
 class DeviceOperations:
     """The device and library of an array, for others like it. `with` it, calls are in order on any streams.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Vector = NDArray[np.float64]
 
-__all__ = ["SCHEMES", "Accelerator", "NotConvergedError", "windows"]
-
 SCHEMES = ("constant", "aitken", "iqn-ils")
 _SINGULAR = 1e-10  # columns that others span up to this are left out
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ...core.request import Request
     from ..route.coupled_route import Selection
 
-__all__ = ["Share"]
-
 
 class Share:
     """Rows of a field on their way to a rank of the other program, or from there.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .coupler import Incoming, Outgoing
     from .wire import Wire
 
-__all__ = ["areas", "comparable", "extent", "judged", "measure"]
-
 _FIRST_TAG = 1 << 14  # beyond those of fields
 _SAME = 1e-9  # areas of both sides that differ by more are of different regions
 

@@ -8,8 +8,6 @@ from typing import Any
 from ...errors import ConfigError, did_you_mean
 from ...job.optional_packages import load
 
-__all__ = ["check", "conversion"]
-
 _SPELLING = "as pint writes it: 'W/m^2', 'degC', 'K'"
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from mpi4py import MPI
 
-__all__ = ["Wire"]
-
 _SPINS = 3  # tests before others may have this core, where ranks are more than cores
 _LOOK_S = 0.2  # between looks at whether the partners still live
 

@@ -26,8 +26,6 @@ from ..monitor.job_monitor import MARK, told
 from ..record_reader import read
 from ..spec import spec_file as specs
 
-__all__ = ["environment", "main"]
-
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
 
 

@@ -22,8 +22,6 @@ from ..record_reader import read
 from ..spec import spec_file as specs
 from ..spec.toml_tables import at
 
-__all__ = ["Composition", "compose", "main", "parser"]
-
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
 _IN_SPEC = {  # options of `hpcomm run COMMAND`, and the key that says the same in a spec
     ("-n", "-np", "--ranks"): "ranks",

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from ..spec.spec_file import JobSpec
 
-__all__ = ["MARK", "End", "Watch", "run", "told"]
-
 MARK = "\x1e"  # begins a line that a supervisor says to us
 GRACE_S = 5.0  # between the end of a program and that of the others
 FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from ...agree import runtime
 from ...job.launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
 
-__all__ = ["leave", "main"]
-
 
 def leave(came: str) -> None:
     """Have came said, who is in this job, if this rank is killed. `hpcomm run` says more, and so needs none.

@@ -31,8 +31,6 @@ from ...job.launcher import (
     words_of,
 )
 
-__all__ = ["GRACE_S", "Look", "away", "cause", "judge", "main", "watched"]
-
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, whose processes cannot be seen
 LIMIT = "HPCOMM_INIT_TIMEOUT"  # seconds, instead of both

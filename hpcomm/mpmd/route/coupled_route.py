@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 _SHORT = 8  # mean length of runs up to which points are quicker one by one
 _PIECE = 1 << 16
 
-__all__ = ["Lack", "Route", "block", "concatenated", "plan", "positions", "runs_of", "split"]
-
 
 class Route(NamedTuple):
     """What this rank sends and receives: (rank, positions in its own array), ascending by rank.

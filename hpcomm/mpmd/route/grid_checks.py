@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from ..spec.toml_tables import Tables
 
-__all__ = ["check_job", "check_mapping", "check_times", "check_weights"]
-
 
 def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -> None:
     source, target = (grids.get(name or "") for name in (made.source_grid, made.target_grid))

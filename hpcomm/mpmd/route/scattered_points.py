@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Counts = NDArray[np.int64]
     Selection = slice | Indices
 
-__all__ = ["by_rank", "plan"]
-
 _HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .spec_file import FieldSpec, JobSpec, ProgramSpec
 
-__all__ = ["check", "check_parser", "main", "parser", "plan", "plan_parser", "svg"]
-
 _FONT = "DejaVu Sans"  # wide, so that there is room for the text where another one takes its place
 _MOST_RANKS = 8  # shown of a program
 _WIDEST = 30  # characters in a line of a field's label

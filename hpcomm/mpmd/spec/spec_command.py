@@ -11,8 +11,6 @@ from pathlib import Path
 from ...errors import ConfigError, did_you_mean
 from ...job.installation import which
 
-__all__ = ["check", "words_of"]
-
 _EXAMPLE = 'command = "python ocean.py"'
 _FOR_SHELLS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1")
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "aprun")

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ...grids import methods
 
-__all__ = ["MAPPINGS", "TIMES", "FieldSpec", "GridSpec", "JobSpec", "ProgramSpec", "is_uncovered"]
-
 MAPPINGS = ("none", *methods.MAPPINGS)
 TIMES = ("instant", "mean", "sum", "linear")
 

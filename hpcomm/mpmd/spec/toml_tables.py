@@ -11,8 +11,6 @@ from ...errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["LONGEST_S", "Tables", "at", "lines_of", "parse"]
-
 LONGEST_S = 1e9  # of a wait: 30 years, which every clock can add to now
 _LATEST_S = 1e15  # of a model: 30 million years
 _PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Machine", "lower_bound", "machine", "machines"]
-
 PRESETS = Path(__file__).parent / "machines"
 
 _RENAMED = {"fold_per_byte": "reduce_per_byte is its name now"}

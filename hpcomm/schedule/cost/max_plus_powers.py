@@ -18,8 +18,6 @@ from .ring_cost import chain, everywhere, is_single, lasting, passing, ring, shi
 if TYPE_CHECKING:
     from .machine_model import Array
 
-__all__ = ["short_ways", "ways"]
-
 
 def _circles(clock: Clock, streams: list[Stream]) -> bool:
     """All that take part stand in circles of one size, and each gives to the next every time.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from .machine_model import Array, Machine
 
-__all__ = ["Clock", "Map", "Rows", "phases"]
-
 _SHORT = 8  # messages into one rank, or out of one, up to which they are summed without sorting
 
 

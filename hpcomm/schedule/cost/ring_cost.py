@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from .machine_model import Array, Machine
 
-__all__ = ["chain", "everywhere", "few", "is_single", "lasting", "passing", "ring", "shifted", "single",
-           "uniform"]  # fmt: skip
-
 
 def few(schedule: Schedule, on: Machine) -> int:
     """How many ranks to follow at either end, if all streams are rings or chains; 0 where it must be all."""

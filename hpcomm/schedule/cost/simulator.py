@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from ..stream import Schedule, Stream
     from .machine_model import Array, Machine
 
-__all__ = ["Simulation", "meant", "predict", "simulate"]
-
 
 @dataclass
 class Simulation:

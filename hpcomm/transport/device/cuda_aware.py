@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .device_columns import Moved
     from .workspace import Workspace
 
-__all__ = ["Direct", "decide", "evidence", "known", "passes", "rumour", "says", "trial"]
-
 OPERATIONS = (
     "send", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "all_to_all",
     "reduce_scatter", "scan", "exscan",

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...device.arrays import Place
     from ..prepare import Arrays
 
-__all__ = ["Job", "copy_of", "on_device", "piece_of", "refuse"]
-
 
 class Job:
     """A collective with what this rank brings to it."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from .device_call import Job
     from .workspace import Workspace
 
-__all__ = ["Moved", "Mover", "carry", "lacks", "travels"]
-
 
 class Moved(NamedTuple):
     """What a Mover carries out."""

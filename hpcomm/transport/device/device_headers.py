@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from .path_choice import Choice
 
-__all__ = ["HEADER", "Answer", "Header", "announced_length", "is_header", "pack", "unpack"]
-
 HEADER = 1536  # bytes of a header, and of an answer
 _MAGIC = b"\x93hpcomm device message\0"
 

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ...device.arrays import Place
     from ...device.driver import Device
 
-__all__ = ["Messages", "carried"]
-
 _WHY = 120  # characters of a reason
 _opened = ipc.Opened()
 

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from ...core.dtypes import Dtype
     from ...core.request import Stages
 
-__all__ = ["DeviceDispatch"]
-
 _SAID = 4096  # bytes of what is said about MPI and device memory
 # What each rank says before a large call; what all say is true of the call:
 _DEVICE, _HOST, _REDUCES, _CONVERTS, _MET = 1, 2, 4, 8, 16

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...core.types import AnyArray
 
-__all__ = ["Upload", "beside", "down", "from_host", "renewed", "to_host"]
-
 
 def to_host(look: DeviceBuffer) -> AnyArray:
     """A copy of an array on a device, in the dtype that its elements are stored in."""

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...device.driver import Device
     from .pipeline import Line
 
-__all__ = ["Lent", "Offer", "Opened", "Slab", "Slot", "copies", "lends", "node", "receives", "sends", "slab"]
-
 SLOTS = 8
 PER_MESSAGE = 2  # slots that a message uses in turn
 _HEAD = 256  # bytes before the slots: the pattern

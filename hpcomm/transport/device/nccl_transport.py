@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .pipeline import Line
     from .workspace import Header, Workspace
 
-__all__ = ["ByNccl", "Pair", "fact", "join", "lack", "lack_between", "refuses", "shares"]
-
 LIMIT_S = 60.0  # for a group to come together
 _WHY = 160  # bytes of what went wrong there
 RISK = "taken if forced only: messages both ways need two groups that move on side by side"

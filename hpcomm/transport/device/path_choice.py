@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = ["COLLECTIVE", "MESSAGE", "PATHS", "Choice", "Facts", "choose", "choose_message"]
-
 COLLECTIVE = ("nccl", "ipc", "direct", "schedule", "pipeline")  # best first
 MESSAGE = ("ipc", "direct", "nccl", "pipeline")
 PATHS = ("auto", *COLLECTIVE)

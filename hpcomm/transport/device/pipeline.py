@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.driver import Device
 
-__all__ = ["Line", "cut", "receive_bytes", "receive_pieces", "send_bytes", "send_pieces"]
-
 
 def cut(count: int, blocks: int, itemsize: int) -> int:
     """Elements of a block that one piece takes, the same on all ranks."""

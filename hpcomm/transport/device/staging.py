@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = [
-    "After", "DeviceSink", "DeviceSource", "NoSink", "NoSource", "Reached", "Sink", "Source", "Station",
-    "pieces", "sink_of", "source_of", "station",
-]  # fmt: skip
-
 _LEAST = 4096  # bytes of the smallest slot
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ...core.request import Stages
     from ...device.driver import Device
 
-__all__ = ["Header", "Peer", "Workspace"]
-
 HEAD = 256  # bytes before the working memory: the pattern
 _HEADER, _WHY = 768, 160  # bytes of what ranks tell
 _PAIR = struct.Struct("=?64s")  # whether I can open your workspace, and the event after which I have read

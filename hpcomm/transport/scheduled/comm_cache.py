@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Own", "own"]
-
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
 _ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be reduced

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["deterministic_call"]
-
 
 def deterministic_call(
     call: Call, algorithm: str | None, reduce: Reduction | None, array: Array, count: int

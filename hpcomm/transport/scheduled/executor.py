@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-__all__ = ["Channel", "Exchange", "Executor", "Operator"]
-
 Operator = Callable[..., Any]  # reduce(a, b, out=c): c = a op b
 CollectiveSteps = list[Callable[[], Any]]
 

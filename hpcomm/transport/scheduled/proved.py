@@ -14,8 +14,6 @@ from ...schedule.registry import build
 if TYPE_CHECKING:
     from ...schedule.stream import Schedule
 
-__all__ = ["in_order", "part", "proved"]
-
 
 @lru_cache(maxsize=256)
 def proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ..device.device_columns import Moved
     from ..device.workspace import Workspace
 
-__all__ = ["TAGS", "Rounds", "algorithm"]
-
 TAGS = 3  # tags of the channel that rounds use, from 0
 _WORD, _ANSWER, _DATA = range(TAGS)
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
     Messages = list[tuple[int, Array]]  # (peer, memory)
 
-__all__ = ["LARGEST", "Lasting", "Passing", "Running", "background", "pieces", "release", "wait"]
-
 LARGEST = 1 << 30  # bytes of one MPI message: what counts of 32 bits hold, well aligned
 under_way: list[Running] = []
 

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int]
 
-__all__ = ["named", "operator_of", "rounds", "schedule_call", "takes_devices", "tuned_for"]
-
 _CALM = {
     name: np.errstate(all="ignore")(ufunc) for name, ufunc in UFUNCS.items()
 }  # as MPI is: without warnings

@@ -19,8 +19,6 @@ from .. import mpi_control_variables
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Choices", "kept", "read", "table_path"]
-
 
 class Choices(NamedTuple):
     """For one verb: up to how many bytes (of x, or of one block) each name serves, the last one for ever.
