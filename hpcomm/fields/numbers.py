@@ -182,12 +182,9 @@ class Numbers(Part):
             at = np.nonzero((wide == best) | ((best != best) & (wide != wide)))
             here = [each.reshape(-1)[k] for each, k in zip(self.indices, at, strict=False)]  # points have one
             index = np.ravel_multi_index((*here, *at[len(here) :]), self.shape or (1,)).min()
-            mine = (best != best, best.item(), int(index))
-        found = [each for each in self.comm.all_gather_object(mine) if each is not None]
-        sign = 1 if op == "max" else -1
-        lost = [index for is_nan, _, index in found if is_nan]
-        best = max(sign * value for is_nan, value, _ in found if not is_nan) if not lost else None
-        return min(lost or [index for _, value, index in found if sign * value == best])
+            is_nan = bool(best != best)  # then it is the least and the greatest
+            mine = not is_nan, 0 if is_nan else best.item() * (-1 if op == "max" else 1), int(index)
+        return min(each for each in self.comm.all_gather_object(mine) if each is not None)[2]
 
     def _ordered(self, verb: str) -> None:
         """Refuse a field of which no element is the least."""
