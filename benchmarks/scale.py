@@ -339,7 +339,7 @@ def first(p: int) -> Callable[[], Any]:
     world = joining(p)
 
     def join() -> Any:
-        ranks, entries = handshake.meet(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
+        ranks, entries = handshake.gather_roster(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
         return handshake.check(ranks, entries, {}, 10.0), world.told
 
     return join
@@ -355,7 +355,7 @@ def member(p: int) -> Callable[[], Any]:
     world.coming.append((0, handshake.FROM_FIRST, known.text().encode()))
 
     def join() -> Any:
-        ranks, entries = handshake.meet(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
+        ranks, entries = handshake.gather_roster(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
         return handshake.check(ranks, entries, {}, 10.0), world.told
 
     return join
@@ -369,7 +369,7 @@ def absent(p: int) -> Callable[[], Any]:
         told: Counter[str] = Counter()
         for each, its in ((world, 0), (other, p - 1)):
             handshake._LISTENING_S = handshake._BATCH_S = 0.01
-            ranks, entries = handshake.meet(each, range(p), ENTRY, 0.01)  # type: ignore[arg-type]
+            ranks, entries = handshake.gather_roster(each, range(p), ENTRY, 0.01)  # type: ignore[arg-type]
             try:
                 handshake.check(ranks, entries, {}, 0.01)
             except hpcomm.ConfigError as error:

@@ -197,7 +197,7 @@ def _is_between(module: str) -> bool:
     return module in _BETWEEN or module.startswith(("torch.distributed.", "multiprocessing."))
 
 
-def place(code: CodeType, lineno: int | None) -> str:
+def source_line(code: CodeType, lineno: int | None) -> str:
     """`train.py:41`: the last part of the path, because messages are read on narrow screens."""
     return f"{code.co_filename.rpartition('/')[2]}:{lineno}"
 
@@ -235,7 +235,7 @@ def where_called() -> str:
         frame = calling_frame(frame.f_back) if frame.f_back else None  # what dataclasses make for us
     if frame is None or frame.f_code.co_filename.endswith(("/bin/hpcomm", "<string>")):
         return ""
-    return place(frame.f_code, frame.f_lineno)
+    return source_line(frame.f_code, frame.f_lineno)
 
 
 def where(verb: str, comm: Ranks | None) -> str:
@@ -245,5 +245,5 @@ def where(verb: str, comm: Ranks | None) -> str:
         text += f" on communicator '{comm.name}' (rank {comm.rank} of {comm.size})"
     frame = calling_frame()
     if frame is not None:
-        text += f" at {place(frame.f_code, frame.f_lineno)}"
+        text += f" at {source_line(frame.f_code, frame.f_lineno)}"
     return text

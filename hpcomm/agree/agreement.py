@@ -165,7 +165,7 @@ def light(
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
         others = [peer for peer in peers if peer[2].posted(number) not in (None, expected)]
         if others:
-            own = told(log, number, comm.size)
+            own = past_call(log, number, comm.size)
             comm.fall_out()
             raise disagreement(comm, number, node_segment, own, others)
 
@@ -345,7 +345,7 @@ def refused(comm: Comm, verb: str, error: Error) -> Error:
     return error
 
 
-def told(log: CallLog, number: int, size: int) -> str | None:
+def past_call(log: CallLog, number: int, size: int) -> str | None:
     """What is known of a call of a rank's which refused it, or has gone on since; None: it is at it."""
     called = log.posted(number)
     if called == REFUSED:
@@ -367,7 +367,7 @@ def disagreement(
     """
     node = comm.node  # read once: close() takes it away, as it does the log
     total = number + (0 if node is None else int(node.number))
-    said = {rank: past for rank, _, log in others if (past := told(log, number, comm.size))}
+    said = {rank: past for rank, _, log in others if (past := past_call(log, number, comm.size))}
     refusing = [rank for rank, _, log in others if log.posted(number) == REFUSED]
     final = {rank: said[rank] for rank in refusing}
     for rank, region, log in others:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
 from ..node import segment
-from .agreement import Asked, asked_why, call_number, open_node, told
+from .agreement import Asked, asked_why, call_number, open_node, past_call
 from .call_stack import describe_call
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
     comm.fall_out()
     if log.posted(number) == REFUSED:
         return asked_why(
-            comm, total, segment.current, None, {rank: told(log, number, comm.size) or ""}, {}, [rank]
+            comm, total, segment.current, None, {rank: past_call(log, number, comm.size) or ""}, {}, [rank]
         )
     return asked_why(comm, total, segment.current, None, {}, {rank: Asked(region)}, [])
 

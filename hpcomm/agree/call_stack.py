@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import LazyModule
 from ..core.signature import operator
 from ..core.verbs import REDUCTIONS
-from ..errors import is_ours, place
+from ..errors import is_ours, source_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -103,7 +103,7 @@ def describe_call(frame: FrameType | None = None) -> str:
             trace = trace.tb_next
         verb, user = (None, None) if trace is None else call_frame(trace.tb_frame)
         end = f", ended by {error.__name__}"
-    here = place(user.f_code, user.f_lineno) if user else "the end of the program"
+    here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
     if torchs is not None:
         return f"{_torch_call(torchs)} at {here}{end}"
     if verb is None:

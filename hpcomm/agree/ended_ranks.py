@@ -25,7 +25,7 @@ _CALL = struct.Struct("q")
 _ASK_S = 0.2  # between an answer and the next question
 
 
-def told(size: int) -> list[int]:
+def informed(size: int) -> list[int]:
     """Whom of so many ranks a rank of the other program tells that it ends."""
     return list(range(size)) if size <= FEW else [0, size // 2]
 
@@ -40,7 +40,7 @@ class EndedRanks:
 
     def __init__(self, mates: MPI.Comm, remote_size: int) -> None:
         self._mates, self._nbytes = mates, -(-remote_size // 8)
-        self._notaries = told(mates.Get_size())
+        self._notaries = informed(mates.Get_size())
         self._me = mates.Get_rank()
         self._asked: dict[int, tuple[Any, Any, bytearray]] = {}  # question, answer, and where that comes to
         self._due: dict[int, float] = {}  # when the next question may follow

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..core import buffer
-from ..errors import HpcommError, MismatchError, calling_frame, place, where
+from ..errors import HpcommError, MismatchError, calling_frame, source_line, where
 from ..node.call_log import KINDS
 from ..node.words import Words, words_of_text
 
@@ -142,7 +142,7 @@ class Kinds:
         mine = f"{verb}({_described(x, name)}, source={source})"
         frame = calling_frame()
         if frame is not None:
-            mine += f" at {place(frame.f_code, frame.f_lineno)}"
+            mine += f" at {source_line(frame.f_code, frame.f_lineno)}"
         theirs = f", first by {text}" if text else ""
         rows = f"  rank {self._comm.rank}: {mine}\n  rank {source}: has sent it {names} only{theirs}"
         return MismatchError(
@@ -168,7 +168,7 @@ class Noted(set[int]):
         text = ""
         if places[0] not in self:
             frame = calling_frame(sys._getframe(1))
-            line = "" if frame is None else f" at {place(frame.f_code, frame.f_lineno)}"
+            line = "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"
             text = f"{verb}({_described(x, type(x).__name__)}, dest={dest}, tag={tag}){line}"
         self._kinds.set(self._bit, places, dest, text)
         self.update(places)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ..job.launcher import began_of
 from ..node import segment
 from . import runtime
-from .ended_ranks import EndedRanks, told
+from .ended_ranks import EndedRanks, informed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -146,7 +146,7 @@ class Partners:
         if not self._inter:
             return  # it has parted
         said = struct.pack("q", self._begun())
-        for rank in told(self._inter.remote_size):
+        for rank in informed(self._inter.remote_size):
             self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:

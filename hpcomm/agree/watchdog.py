@@ -38,7 +38,7 @@ from ..errors import PeerFailedError, is_ours
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
-from .agreement import told
+from .agreement import past_call
 from .call_stack import call_frame, comm_of, describe_call, names_of, owner
 from .one_thread import ConcurrentCalls
 from .other_sort import crossed, passed_over
@@ -385,7 +385,7 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         return None
     for rank, region, other, number in _differing(comm, call):
         ring, _ = _logs(comm)
-        text, own = told(other, number, comm.size), ring and told(ring, number, comm.size)
+        text, own = past_call(other, number, comm.size), ring and past_call(ring, number, comm.size)
         if text is None:
             question = region.ask()
             time.sleep(2 * WATCHDOG_TICK_S)
@@ -424,7 +424,7 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
 def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
     """That ranks which a call waits for refused it, in words that go on after it, and those ranks."""
     refusing = [
-        (rank, told(ring, number, comm.size))
+        (rank, past_call(ring, number, comm.size))
         for rank, _, ring, number in _differing(comm, call)
         if ring.posted(number) == REFUSED
     ]

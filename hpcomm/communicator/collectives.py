@@ -391,14 +391,14 @@ def _prepared(
         if tuned and comm.devices is not None:  # that may look at them twice
             x, out = _beside(x, out)
         by = algorithm if own and not deterministic and schedule_transport.takes_devices(algorithm) else None
-        call = prepare.compose(comm, verb, x, out, op, root, not (async_op or own), own, by)
+        call = prepare.compose_call(comm, verb, x, out, op, root, not (async_op or own), own, by)
         code = marked(call.code, "tuned") if tuned else 0
         if tuned:
             algorithm = schedule_transport.tuned_for(call, op)
             if algorithm is not None:
                 call = schedule_transport.schedule_call(call, algorithm, op)
             elif not async_op:
-                call = prepare.compose(comm, verb, x, out, op, root, blocking=True, hosts=True)
+                call = prepare.compose_call(comm, verb, x, out, op, root, blocking=True, hosts=True)
         elif own and call.after is None:
             call = schedule_transport.schedule_call(call, algorithm, op, deterministic)
         if tuned:
@@ -410,10 +410,10 @@ def _prepared(
 
 def _beside(x: ArrayLike | None, out: ArrayLike | None) -> tuple[ArrayLike | None, ArrayLike | None]:
     """x and out, or memory of the host in their place."""
-    there = None if x is None else host_copy.beside(prepare.look(x, "x"), True)
+    there = None if x is None else host_copy.beside(prepare.buffer_of(x, "x"), True)
     if out is None or out is x:
         return there, there if out is x else None
-    return there, host_copy.beside(prepare.look(out, "out"), False)
+    return there, host_copy.beside(prepare.buffer_of(out, "out"), False)
 
 
 @overload

@@ -44,7 +44,7 @@ from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
 from .dropped import Children, Groups, let_go
 from .known_messages import forget
-from .meeting import least, meet
+from .meeting import exchange_settings, least
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
 from .pickling import encode
 from .timeouts import Timeout
@@ -165,7 +165,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
         self.known_sends: dict[Any, Any] = {}  # see known_messages.py
         self.known_receives: dict[Any, Any] = {}
-        may_have_devices, may_use_spare = (False, False) if plain else meet(self, level, twin)
+        may_have_devices, may_use_spare = (False, False) if plain else exchange_settings(self, level, twin)
         if twin is not None:
             self.carriers = twin.children.take(may_use_spare, self.name) or twin.carriers.duplicate(self.name)
         carrier = self.carriers.plain

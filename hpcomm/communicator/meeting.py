@@ -44,7 +44,7 @@ class Met(NamedTuple):
     spare: bool
 
 
-def meet(comm: Communicator, level: str, parent: Communicator | None) -> Met:
+def exchange_settings(comm: Communicator, level: str, parent: Communicator | None) -> Met:
     """Let the ranks of comm know each other; all compare in full, or none, and pickle alike.
 
     Where there is room, ranks of a node get a place in the core's memory, for their call logs. Its

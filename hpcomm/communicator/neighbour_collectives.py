@@ -17,7 +17,7 @@ from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
 from ..errors import HpcommError, LayoutError, where
-from ..transport.endpoints import meet, set_zero
+from ..transport.endpoints import set_zero, share_memory
 from ..transport.exchange_comm import channel
 from .neighbour_ragged import RaggedNeighbours
 
@@ -206,12 +206,12 @@ class Topology(RaggedNeighbours):
                     )
                 block = look.shape[1:]
             shape = (len(self.sources), *block)
-            result = look.make(shape) if out is None else prepare.look(out, "out")
+            result = look.make(shape) if out is None else prepare.buffer_of(out, "out")
             if result.shape != shape or result.dtype != look.dtype:
                 raise LayoutError(f"out is {result}, what arrives is {look.dtype} {shape}")
             if result.frozen:
                 raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
-            if out is not None and meet(look, result):
+            if out is not None and share_memory(look, result):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         except HpcommError as error:
             raise refused(self, verb, error) from None

@@ -380,7 +380,7 @@ def _receiver(out: Any) -> Buffer:
     """out as what receives; whoever gave something else in its place meant another argument."""
     meant = "dtype" if isinstance(out, (str, type)) else "source"
     try:
-        look = prepare.look(out, "out")
+        look = prepare.buffer_of(out, "out")
         check_writable(look)
     except HpcommError as error:
         if meant == "dtype" or isinstance(out, (int, np.integer)):

@@ -480,7 +480,7 @@ def _composed(
     else:
         own = algorithm is not None
         by = algorithm if own and schedule_transport.takes_devices(algorithm) else None
-        call = prepare.compose(comm, verb, x, out, op, root, False, own, by)
+        call = prepare.compose_call(comm, verb, x, out, op, root, False, own, by)
     if algorithm is not None and call.after is None:
         call = schedule_transport.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
     return call

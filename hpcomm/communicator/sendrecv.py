@@ -59,7 +59,11 @@ def sendrecv(
     try:
         comm.check_open("sendrecv")
         look = buffer.as_buffer(x)
-        recv = look if out is x else (prepare.look(out, "out") if out is not None else look.make(look.shape))
+        recv = (
+            look
+            if out is x
+            else (prepare.buffer_of(out, "out") if out is not None else look.make(look.shape))
+        )
         check_writable(recv)
         device_calls = comm.devices
         if device_calls is not None and (

@@ -118,7 +118,7 @@ class Window(ClosedByAll):
         torch's)."""
         mpi, target, block = self._place("get", rank, at)
         try:
-            look = prepare.look(out, "out") if out is not None else None
+            look = prepare.buffer_of(out, "out") if out is not None else None
         except HpcommError as error:
             raise error.located("get", self.comm) from None
         if look is None:

@@ -20,7 +20,7 @@ from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, place
+from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, source_line
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -232,7 +232,7 @@ class Request(Generic[T_co]):
     @property
     def birth(self) -> str:
         """`train.py:41`: the line that started the call."""
-        return "?" if self._born is None else place(self._born[0], self._line())
+        return "?" if self._born is None else source_line(self._born[0], self._line())
 
     def _line(self) -> int | None:
         if self._born is None:

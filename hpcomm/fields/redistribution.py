@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..communicator.communicator import Communicator
 from ..core.partition import Box, Partition, Points, integers
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
-from ..transport.endpoints import Rows, meet, memory, set_zero
+from ..transport.endpoints import Rows, memory, set_zero, share_memory
 from ..transport.exchange_comm import channel
 from . import routing
 from .exchange import Exchange
@@ -206,7 +206,7 @@ class Redistribution:
                 raise DtypeError(f"x holds {look.dtype}, out {made.dtype}", hint="the same for both")
             if (look.place is None) != (made.place is None):
                 raise LayoutError(f"x lies on {look.device}, out on {made.device}", hint="both in one place")
-            if meet(look, made):
+            if share_memory(look, made):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         if made is not None and self._sums and made.dtype.kind in "hqo":
             raise DtypeError(

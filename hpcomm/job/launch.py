@@ -5,8 +5,8 @@
     hpcomm run spec.toml                             (start.py)
 
 Three thoughts, one after the other: what was asked (`parse`), which MPI is at hand (installation.py),
-what to tell its launcher (`compose`: pure, so that every cluster can be tested on a laptop). Then this
-process looks after the launcher until the job has ended (supervise.py).
+what to tell its launcher (`launcher_command`: pure, so that every cluster can be tested on a laptop). Then
+this process looks after the launcher until the job has ended (supervise.py).
 
 What each setting is for, with the measurements behind it: docs/launching.md.
 """
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What compose must know of the place it runs at; prefix is this Python's.
+    """What launcher_command must know of the place it runs at; prefix is this Python's.
 
     binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
     registers: whether there may be a device that MPI registers memory for.
@@ -117,14 +117,14 @@ def main(argv: Sequence[str]) -> int:
         )
     )
     machine = _here()
-    command, added = compose(job, mpi, machine)
+    command, added = launcher_command(job, mpi, machine)
     if job.dry_run or job.verbose:
         print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
     if job.dry_run:
         return 0
     # One that the user names may have been told to let the others live, and gets the commands as they are.
     if job.launcher is None:
-        command, _ = compose(_for_torch(job, mpi, machine), mpi, machine)
+        command, _ = launcher_command(_for_torch(job, mpi, machine), mpi, machine)
     environ = {**os.environ, **added, **supervise.settings(os.environ)}
     status = supervise.supervise(command, environ, job.timeout_s)
     sys.stdout.flush()
@@ -320,7 +320,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
 # -- what to tell the launcher -----------------------------------------------------------------------
 
 
-def compose(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
+def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
     """The launcher's command line, and what to add to the environment. Pure.
 
     What the user has set in the environment stays as it is, unless -x says otherwise.

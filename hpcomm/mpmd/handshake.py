@@ -154,7 +154,7 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
     return found
 
 
-def meet(
+def gather_roster(
     world: MPI.Intracomm, members: Sequence[int], entry: Entry, timeout_s: float
 ) -> tuple[Sequence[int], list[Entry | None]]:
     """Ranks of the world, and their descriptions; None for those who did not come.
@@ -170,7 +170,7 @@ def meet(
     above = None if rank == first else first if is_captain else block[0]
     whole = len(members) if above is None else len(block) if is_captain else 1
     node = _Node(world, entry, above, below, whole)
-    answer = node.meet(time.monotonic() + timeout_s)
+    answer = node.collect(time.monotonic() + timeout_s)
     if answer is not None:
         return members, answer.entries(members)
     asked = sorted({*block, *(captains if is_captain else ())})
@@ -188,7 +188,7 @@ class _Node:
         self._hear("\t".join([f"{world.rank}-{world.rank}/1", *entry]))
         self._going: list[MPI.Request] = []
 
-    def meet(self, deadline: float) -> Roster | None:
+    def collect(self, deadline: float) -> Roster | None:
         """Tell and hear until all is known; None: no answer has come."""
         from mpi4py import MPI
 

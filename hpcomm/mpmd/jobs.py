@@ -79,7 +79,7 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
     try:
         entry = {"hpcomm": 1, "name": me.name, "library": library, "programs": list(me.ranks), "port": port}
         entry |= {"on": gethostname(), "tcp": "tcp" not in os.environ.get("UCX_TLS", "").partition("^")[2]}
-        found: Any = meet(path, entry, timeout_s, is_host=is_host) if is_first else None
+        found: Any = meet_by_file(path, entry, timeout_s, is_host=is_host) if is_first else None
         found = me.comm.broadcast_object(found)
         if isinstance(found, HpcommError):
             raise found
@@ -112,7 +112,9 @@ def _check(me: Program, verb: str, library: str) -> None:
 # -- the meeting, without MPI --------------------------------------------------------------------------
 
 
-def meet(path: Path, entry: dict[str, object], timeout_s: float, *, is_host: bool) -> Meeting | HpcommError:
+def meet_by_file(
+    path: Path, entry: dict[str, object], timeout_s: float, *, is_host: bool
+) -> Meeting | HpcommError:
     """Find the other program at path, or the error that every rank raises.
 
     Args:

@@ -116,7 +116,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
             "join",
             "take that line out",
         )
-    members, entries = handshake.meet(world, members, handshake.own_entry(name, wants), timeout)
+    members, entries = handshake.gather_roster(world, members, handshake.own_entry(name, wants), timeout)
     programs = handshake.check(members, entries, announced, timeout)
     kinds = {entry.name: entry.kind for entry in entries if entry is not None}
     full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]

@@ -126,7 +126,7 @@ class EntryBarrier:
         if self.node is not None and self.failed is None:
             self.node.timeout = min(seconds, _LONGEST_S)
 
-    def meet(self, mine: int, seconds: float, words: Callable[..., str], told: Iterable[object] = ()) -> None:
+    def come(self, mine: int, seconds: float, words: Callable[..., str], told: Iterable[object] = ()) -> None:
         if self.failed is not None:
             raise self.failed
         if self.node is not None:

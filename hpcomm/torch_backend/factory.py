@@ -57,9 +57,9 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
 def _everybody(size: int, rank: int, store: Store, asked: dict[str, Any]) -> Communicator:
     """All ranks, held against what torch was told of them."""
     if size != -1:
-        return rendezvous.world(rendezvous.told(rank, size), lambda: store)
+        return rendezvous.world(rendezvous.given_numbers(rank, size), lambda: store)
     url, given = asked.get("init_method"), asked.get("store")
-    said = rendezvous.told(asked.get("rank", -1), asked.get("world_size", -1), url)
+    said = rendezvous.given_numbers(asked.get("rank", -1), asked.get("world_size", -1), url)
     rendezvous.refuse_unsaid(said, url)
 
     timeout = asked.get("timeout") or c10d.default_pg_timeout

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _GRACE_S = 5.0  # that the others give rank 0 to judge beyond the time they were told
 
 
-def meet(group: ProcessGroupMPI, timeout: timedelta | float | None, wait_all_ranks: bool) -> None:
+def wait_for_all(group: ProcessGroupMPI, timeout: timedelta | float | None, wait_all_ranks: bool) -> None:
     """Rank 0 waits for every rank, then says who came; all ranks raise if one did not.
 
     Args:

@@ -65,7 +65,7 @@ class NetworkCollectives:
     def expect(self, *call: Any) -> None:
         """Meet the other ranks for call, at once or during it."""
         self.call = call
-        self.entry.meet(*call)
+        self.entry.come(*call)
         self.inside = time.monotonic()
 
     def arrive(self) -> None:

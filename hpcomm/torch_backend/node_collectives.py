@@ -41,14 +41,14 @@ class NodeCollectives(NetworkCollectives):
     def arrive(self) -> None:
         if self._due:
             self._due = False
-            self.entry.meet(*self.call)
+            self.entry.come(*self.call)
         self.inside = time.monotonic()
 
     def done(self, error: BaseException | None = None) -> None:
         self.inside = None
         try:
             if self._due and error is None:
-                self.entry.meet(*self.call)
+                self.entry.come(*self.call)
             elif self._due:
                 self.entry.refuse()
         finally:

@@ -373,7 +373,7 @@ class ProcessGroupMPI(CommProcessGroup):
     ) -> None:
         """Meet; rank 0 names those that do not come in time, and all raise. See torch's own."""
         self._drain(self.seconds)
-        monitored_barrier.meet(self, timeout, wait_all_ranks)
+        monitored_barrier.wait_for_all(self, timeout, wait_all_ranks)
 
     # -- messages --------------------------------------------------------------------------------------
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803

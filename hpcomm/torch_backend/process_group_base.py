@@ -347,7 +347,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._poller.finish(_DRAIN_S)
         try:
             with self._turn:
-                self.entry.meet(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
+                self.entry.come(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
         except HpcommError:
             return  # freeing is collective; not all have come
         self.entry.close()

@@ -43,7 +43,7 @@ class Told(NamedTuple):
     by: str
 
 
-def told(rank: int = -1, size: int = -1, url: str | None = None) -> Told:
+def given_numbers(rank: int = -1, size: int = -1, url: str | None = None) -> Told:
     """What arguments say of this process, or else an init_method, or else the environment."""
     query = parse_qs(urlparse(url or "").query)
     there = {} if _is_announced() else os.environ
@@ -91,10 +91,10 @@ def at_hand() -> bool:
 def by_mpi(is_for_mpi: bool, url: str, rank: int, size: int) -> bool:
     """Whether MPI is to say who is who: env:// says nothing, or mpi's ranks are not what somebody says."""
     if is_for_mpi and _is_launched():
-        said = told(rank, size, url)
+        said = given_numbers(rank, size, url)
         return _is_wrong(said, world(said))[1] or url == "env://"
     if is_for_mpi and _world is None:
-        _joins(told(rank, size, url))
+        _joins(given_numbers(rank, size, url))
     is_said = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _is_announced()
     is_open = url == "env://" and rank == size == -1 and not is_said
     return is_open and (is_for_mpi or _is_launched() or _world is not None)
@@ -114,7 +114,7 @@ def world(
     """
     global _world
     if _world is None or _world.is_closed:
-        said = said or told()
+        said = said or given_numbers()
         joins = _joins(said)
         if joins:
             refuse_unsaid(said)

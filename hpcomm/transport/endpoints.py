@@ -91,7 +91,7 @@ def memory(look: buffer.Buffer) -> Any:
     return look.array if look.place is None else look.place.array
 
 
-def meet(a: buffer.Buffer, b: buffer.Buffer) -> bool:
+def share_memory(a: buffer.Buffer, b: buffer.Buffer) -> bool:
     """Whether two looks share an element; on a device, whether their ranges of memory meet."""
     if a.place is None or b.place is None:
         return a.place is b.place and buffer.overlap(a.array, b.array)

@@ -45,7 +45,7 @@ class Arrays(NamedTuple):
     reduce: Reduction | None
 
 
-def compose(
+def compose_call(
     comm: Comm,
     verb: str,
     x: object,
@@ -102,10 +102,10 @@ def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int
 
 def _looked(verb: str, x: object, out: object, receives: bool) -> tuple[Buffer | None, Buffer | None]:
     """x and out as Buffers, one and the same if they are one array."""
-    send = look(x, "x") if x is not None and x is not out else None
-    recv = look(out, "out", verb == "broadcast") if out is not None and receives else None
+    send = buffer_of(x, "x") if x is not None and x is not out else None
+    recv = buffer_of(out, "out", verb == "broadcast") if out is not None and receives else None
     if x is not None and x is out:
-        send = recv or look(x, "x")
+        send = recv or buffer_of(x, "x")
     return send, recv
 
 
@@ -173,7 +173,7 @@ def no_remote_root(comm: Comm, root: object) -> RankError:
     )
 
 
-def look(x: Any, name: str, fills_leaf: bool = False) -> Buffer:
+def buffer_of(x: Any, name: str, fills_leaf: bool = False) -> Buffer:
     """as_buffer(x), whose errors call it by name.
 
     fills_leaf: x may be a leaf of autograd, such as a model's parameter, which has no history to lose.

@@ -54,7 +54,7 @@ def core_takes(node: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bo
 
 def package_takes(comm: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bool:
     try:
-        prepare.compose(comm, verb, x, out, op, root, blocking=True)
+        prepare.compose_call(comm, verb, x, out, op, root, blocking=True)
     except HpcommError:
         return False
     return True

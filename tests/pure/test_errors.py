@@ -130,7 +130,7 @@ def test_the_callers_line_is_the_innermost_outside_of_the_package() -> None:
 
 def test_a_place_is_short_enough_for_a_narrow_screen() -> None:
     code = compile("pass", "/a/very/long/path/to/train.py", "exec")
-    assert errors.place(code, 41) == "train.py:41"
+    assert errors.source_line(code, 41) == "train.py:41"
 
 
 def test_a_transport_error_holds_mpis_own_number() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hpcomm.errors import ConfigError, WaitTimeoutError
 from hpcomm.mpmd import jobs
-from hpcomm.mpmd.jobs import Meeting, meet
+from hpcomm.mpmd.jobs import Meeting, meet_by_file
 
 
 def entry(name, library="MPICH 5", programs=None):
@@ -25,8 +25,8 @@ def entry(name, library="MPICH 5", programs=None):
 
 def both(path, host, guest, timeout_s=10.0):
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, path, host, timeout_s, is_host=True)
-        second = pool.submit(meet, path, guest, timeout_s, is_host=False)
+        first = pool.submit(meet_by_file, path, host, timeout_s, is_host=True)
+        second = pool.submit(meet_by_file, path, guest, timeout_s, is_host=False)
         return first.result(), second.result()
 
 
@@ -58,7 +58,7 @@ def test_both_are_told_why_they_do_not_fit(tmp_path, guest, words):
 def test_whoever_waits_in_vain_is_told_what_to_do(tmp_path):
     path = tmp_path / "port"
     for is_host, words in ((True, "nobody has connected at"), (False, "nobody accepts at")):
-        error = meet(path, entry("ocean"), 0.1, is_host=is_host)
+        error = meet_by_file(path, entry("ocean"), 0.1, is_host=is_host)
         assert isinstance(error, WaitTimeoutError)
         assert words in str(error)
         assert "start the other job, too" in str(error)
@@ -68,25 +68,27 @@ def test_whoever_waits_in_vain_is_told_what_to_do(tmp_path):
 def test_what_lies_there_from_earlier_does_not_pass_for_a_partner(tmp_path):
     path = tmp_path / "port"
     path.write_text("else")
-    assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
+    assert "something else than a port" in str(meet_by_file(path, entry("air"), 0.1, is_host=False))
     path.write_text("[" * 100_000)
-    assert "something else than a port" in str(meet(path, entry("air"), 0.1, is_host=False))
+    assert "something else than a port" in str(meet_by_file(path, entry("air"), 0.1, is_host=False))
     whole = entry("ocean")
     for key in whole:
         for wrong in ({}, {key: None}, {key: [[]]}):
             path.write_text(json.dumps({name: value for name, value in whole.items() if name != key} | wrong))
-            said = str(meet(path, entry("air"), 0.1, is_host=False))
+            said = str(meet_by_file(path, entry("air"), 0.1, is_host=False))
             assert f"{path} is something else than a port" in said, (key, wrong)
     path.write_text(json.dumps(whole))
-    assert "remove it, if an earlier job has left it" in str(meet(path, entry("air"), 0.1, is_host=False))
+    assert "remove it, if an earlier job has left it" in str(
+        meet_by_file(path, entry("air"), 0.1, is_host=False)
+    )
     (tmp_path / "port.hello").write_text('{"hpcomm": 1}')
-    assert "somebody else is connecting" in str(meet(path, entry("air"), 0.1, is_host=False))
-    assert "nobody has connected" in str(meet(path, entry("ocean"), 0.1, is_host=True))
+    assert "somebody else is connecting" in str(meet_by_file(path, entry("air"), 0.1, is_host=False))
+    assert "nobody has connected" in str(meet_by_file(path, entry("ocean"), 0.1, is_host=True))
 
 
 def test_a_folder_that_is_not_there_is_an_error_and_no_wait(tmp_path):
     assert "a folder that both jobs can write" in str(
-        meet(tmp_path / "no" / "port", entry("a"), 9, is_host=True)
+        meet_by_file(tmp_path / "no" / "port", entry("a"), 9, is_host=True)
     )
 
 
@@ -99,7 +101,7 @@ def test_a_fifo_at_the_name_of_the_meeting_holds_nobody_up(tmp_path, monkeypatch
     else:
         (tmp_path / "port").write_text(json.dumps(entry("ocean"))) if name != "port" else None
         os.mkfifo(tmp_path / name)
-    error = meet(tmp_path / "port", entry("air"), 9, is_host=is_host)
+    error = meet_by_file(tmp_path / "port", entry("air"), 9, is_host=is_host)
     assert isinstance(error, ConfigError)
     assert "is not a file of this user's alone" in str(error)
 
@@ -107,7 +109,7 @@ def test_a_fifo_at_the_name_of_the_meeting_holds_nobody_up(tmp_path, monkeypatch
 def test_fifos_from_earlier_are_out_of_the_hosts_way(tmp_path):
     for name in ("port", "port.hello", "port.answer"):
         os.mkfifo(tmp_path / name)
-    assert "nobody has connected" in str(meet(tmp_path / "port", entry("ocean"), 0.1, is_host=True))
+    assert "nobody has connected" in str(meet_by_file(tmp_path / "port", entry("ocean"), 0.1, is_host=True))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -123,6 +125,6 @@ def test_a_file_that_another_user_may_have_put_there_is_refused(tmp_path, way):
     else:
         path.write_text('{"hpcomm": 1, "name": "ocean", "port": "at nowhere"}')
         os.chown(path, 12345, 12345)
-    error = meet(path, entry("air"), 1.0, is_host=False)
+    error = meet_by_file(path, entry("air"), 1.0, is_host=False)
     assert isinstance(error, ConfigError)
     assert ("no meeting at" if way == "a link" else "belongs to another user (number 12345)") in str(error)

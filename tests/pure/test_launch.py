@@ -9,7 +9,17 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.job.installation import Mpi
-from hpcomm.job.launch import Job, Machine, Program, _core_of, _here, compose, main, parse, usable_cores
+from hpcomm.job.launch import (
+    Job,
+    Machine,
+    Program,
+    _core_of,
+    _here,
+    launcher_command,
+    main,
+    parse,
+    usable_cores,
+)
 from hpcomm.job.launcher import forget, is_ours
 from hpcomm.mpmd.launch import start
 
@@ -27,7 +37,7 @@ def machine(cores=4, is_root=False, **environ):
 
 
 def line(asked, mpi, where):
-    words, added = compose(asked, mpi, where)
+    words, added = launcher_command(asked, mpi, where)
     return shlex.join(words), added
 
 

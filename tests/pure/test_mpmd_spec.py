@@ -693,7 +693,7 @@ LAPTOP = Machine(8, False, {})
 
 
 def composed(folder, mpi, machine=LAPTOP, text=RIGHT):
-    return start.compose(read(write(folder, text)), mpi, machine)
+    return start.job_command(read(write(folder, text)), mpi, machine)
 
 
 def words_of(folder, name):

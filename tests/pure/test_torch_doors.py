@@ -53,17 +53,17 @@ def test_whether_a_job_of_mpi_is_at_hand(
 
 
 def test_arguments_come_before_a_url_and_that_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rendezvous.told()[:2] == (None, None)
+    assert rendezvous.given_numbers()[:2] == (None, None)
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
-    assert rendezvous.told() == (3, 8, "RANK and WORLD_SIZE")
-    assert rendezvous.told(url="tcp://h:1?rank=2&world_size=4")[:2] == (2, 4)
-    assert rendezvous.told(1, 2, "tcp://h:1?rank=2&world_size=4")[:2] == (1, 2)
+    assert rendezvous.given_numbers() == (3, 8, "RANK and WORLD_SIZE")
+    assert rendezvous.given_numbers(url="tcp://h:1?rank=2&world_size=4")[:2] == (2, 4)
+    assert rendezvous.given_numbers(1, 2, "tcp://h:1?rank=2&world_size=4")[:2] == (1, 2)
     monkeypatch.setenv("HPCOMM_TOLD", "3/8/")  # of hpcomm's own making, in the rank that started this process
-    assert rendezvous.told()[:2] == (None, None)
+    assert rendezvous.given_numbers()[:2] == (None, None)
     monkeypatch.setenv("RANK", "three")
     with pytest.raises(ConfigError, match="RANK and WORLD_SIZE say 'three', which is no number"):
-        rendezvous.told()
+        rendezvous.given_numbers()
 
 
 @pytest.mark.timeout(60)

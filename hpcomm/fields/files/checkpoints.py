@@ -68,7 +68,7 @@ def save(
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
     comm, fields = file_folder.named(fields, "save")
-    folder = file_folder.place(folder, "save", comm)
+    folder = file_folder.target_path(folder, "save", comm)
     for name, number, least in (("step", step, 0), ("keep", 1 if keep is None else keep, 1)):
         if not hasattr(number, "__index__") or number < least:
             raise UsageError(f"{name} is {number!r}", where("save", comm), f"an integer, {least} or more")
@@ -101,7 +101,7 @@ def load(
         TransportError: it is damaged.
     """
     comm, fields = file_folder.named(fields, "load")
-    folder = file_folder.place(folder, "load", comm)
+    folder = file_folder.target_path(folder, "load", comm)
     found: list[Path] = file_folder.from_root(comm, "load", folder, lambda: _paths(folder, step))
     if not found:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
@@ -119,7 +119,7 @@ def load(
 
 def steps(folder: file_folder.PathLike) -> list[int]:
     """The steps whose checkpoints are in folder, ascending. Not collective."""
-    return sorted({_number(path)[0] for path in _paths(file_folder.place(folder, "steps"), None)})
+    return sorted({_number(path)[0] for path in _paths(file_folder.target_path(folder, "steps"), None)})
 
 
 # -- how ----------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], 
 
 
 # -- names ----------------------------------------------------------------------------------------------
-def place(path: PathLike, verb: str, comm: Communicator | None = None) -> Path:
+def target_path(path: PathLike, verb: str, comm: Communicator | None = None) -> Path:
     """The path of a file or folder that a verb was given.
 
     Raises:

@@ -77,7 +77,7 @@ def save(
     comm, fields = file_folder.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
-    path = file_folder.place(path, "save", comm)
+    path = file_folder.target_path(path, "save", comm)
     try:
         shapes = [_chunks(field, chunks) for field in fields]
     except HpcommError as error:
@@ -353,7 +353,7 @@ def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
 # -- reading ------------------------------------------------------------------------------------------------
 def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
     _library()
-    path = file_folder.place(path, "load", comm)
+    path = file_folder.target_path(path, "load", comm)
     name, shape, dtype, unit, offset, held = file_folder.from_root(
         comm, "load", path, lambda: _look(path, name)
     )

@@ -52,7 +52,7 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
     _check(field, "save")
     comm = field.comm
     field.check_whole("save")
-    path = file_folder.place(path, "save", comm)
+    path = file_folder.target_path(path, "save", comm)
     head = _header(field, field.shape)
     with file_folder.beside(comm, path) as part:
         failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + nbytes(field)))
@@ -83,7 +83,7 @@ def append(field: Field, path: file_folder.PathLike, *, collective: bool = True,
     _check(field, "append")
     comm = field.comm
     field.check_whole("append")
-    path = file_folder.place(path, "append", comm)
+    path = file_folder.target_path(path, "append", comm)
     head, end = file_folder.from_root(comm, "append", path, lambda: _behind(field, path))
     with opened(comm, path, "append", writing=True) as file:
         move(field, file, end, collective, writing=True)
@@ -155,7 +155,7 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
     _check(field, "write_raw")
     field.check_whole("write_raw")
     _check_offset(field, offset)
-    path = file_folder.place(path, "write_raw", field.comm)
+    path = file_folder.target_path(path, "write_raw", field.comm)
     failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, nbytes(field), offset))
     file_folder.agree(field.comm, failed, "write_raw", path)
     with opened(field.comm, path, "write_raw", writing=True) as file:
@@ -245,7 +245,7 @@ def opened(
 # -- data -------------------------------------------------------------------------------------------------
 def found(comm: Communicator, path: file_folder.PathLike, collective: bool = True) -> file_folder.Stored:
     """What a .npy file holds. Collective."""
-    path = file_folder.place(path, "load", comm)
+    path = file_folder.target_path(path, "load", comm)
     shape, dtype, offset, fortran = file_folder.from_root(comm, "load", path, lambda: _read_header(path))
     native = dtype.newbyteorder("=")
 
@@ -272,7 +272,7 @@ def values(
     Raises:
         TransportError: on every rank, if the file ends too early for any.
     """
-    path = file_folder.place(path, "load", field.comm)
+    path = file_folder.target_path(path, "load", field.comm)
     need = offset + nbytes(field)
     failed = file_folder.on_root(field.comm, lambda: _check_length(path, need))
     file_folder.agree(field.comm, failed, "load", path)

@@ -51,7 +51,7 @@ def save(
     """
     zarr = _library()
     comm, fields = file_folder.named(fields, "save")
-    path = file_folder.place(path, "save", comm)
+    path = file_folder.target_path(path, "save", comm)
     try:
         shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
     except HpcommError as error:
@@ -137,7 +137,7 @@ def _library() -> ModuleType:
 
 def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
     _library()
-    path = file_folder.place(path, "load", comm)
+    path = file_folder.target_path(path, "load", comm)
     place, name, shape, dtype, unit = file_folder.from_root(
         comm, "load", path, lambda: _look(file_folder.standing(path), name)
     )

@@ -22,7 +22,7 @@ from ...job import rank_output
 from ...job.torch_variables import variables
 from ..coupling_progress import DONE, JOINED, PIPE
 from ..handshake import PROGRAMS
-from ..monitor.job_monitor import MARK, told
+from ..monitor.job_monitor import MARK, status_words
 from ..record_reader import read
 from ..spec import spec_file as specs
 
@@ -128,7 +128,7 @@ def _say_end(program: specs.ProgramSpec, rank: int, status: int, when: float | N
         _tell(f"ended {program.name} {rank} {status} {when:.6f}")
     elif status:
         sys.stderr.write(
-            f"hpcomm: program '{program.name}' (rank {rank} of {program.ranks}) {told(status)}\n"
+            f"hpcomm: program '{program.name}' (rank {rank} of {program.ranks}) {status_words(status)}\n"
         )
 
 

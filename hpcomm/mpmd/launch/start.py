@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     mpi = Mpi(_launcher_of(kind), kind.rpartition("-")[2], True) if kind else find_mpi(asked.launcher)
     for program in spec.programs.values() if kind is None else ():
         check_mpi(program, mpi)
-    composed = compose(spec, mpi, _machine(kind), _options(asked))
+    composed = job_command(spec, mpi, _machine(kind), _options(asked))
     return _shown_or_run(spec, composed, asked)
 
 
@@ -211,7 +211,7 @@ def _linked_vendor(path: str) -> str:
 # -- what to tell the launcher -----------------------------------------------------------------------
 
 
-def compose(
+def job_command(
     spec: specs.JobSpec, mpi: Mpi, machine: launch.Machine, options: Sequence[str] = ()
 ) -> Composition:
     """The launcher's command line for all programs. Pure.
@@ -241,7 +241,7 @@ def compose(
         hosts = _host_list(spec)
         programs = [program._replace(options=()) for program in programs]
     job = launch.Job(tuple(programs), hosts=hosts)
-    command, added = launch.compose(job, mpi, machine)
+    command, added = launch.launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
         command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
     return Composition(command, added, {})
@@ -279,7 +279,7 @@ def _multi_prog(
     file = f"{spec.name}.multiprog"
     total = sum(program.ranks for program in spec.programs.values())
     job = launch.Job((launch.Program(total, ("--multi-prog", file)),))
-    command, added = launch.compose(job, mpi, machine)
+    command, added = launch.launcher_command(job, mpi, machine)
     return Composition(command, added, {file: "\n".join(lines) + "\n"})
 
 
@@ -307,5 +307,5 @@ def run_alone(spec: specs.JobSpec, asked: argparse.Namespace) -> int:
     alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s, spec.until_s)
     mpi = find_mpi(asked.launcher)
     asked.record = None
-    composed = compose(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])
+    composed = job_command(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])
     return _shown_or_run(alone, composed, asked)

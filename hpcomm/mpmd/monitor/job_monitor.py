@@ -114,7 +114,8 @@ class Watch:
         if self.word or not self.failures:
             return self.word
         end, (program, rank) = self.failures[0]
-        return f"program '{program}' (rank {rank} of {self.spec.programs[program].ranks}) {told(end.status)}"
+        ranks = self.spec.programs[program].ranks
+        return f"program '{program}' (rank {rank} of {ranks}) {status_words(end.status)}"
 
     @property
     def status(self) -> int:
@@ -129,7 +130,7 @@ class Watch:
         """Go on without a rank; MPI, which it may never finalize, may then not end by itself."""
         if place not in self.lost:
             self.lost.add(place)
-            who = f"program '{place[0]}' (rank {place[1]}) {told(status)}"
+            who = f"program '{place[0]}' (rank {place[1]}) {status_words(status)}"
             print(f"hpcomm: {who}; the others go on without it", file=sys.stderr, flush=True)
 
     def progress(self) -> str:
@@ -178,7 +179,7 @@ class Watch:
         """How a rank has ended while other programs still ran."""
         (program, rank), others = place, " and ".join(f"'{name}'" for name in left)
         n = self.spec.programs[program].ranks
-        return f"program '{program}' (rank {rank} of {n}) {told(status)}, while {others} still ran"
+        return f"program '{program}' (rank {rank} of {n}) {status_words(status)}, while {others} still ran"
 
     def _nobody_works(self, since: float) -> bool:
         """Whether all ranks have ended or said before that time that they were done."""
@@ -208,7 +209,7 @@ def _exchanges(count: int) -> str:
     return f"{count} exchange{'s' * (count != 1)}"
 
 
-def told(status: int) -> str:
+def status_words(status: int) -> str:
     """`ended with status 3`, `was killed by SIGKILL`."""
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"

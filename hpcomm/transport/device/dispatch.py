@@ -322,7 +322,7 @@ class DeviceDispatch:
             self._leave_nccl()
         facts = {"nccl": nccl_transport.fact(device), "nccl_shares": nccl_transport.shares()}
         self.workspace = Workspace(device, self.channel.Get_rank(), self.channel.Get_size(), facts)
-        yield from self.workspace.meet(self.channel)
+        yield from self.workspace.share(self.channel)
         self._no_nccl = nccl_transport.lack(self.workspace.headers)
         if not self._no_nccl and self.forced in ("auto", "nccl"):
             self._nccl, self._no_nccl = yield from nccl_transport.join(self.channel, self.workspace)
@@ -380,7 +380,7 @@ class DeviceDispatch:
             out = x if job.is_one else piece_of(sink, low, high, call, verb in OUTPUT_BLOCKS)
             if i + 1 < len(parts):
                 source.bring(*parts[i + 1])
-            part = prepare.compose(here, verb, x, out, op, call.root, job.blocking)
+            part = prepare.compose_call(here, verb, x, out, op, call.root, job.blocking)
             if job.blocking:
                 transport.run(part)
             else:

@@ -63,7 +63,7 @@ class Peer:
 
 
 class Workspace:
-    """The workspace of one communicator on this process' device; made by all ranks together, in meet()."""
+    """The workspace of one communicator on this process' device; made by all ranks together, in share()."""
 
     def __init__(self, device: Device, rank: int, size: int, facts: Mapping[str, object]) -> None:
         self.device, self.rank, self.size = device, rank, size
@@ -87,7 +87,7 @@ class Workspace:
             node(), os.getpid(), device.identity(), handle, told, why[:_WHY], pattern, facts
         )
 
-    def meet(self, channel: MPI.Comm) -> Stages:
+    def share(self, channel: MPI.Comm) -> Stages:
         """Let all ranks of channel get to know each other. Collective.
 
         1  all to all    header: node, process, device, handle of the workspace, a random pattern in it

@@ -89,7 +89,7 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
     """Let call be carried out by an own schedule.
 
     Args:
-        call: as compose made it, for the background.
+        call: as compose_call made it, for the background.
         algorithm: a name, with parameters if any; "wire=bfloat16" or "wire=float16" among them lets
             float32 travel narrower.
         op: the operator as the user gave it.
