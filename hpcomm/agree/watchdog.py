@@ -144,46 +144,57 @@ def _watch(
         time.sleep(WATCHDOG_TICK_S)
         _idle.clear()
         look()
-        question = None if node_segment is None else node_segment.mine.question
-        if node_segment is not None and question is not None:
-            node_segment.mine.answer(question, describe_call())
-        _serve()
-        if beat is not None and node_segment is not None:
-            beat.beat()
-            node_segment.mine.note = beat.silent()
+        _attend(node_segment, beat)
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
         if (said := crossing.look()) is not None:
             abort(said)
         waiting.look(troubled)
-        call, waited_s = waiting.call, waiting.waited_s
-        if call is None:
+        if (call := waiting.call) is None:
             _idle.set()
             continue
-        verdict = None
-        if waiting.times >= _PATIENT:
-            verdict = _judge(call.comm, call.source, call.number) or _overdue(call, waited_s)
-            if verdict is None and call.number == 0:
-                verdict = crossed(call.comm, call.source, call.frame)
-        if not suspected and verdict:  # a message may have come from one that has ended since: look again
-            suspected, verdict = True, None
-        elif not verdict:
-            suspected = False
         silent = "" if node_segment is None else node_segment.regions[0].note
-        # HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others only if it does not.
-        if (
-            verdict is None
-            and patience_s is not None
-            and waited_s >= patience_s + WATCHDOG_AFTER_S * (not _is_first(call))
-        ):
-            verdict = f"{_report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
+        verdict, before = _verdict(call, waiting), suspected
+        suspected = verdict is not None
+        if not before:  # a message may have come from one that has ended since: look again
+            verdict = None
+        if verdict is None and patience_s is not None:
+            verdict = _out_of_time(call, waiting.waited_s, silent, patience_s)
         if verdict:
             abort(verdict)
         reported = reported and waiting.times > 0
-        if not reported and waited_s >= (SILENT_S if silent else REPORT_S) and _is_first(call):
+        limit_s = SILENT_S if silent else REPORT_S
+        if not reported and waiting.waited_s >= limit_s and _is_first(call):
             reported = True
-            say(_report(call, waited_s, silent))
+            say(_report(call, waiting.waited_s, silent))
+
+
+def _attend(node_segment: NodeSegment | None, beat: Heartbeat | None) -> None:
+    """Answer what others ask, and let other hosts know that this rank lives."""
+    _serve()
+    if node_segment is None:
+        return
+    if (question := node_segment.mine.question) is not None:
+        node_segment.mine.answer(question, describe_call())
+    if beat is not None:
+        beat.beat()
+        node_segment.mine.note = beat.silent()
+
+
+def _verdict(call: Blocked, waiting: Waiting) -> str | None:
+    """Why the call cannot complete, or may wait no longer for another program; None: all is well so far."""
+    if waiting.times < _PATIENT:
+        return None
+    found = _judge(call.comm, call.source, call.number) or _overdue(call, waiting.waited_s)
+    return crossed(call.comm, call.source, call.frame) if found is None and call.number == 0 else found
+
+
+def _out_of_time(call: Blocked, waited_s: float, silent: str, patience_s: float) -> str | None:
+    """What ends the job after HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others later."""
+    if waited_s < patience_s + WATCHDOG_AFTER_S * (not _is_first(call)):
+        return None
+    return f"{_report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
 
 
 class Waiting:

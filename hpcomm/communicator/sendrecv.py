@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.operation import Call
 from ..errors import HpcommError, LayoutError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ..core import buffer
     from ..core.buffer import Buffer
-    from ..core.types import AnyStatus, Array
+    from ..core.types import AnyArray, AnyStatus, Array
     from ..transport import mpi as transport
     from ..transport import prepare
     from .communicator import Communicator
@@ -59,66 +59,87 @@ def sendrecv(
     try:
         comm.check_open("sendrecv")
         look = buffer.as_buffer(x)
-        recv = (
-            look
-            if out is x
-            else (prepare.buffer_of(out, "out") if out is not None else look.make(look.shape))
-        )
+        recv = look if out is x else _receiving(look, out)
         check_writable(recv)
-        device_calls = comm.devices
-        if device_calls is not None and (
-            device_calls.takes_message(look, recv) or device_calls.messages.held
-        ):
+        if _takes_devices(comm, look, recv):
             arrived: Array = _sendrecv_devices(comm, look, recv, dest, source, sendtag, recvtag, status)
             return arrived
-        in_place = recv is look or buffer.same_memory(look.array, recv.array)
-        if not in_place and buffer.overlap(look.array, recv.array):
-            raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-        dest, source, recvtag = (
+        _check_apart(look, recv)
+        ends = Ends(
             peer_rank(comm, dest, "dest"),
             source_rank(comm, source),
+            tag_number(comm, sendtag, sending=True),
             tag_number(comm, recvtag),
         )
-        sendtag = tag_number(comm, sendtag, sending=True)
     except HpcommError as error:
         raise error.located("sendrecv", comm) from None
     packed = np.ascontiguousarray(look.array)
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()
-    if source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, recvtag):
+    if ends.source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, ends.source, ends.recvtag):
         going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
-        request = send_carefully(comm, going, dest, sendtag, True)
-        result: Array = receive_into(comm, out, recv, source, recvtag, status, False)
+        request = send_carefully(comm, going, ends.dest, ends.sendtag, True)
+        result: Array = receive_into(comm, out, recv, ends.source, ends.recvtag, status, False)
         request.wait()
         return result
+    fill(status, _swap(comm, look, packed, recv, ends))
+    remember_send(comm, x, look.dtype, ends.dest)
+    remember_receive(comm, out, recv.dtype, ends.source)
+    given: Array = recv.give()
+    return given
+
+
+class Ends(NamedTuple):
+    """Where the two messages go and come from, as MPI's numbers."""
+
+    dest: int
+    source: int
+    sendtag: int
+    recvtag: int
+
+
+def _receiving(look: Buffer, out: object) -> Buffer:
+    return look.make(look.shape) if out is None else prepare.buffer_of(out, "out")
+
+
+def _takes_devices(comm: Communicator, look: Buffer, recv: Buffer) -> bool:
+    """Whether the messages concern arrays on a device, here or at another rank."""
+    calls = comm.devices
+    return calls is not None and (calls.takes_message(look, recv) or calls.messages.held)
+
+
+def _check_apart(look: Buffer, recv: Buffer) -> None:
+    in_place = recv is look or buffer.same_memory(look.array, recv.array)
+    if not in_place and buffer.overlap(look.array, recv.array):
+        raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+
+
+def _swap(comm: Communicator, look: Buffer, packed: AnyArray, recv: Buffer, ends: Ends) -> MPI.Status:
+    """Send packed, which holds what look does, and receive into recv."""
     received = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
-    seen = MPI.Status()
-    call = Call(comm, "sendrecv")
+    seen, call, kinds = MPI.Status(), Call(comm, "sendrecv"), comm.message_kinds
     call.look = look
     for observer in comm.observers:
         observer.before(call)
-    if comm.message_kinds is not None:
-        comm.message_kinds.noted(look.dtype).note("sendrecv", look, dest, sendtag)
+    if kinds is not None:
+        kinds.noted(look.dtype).note("sendrecv", look, ends.dest, ends.sendtag)
     part = transport.message(packed, look.array.size, look.dtype)
     into = guarded_receive.guarded(
         transport.message(received, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
     )
+    dest, source, sendtag, recvtag = ends
     try:
         transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm, seen, recv.nbytes) from None
-    if comm.message_kinds is not None:
-        comm.message_kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
+    if kinds is not None:
+        kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
-    remember_send(comm, x, look.dtype, dest)
-    remember_receive(comm, out, recv.dtype, source)
     if received is not recv.array and source != MPI.PROC_NULL:
         recv.array[...] = received
-    fill(status, seen)
     for observer in comm.observers:
         observer.after(call)
-    given: Array = recv.give()
-    return given
+    return seen
 
 
 def _sendrecv_known(

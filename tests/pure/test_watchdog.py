@@ -16,6 +16,7 @@ class Closing:
 
     name, size, rank, asked_check = "closing", 2, 0, "light"
     partners = patience_s = node = None
+    is_inter = False
 
     def __init__(self, first: bool) -> None:
         self._looks = cycle((first, not first))
