@@ -16,7 +16,7 @@ class Closing:
 
     name, size, rank, asked_check = "closing", 2, 0, "light"
     partners = patience_s = node = None
-    is_inter = False
+    is_inter, remote_size = False, 0
 
     def __init__(self, first: bool) -> None:
         self._looks = cycle((first, not first))
@@ -35,7 +35,7 @@ class Closing:
 def test_a_communicator_may_be_closed_between_two_looks_at_it(
     first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "told", lambda log, number, size: "barrier()")
+    monkeypatch.setattr(watchdog, "past_call", lambda log, number, size: "barrier()")
     comm: Any = Closing(first)
     for call in (0, 1):
         blocked: Any = SimpleNamespace(comm=comm, source=1, number=call)
