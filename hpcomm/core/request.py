@@ -71,6 +71,7 @@ class Request(Generic[T_co]):
         "_born",
         "_call",
         "_error",
+        "_has_failed",
         "_moving",
         "_pending",
         "_stages",
@@ -80,6 +81,7 @@ class Request(Generic[T_co]):
         "waits_for",
     )
 
+    _has_failed: bool
     _memory: object = None  # what MPI reads or writes, if stages do not keep it
 
     def __init__(self, call: object, stages: StagesOf[T_co], status: AnyStatus | None = None) -> None:
@@ -261,6 +263,8 @@ class Request(Generic[T_co]):
             if hasattr(each, "withdraw"):  # an Arrival, which would take a message for nobody
                 each.withdraw()
         abandon(self._pending, self._stages, self._memory)
+        if getattr(self, "_has_failed", False):  # somebody has been told that it cannot complete
+            return
         warnings.warn_explicit(  # a ResourceWarning would not be shown
             f"{self.call}, started at {self.birth}, was dropped before it was complete; "
             "keep the request and wait()",
@@ -418,6 +422,8 @@ class Polled:
             key, forget = id(self), _polled.pop
             _polled[key] = weakref.ref(self, lambda _: forget(key, None))
         if self.failure is not None:
+            for request in self.requests:
+                request._has_failed = True
             raise self.failure
 
 

@@ -339,7 +339,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         WORLD.Barrier()
         if WORLD.rank == 0:
             made.unlink()
-        monkeypatch.setattr(there, "shared", made)
+        monkeypatch.setattr(segment, "current", there._replace(shared=made))
 
     return cut
 
