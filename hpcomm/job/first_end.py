@@ -19,7 +19,7 @@ from contextlib import suppress
 from select import EPOLLIN, epoll
 from struct import Struct
 
-from .launcher import HYDRA, call, environ_of, launcher_of, name_of, parent_of
+from .launcher import HYDRA, call, environ_of, is_supervised, launcher_of, name_of, parent_of
 
 _FLAGS = Struct("qq")  # ended, failed: how a rank's record begins
 _HIGH = 512  # above the connection's number
@@ -28,8 +28,8 @@ _HIGH = 512  # above the connection's number
 def hold() -> int:
     """The number of this rank's pipe, for life; 0: nobody watches, as Hydra has not started this rank, or
     others name those that are killed."""
-    named = os.environ.keys() & {"HPCOMM_JOB", "HPCOMM_SPEC"}
-    if named or name_of(launcher_of(os.getpid())) != "hydra_pmi_proxy":
+    launcher = launcher_of(os.getpid())
+    if name_of(launcher) != "hydra_pmi_proxy" or _is_named(launcher):
         return 0
     read, write = os.pipe()
     try:
@@ -39,6 +39,14 @@ def hold() -> int:
     finally:
         os.close(read)
         os.close(write)
+
+
+def _is_named(proxy: int) -> bool:
+    """Whether `hpcomm run` names the ranks of this proxy; a plain mpiexec may run inside of such a job, too."""
+    if "HPCOMM_SPEC" in os.environ or "HPCOMM_JOB" not in os.environ:
+        return "HPCOMM_SPEC" in os.environ
+    hydra = parent_of(proxy)
+    return name_of(hydra) not in HYDRA or is_supervised(hydra)
 
 
 def watch(file: int, at: int, nbytes: int, ranks: Sequence[tuple[int, int]]) -> None:
