@@ -416,7 +416,8 @@ class Asked(NamedTuple):
         """What is to be said of it. answer: its own, if one has come."""
         if self.has_gone_on:
             return self.call if answer is None else f"{self.call}, and has gone on to {answer}"
-        return answer or f"{self.call or 'another call'}, and gave no answer when asked where"
+        end = "has ended" if self.region.ended else "gave no answer when asked where"
+        return answer or f"{self.call or 'another call'}, and {end}"
 
 
 def asked_why(
@@ -444,7 +445,7 @@ def asked_why(
     deadline = time.monotonic() + DESCRIPTION_S
     while questions and time.monotonic() < deadline:
         for rank, asking in list(questions.items()):
-            if (answer := asked[rank].region.answer_to(asking)) is not None:
+            if (answer := asked[rank].region.answer_to(asking)) is not None or asked[rank].region.ended:
                 rows[rank] = asked[rank].row(answer)
                 del questions[rank]
         time.sleep(1e-3)
