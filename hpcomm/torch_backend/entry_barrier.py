@@ -405,8 +405,10 @@ class EntryBarrier:
             width *= _BLOCK
         found: list[list[int]] = []
         _ask(lambda: found.append(list(islice(absent(0, width), _NAMED + 1)))).join(_STORE_S)
-        far = [rank for rank in range(size) if rank != self._comm.rank and rank not in self._lives]
-        return found[0] if found else far  # from which it is cut off
+        if found:
+            return found[0]
+        # It is cut off from those of other hosts.
+        return [rank for rank in range(size) if rank != self._comm.rank and rank not in self._lives]
 
 
 def _ask(store: Callable[[], object]) -> threading.Thread:
