@@ -42,7 +42,7 @@ def hold() -> int:
 
 
 def _is_named(proxy: int) -> bool:
-    """Whether `hpcomm run` names the ranks of this proxy; a plain mpiexec may run inside of such a job, too."""
+    """Whether `hpcomm run` names the ranks of this proxy; a plain mpiexec may run inside of its job, too."""
     if "HPCOMM_SPEC" in os.environ or "HPCOMM_JOB" not in os.environ:
         return "HPCOMM_SPEC" in os.environ
     hydra = parent_of(proxy)
