@@ -31,10 +31,18 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.limits import REPORT_S, SILENT_S, WATCHDOG_AFTER_S, WATCHDOG_GLANCE_S, WATCHDOG_TICK_S
+from ..core.limits import (
+    DESCRIPTION_S,
+    REPORT_S,
+    SILENT_S,
+    WATCHDOG_AFTER_S,
+    WATCHDOG_GLANCE_S,
+    WATCHDOG_TICK_S,
+)
 from ..core.request import Polled, Request, polled
 from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError, is_ours
+from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
@@ -44,7 +52,7 @@ from .one_thread import ConcurrentCalls
 from .other_sort import crossed, passed_over
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..core.comm import Comm
     from .heartbeat import Heartbeat
@@ -173,11 +181,8 @@ def _watch(
 def _attend(node_segment: NodeSegment | None, beat: Heartbeat | None) -> None:
     """Answer what others ask, and let other hosts know that this rank lives."""
     _serve()
-    if node_segment is None:
-        return
-    if (question := node_segment.mine.question) is not None:
-        node_segment.mine.answer(question, describe_call())
-    if beat is not None:
+    _answer()
+    if beat is not None and node_segment is not None:
         beat.beat()
         node_segment.mine.note = beat.silent()
 
@@ -273,10 +278,9 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
     """What a call waits for, and what those are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     late = _late(call)
-    asked = [(rank, region, region.ask()) for rank, region in late[:_SHOWN]]
-    time.sleep(2 * WATCHDOG_TICK_S if asked else 0)
-    for rank, region, question in asked:
-        lines.append(f"  for rank {rank}: {region.answer_to(question) or 'it gives no answer'}")
+    asked = late[:_SHOWN]
+    for (rank, _), text in zip(asked, _answers([region for _, region in asked]), strict=True):
+        lines.append(f"  for rank {rank}: {text or 'it gives no answer'}")
     if late[_SHOWN:]:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
     if not asked and call.number == 0 and call.source is not None and call.source >= 0:
@@ -285,6 +289,24 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
         lines.append(f"  {there}")
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
+
+
+def _answers(regions: Sequence[Region]) -> list[str | None]:
+    """What the ranks of these records are doing, as far as they say it in time; this one answers, too."""
+    questions = [region.ask() for region in regions]
+    end = time.monotonic() + DESCRIPTION_S
+    while True:
+        said = [region.answer_to(question) for region, question in zip(regions, questions, strict=True)]
+        if None not in said or time.monotonic() > end:
+            return said
+        time.sleep(_BRIEF_S)
+        _answer()
+
+
+def _answer() -> None:
+    own = None if segment.current is None else segment.current.mine
+    if own is not None and (question := own.question) is not None:
+        own.answer(question, describe_call())
 
 
 _ASKED = 10  # times that requests are asked between looks that count: MPI progresses only while it is asked
@@ -398,9 +420,7 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         ring, _ = _logs(comm)
         text, own = past_call(other, number, comm.size), ring and past_call(ring, number, comm.size)
         if text is None:
-            question = region.ask()
-            time.sleep(2 * WATCHDOG_TICK_S)
-            text = region.answer_to(question) or describe(other.posted(number) or 0, comm.size)
+            text = _answers([region])[0] or describe(other.posted(number) or 0, comm.size)
         mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
         rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
         node = comm.node

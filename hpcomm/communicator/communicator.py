@@ -469,7 +469,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     def watched(self) -> tuple[CallLog, list[tuple[int, Region, CallLog]]] | None:
         """This rank's call log, and of the others on this node that note calls, the next one first: rank,
         record, log; None: there is nobody to compare with."""
-        assert self.carriers  # an AttributeError while the ranks still meet: the watchdog looks
+        assert self.block_channel is not None  # an AttributeError while the ranks meet: the watchdog looks
         if self.call_logs is None or not self.noting or self.compared == "off":
             return None
         order, logs, regions = self.near_ranks, self.call_logs, self.node_regions

@@ -20,6 +20,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.communicator import communicator as making
 from hpcomm.node import domains
 
 
@@ -894,3 +895,20 @@ def test_a_call_that_another_thread_closes_under_it_says_so(comm: Any) -> None:
     with pytest.raises(hpcomm.UsageError, match="was closed while this call began"):
         dup.all_reduce(np.ones(8)[::2])
     assert comm.all_reduce(1) == comm.size
+
+
+@pytest.mark.core
+def test_a_look_while_the_ranks_meet_keeps_nobody_from_comparing(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the watchdog may take, which found nothing to compare with then, and nothing ever after."""
+    exchange, looks = making.exchange_settings, []
+
+    def looked_at(made: Any, *rest: Any) -> Any:
+        looks.append(hasattr(made, "watched"))
+        return exchange(made, *rest)
+
+    monkeypatch.setattr(making, "exchange_settings", looked_at)
+    with hpcomm.Communicator(comm.mpi, name="looked at", check="light") as made:
+        assert looks == [False]
+        assert made.check == ("light" if comm.size > 1 else "off")

@@ -176,7 +176,8 @@ def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: st
 
 
 RANK = (
-    "import atexit\natexit.register(lambda: print(f'handler {hpcomm.world.all_reduce(1)}', flush=True))\n"
+    "import atexit, os\n"
+    "atexit.register(lambda: os.write(1, f'handler {hpcomm.world.all_reduce(1)}\\n'.encode()))\n"
     + FEW
     + """
 import signal, threading
