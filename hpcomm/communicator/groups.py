@@ -130,9 +130,9 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
         ).located("group", comm) from None
     wrong = sorted(r for r, times in Counter(members).items() if not 0 <= r < comm.size or times > 1)
     if wrong or comm.rank not in members:
-        what = f"rank {comm.rank} is not in {_few(members)}"
+        what = f"rank {comm.rank} is not in {short_list(members)}"
         if wrong:
-            what = f"ranks {_few(wrong)} are no ranks of '{comm.name}', or named twice"
+            what = f"ranks {short_list(wrong)} are no ranks of '{comm.name}', or named twice"
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
         raise RankError(what, hint=hint).located("group", comm)
     mpi, number = making(comm, _tag(comm, "group", tag))
@@ -140,14 +140,14 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
     some = everybody.Incl(members)
     everybody.Free()
     try:
-        new = made(comm, "group", name or f"{comm.name}{_few(members)}", mpi.Create_group, some, number)
+        new = made(comm, "group", name or f"{comm.name}{short_list(members)}", mpi.Create_group, some, number)
     finally:
         some.Free()
     comm.grouped.note(new, (tag, array("i", members).tobytes()))
     return new
 
 
-def _few(ranks: list[int]) -> str:
+def short_list(ranks: list[int]) -> str:
     """`[0, 1]`, or the first and the last of many."""
     return str(ranks) if len(ranks) <= _NAMED else f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}]"
 

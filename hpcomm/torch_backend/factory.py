@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..communicator.communicator import Communicator
+from ..communicator.groups import short_list
 from ..errors import ConfigError, HpcommError
 from . import rendezvous
 from .names import backends, c10d, dist, label
@@ -92,7 +93,8 @@ def _watched(ranks: list[int], name: str, seconds: float | None) -> Iterator[Non
     group = c10d.GroupMember.WORLD
     carrier = NetworkCollectives(group.comm, group.entry) if isinstance(group, ProcessGroupMPI) else None
     if carrier is not None:
-        carrier.call, carrier.needs = (0, seconds or group.seconds, lambda: f"making group '{name}'"), ranks
+        made = f"making group '{name}' of {short_list(ranks)}"
+        carrier.call, carrier.needs = (0, seconds or group.seconds, lambda: made), ranks
         carrier.inside = time.monotonic()
     try:
         yield
