@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+__all__ = ["MPI", "LazyModule", "loaded", "np", "once", "undisturbed"]
 
 T = TypeVar("T")
 
@@ -27,6 +29,14 @@ class LazyModule:
         value = getattr(import_module(self.__name__), attribute)
         self.__dict__[attribute] = value
         return value
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mpi4py import MPI
+else:
+    np = LazyModule("numpy")
+    MPI = LazyModule("mpi4py.MPI")
 
 
 class once(Generic[T]):  # noqa: N801  a decorator

@@ -12,15 +12,14 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from .._lazy import MPI
 
+if TYPE_CHECKING:
     from ..transport import mpi as transport
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
 _serial = count()

@@ -14,16 +14,10 @@ core do not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from .._lazy import MPI
 from ..agree import runtime
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 _LOOKS = 8  # each may only let MPI see the next message that has arrived, of whatever communicator
 

@@ -13,7 +13,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .._lazy import once
+from .._lazy import MPI, once
 from ..agree import agreement, runtime
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
@@ -50,8 +50,6 @@ from .pickling import encode
 from .timeouts import Timeout
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..agree.partners import Partners
     from ..core.operation import Observer
     from ..core.request import Request
@@ -60,10 +58,6 @@ if TYPE_CHECKING:
     from ..node.segment import Region
     from .payload import Payload
     from .pickling import Pickler
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 
 class Communicator(Mpi4pyNames, ClosedByAll):

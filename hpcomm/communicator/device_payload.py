@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import loaded
+from .._lazy import loaded, np
 from ..core import buffer, dtypes
 from ..core.operation import Call
 from ..device.libraries import LIBRARIES, library_of
@@ -25,8 +25,6 @@ from .block_channel import part_tag
 from .payload import OnDevice, Payload
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..core.buffer import Buffer, DeviceBuffer, Shape
     from ..core.dtypes import Dtype
     from ..core.request import Stages
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     staging = LazyModule("hpcomm.transport.device.staging")
 

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from .._lazy import MPI, np
 from ..core.signature import head
 from ..errors import HpcommError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from ..agree import wrapping
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     dtypes = LazyModule("hpcomm.core.dtypes")
     reduction = LazyModule("hpcomm.core.reduction")
     transport = LazyModule("hpcomm.transport.mpi")

@@ -16,17 +16,12 @@ from functools import lru_cache
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
 from .payload import cut, pooled
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.request import Stages
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 FEW = 16  # ranks of a group up to which each sends to all: nothing passes through others
 _ALIGN, _ALIGN_SHORT, _SHORT = 64, 16, 1024  # bytes on which a block begins; one of less than so many

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from .._lazy import loaded
+from .._lazy import loaded, np
 from ..agree.agreement import refused
 from ..errors import HpcommError, UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..core import buffer
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
 
 Array = TypeVar("Array")

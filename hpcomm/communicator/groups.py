@@ -12,6 +12,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from zlib import crc32
 
+from .._lazy import MPI
 from ..agree.agreement import refused
 from ..core.limits import REFUSAL_S
 from ..core.request import abandon
@@ -24,8 +25,6 @@ from .block_channel import making, rank_there
 from .pickling import Pickler, chosen
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..node import domains
     from .communicator import Communicator
     from .mesh import Mesh
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     domains = LazyModule("hpcomm.node.domains")
 
 T = TypeVar("T")

@@ -20,15 +20,13 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import loaded
+from .._lazy import MPI, loaded
 from ..agree.message_kinds import tag_place
 from ..core.limits import GUARD_PROBED
 from ..transport import guarded_receive
 from ..transport.matching import add_tag, is_awaited, is_plain_tag
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.dtypes import Dtype
     from ..transport import mpi as transport
     from .communicator import Communicator
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
 _MOST = 1024  # kinds of calls

@@ -12,6 +12,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
+from .._lazy import MPI
 from ..agree import arrivals
 from ..core.signature import head
 from ..device import driver
@@ -22,14 +23,8 @@ from .dropped import NOTHING
 from .pickling import mark_of
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..node.segment import NodeSegment
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 _FEW = 4096  # bytes that go by the core
 _MARK = 4  # bytes of a communicator's mark

@@ -6,20 +6,12 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from .._lazy import MPI, np
 from ..agree.agreement import refused
 from ..core.signature import VERBS
 from ..errors import UsageError, where
-
-if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
-    np = LazyModule("numpy")
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 

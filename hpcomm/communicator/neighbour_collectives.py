@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
+from .._lazy import MPI, np
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages
@@ -22,8 +23,6 @@ from ..transport.exchange_comm import channel
 from .neighbour_ragged import RaggedNeighbours
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from ..core import buffer
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     progress = LazyModule("hpcomm.transport.progress")

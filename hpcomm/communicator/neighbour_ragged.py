@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
+from .._lazy import MPI, np
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Pending, Request, Stages
@@ -15,8 +16,6 @@ from .communicator import Communicator
 from .payload import DevicePayload, Payload
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from ..core import dtypes
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
     dtypes = LazyModule("hpcomm.core.dtypes")
     progress = LazyModule("hpcomm.transport.progress")

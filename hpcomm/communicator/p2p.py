@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
+from .._lazy import MPI, np
 from ..core.operation import Call
 from ..core.request import Request
 from ..core.status import Status
@@ -27,8 +28,6 @@ from .known_messages import known_receive, known_send, remember_receive, remembe
 from .unknown_length import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from ..core import buffer, dtypes
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
     collectives = LazyModule("hpcomm.communicator.collectives")

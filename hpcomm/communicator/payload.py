@@ -17,20 +17,16 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import np
 from ..core.limits import EAGER_OBJECT, HEADER
 from ..errors import HpcommError, PeerFailedError
 from .block_channel import part_tag
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..core.buffer import DeviceBuffer
     from ..core.types import Bytes
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _LEAST_HEADER = 128  # of so many ranks that such headers of all would be more than
 _HEADERS = 1 << 20  # bytes, as long as that is possible

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 
+from .._lazy import MPI
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages, StagesOf
@@ -19,15 +20,12 @@ from .payload import Payload, pooled, refusal
 from .timeouts import waited
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.types import AnyStatus
     from ..transport import mpi as transport
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
 from ..core.limits import EAGER_OBJECT, HEADER
 from ..core.request import Request, Stages, rounds_under_way
 from ..transport.matching import Arrival
@@ -36,15 +37,12 @@ from .payload import (  # fmt: skip
 )
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..transport import mpi as transport
     from . import device_payload
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
     transport = LazyModule("hpcomm.transport.mpi")
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
+from .._lazy import MPI
 from ..agree.agreement import refused
 from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from inspect import Signature
 
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from ..core import buffer, types
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     prepare = LazyModule("hpcomm.transport.prepare")
     schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .._lazy import MPI
 from ..core.operation import Call
 from ..errors import UsageError
 from ..transport import guarded_receive, matching
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core import buffer
     from ..transport import mpi as transport
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 

@@ -8,19 +8,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from .._lazy import MPI
 from ..core.status import Status
 from ..transport.matching import fill, is_awaited, is_there, source_and_tag
 from ..transport.progress import drive
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.request import Stages
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 
 def probe(comm: Communicator, source: int | None = None, tag: int | None = None) -> Status:

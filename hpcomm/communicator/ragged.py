@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .._lazy import loaded
+from .._lazy import loaded, np
 from ..core.request import Request
 from ..core.status import Status
 from ..errors import DtypeError, HpcommError, UsageError
@@ -22,7 +22,6 @@ from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
 from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..core import buffer, dtypes
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
     dtypes = LazyModule("hpcomm.core.dtypes")

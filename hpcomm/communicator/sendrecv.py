@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._lazy import MPI, np
 from ..core.operation import Call
 from ..errors import HpcommError, LayoutError
 from ..transport import guarded_receive
@@ -12,9 +13,6 @@ from .known_messages import known_receive, known_send, remember_receive, remembe
 from .p2p import check_writable, receive_carefully, receive_into, send_carefully
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ..core import buffer
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, AnyStatus, Array
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     prepare = LazyModule("hpcomm.transport.prepare")
     transport = LazyModule("hpcomm.transport.mpi")

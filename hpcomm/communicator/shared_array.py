@@ -8,6 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import np
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
@@ -17,7 +18,6 @@ from ..node.segment import all_of, opened
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
     from ..core import dtypes
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
     transport = LazyModule("hpcomm.transport.mpi")
 

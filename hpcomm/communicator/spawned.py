@@ -19,6 +19,7 @@ import sys
 from operator import index
 from typing import TYPE_CHECKING, cast
 
+from .._lazy import MPI
 from ..agree import runtime
 from ..agree.agreement import refused
 from ..errors import ConfigError, UsageError
@@ -29,13 +30,10 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Sequence
 
-    from mpi4py import MPI
-
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    MPI = LazyModule("mpi4py.MPI")
     pathlib = LazyModule("pathlib")  # 5 ms of every rank's start
 
 _MAIN = "from hpcomm.communicator.spawned import main; main()"

@@ -9,6 +9,7 @@ from functools import partial
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI, np
 from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
@@ -17,9 +18,6 @@ from .groups import agreed, made, mapped
 from .neighbour_collectives import Topology
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ..core.request import Pending
     from ..transport import mpi as transport
     from ..transport.mpi import Spec
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
 

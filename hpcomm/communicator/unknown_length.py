@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI, np
 from ..core.operation import Call
 from ..core.request import Request, Stages
 from ..errors import MismatchError, where
 from ..transport.matching import Arrival, fill
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import DTypeLike
 
     from ..core import buffer, dtypes
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
     transport = LazyModule("hpcomm.transport.mpi")

@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
 from zlib import crc32
 
+from .._lazy import MPI, np
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..core.request import Pause
@@ -33,8 +34,6 @@ from .shared_array import shape_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     from ..core import buffer, dtypes
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
     prepare = LazyModule("hpcomm.transport.prepare")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import loaded
+from .._lazy import loaded, np
 from ..errors import GRADIENT_FORM, DtypeError, LayoutError, UsageError
 from . import dtypes, result_memory
 from .dtypes import Dtype
@@ -22,7 +22,6 @@ from .limits import RESULT_LARGE
 if TYPE_CHECKING:
     from types import ModuleType
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -33,7 +32,6 @@ else:
     from .._lazy import LazyModule
 
     arrays = LazyModule("hpcomm.device.arrays")
-    np = LazyModule("numpy")
 
 Shape = tuple[int, ...]
 _WORK = 10_000  # effort that an exact test for overlap may cost

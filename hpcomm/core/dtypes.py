@@ -12,17 +12,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from .._lazy import np
 from ..errors import DtypeError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from .types import AnyArray
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 
 class Dtype(NamedTuple):

@@ -26,17 +26,13 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import np
 from ..errors import LayoutError, RankError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..core.types import AnyArray
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 Shape = tuple[int, ...]
 Split = str | Sequence[str] | None

@@ -14,21 +14,15 @@ from functools import lru_cache
 from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._lazy import MPI, np
 from ..errors import DtypeError, UsageError
 from . import dtypes
 from .dtypes import Dtype
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",

@@ -20,20 +20,15 @@ from numbers import Real
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
+from .._lazy import MPI
 from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, source_line
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
 
-    from mpi4py import MPI
-
     from .comm import Comm
     from .status import Status
     from .types import AnyStatus
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 T_co = TypeVar("T_co", covariant=True)
 

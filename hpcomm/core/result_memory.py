@@ -10,16 +10,10 @@ import mmap
 import weakref
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._lazy import np
 from .limits import RESULT_KEPT, RESULT_LARGE
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _HUGE_PAGE = 2 << 20  # bytes
 _free: deque[mmap.mmap] = deque()  # the last one was given back last; threads may do so at any time

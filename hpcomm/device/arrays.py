@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import loaded
+from .._lazy import loaded, np
 from ..core import dtypes
 from ..errors import DtypeError, LayoutError
 from .driver import Device, driver
@@ -20,13 +20,7 @@ from .libraries import LIBRARIES, library_of, stream_of
 if TYPE_CHECKING:
     from types import ModuleType
 
-    import numpy as np
-
     from ..core.dtypes import Dtype
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 Shape = tuple[int, ...]
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import np
 from ..errors import ConfigError, LayoutError, TransportError
 from .library import Library, bound_cuda, loaded
 from .nccl import Nccl
@@ -21,13 +22,7 @@ from .nccl import Nccl
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
-
     from ..core.types import AnyArray
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 
 class Handle(ctypes.Structure):

@@ -8,17 +8,13 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any, Self
 
+from .._lazy import np
 from ..errors import UsageError, where
 from .numpy_protocol import NumpyLike
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
     "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,

@@ -29,6 +29,7 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI, np
 from ..core.limits import STARTED_ALONE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..transport.datatypes import divided, gathered, gathers, spec
@@ -37,9 +38,6 @@ from ..transport.exchange_comm import Channel, channel
 from .negotiation import Capabilities, agreed
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ..communicator.communicator import Communicator
     from ..communicator.persistent import Plan
     from ..core import buffer
@@ -49,8 +47,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     buffer = LazyModule("hpcomm.core.buffer")
     transport = LazyModule("hpcomm.transport.mpi")
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
 
+from .._lazy import np
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
@@ -27,7 +28,6 @@ from .slices import Step, meeting, parse
 if TYPE_CHECKING:
     from types import EllipsisType
 
-    import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import TypeVar
 
@@ -48,7 +48,6 @@ else:
 
     A = TypeVar("A")
 
-    np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")

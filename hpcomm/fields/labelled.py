@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._lazy import np
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.html import sheet
 from ..core.partition import Partition
@@ -13,13 +14,7 @@ from ..job.optional_packages import load
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
-
     from ..communicator.communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 F = TypeVar("F")
 

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._lazy import MPI
 from ..core.limits import CHANNEL_MOST
 from ..errors import MismatchError
 from ..node.channels import attached, has_memory, reserved
@@ -16,15 +17,9 @@ from ..transport.datatypes import alone, is_scattered
 from ..transport.endpoints import count, on_device
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..communicator.communicator import Communicator
     from ..node._native.core import Channel
     from ..transport.endpoints import View
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 # Bits of a wish: views as messages of their own, on a device, by a channel:
 _ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from .._lazy import np
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from ..communicator.communicator import Communicator
     from ..core import dtypes
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits

@@ -11,13 +11,13 @@ import math
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from .._lazy import np
 from ..errors import DtypeError, LayoutError, UsageError, where
 from .numbers import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from ..core import dtypes
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
 _OVER_THE_WHOLE = {  # numpy's function: method of the field

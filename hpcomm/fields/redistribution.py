@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import np
 from ..communicator.communicator import Communicator
 from ..core.partition import Box, Partition, Points, integers
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
@@ -17,13 +18,10 @@ from . import routing
 from .exchange import Exchange
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..core import buffer, dtypes
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
 

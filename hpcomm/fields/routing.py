@@ -9,17 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from .._lazy import np
 from ..core.partition import Box, Partition, Points, Shape, Widths, integers
 from ..errors import LayoutError
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 Width = int | Sequence[int | Sequence[int]]
 Region = Box | Any  # a Box, or an ascending array of global indices of the first axis

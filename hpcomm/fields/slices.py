@@ -6,16 +6,12 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .._lazy import np
 from ..core.partition import Partition, Points
 from ..errors import LayoutError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 Step = tuple[int, int, int]
 Places = tuple["slice | NDArray[np.int64]", ...]  # along each axis

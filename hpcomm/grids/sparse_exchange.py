@@ -8,10 +8,9 @@ has something for, and takes part in one barrier: nothing grows with the number 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from .._lazy import MPI
 
 _TAG = 0
 _NAP_S = 5e-5

@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from .._lazy import np
+
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..core.operation import Call
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 
 def have_counted(call: Call) -> None:

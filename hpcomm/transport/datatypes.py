@@ -7,20 +7,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._lazy import MPI, np
 from ..core.limits import VIEW_ALONE, VIEWS_ALONE
 from .endpoints import Rows
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
     from numpy.typing import NDArray
 
     View = NDArray[Any]
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
 
 
 class _Habits(NamedTuple):

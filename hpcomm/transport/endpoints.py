@@ -7,10 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._lazy import np
 from ..core.limits import COPIED_BY_PYTHON
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..core import buffer
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
     buffer = LazyModule("hpcomm.core.buffer")
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._lazy import MPI
+
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.comm import Comm
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 
 class Channel(NamedTuple):

@@ -22,18 +22,13 @@ import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
 from ..core.limits import GUARD_LEFT, GUARD_PROBED
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.comm import Comm
 
     Part = tuple[Any, int, MPI.Datatype]
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 _KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
 

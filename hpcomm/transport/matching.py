@@ -18,22 +18,18 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI, np
 from ..core.request import Pause
 from ..core.status import Status
 from ..errors import HpcommError, RankError, UsageError, known_ranks
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ..core.comm import Comm
     from ..core.types import AnyStatus
     from . import mpi as transport
 else:
     from .._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     transport = LazyModule("hpcomm.transport.mpi")
 
 _ANY_MPI = 32767  # tags up to here are taken by every MPI

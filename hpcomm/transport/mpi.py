@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
+from .._lazy import np
 from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
@@ -24,7 +25,6 @@ from .matching import add_tag
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ..core.comm import Comm
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from ..core.types import AnyArray
 
     Spec = tuple[NDArray[Any], int, MPI.Datatype]
-else:
-    from .._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _NAMES = {
     "all_gather": "Allgather",

@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from .._lazy import MPI
 from ..agree import runtime
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
 from ..core.request import (
@@ -29,14 +30,6 @@ from ..core.request import (
     on_rounds,
 )
 from ..errors import WaitTimeoutError, is_ours
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
 
 
 class After(Protocol):

@@ -14,18 +14,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ..._lazy import np
 from ...core.partition import Points
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     from ...core.types import AnyArray
     from ..field import Field
-else:
-    from ..._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _BLOCK = 1 << 16  # units that are widened at a time: what fits into the cache
 

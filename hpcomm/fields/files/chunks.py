@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..._lazy import np
 from ...core.partition import Box, Partition, cuts, integers
 from ...errors import LayoutError
 from ..field import Field
@@ -14,13 +15,7 @@ from . import file_folder
 from .file_folder import PathLike
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ...core.types import AnyArray
-else:
-    from ..._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 Chunks = bool | Sequence[int]
 _LARGEST = 64 << 20  # bytes of a chunk that nobody asked for

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union, cast
 
+from ..._lazy import MPI, np
 from ...communicator.mesh import Mesh, ranks_of
 from ...core.partition import Partition, Points
 from ...errors import (
@@ -35,16 +36,11 @@ from ...errors import (
 from ..field import Field
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ...communicator.communicator import Communicator
     from ...core import dtypes
 else:
     from ..._lazy import LazyModule
 
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
     dtypes = LazyModule("hpcomm.core.dtypes")
 
 PathLike = Union[str, "os.PathLike[str]"]

@@ -20,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..._lazy import np
 from ...communicator.mesh import Mesh, ranks_of
 from ...errors import HpcommError, UsageError, demand, where
 from ...job.optional_packages import load as load_package
@@ -28,15 +29,9 @@ from . import file_folder, npy
 from .chunks import Chunks, boxes, chunk_shape, share, values
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ...communicator.communicator import Communicator
     from ...core.partition import Box, Partition, Points, Split
     from ...core.types import AnyArray
-else:
-    from ..._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _MODES = ("w", "a", "r+", "x", "w-")
 _METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._lazy import MPI, np
 from ...communicator.mesh import Mesh, ranks_of
 from ...core.partition import Partition, Points, Split
 from ...errors import HpcommError, UsageError, demand, where
@@ -21,16 +22,8 @@ from ..field import Field
 from . import file_folder
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ...communicator.communicator import Communicator
     from ...core.types import AnyArray
-else:
-    from ..._lazy import LazyModule
-
-    np = LazyModule("numpy")
-    MPI = LazyModule("mpi4py.MPI")
 
 _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
 

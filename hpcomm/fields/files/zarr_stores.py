@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..._lazy import np
 from ...communicator.mesh import Mesh, ranks_of
 from ...errors import HpcommError, MissingError, demand
 from ...job.optional_packages import load as load_package
@@ -16,14 +17,8 @@ from .chunks import Chunks, boxes, chunk_shape, share, values
 if TYPE_CHECKING:
     from types import ModuleType
 
-    import numpy as np
-
     from ...communicator.communicator import Communicator
     from ...core.partition import Partition, Points, Split
-else:
-    from ..._lazy import LazyModule
-
-    np = LazyModule("numpy")
 
 _COMPLETE = "all_chunks_written"  # attribute of an array
 

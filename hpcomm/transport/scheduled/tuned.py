@@ -11,13 +11,11 @@ import platform
 from bisect import bisect_left
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ..._lazy import MPI
 from ...errors import ConfigError
 from .. import mpi_control_variables
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class Choices(NamedTuple):
