@@ -20,6 +20,7 @@ from . import payload_transport
 from .payload import Payload
 from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
 from .pickling import decode
+from .timeouts import waited
 
 if TYPE_CHECKING:
     from ..core import reduction
@@ -135,6 +136,11 @@ def sendrecv_object(
     """Send obj to dest and receive another from source at once, without deadlock."""
     peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
     going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
+    if comm.timeout_s is not None:
+        taken = Status() if status is None else status
+        result = waited(comm, ireceive(comm, "recv_object", source, recvtag, taken, decode))
+        waited(comm, going)
+        return result
     try:
         return receive(comm, "sendrecv_object", source, recvtag, status, decode)
     finally:

@@ -18,9 +18,11 @@ from ..core.status import Status
 from ..errors import HpcommError, LayoutError, UsageError
 from ..transport import guarded_receive
 from ..transport.matching import (
+    Envelope,
     fill,
     is_awaited,
     peer_rank,
+    source_and_tag,
     source_rank,
     tag_number,
 )
@@ -202,7 +204,8 @@ def recv(
     """
     peer: Any = src if source is None else source
     if status is not None or async_op or (known := known_receive(comm, out, peer, tag, True)) is None:
-        return receive_carefully(comm, out, peer, tag, dtype, shape, status, async_op)
+        envelope = envelope_of(comm, peer, tag, status, async_op)
+        return receive_carefully(comm, out, dtype, shape, envelope, async_op)
     (part, probed, tags), seen = known, MPI.Status()
     number = MPI.ANY_TAG if tag is None else tag
     try:
@@ -248,7 +251,8 @@ def irecv(
     peer: Any = src if source is None else source
     known = known_receive(comm, out, peer, tag, False)
     if known is None:
-        request: Request[Any] = receive_carefully(comm, out, peer, tag, dtype, shape, None, True)
+        envelope = envelope_of(comm, peer, tag, None, True)
+        request: Request[Any] = receive_carefully(comm, out, dtype, shape, envelope, True)
         return request
     number = MPI.ANY_TAG if tag is None else tag
     try:
@@ -345,15 +349,21 @@ def _going(sent: Any, async_op: bool, comm: Communicator, dest: int) -> Any:
     return sent
 
 
+def envelope_of(
+    comm: Communicator, source: int | None, tag: int | None, status: AnyStatus | None, async_op: bool
+) -> Envelope:
+    """What a receive asks for; there is a status in any case."""
+    source, tag = source_and_tag(comm, "irecv" if async_op else "recv", source, tag)
+    return Envelope(source, tag, Status() if status is None else status)
+
+
 def receive_carefully(
-    comm: Communicator, out: Any, source: Any, tag: Any, dtype: Any, shape: Any, status: Any, async_op: bool
+    comm: Communicator, out: Any, dtype: Any, shape: Any, envelope: Envelope, async_op: bool
 ) -> Any:
     try:
-        comm.check_open("recv")
-        source, tag = source_rank(comm, source), tag_number(comm, tag)
         if out is not None:
             look = _receiver(out)
-            return receive_into(comm, out, look, source, tag, status, async_op)
+            return receive_into(comm, out, look, envelope, async_op)
         if dtype is None:
             raise UsageError(
                 "recv without out needs to know what arrives",
@@ -364,11 +374,10 @@ def receive_carefully(
             record, torch = dtypes.parse(dtype)
             shape = _shape(shape)
             made = buffer.empty(shape, record, torch)
-            return receive_into(comm, None, made, source, tag, status, async_op)
-        status = Status() if status is None else status
+            return receive_into(comm, None, made, envelope, async_op)
         if async_op:
             comm.known_receives.clear()  # they ask MPI alone
-        return in_order(comm, recv_unsized(comm, source, tag, dtype, status), source, tag, status, async_op)
+        return in_order(comm, recv_unsized(comm, dtype, envelope), envelope, async_op)
     except HpcommError as error:
         raise error.located("irecv" if async_op else "recv", comm) from None
 
@@ -396,12 +405,9 @@ def _shape(shape: Shape | int) -> tuple[int, ...]:
     return sizes
 
 
-def receive_into(
-    comm: Communicator, out: Any, look: Buffer, source: int, tag: int, status: Any, async_op: bool
-) -> Any:
-    device_calls = comm.devices
+def receive_into(comm: Communicator, out: Any, look: Buffer, envelope: Envelope, async_op: bool) -> Any:
+    device_calls, (source, tag, status) = comm.devices, envelope
     if device_calls is not None and (device_calls.takes_message(look) or device_calls.messages.held):
-        status = Status() if status is None else status
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
         seen = MPI.Status()
@@ -411,9 +417,8 @@ def receive_into(
             result.status = status
             result.needs(comm, source)
         return result
-    status = Status() if status is None else status
     if device_calls is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
-        return in_order(comm, recv_behind(comm, look, source, tag, status), source, tag, status, async_op)
+        return in_order(comm, recv_behind(comm, look, envelope), envelope, async_op)
     received = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
 
     def finish(seen: MPI.Status | None) -> Any:

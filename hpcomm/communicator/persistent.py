@@ -105,8 +105,9 @@ class Plan(ClosedByAll, Generic[T_co]):
             self._fill()
         call, mpi = self._call, self._comm.mpi_handle
         if call.verb == "recv" and self._started is None and matching.is_awaited(mpi, call.peer, call.tag):
-            stages = recv_behind(self._comm, call.look, call.peer, call.tag, None)
-            self._behind = in_order(self._comm, stages, call.peer, call.tag, None, True)
+            envelope = matching.Envelope(call.peer, call.tag)
+            stages = recv_behind(self._comm, call.look, envelope)
+            self._behind = in_order(self._comm, stages, envelope, True)
             return
         self._begin()
 

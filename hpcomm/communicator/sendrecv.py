@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, np
 from ..core.operation import Call
 from ..errors import HpcommError, LayoutError
 from ..transport import guarded_receive
-from ..transport.matching import fill, is_awaited, peer_rank, source_rank, tag_number
+from ..transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, source_rank, tag_number
+from . import timeouts
 from .known_messages import known_receive, known_send, remember_receive, remember_send
-from .p2p import check_writable, receive_carefully, receive_into, send_carefully
+from .p2p import check_writable, receive_into, send_carefully
 
 if TYPE_CHECKING:
     from ..core import buffer
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from ..transport import mpi as transport
     from ..transport import prepare
     from .communicator import Communicator
-    from .known_messages import Known, Part
 else:
     from .._lazy import LazyModule
 
@@ -47,51 +47,60 @@ def sendrecv(
     Returns:
         out, or the array made.
     """
-    if status is None and x is not out and (part := known_send(comm, x, dest, sendtag)) is not None:
+    if status is None and (part := known_send(comm, x, dest, sendtag)) is not None:
         known = known_receive(comm, out, source, recvtag, True)
         if known is not None and not _may_overlap(part[0], known[0][0]):
-            _sendrecv_known(comm, part, dest, sendtag, known, source, recvtag, out)
-            return out  # type: ignore[return-value]  # it is known, and so an array
+            (into, probed, tags), seen = known, MPI.Status()
+            peer: Any = source
+            number = MPI.ANY_TAG if recvtag is None else recvtag
+            try:
+                if into[1] < probed:
+                    comm.mpi_handle.Sendrecv(part, dest, sendtag, into, peer, number, seen)
+                else:
+                    ends = Ends(dest, peer, sendtag, number)
+                    transport.swap(comm.mpi_handle, ends, part, into, seen, part[0])
+            except MPI.Exception as error:
+                raise transport.failure(error, "sendrecv", comm, seen, out.nbytes) from None  # type: ignore[union-attr]  # known
+            if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]
+                transport.check_arrived(comm, "sendrecv", out, seen, tags)
+            return out  # type: ignore[return-value]
+    swapped: Array = _sendrecv_carefully(comm, x, out, _ends(comm, dest, source, sendtag, recvtag), status)
+    return swapped
+
+
+def _ends(comm: Communicator, dest: int, source: int | None, sendtag: int, recvtag: int | None) -> Ends:
+    """All four, checked."""
     try:
         comm.check_open("sendrecv")
+        to, by = peer_rank(comm, dest, "dest"), tag_number(comm, sendtag, sending=True)
+        return Ends(to, source_rank(comm, source), by, tag_number(comm, recvtag))
+    except HpcommError as error:
+        raise error.located("sendrecv", comm) from None
+
+
+def _sendrecv_carefully(
+    comm: Communicator, x: object, out: object, ends: Ends, status: AnyStatus | None
+) -> Any:
+    try:
         look = buffer.as_buffer(x)
         recv = look if out is x else _receiving(look, out)
         check_writable(recv)
         if _takes_devices(comm, look, recv):
-            arrived: Array = _sendrecv_devices(comm, look, recv, dest, source, sendtag, recvtag, status)
-            return arrived
+            return _as_two(comm, _beside(comm, look, recv), out, recv, ends, status)
         _check_apart(look, recv)
-        ends = Ends(
-            peer_rank(comm, dest, "dest"),
-            source_rank(comm, source),
-            tag_number(comm, sendtag, sending=True),
-            tag_number(comm, recvtag),
-        )
     except HpcommError as error:
         raise error.located("sendrecv", comm) from None
     packed = np.ascontiguousarray(look.array)
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()
-    if ends.source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, ends.source, ends.recvtag):
+    is_behind = ends.source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, ends.source, ends.recvtag)
+    if is_behind or comm.timeout_s is not None:
         going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
-        request = send_carefully(comm, going, ends.dest, ends.sendtag, True)
-        result: Array = receive_into(comm, out, recv, ends.source, ends.recvtag, status, False)
-        request.wait()
-        return result
+        return _as_two(comm, going, out, recv, ends, status)
     fill(status, _swap(comm, look, packed, recv, ends))
     remember_send(comm, x, look.dtype, ends.dest)
     remember_receive(comm, out, recv.dtype, ends.source)
-    given: Array = recv.give()
-    return given
-
-
-class Ends(NamedTuple):
-    """Where the two messages go and come from, as MPI's numbers."""
-
-    dest: int
-    source: int
-    sendtag: int
-    recvtag: int
+    return recv.give()
 
 
 def _receiving(look: Buffer, out: object) -> Buffer:
@@ -123,60 +132,48 @@ def _swap(comm: Communicator, look: Buffer, packed: AnyArray, recv: Buffer, ends
     into = guarded_receive.guarded(
         transport.message(received, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
     )
-    dest, source, sendtag, recvtag = ends
     try:
-        transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, recvtag, seen, packed)
+        transport.swap(comm.mpi_handle, ends, part, into, seen, packed)
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm, seen, recv.nbytes) from None
     if kinds is not None:
         kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
     transport.check_length(comm, "sendrecv", seen, recv.nbytes)
-    if received is not recv.array and source != MPI.PROC_NULL:
+    if received is not recv.array and ends.source != MPI.PROC_NULL:
         recv.array[...] = received
     for observer in comm.observers:
         observer.after(call)
     return seen
 
 
-def _sendrecv_known(
-    comm: Communicator, part: Part, dest: int, sendtag: int, known: Known, source: Any,
-    recvtag: int | None, out: Any,
-) -> None:  # fmt: skip
-    (into, probed, tags), seen = known, MPI.Status()
-    number = MPI.ANY_TAG if recvtag is None else recvtag
-    try:
-        if into[1] < probed:
-            comm.mpi_handle.Sendrecv(part, dest, sendtag, into, source, number, seen)
-        else:
-            transport.swap(comm.mpi_handle, part, dest, sendtag, into, source, number, seen, part[0])
-    except MPI.Exception as error:
-        raise transport.failure(error, "sendrecv", comm, seen, out.nbytes) from None
-    if seen.Get_count() != out.nbytes or seen.tag not in tags:
-        transport.check_arrived(comm, "sendrecv", out, seen, tags)
-
-
 def _may_overlap(x: Any, out: Any) -> bool:
-    """Of memory as mpi4py takes it, of two arrays that are not the same; of two sorts: as if they did."""
+    """Of memory as mpi4py takes it; of two sorts of arrays: as if they did."""
     if type(x) is not type(out):
         return True
     if type(x) is not np.ndarray:
         return bool(x.address < out.address + out.nbytes and out.address < x.address + x.nbytes)
-    return not (x.flags.owndata and out.flags.owndata) and np.may_share_memory(x, out)
+    return x is out or (not (x.flags.owndata and out.flags.owndata) and np.may_share_memory(x, out))
 
 
-def _sendrecv_devices(
-    comm: Communicator, look: Buffer, recv: Buffer, dest: int, source: int | None, sendtag: int,
-    recvtag: int | None, status: AnyStatus | None,
-) -> Any:  # fmt: skip
-    """sendrecv where arrays may lie on devices; in place, what is sent is a copy."""
-    sent = look.give()
+def _beside(comm: Communicator, look: Buffer, recv: Buffer) -> Buffer:
+    """What is sent where arrays may lie on devices: in place it is a copy."""
     if recv is look or (look.place is None and recv.place is None and buffer.overlap(look.array, recv.array)):
-        sent = comm.devices.copy(look).give()
-    elif look.place is not None and recv.place is not None:
+        copied: Buffer = comm.devices.copy(look)
+        return copied
+    if look.place is not None and recv.place is not None:
         low, there = look.place.address, recv.place.address
         if low < there + recv.nbytes and there < low + look.nbytes:
             raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-    going = send_carefully(comm, sent, dest, sendtag, True)
-    result = receive_carefully(comm, recv.give(), source, recvtag, None, None, status, False)
-    going.wait()
+    return look
+
+
+def _as_two(
+    comm: Communicator, sent: Buffer, out: object, recv: Buffer, ends: Ends, status: AnyStatus | None
+) -> Any:
+    """As two messages: where they go by devices, behind other receives, or within a time."""
+    going = send_carefully(comm, sent, ends.dest, ends.sendtag, True)
+    envelope = Envelope(ends.source, ends.recvtag, status)
+    result = receive_into(comm, out, recv, envelope, comm.timeout_s is not None)
+    result = timeouts.waited(comm, result)
+    timeouts.waited(comm, going)
     return result

@@ -18,15 +18,12 @@ from ..core.verbs import RAGGED
 from ..errors import UsageError, WaitTimeoutError, where
 
 if TYPE_CHECKING:
-    from ..core import buffer
     from ..core.status import Status
-    from ..core.types import AnyStatus
     from . import collectives, reductions
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
-    buffer = LazyModule("hpcomm.core.buffer")
     collectives = LazyModule("hpcomm.communicator.collectives")
     reductions = LazyModule("hpcomm.communicator.reductions")
 
@@ -77,7 +74,8 @@ class Timeout:
 def _verbs(kind: type) -> dict[str, tuple[Callable[..., object], int]]:
     """The verbs that go in the background, too, and where among their arguments that is said; -1: by name.
 
-    Not the collectives, which see to it themselves (collectives.careful, payload_agreement.collective).
+    Not those that see to it themselves: the collectives (collectives.careful, payload_agreement.collective)
+    and sendrecv, of two messages.
     """
     found = {}
     by_themselves = collectives.__name__, reductions.__name__
@@ -131,43 +129,6 @@ def waited(comm: Communicator, request: object) -> object:
         raise
 
 
-def _sendrecv(
-    comm: Communicator,
-    x: Any,
-    dest: int,
-    source: int | None = None,
-    sendtag: int = 0,
-    recvtag: int | None = None,
-    *,
-    out: Any = None,
-    status: Any = None,
-) -> object:
-    look = buffer.as_buffer(x)
-    sent = look.array.copy() if out is x else x
-    target = look.make(look.shape).give() if out is None else out
-    coming = type(comm).recv(comm, target, source, recvtag, status=status, async_op=True)
-    going = type(comm).send(comm, sent, dest, sendtag, async_op=True)
-    result = waited(comm, coming)
-    waited(comm, going)
-    return result
-
-
-def _sendrecv_object(
-    comm: Communicator,
-    obj: object,
-    dest: int,
-    source: int | None = None,
-    sendtag: int = 0,
-    recvtag: int | None = None,
-    *,
-    status: AnyStatus | None = None,
-) -> object:
-    going = comm.isend_object(obj, dest, sendtag)
-    result = waited(comm, type(comm).recv_object(comm, source, recvtag, status=status, async_op=True))
-    waited(comm, going)
-    return result
-
-
 def _probe(
     comm: Communicator, source: int | None = None, tag: int | None = None, *, verb: str = "probe"
 ) -> Status:
@@ -185,8 +146,6 @@ def _probe(
 
 
 _BY_HAND: dict[str, Callable[..., object]] = {
-    "sendrecv": _sendrecv,
-    "sendrecv_object": _sendrecv_object,
     "probe": _probe,
     "probe_object": partial(_probe, verb="probe_object"),
 }

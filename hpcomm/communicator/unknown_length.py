@@ -13,7 +13,7 @@ from .._lazy import MPI, np
 from ..core.operation import Call
 from ..core.request import Request, Stages
 from ..errors import MismatchError, where
-from ..transport.matching import Arrival, fill
+from ..transport.matching import Arrival, Envelope, fill
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -30,20 +30,19 @@ else:
     transport = LazyModule("hpcomm.transport.mpi")
 
 
-def in_order(
-    comm: Communicator, stages: Stages, source: int, tag: int, status: MPI.Status | None, async_op: bool
-) -> Any:
+def in_order(comm: Communicator, stages: Stages, envelope: Envelope, async_op: bool) -> Any:
     """Receive by an Arrival."""
     stages = transport.in_our_words(comm, "recv", stages)
+    source, tag, status = envelope
     request = Request(f"recv(source={source}, tag={tag})", comm.outstanding.begin(stages), status)
     request.needs(comm, source)
     request.in_rounds()
     return request if async_op else request.wait()
 
 
-def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status: MPI.Status | None) -> Stages:
+def recv_behind(comm: Communicator, look: Buffer, envelope: Envelope) -> Stages:
     """Receive into an array, when receives that were begun before have theirs."""
-    arrival = Arrival(comm.mpi_handle, source, tag)
+    arrival = Arrival(comm.mpi_handle, envelope.source, envelope.tag)
     yield [arrival]
     nbytes = arrival.status.Get_elements(MPI.BYTE)
     if nbytes != look.nbytes:
@@ -54,14 +53,13 @@ def recv_behind(comm: Communicator, look: Buffer, source: int, tag: int, status:
     _match(comm, look, arrival)
     if received is not look.array:
         look.array[...] = received
-    fill(status, arrival.status)
+    fill(envelope.status, arrival.status)
     return look.give()
 
 
-def recv_unsized(
-    comm: Communicator, source: int, tag: int, dtype: DTypeLike, status: MPI.Status | None
-) -> Stages:
+def recv_unsized(comm: Communicator, dtype: DTypeLike, envelope: Envelope) -> Stages:
     """Wait for the message, make an array of its length, take it."""
+    source, tag, status = envelope
     record, torch = dtypes.parse(dtype)
     arrival = Arrival(comm.mpi_handle, source, tag)
     raw = None if comm.devices is None else comm.devices.messages.take(source, tag, arrival.status)

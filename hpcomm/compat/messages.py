@@ -64,29 +64,24 @@ class Messages(Surface):
         self, sendbuf: BufSpec, dest: int, sendtag: int = 0, recvbuf: BufSpec | None = None,
         source: int = MPI.ANY_SOURCE, recvtag: int = MPI.ANY_TAG, status: _Status = None,
     ) -> None:  # fmt: skip
-        x, out = plain(sendbuf), plain(recvbuf)
+        x = plain(sendbuf)
+        out = x if recvbuf is sendbuf else plain(recvbuf)
         if x is None or out is None:
             mpi = self.communicator.mpi
             return mpi.Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
-        self._swap(x, out, dest, sendtag, source, recvtag, status)
-
-    def Sendrecv_replace(  # noqa: N802
-        self, buf: BufSpec, dest: int, sendtag: int = 0, source: int = MPI.ANY_SOURCE,
-        recvtag: int = MPI.ANY_TAG, status: _Status = None,
-    ) -> None:  # fmt: skip
-        x = plain(buf)
-        if x is None:
-            return self.communicator.mpi.Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
-        self._swap(x, x, dest, sendtag, source, recvtag, status)
-
-    def _swap(
-        self, x: Array, out: Array, dest: int, sendtag: int, source: int, recvtag: int, status: _Status
-    ) -> None:
         try:
             self.communicator.sendrecv(x, dest, source, sendtag, recvtag, out=out, status=status)
         except MismatchError as error:
             if not is_short(error, status):
                 raise
+
+    def Sendrecv_replace(  # noqa: N802
+        self, buf: BufSpec, dest: int, sendtag: int = 0, source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG, status: _Status = None,
+    ) -> None:  # fmt: skip
+        if plain(buf) is None:
+            return self.communicator.mpi.Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
+        self.Sendrecv(buf, dest, sendtag, buf, source, recvtag, status)
 
     def Probe(  # noqa: N802
         self, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, np
 from ..core.request import Pause
@@ -34,6 +34,23 @@ else:
 
 _ANY_MPI = 32767  # tags up to here are taken by every MPI
 _MOST = 1024  # tags that are kept
+
+
+class Envelope(NamedTuple):
+    """Which message a receive takes, as MPI's numbers, and the user's Status, which it fills."""
+
+    source: int
+    tag: int
+    status: AnyStatus | None = None
+
+
+class Ends(NamedTuple):
+    """Where the two messages of a sendrecv go and come from, as MPI's numbers."""
+
+    dest: int
+    source: int
+    sendtag: int
+    recvtag: int
 
 
 class Arrival:

@@ -21,7 +21,7 @@ from ..core.verbs import REDUCTIONS
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
 from .between_groups import have_counted
-from .matching import add_tag
+from .matching import Ends, add_tag
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
@@ -93,12 +93,9 @@ def by_library(call: Call, status: MPI.Status | None = None) -> None:
 
 def swap(
     mpi: MPI.Comm,
+    ends: Ends,
     part: Spec,
-    dest: int,
-    sendtag: int,
     into: Spec,
-    source: int,
-    recvtag: int,
     status: MPI.Status,
     x: object,
 ) -> None:
@@ -108,8 +105,8 @@ def swap(
     """
     going: Any = None
     try:
-        going = mpi.Isend(part, dest, sendtag)
-        guarded_receive.receive(mpi, into, source, recvtag, status)
+        going = mpi.Isend(part, ends.dest, ends.sendtag)
+        guarded_receive.receive(mpi, into, ends.source, ends.recvtag, status)
         going.Wait()
     except BaseException:
         abandon(going, x)  # its receiver may still come for it
