@@ -13,14 +13,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI
+from ..transport.late import transport
 
 if TYPE_CHECKING:
-    from ..transport import mpi as transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    transport = LazyModule("hpcomm.transport.mpi")
 
 _serial = count()
 

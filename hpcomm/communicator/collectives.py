@@ -18,6 +18,7 @@ from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
+from ..transport.late import host_copy, prepare, schedule_transport, transport
 from . import timeouts
 
 if TYPE_CHECKING:
@@ -26,18 +27,7 @@ if TYPE_CHECKING:
 
     from ..core.request import Request
     from ..core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Operator, Scalar
-    from ..transport import mpi as transport
-    from ..transport import prepare
-    from ..transport.device import host_copy
-    from ..transport.scheduled import schedule_transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    prepare = LazyModule("hpcomm.transport.prepare")
-    host_copy = LazyModule("hpcomm.transport.device.host_copy")
-    transport = LazyModule("hpcomm.transport.mpi")
-    schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
 
 
 # fmt: off

@@ -20,6 +20,7 @@ from .._lazy import loaded, np
 from ..core import buffer, dtypes
 from ..core.operation import Call
 from ..device.libraries import LIBRARIES, library_of
+from ..transport.late import host_copy, staging
 from ..transport.progress import Moving
 from .block_channel import part_tag
 from .payload import OnDevice, Payload
@@ -29,13 +30,7 @@ if TYPE_CHECKING:
     from ..core.dtypes import Dtype
     from ..core.request import Stages
     from ..core.types import AnyArray
-    from ..transport.device import host_copy, staging
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    host_copy = LazyModule("hpcomm.transport.device.host_copy")
-    staging = LazyModule("hpcomm.transport.device.staging")
 
 _DEVICE_MARK = b"\x95laden"  # how a manifest begins; no description of a payload does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes

@@ -18,22 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from .._lazy import MPI, np
 from ..core.signature import head
 from ..errors import HpcommError
+from ..transport.late import dtypes, reduction, transport, wrapping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..agree import wrapping
-    from ..core import dtypes, reduction
     from ..core.types import AnyArray
-    from ..transport import mpi as transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    reduction = LazyModule("hpcomm.core.reduction")
-    transport = LazyModule("hpcomm.transport.mpi")
-    wrapping = LazyModule("hpcomm.agree.wrapping")
 
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 

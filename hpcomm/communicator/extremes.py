@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from .._lazy import loaded, np
 from ..agree.agreement import refused
 from ..errors import HpcommError, UsageError
+from ..transport.late import buffer
 
 if TYPE_CHECKING:
-    from ..core import buffer
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
 
 Array = TypeVar("Array")
 

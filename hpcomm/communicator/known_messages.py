@@ -24,20 +24,16 @@ from .._lazy import MPI, loaded
 from ..agree.message_kinds import tag_place
 from ..core.limits import GUARD_PROBED
 from ..transport import guarded_receive
+from ..transport.late import transport
 from ..transport.matching import add_tag, is_awaited, is_plain_tag
 
 if TYPE_CHECKING:
     from ..core.dtypes import Dtype
-    from ..transport import mpi as transport
     from .communicator import Communicator
 
     Part = tuple[Any, int, MPI.Datatype]  # memory, elements, type: what mpi4py takes
     Look = Callable[[Any], Part | None]
     Known = tuple[Part, int, set[int]]
-else:
-    from .._lazy import LazyModule
-
-    transport = LazyModule("hpcomm.transport.mpi")
 
 _MOST = 1024  # kinds of calls
 

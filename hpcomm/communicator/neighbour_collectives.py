@@ -18,29 +18,18 @@ from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
 from ..errors import HpcommError, LayoutError, where
+from ..transport import progress
 from ..transport.endpoints import set_zero, share_memory
 from ..transport.exchange_comm import channel
+from ..transport.late import buffer, host_copy, prepare, staging, transport
 from .neighbour_ragged import RaggedNeighbours
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..core import buffer
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
-    from ..transport import mpi as transport
-    from ..transport import prepare, progress
-    from ..transport.device import host_copy, staging
     from ..transport.mpi import Spec
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    host_copy = LazyModule("hpcomm.transport.device.host_copy")
-    progress = LazyModule("hpcomm.transport.progress")
-    staging = LazyModule("hpcomm.transport.device.staging")
-    prepare = LazyModule("hpcomm.transport.prepare")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 class Topology(RaggedNeighbours):

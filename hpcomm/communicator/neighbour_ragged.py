@@ -11,28 +11,19 @@ from ..core.operation import Call
 from ..core.request import Pending, Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..errors import HpcommError, UsageError
+from ..transport import progress
 from ..transport.exchange_comm import channel
+from ..transport.late import dtypes, transport
+from . import device_payload, ragged
 from .communicator import Communicator
 from .payload import DevicePayload, Payload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..core import dtypes
     from ..core.types import Array, ArrayLike, Later, Now
-    from ..transport import mpi as transport
-    from ..transport import progress
     from ..transport.exchange_comm import Channel
     from ..transport.mpi import Spec
-    from . import device_payload, ragged
-else:
-    from .._lazy import LazyModule
-
-    device_payload = LazyModule("hpcomm.communicator.device_payload")
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    progress = LazyModule("hpcomm.transport.progress")
-    ragged = LazyModule("hpcomm.communicator.ragged")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 class RaggedNeighbours(Communicator):

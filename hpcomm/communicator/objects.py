@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 from ..core.request import Request
 from ..core.status import Status
 from ..errors import HpcommError, UsageError
+from ..transport.late import reduction
 from ..transport.matching import peer_rank, tag_number
 from . import payload_transport
 from .payload import Payload
@@ -23,13 +24,8 @@ from .pickling import decode
 from .timeouts import waited
 
 if TYPE_CHECKING:
-    from ..core import reduction
     from ..core.types import AnyStatus, Later, Now
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    reduction = LazyModule("hpcomm.core.reduction")
 
 _OBJECTS = Form("_object", None, decode, lambda own, payload: own)
 T = TypeVar("T")

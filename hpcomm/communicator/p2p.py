@@ -17,6 +17,7 @@ from ..core.request import Request
 from ..core.status import Status
 from ..errors import HpcommError, LayoutError, UsageError
 from ..transport import guarded_receive
+from ..transport.late import buffer, dtypes, message_request, prepare, transport
 from ..transport.matching import (
     Envelope,
     fill,
@@ -26,28 +27,16 @@ from ..transport.matching import (
     source_rank,
     tag_number,
 )
+from . import collectives
 from .known_messages import known_receive, known_send, remember_receive, remember_send
 from .unknown_length import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..core import buffer, dtypes
     from ..core.buffer import Buffer, Shape
     from ..core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
-    from ..transport import message_request, prepare
-    from ..transport import mpi as transport
-    from . import collectives
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    collectives = LazyModule("hpcomm.communicator.collectives")
-    message_request = LazyModule("hpcomm.transport.message_request")
-    prepare = LazyModule("hpcomm.transport.prepare")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 # "send" or "recv", or isend or irecv of torch's or of a communicator
 BatchVerb: TypeAlias = Literal["send", "recv", "isend", "irecv"] | Callable[..., object]

@@ -13,6 +13,7 @@ from ..core.request import Request, Stages, StagesOf
 from ..core.signature import BACKGROUND, head
 from ..core.verbs import RAGGED, ROOT_SENDS
 from ..errors import HpcommError, RankError, UsageError, known_ranks
+from ..transport.late import transport
 from ..transport.matching import fill, source_and_tag
 from . import payload_transport
 from .direct import NO_DIRECT
@@ -21,12 +22,7 @@ from .timeouts import waited
 
 if TYPE_CHECKING:
     from ..core.types import AnyStatus
-    from ..transport import mpi as transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    transport = LazyModule("hpcomm.transport.mpi")
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import MPI
 from ..core.limits import EAGER_OBJECT, HEADER
 from ..core.request import Request, Stages, rounds_under_way
+from ..transport.late import transport
 from ..transport.matching import Arrival
 from ..transport.progress import Moving
 from .block_channel import Blocks, passing_tag
@@ -37,14 +38,12 @@ from .payload import (  # fmt: skip
 )
 
 if TYPE_CHECKING:
-    from ..transport import mpi as transport
     from . import device_payload
     from .communicator import Communicator
 else:
     from .._lazy import LazyModule
 
     device_payload = LazyModule("hpcomm.communicator.device_payload")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 _NUMBERS = 0x7FFF  # of calls of one communicator that may be under way, as tags of any MPI
 

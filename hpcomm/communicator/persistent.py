@@ -17,6 +17,7 @@ from ..core.signature import MAKERS, NEIGHBOURS, VERBS, head
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
 from ..transport import matching
+from ..transport.late import buffer, prepare, schedule_transport, transport
 from .planned_message import planned_message
 from .unknown_length import in_order, recv_behind
 
@@ -26,19 +27,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..core import buffer, types
+    from ..core import types
     from ..core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
-    from ..transport import mpi as transport
-    from ..transport import prepare
-    from ..transport.scheduled import schedule_transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    prepare = LazyModule("hpcomm.transport.prepare")
-    schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 class Plan(ClosedByAll, Generic[T_co]):

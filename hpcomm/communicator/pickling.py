@@ -18,6 +18,7 @@ from zlib import crc32
 
 from ..core.limits import OUT_OF_BAND
 from ..errors import ConfigError, HpcommError, UsageError
+from ..transport.late import buffer
 from .payload import DevicePayload, OnDevice, Payload, check_came
 
 if TYPE_CHECKING:
@@ -25,13 +26,11 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from ..core import buffer
     from ..device import libraries
     from . import device_payload
 else:
     from .._lazy import LazyModule
 
-    buffer = LazyModule("hpcomm.core.buffer")
     libraries = LazyModule("hpcomm.device.libraries")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
 

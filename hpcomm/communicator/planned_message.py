@@ -8,16 +8,10 @@ from .._lazy import MPI
 from ..core.operation import Call
 from ..errors import UsageError
 from ..transport import guarded_receive, matching
+from ..transport.late import buffer, transport
 
 if TYPE_CHECKING:
-    from ..core import buffer
-    from ..transport import mpi as transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 def planned_message(

@@ -21,17 +21,13 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ..agree import runtime
 from ..agree.agreement import refused
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
+from ..transport.late import buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from ..core import buffer
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
 
 P = ParamSpec("P")
 T = TypeVar("T")

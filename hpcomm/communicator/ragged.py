@@ -16,6 +16,7 @@ from .._lazy import loaded, np
 from ..core.request import Request
 from ..core.status import Status
 from ..errors import DtypeError, HpcommError, UsageError
+from ..transport.late import buffer, dtypes
 from ..transport.matching import peer_rank, tag_number
 from . import payload_transport
 from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
@@ -24,7 +25,6 @@ from .payload_agreement import Form, at_once, check_root, collective, each_of, i
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..core import buffer, dtypes
     from ..core.buffer import DeviceBuffer, Shape
     from ..core.types import AnyArray, AnyStatus, Array, ArrayLike, Later, Now, Scalar
     from . import device_payload
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 else:
     from .._lazy import LazyModule
 
-    buffer = LazyModule("hpcomm.core.buffer")
     device_payload = LazyModule("hpcomm.communicator.device_payload")
-    dtypes = LazyModule("hpcomm.core.dtypes")
 
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, overload
 from ..agree.agreement import refused
 from ..core.request import Request
 from ..errors import HpcommError
+from ..transport.late import buffer, reduction
 from .collectives import careful
 from .payload_agreement import each_of
 
@@ -17,17 +18,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..core import buffer, reduction
     from ..core.request import StagesOf
     from ..core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
     from .communicator import Communicator
 
     T = TypeVar("T")
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    reduction = LazyModule("hpcomm.core.reduction")
 
 
 # fmt: off

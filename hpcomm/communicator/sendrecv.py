@@ -8,24 +8,16 @@ from .._lazy import MPI, np
 from ..core.operation import Call
 from ..errors import HpcommError, LayoutError
 from ..transport import guarded_receive
+from ..transport.late import buffer, prepare, transport
 from ..transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, source_rank, tag_number
 from . import timeouts
 from .known_messages import known_receive, known_send, remember_receive, remember_send
 from .p2p import check_writable, receive_into, send_carefully
 
 if TYPE_CHECKING:
-    from ..core import buffer
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, AnyStatus, Array
-    from ..transport import mpi as transport
-    from ..transport import prepare
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    prepare = LazyModule("hpcomm.transport.prepare")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 def sendrecv(

@@ -14,22 +14,16 @@ from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
 from ..node import native
 from ..node.segment import all_of, opened
+from ..transport.late import dtypes, transport
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
-    from ..core import dtypes
     from ..core.types import AnyArray
     from ..node._native import core
-    from ..transport import mpi as transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 _MOST = 1 << 47  # bytes of address space
 _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024

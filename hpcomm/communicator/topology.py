@@ -14,18 +14,14 @@ from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
 from ..transport.exchange_comm import channel
+from ..transport.late import transport
 from .groups import agreed, made, mapped
 from .neighbour_collectives import Topology
 
 if TYPE_CHECKING:
     from ..core.request import Pending
-    from ..transport import mpi as transport
     from ..transport.mpi import Spec
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 class Cart(Topology):

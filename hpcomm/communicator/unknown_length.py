@@ -13,21 +13,14 @@ from .._lazy import MPI, np
 from ..core.operation import Call
 from ..core.request import Request, Stages
 from ..errors import MismatchError, where
+from ..transport.late import buffer, dtypes, transport
 from ..transport.matching import Arrival, Envelope, fill
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from ..core import buffer, dtypes
     from ..core.buffer import Buffer
-    from ..transport import mpi as transport
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 
 def in_order(comm: Communicator, stages: Stages, envelope: Envelope, async_op: bool) -> Any:

@@ -28,6 +28,7 @@ from ..errors import (
     WaitTimeoutError,
     where,
 )
+from ..transport.late import buffer, dtypes, prepare, transport
 from .groups import agreed, mapped
 from .shared_array import shape_of
 
@@ -36,18 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ..core import buffer, dtypes
     from ..core.types import AnyArray
-    from ..transport import mpi as transport
-    from ..transport import prepare
     from .communicator import Communicator
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    prepare = LazyModule("hpcomm.transport.prepare")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.

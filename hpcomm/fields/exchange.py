@@ -35,20 +35,14 @@ from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, whe
 from ..transport.datatypes import divided, gathered, gathers, spec
 from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
 from ..transport.exchange_comm import Channel, channel
+from ..transport.late import buffer, transport
 from .negotiation import Capabilities, agreed
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..communicator.persistent import Plan
-    from ..core import buffer
     from ..core.types import AnyArray
     from ..node._native import core
-    from ..transport import mpi as transport
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    transport = LazyModule("hpcomm.transport.mpi")
 
 Act = Callable[[], Any]
 Place = tuple[Any, "bool | None"]  # a view, and whether what arrives is added to it; None: it is sent

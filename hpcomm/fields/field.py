@@ -16,6 +16,7 @@ from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import Rows, memory, set_zero
+from ..transport.late import buffer, dtypes, host_copy
 from .arithmetic import Arithmetic
 from .halo import Faces, Halo
 from .labelled import Labelled
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from ..communicator.communicator import Communicator
-    from ..core import buffer, dtypes
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, ArrayLike, Scalar
 
@@ -40,17 +40,10 @@ if TYPE_CHECKING:
     Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
     Ranks: TypeAlias = Mesh | Communicator
     Whole: TypeAlias = int | Sequence[int] | Partition | Points
-    from ..transport.device import host_copy
 else:
     from typing import TypeVar
 
-    from .._lazy import LazyModule
-
     A = TypeVar("A")
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    dtypes = LazyModule("hpcomm.core.dtypes")
-    host_copy = LazyModule("hpcomm.transport.device.host_copy")
 
 
 class Field(Numbers, Arithmetic, Labelled, Generic[A]):

@@ -7,19 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .._lazy import np
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
+from ..transport.late import dtypes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..communicator.communicator import Communicator
-    from ..core import dtypes
     from ..core.buffer import Buffer
     from ..core.partition import Partition, Points
     from ..core.types import AnyArray
-else:
-    from .._lazy import LazyModule
-
-    dtypes = LazyModule("hpcomm.core.dtypes")
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
 _PIECE = 1 << 20  # elements that are added at once: bincount adds in float64, exactly up to 2**53

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from .._lazy import np
 from ..errors import DtypeError, LayoutError, UsageError, where
+from ..transport.late import dtypes
 from .numbers import Part
 
 if TYPE_CHECKING:
@@ -20,12 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from ..core import dtypes
     from ..core.types import AnyArray
-else:
-    from .._lazy import LazyModule
-
-    dtypes = LazyModule("hpcomm.core.dtypes")
 
 _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",

@@ -6,7 +6,7 @@ Every element goes straight from a rank that holds it to those that are to; noth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import np
 from ..communicator.communicator import Communicator
@@ -14,16 +14,9 @@ from ..core.partition import Box, Partition, Points, integers
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
 from ..transport.endpoints import Rows, memory, set_zero, share_memory
 from ..transport.exchange_comm import channel
+from ..transport.late import buffer, dtypes
 from . import routing
 from .exchange import Exchange
-
-if TYPE_CHECKING:
-    from ..core import buffer, dtypes
-else:
-    from .._lazy import LazyModule
-
-    buffer = LazyModule("hpcomm.core.buffer")
-    dtypes = LazyModule("hpcomm.core.dtypes")
 
 _NOTHING_YET: tuple[Any, Any, Any] = (object(), None, None)  # an x that nobody gives
 

@@ -33,15 +33,11 @@ from ...errors import (
     demand,
     where,
 )
+from ...transport.late import dtypes
 from ..field import Field
 
 if TYPE_CHECKING:
     from ...communicator.communicator import Communicator
-    from ...core import dtypes
-else:
-    from ..._lazy import LazyModule
-
-    dtypes = LazyModule("hpcomm.core.dtypes")
 
 PathLike = Union[str, "os.PathLike[str]"]
 

@@ -1,0 +1,31 @@
+"""Modules of lower layers that the public operations load at first use: most jobs need few of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import LazyModule
+
+if TYPE_CHECKING:
+    from ..agree import wrapping
+    from ..core import buffer, dtypes, reduction
+    from . import message_request, prepare
+    from . import mpi as transport
+    from .device import host_copy, staging
+    from .scheduled import schedule_transport
+else:
+    buffer = LazyModule("hpcomm.core.buffer")
+    dtypes = LazyModule("hpcomm.core.dtypes")
+    reduction = LazyModule("hpcomm.core.reduction")
+    wrapping = LazyModule("hpcomm.agree.wrapping")
+    prepare = LazyModule("hpcomm.transport.prepare")
+    transport = LazyModule("hpcomm.transport.mpi")
+    message_request = LazyModule("hpcomm.transport.message_request")
+    host_copy = LazyModule("hpcomm.transport.device.host_copy")
+    staging = LazyModule("hpcomm.transport.device.staging")
+    schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
+
+__all__ = [
+    "buffer", "dtypes", "host_copy", "message_request", "prepare", "reduction", "schedule_transport",
+    "staging", "transport", "wrapping",
+]  # fmt: skip
