@@ -56,7 +56,7 @@ NO_OTHER = ["--max-worker-restart", "0"]  # or a test that ends its process is b
 BESIDE = ["--dist", "load", *NO_OTHER, "-o", "timeout_method=signal"]
 RANKS = (2, 3, 4)  # in the first environment
 RANKS_AGAIN = (2,)  # in the others
-FIVE = "tests/mpi/test_schedules.py::test_every_algorithm_gives_bit_for_bit_what_the_interpreter_computes"
+FIVE = "tests/mpi/test_interpreted.py"
 # All that the core does otherwise, by MPI alone; and what is MPI's with it as well.
 WITHOUT_CORE = "collectives reductions p2p objects ragged fields untouched random_programs"
 OF_MPI = (

@@ -6,6 +6,7 @@ Run:  hpcomm run -n 3 python -m pytest --with-mpi tests/mpi
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from typing import Any
@@ -93,9 +94,8 @@ _TIMER = pytest.StashKey[Alarm]()
 @pytest.fixture(scope="session", autouse=True)
 def one_torch_thread() -> None:
     """Ranks share the cores of one machine; threads of torch below each would fight over them."""
-    import torch
-
-    torch.set_num_threads(1)
+    if torch := sys.modules.get("torch"):  # loading it takes longer than many a file of tests
+        torch.set_num_threads(1)
 
 
 @pytest.fixture
