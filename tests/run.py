@@ -59,6 +59,8 @@ RANKS_AGAIN = (2,)  # in the others
 FIVE = "tests/mpi/test_interpreted.py"
 # All that the core does otherwise, by MPI alone; and what is MPI's with it as well.
 WITHOUT_CORE = "collectives reductions p2p objects ragged fields untouched random_programs"
+# With a core it carries out nearly all that these call: which MPI it is shows without one.
+BY_CORE = "collectives reductions objects ragged"
 OF_MPI = (
     "communicator intercommunicator io known_messages meshes message_order plans requests route windows"
     " shared_array"
@@ -104,8 +106,14 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     # In two processes, long files first: these tests have no ranks that need the cores.
     two = ["-n", "2", "--dist", "loadfile", *NO_OTHER]
     pure = Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)
+    by_mpi = files(f"{WITHOUT_CORE} {OF_MPI}")  # one rank alone has no core
     on_one = [
-        on_ranks(Step(f"{name}, 1 rank", [], MPI_S, 1), python, "tests/mpi", "not once" * (python != first))
+        on_ranks(
+            Step(f"{name}, 1 rank", [], MPI_S, 1),
+            python,
+            "tests/mpi" if python == first else by_mpi,
+            "not once" * (python != first),
+        )
         for name, python in environments.items()
     ]
     yield [[pure], on_one]
@@ -116,18 +124,17 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
             chosen = " and ".join(
                 ["not once"] * again + ["not few"] * (ranks > 3) + ["not three"] * (ranks == 2)
             )
-            yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, "tests/mpi", chosen)]]
+            tests = " --ignore=".join(["tests/mpi", *files(BY_CORE * again).split()])
+            yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, tests, chosen)]]
         if not again:
             yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
-        ranks, chosen, more = (3, "not once", OF_MPI.split()) if again else (2, "", [])
-        tests = [f"tests/mpi/test_{each}.py" for each in WITHOUT_CORE.split() + more]
+        ranks, chosen, tests = (3, "not once", by_mpi) if again else (2, "", files(WITHOUT_CORE))
         without = Step(f"{name}, {ranks} ranks, no core", [], MPI_S, ranks)
         off = ["-x", "HPCOMM_NODE=off"]
-        yield [[on_ranks(without, python, " ".join([*tests, *[QUICK_TORCH] * (not again)]), chosen, off)]]
+        yield [[on_ranks(without, python, f"{tests} {QUICK_TORCH * (not again)}", chosen, off)]]
         for ranks in TORCH_RANKS_AGAIN if again else TORCH_RANKS:
-            yield [
-                [on_ranks(Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks), python, "tests/torch")]
-            ]
+            step = Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks)
+            yield [[on_ranks(step, python, "tests/torch", "not once" * again)]]
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
@@ -150,6 +157,11 @@ def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     yield [[on_ranks(Step(f"{name}, 2 ranks", [], MPI_S, 2), python, "tests/mpi", "few and not once")]]
     yield [[on_ranks(Step(f"{name}, torch, 2 ranks", [], TORCH_S, 2), python, QUICK_TORCH)]]
     yield [[Step(f"{name}, jobs", [*pytest, *QUICK_JOBS], JOBS_S)]]
+
+
+def files(names: str) -> str:
+    """The files of tests/mpi with these names."""
+    return " ".join(f"tests/mpi/test_{name}.py" for name in names.split())
 
 
 def on_ranks(step: Step, python: str, tests: str, chosen: str = "", options: Sequence[str] = ()) -> Step:

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from arrays import attributes, settled
 
+pytestmark = pytest.mark.once
+
 Tensor = torch.Tensor
 
 

@@ -22,6 +22,8 @@ import hpcomm
 from hpcomm.device import driver
 from hpcomm.torch_backend import cuda_streams
 
+pytestmark = pytest.mark.once
+
 CUDA = torch.device("cuda", 0)
 
 

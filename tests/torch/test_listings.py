@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = pytest.mark.once
+
 
 def test_hello_world(rank: int, size: int, capsys: pytest.CaptureFixture[str]) -> None:
     print(f"Hello from rank {dist.get_rank()} of {dist.get_world_size()}")

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+pytestmark = pytest.mark.once
+
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
