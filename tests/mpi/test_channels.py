@@ -119,6 +119,7 @@ def test_waiting_ends_in_time_and_goes_on(comm: Any) -> None:
     halo()
 
 
+@pytest.mark.few
 def test_exchanges_that_are_dropped_or_closed_give_their_memory_back(comm: Any) -> None:
     if comm.size == 1 or not has_memory():
         pytest.skip("no memory in common")

@@ -19,6 +19,7 @@ class TestOverTheMpiLibrary(Contract):
     """The native transport."""
 
 
+@pytest.mark.few
 class TestWithEveryCallCheckedByAllRanks:
     """check="full" changes no result."""
 

@@ -359,6 +359,7 @@ def test_the_spellings_of_mpi4py_divide_too(comm: Any) -> None:
     assert (comm.Split(MPI.UNDEFINED if comm.rank == 0 else 1) != MPI.COMM_NULL) == (comm.rank > 0)
 
 
+@pytest.mark.few
 def test_many_communicators_may_be_open_at_once_and_made_again(comm: Any) -> None:
     """More than the node segment has call logs: the rest is not watched, but works."""
     parts = [comm.dup() for _ in range(150)]
@@ -422,6 +423,8 @@ AFTER: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.few
+@pytest.mark.once
 @pytest.mark.parametrize("what", AFTER)
 def test_use_after_close_is_a_usage_error(comm: Any, what: str) -> None:
     part = comm.dup("gone")
@@ -683,6 +686,7 @@ def test_blocks_of_communicators_made_of_one_another_share_a_channel(own_comm: A
     part.close()
 
 
+@pytest.mark.few
 def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_comm: Any) -> None:
     """Each rank drops them at another time; those in no part, of parts, and groups."""
     freed, kept = [], []
@@ -706,6 +710,7 @@ def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_com
     assert not any(freed)
 
 
+@pytest.mark.few
 @pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="two groups")
 def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_the_same(own_comm: Any) -> None:
     half, there = own_comm.split(own_comm.rank % 2), 1 - own_comm.rank % 2
@@ -837,6 +842,7 @@ def test_a_duplicate_outlives_its_parent(own_comm: Any) -> None:
     assert spare is None or not spare.carriers.plain
 
 
+@pytest.mark.few
 def test_what_some_rank_still_has_is_not_closed_for_it(own_comm: Any) -> None:
     one = own_comm.dup()
     for has in (own_comm.rank == own_comm.size - 1, False):

@@ -21,7 +21,7 @@ from hpcomm.device import driver
 from hpcomm.fields.files.checksum import checksum
 
 __all__ = ["comm", "device", "path"]  # fixtures
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.few, pytest.mark.once]
 Where = Callable[[int], bool]
 PLACES: dict[str, Where] = {"all": lambda rank: True, "even ranks": lambda rank: rank % 2 == 0}
 

@@ -17,6 +17,8 @@ from hpcomm import Field, Partition, Points, Redistribution, checkpoint, hdf5, i
 from hpcomm.compat import MPI
 from hpcomm.fields import autograd as d
 
+pytestmark = pytest.mark.once
+
 
 def stacked(comm: Any) -> torch.Tensor:
     return torch.randn(comm.size, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(comm.rank))
@@ -33,6 +35,7 @@ COLLECTIVES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_collective_has_the_gradient_of_its_definition(comm: Any, name: str) -> None:
     assert d.gradcheck(comm, lambda x: COLLECTIVES[name](comm, x), stacked(comm), tolerance=1e-7)
@@ -52,7 +55,7 @@ def test_a_message_carries_its_gradient_back(comm: Any) -> None:
     d.gradcheck(comm, ring, stacked(comm))
 
 
-@pytest.mark.parametrize("corners", [True, False])
+@pytest.mark.parametrize("corners", [True, pytest.param(False, marks=pytest.mark.few)])
 def test_a_halo_gives_its_gradient_to_the_owners(comm: Any, corners: bool) -> None:
     mesh = comm.mesh(y=-1, x=2 if comm.size == 4 else 1, periodic=["x"])
     field = Field(mesh, (5, 4), dtype=torch.float64, halo=((1, 2), 1), corners=corners)
@@ -64,6 +67,7 @@ def test_a_halo_gives_its_gradient_to_the_owners(comm: Any, corners: bool) -> No
         d.update_halo(field, x[1:])
 
 
+@pytest.mark.few
 def test_a_halo_of_points_gives_its_gradient_to_the_owners(comm: Any) -> None:
     owned = [np.arange(r, 9, comm.size) for r in range(comm.size)]
     ghosts = [np.setdiff1d(np.arange(0, 9, 2), mine) for mine in owned]
@@ -72,6 +76,7 @@ def test_a_halo_of_points_gives_its_gradient_to_the_owners(comm: Any) -> None:
     d.gradcheck(comm, lambda t: d.update_halo(field, t) ** 2, x)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("target", ["columns", "copies", "uneven"])
 def test_redistribution_takes_gradients_back(comm: Any, target: str) -> None:
     rows = Partition((4, 3), {"p": comm.size}, ("p", None))
@@ -100,6 +105,7 @@ def test_what_has_no_gradient_is_refused(comm: Any) -> None:
             d.redistribute(Redistribution(comm, copies, copies), torch.ones(3))
 
 
+@pytest.mark.few
 def test_gradcheck_notices_a_wrong_gradient(comm: Any) -> None:
     with pytest.raises(AssertionError, match="the gradient of element"):
         d.gradcheck(comm, lambda t: d._through(comm, t, comm.all_reduce, lambda g: g * 0.5), stacked(comm))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi4py import MPI
 from test_fields import DTYPES, dtype_of, filled, fits, partitions, plain, steady, values
 from test_io import folder, small_files
 
@@ -26,6 +27,7 @@ Together = Callable[[object, Callable[[], None]], None]
 MODULES = {"hdf5": hdf5, "zarr": zarr}
 LIBRARIES = {"hdf5": "h5py", "zarr": "zarr"}
 KINDS = ["hdf5", "hdf5 in chunks", "zarr"]
+WORLD = MPI.COMM_WORLD
 
 
 @pytest.fixture(params=KINDS)
@@ -279,11 +281,12 @@ def die_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Path, name, mortal(getattr(Path, name)))
 
 
+@pytest.mark.skipif(WORLD.size > 1, reason="a rank by itself")
 @pytest.mark.parametrize("name", ["npy", "hdf5", "zarr", "checkpoint"])
 def test_who_is_killed_while_saving_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Each rank by itself: killed at one step after the other."""
+    """Killed at one step after the other."""
     if name in LIBRARIES:
         pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed")
     field = Field(hpcomm.self_, (6, 4), name="T")

@@ -11,6 +11,8 @@ import hpcomm
 from hpcomm import Field
 from hpcomm.schedule.registry import build
 
+pytestmark = [pytest.mark.few, pytest.mark.three, pytest.mark.once]
+
 
 @pytest.fixture
 def field(comm: Any) -> Any:

@@ -11,6 +11,8 @@ import torch
 import hpcomm
 from hpcomm import Field
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def field(comm: Any) -> Field:

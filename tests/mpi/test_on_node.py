@@ -145,7 +145,7 @@ REASONS: dict[str, Callable[[Any, dict[str, Any], Verb], Given]] = {
 }
 
 
-@pytest.mark.parametrize("comm", ["light", "off"], indirect=True)
+@pytest.mark.parametrize("comm", ["light", pytest.param("off", marks=pytest.mark.few)], indirect=True)
 @pytest.mark.parametrize("reason", REASONS)
 def test_the_core_carries_out_a_call_on_all_ranks_or_on_none(comm: Any, reason: str) -> None:
     """Whatever one rank brings, all come to the same call of the core."""

@@ -13,6 +13,8 @@ from contract import VERBS, Verb, agrees, given_by_all, room_for, roots
 
 import hpcomm
 
+pytestmark = pytest.mark.few
+
 WAIT_S = 30
 SORTS = [
     ("numpy", "float64", "contiguous"),
