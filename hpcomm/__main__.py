@@ -48,7 +48,7 @@ def _dispatch(name: str, words: list[str]) -> int:
     if name not in _FOR_ALL_RANKS and is_another_rank():
         return 0
     if name == "run" and launch.has_spec(words):
-        module = "hpcomm.mpmd.launch.start"
+        module, function = "hpcomm.mpmd.spec.draw_spec", "run"
     status: int = getattr(import_module(module), function or "main")(words)
     return status
 

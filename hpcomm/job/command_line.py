@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 from zlib import crc32
 
 from ..errors import ConfigError
-from .process_role import is_child
-from .rank_output import world_rank
+from .process_role import is_child, world_rank
 
 _TURN_S = 1.0  # between ranks that have an error to tell: the first to end ends the job, which takes a while
 

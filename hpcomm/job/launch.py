@@ -2,7 +2,7 @@
 
     hpcomm run [-n N] [options] COMMAND...
     hpcomm run -n 1 python a.py : -n 3 python b.py
-    hpcomm run spec.toml                             (start.py)
+    hpcomm run spec.toml                             (run_spec.py)
 
 Three thoughts, one after the other: what was asked (`parse`), which MPI is at hand (installation.py),
 what to tell its launcher (`launcher_command`: pure, so that every cluster can be tested on a laptop). Then
@@ -27,7 +27,6 @@ from . import room, supervise
 from .command_line import Command
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
-from .rank_output import told_apart
 from .torch_variables import master, setting
 
 _ABOUT = """\
@@ -75,6 +74,14 @@ class Job(NamedTuple):
     output: str | None = None
 
 
+class Composition(NamedTuple):
+    """What to run: command, what it adds to the environment, files to write first (name: content)."""
+
+    command: list[str]
+    environ: dict[str, str]
+    files: Mapping[str, str] = MappingProxyType({})
+
+
 class Machine(NamedTuple):
     """What launcher_command must know of the place it runs at; prefix is this Python's.
 
@@ -93,7 +100,7 @@ class Machine(NamedTuple):
 
 
 def has_spec(argv: Sequence[str]) -> bool:
-    """Whether these words run a spec (start.py), and not a command that has one as its argument."""
+    """Whether these words run a spec (run_spec.py), and not a command that has one as its argument."""
     words, valued = list(argv), (*_SPEC_OPTIONS, *parser().valued())
     while words and words[0].startswith("-"):
         word = words.pop(0)
@@ -113,23 +120,25 @@ def main(argv: Sequence[str]) -> int:
         check_python(program.command[0], mpi)
     job = job._replace(
         programs=tuple(
-            each._replace(command=told_apart(each.command, job.label, job.output)) for each in job.programs
+            each._replace(command=_told_apart(each.command, job.label, job.output)) for each in job.programs
         )
     )
-    machine = _here()
-    command, added = launcher_command(job, mpi, machine)
-    if job.dry_run or job.verbose:
-        print(shell_line(command, added), file=sys.stdout if job.dry_run else sys.stderr)
-    if job.dry_run:
+    machine = here()
+    if shows(Composition(*launcher_command(job, mpi, machine)), job.dry_run, job.verbose):
         return 0
     # One that the user names may have been told to let the others live, and gets the commands as they are.
-    if job.launcher is None:
-        command, _ = launcher_command(_for_torch(job, mpi, machine), mpi, machine)
-    environ = {**os.environ, **added, **supervise.settings(os.environ)}
-    status = supervise.supervise(command, environ, job.timeout_s)
+    asked = job if job.launcher is not None else _for_torch(job, mpi, machine)
+    status = supervise.supervise(*launcher_command(asked, mpi, machine), job.timeout_s)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # Python's own end takes 4 ms, and there is nothing left for it to end
+
+
+def _told_apart(command: Sequence[str], label: bool, output: str | None) -> tuple[str, ...]:
+    """What runs command with its output told apart, if that is asked for."""
+    options = [*["--label"] * label, *(["--output", str(Path(output).absolute())] if output else [])]
+    wrapper = (sys.executable, "-m", "hpcomm.job.rank_supervisor", *options) if options else ()
+    return (*wrapper, *command)
 
 
 def _for_torch(job: Job, mpi: Mpi, machine: Machine) -> Job:
@@ -156,10 +165,21 @@ def check_folder() -> None:
         ) from None
 
 
-def shell_line(command: list[str], added: Mapping[str, str]) -> str:
+def shows(composed: Composition, dry_run: bool, verbose: bool) -> bool:
+    """Print what is started, as one could type it, if that is asked for; whether that is all."""
+    if dry_run or verbose:
+        print(shown(composed), file=sys.stdout if dry_run else sys.stderr)
+    return dry_run
+
+
+def shown(composed: Composition) -> str:
+    """The files, then the line, as one could type them."""
     import shlex
 
-    return " ".join([*(f"{name}={shlex.quote(added[name])}" for name in sorted(added)), shlex.join(command)])
+    parts = [f"cat > {name} <<'END'\n{content}END" for name, content in composed.files.items()]
+    added = (f"{name}={shlex.quote(value)}" for name, value in sorted(composed.environ.items()))
+    line = " ".join([*added, shlex.join(composed.command)])
+    return "\n".join([*parts, line.replace("'$PBS_NODEFILE'", '"$PBS_NODEFILE"')])
 
 
 # -- what was asked ----------------------------------------------------------------------------------
@@ -428,7 +448,8 @@ def _room(job: Job, machine: Machine) -> int | None:
     return None if "SLURM_JOB_ID" in machine.environ else machine.cores
 
 
-def _here() -> Machine:
+def here() -> Machine:
+    """The place that this process runs at."""
     ours = core_names(), usable_cores()
     binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
     binds = binds and len(ours[0]) == ours[1]

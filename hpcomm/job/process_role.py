@@ -25,6 +25,11 @@ _HINT = "use hpcomm in the rank alone: give the child what it needs, and take re
 forked = ""  # whose child this process is, if it was forked from a rank
 
 
+def world_rank() -> int:
+    """This process's rank in the world, as its launcher says."""
+    return next((int(os.environ[name]) for name in (*RANKS[:3], "SLURM_PROCID") if name in os.environ), 0)
+
+
 def mark(rank: int, size: int) -> None:
     """Note for children that this process is a rank."""
     if size > 1 or any(name in os.environ for name in RANKS):

@@ -21,6 +21,7 @@ each other (PRRTE 3.0.14).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -29,10 +30,14 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import mpi_shared_memory, own_files
 from .launcher import KILLED, LOCKED_S, environ_of, forget, is_locked
+
+if TYPE_CHECKING:
+    from .program_watch import Watch
 
 LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well: its name,
 # and in a second line the status by which it ends the job
@@ -40,6 +45,7 @@ MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, ou
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite request to end
 _LOOK_S = 1.0
+_WATCH_S = 0.1  # between two looks at the programs of a spec
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -67,38 +73,97 @@ class EndedBySignalError(Exception):
         self.number = number
 
 
-def supervise(command: list[str], environ: dict[str, str], timeout_s: float | None) -> int:
-    """Run command for at most timeout_s seconds, if that is given; its exit status, 124 if it took longer.
-
-    environ holds what settings() gave. A signal that ends us ends the job too.
-    """
-    mark = environ[MARK].rpartition(",")[2]
-    with own_files.folder(environ) as living:
-        return _supervised(command, {**environ, LIVING: str(living)}, mark, living, timeout_s)
-
-
-def _supervised(
-    command: list[str], environ: dict[str, str], mark: str, living: Path, timeout_s: float | None
+def supervise(
+    command: list[str],
+    added: Mapping[str, str],
+    timeout_s: float | None = None,
+    watch: Watch | None = None,
+    files: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    launcher, held = start(command, environ)
+    """Run a launcher's command for at most timeout_s seconds, if that is given; the job's exit status.
+
+    A signal that ends us ends the job too.
+
+    Args:
+        added: to the environment.
+        watch: over the programs of a spec, whose ranks have supervisors. Else ranks leave notes in a folder.
+        files: what to write first, name: content; a word of command that is such a name becomes its path.
+    """
+    environ = {**os.environ, **added}
+    environ |= settings(environ)
+    mark = environ[MARK].rpartition(",")[2]
+    with own_files.folder(environ) as folder:
+        for name, content in files.items():
+            (folder / name).write_text(content)
+        words = [str(folder / word) if word in files else word for word in command]
+        pipe = subprocess.PIPE
+        if watch is None:
+            launcher, held = start(words, {**environ, LIVING: str(folder)})
+        else:
+            launcher, held = start(words, environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+            watch.read(launcher)
+        status, why = _end_of(launcher, held, mark, timeout_s, watch)
+        if watch is None:
+            if status == TIMED_OUT:
+                print(f"hpcomm run: {why}", file=sys.stderr)
+            return _judged(launcher.returncode, mark, folder) if status is None else status
+        watch.word = why or watch.word
+        if status is None and members(mark):
+            end(launcher, mark)
+        mpi_shared_memory.remove_noticed()
+        return watch.judged(launcher.returncode, status)
+
+
+def _end_of(
+    launcher: subprocess.Popen[bytes],
+    held: list[int],
+    mark: str,
+    timeout_s: float | None,
+    watch: Watch | None,
+) -> tuple[int | None, str]:
+    """Wait for the job's end. If we have ended it: with which status, and why, unless watch knows."""
     try:
         raise_signals(held)
-        status = launcher.wait(timeout_s)
+        status = _wait(launcher, timeout_s, watch)
     except subprocess.TimeoutExpired:
         end(launcher, mark, abort=True)
-        print(
-            f"hpcomm run: the job had not ended after {timeout_s:g} s, so it was ended.\n"
+        return TIMED_OUT, (
+            f"the job had not ended after {timeout_s:g} s, so it was ended.\n"
             "  where: the stacks of its ranks are above, if they are Python\n"
-            "  try:   a larger --timeout, if it was only slow",
-            file=sys.stderr,
+            "  try:   a larger --timeout, if it was only slow"
         )
-        return TIMED_OUT
     except EndedBySignalError as ended:
         is_asked = ended.number == signal.SIGTERM  # which is what end() sends
         if ended.number != signal.SIGINT and not is_asked:  # a terminal sends SIGINT to the launcher as well
             launcher.send_signal(ended.number)
         end(launcher, mark, at_once=is_asked)
-        return 128 + ended.number
+        return 128 + ended.number, f"ended by {signal.Signals(ended.number).name}"
+    if status is not None:
+        end(launcher, mark, at_once=True)
+    return status, ""
+
+
+def _wait(launcher: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch | None) -> int | None:
+    """Wait for the launcher's end; a status if watch says that the job must be ended.
+
+    Raises:
+        TimeoutExpired: its time is up.
+    """
+    if watch is None:
+        launcher.wait(timeout_s)
+        return None
+    deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    while launcher.poll() is None:
+        time.sleep(_WATCH_S)
+        if (status := watch.look()) is not None:
+            return status
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(launcher.args, timeout_s or 0.0)
+    return None
+
+
+def _judged(status: int, mark: str, living: Path) -> int:
+    """The exit status of a job whose launcher has ended with this status, by what its ranks have left."""
     killed = living / KILLED
     if killed.exists():
         status = int(killed.read_text())

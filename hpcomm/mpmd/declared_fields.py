@@ -8,10 +8,11 @@ from ..errors import ConfigError, did_you_mean
 from ..grids.methods import GRID_KEYS
 from .coupling import unit
 from .route import grid_checks
-from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, GridSpec, ProgramSpec, is_uncovered
+from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, GridSpec, is_uncovered
 
 if TYPE_CHECKING:
-    from .spec.toml_tables import Tables
+    from ..job.spec.programs import ProgramSpec
+    from ..job.spec.toml_tables import Tables
 
 _ON_SPHERE = {"latlon": True, "gaussian": True, "plane": False}
 _MOST_POINTS = 1 << 40  # of a grid

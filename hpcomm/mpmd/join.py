@@ -13,12 +13,11 @@ from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.lazy_world import taken
 from ..errors import ConfigError, HpcommError, UsageError
-from ..job import exit_hooks, process_role
+from ..job import exit_hooks, post_mortem, process_role, startup_monitor
 from ..job.optional_packages import load_mpi
 from . import handshake
 from .coupling.coupling_clock import is_number
 from .link import Link, adopt
-from .monitor import post_mortem, startup_monitor
 from .program import Program
 
 if TYPE_CHECKING:
@@ -127,8 +126,9 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     with within(seconds, late):
         everybody = _group(world, sorted(full), _FULL_TAG)
         runtime.start(everybody, mine)
-        if others and everybody.rank == 0:
-            post_mortem.leave(handshake.listed(members, entries))
+        if others and everybody.rank == 0 and (end := post_mortem.leave(handshake.listed(members, entries))):
+            runtime.farewells.append(end)
+            runtime.at_abort.append(end)
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
         comm = adopt(_group(world, programs[name], _OWN_TAG), name, made=taken("world"))

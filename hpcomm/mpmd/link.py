@@ -20,9 +20,9 @@ from .report import link_lines
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..job.progress import Progress
     from .coupling.coupler import Incoming, Outgoing
     from .coupling.wire import Wire
-    from .coupling_progress import Progress
 
 
 class Link:

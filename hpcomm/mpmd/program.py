@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, cast
 from ..agree import runtime
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean
+from ..job.progress import PIPE, Progress
+from ..job.spec.toml_tables import LONGEST_S
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S
 from .coupling.coupling_clock import check_time, divides, is_number
-from .coupling_progress import progress
 from .link import Link, no_field
 from .record import Recorded, recorder
 from .record_reader import read
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
-from .spec.toml_tables import LONGEST_S
 from .verdict import Refusal, first_refusal, judge
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Program:
         self.peers: tuple[str, ...] = ()
         self.spec: JobSpec | None = _spec()
         self.is_connected = False
-        self._progress = progress(os.environ)
+        self._progress = _progress()
         self._links: dict[str, Link] = {}
         self._gives: dict[str, Field] = {}
         self._takes: dict[str, tuple[Field, FieldSpec]] = {}
@@ -419,6 +419,15 @@ def _spec() -> JobSpec | None:
     """The spec that this job was started from."""
     path = os.environ.get("HPCOMM_SPEC")
     return read(Path(path), here=False) if path else None
+
+
+def _progress() -> Progress | None:
+    """What notes the progress of this rank, if its supervisor wants to hear of it."""
+    if not os.environ.get(PIPE):
+        return None
+    made = Progress(int(os.environ[PIPE]))
+    runtime.farewells.append(lambda: made.end(runtime.status))
+    return made
 
 
 def _nothing() -> None:

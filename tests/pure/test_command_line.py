@@ -16,9 +16,8 @@ import pytest
 from hpcomm.__main__ import main
 from hpcomm.communicator.groups import LEVELS
 from hpcomm.errors import ConfigError
-from hpcomm.job import launcher, variables
+from hpcomm.job import launcher, run_spec, variables
 from hpcomm.job.command_line import Parser, table
-from hpcomm.mpmd.launch import start
 from hpcomm.tools.commands import COMMANDS, parser_of
 from hpcomm.transport.device.path_choice import PATHS
 
@@ -56,7 +55,7 @@ def told(made: argparse.ArgumentParser) -> list[str]:
 
 @pytest.mark.parametrize("name", [*COMMANDS, "run SPEC"])
 def test_every_option_of_a_command_says_what_it_does_and_its_default(name: str) -> None:
-    assert told(start.parser() if name == "run SPEC" else parser_of(name)) == []
+    assert told(run_spec.parser() if name == "run SPEC" else parser_of(name)) == []
 
 
 @pytest.mark.parametrize("name", APPS)

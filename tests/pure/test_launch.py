@@ -14,14 +14,14 @@ from hpcomm.job.launch import (
     Machine,
     Program,
     _core_of,
-    _here,
+    here,
     launcher_command,
     main,
     parse,
     usable_cores,
 )
 from hpcomm.job.launcher import forget, is_ours
-from hpcomm.mpmd.launch import start
+from hpcomm.mpmd.spec import draw_spec
 
 OPENMPI = Mpi("/env/bin/mpiexec", "openmpi", bundled=True)
 CLUSTERS_OPENMPI = Mpi("/opt/openmpi/bin/mpiexec", "openmpi")
@@ -130,7 +130,7 @@ def test_nothing_starts_in_a_folder_that_is_gone(tmp_path, monkeypatch):
     (tmp_path / "gone").rmdir()
     for words in (["python"], ["spec.toml"]):
         with pytest.raises(ConfigError, match="the working directory cannot be used"):
-            (main if words == ["python"] else start.main)(words)
+            (main if words == ["python"] else draw_spec.run)(words)
 
 
 def test_a_script_without_its_python_is_told_so(tmp_path):
@@ -234,9 +234,9 @@ def test_mpich_is_left_alone_where_cores_cannot_be_shared_out():
 
 
 def test_ranks_are_bound_only_where_all_cores_are_ours(monkeypatch):
-    assert _here().binds == (usable_cores() == len({_core_of(cpu) for cpu in range(os.cpu_count())}))
+    assert here().binds == (usable_cores() == len({_core_of(cpu) for cpu in range(os.cpu_count())}))
     monkeypatch.setattr(os, "cpu_count", lambda: 1000)  # as under taskset
-    assert not _here().binds
+    assert not here().binds
 
 
 def test_mpich_with_more_ranks_than_cores_yields_in_shared_memory():
@@ -287,9 +287,9 @@ def test_memory_is_not_watched_where_none_is_registered(mpi):
 def test_a_device_that_memory_is_registered_for_is_seen(tmp_path, monkeypatch):
     device = tmp_path / "nvidiactl"
     monkeypatch.setattr("hpcomm.job.launch._REGISTERED_FOR", (str(tmp_path / "xpmem"), str(device)))
-    assert not _here().registers
+    assert not here().registers
     device.touch()
-    assert _here().registers
+    assert here().registers
 
 
 # -- the number of ranks where none was asked for --------------------------------------------------

@@ -8,12 +8,10 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
-from hpcomm.job import launch
+from hpcomm.job import launch, program_watch, rank_supervisor, run_spec
 from hpcomm.job.installation import VENDORS, Mpi, find_mpi
 from hpcomm.job.launch import Machine
 from hpcomm.mpmd.coupling.unit import conversion
-from hpcomm.mpmd.launch import rank_supervisor, start
-from hpcomm.mpmd.monitor import job_monitor
 from hpcomm.mpmd.record_reader import read
 from hpcomm.mpmd.spec import draw_spec
 
@@ -147,11 +145,11 @@ def test_a_programs_ranks_have_what_torchrun_would_set_for_it_alone(folder):
 
 def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     spec = read(write(folder, RIGHT))
-    second = rank_supervisor.environment(spec, "ocean", 1)
+    second = rank_supervisor.environment(spec, "ocean", 1, {})
     assert (second["CUDA_VISIBLE_DEVICES"], second["OMP_NUM_THREADS"], second["DEPTH"]) == ("1", "2", "50")
     assert second["HPCOMM_PROGRAMS"] == "ocean=0-1 air=2-2"
-    assert "HPCOMM_PROGRAMS" not in rank_supervisor.environment(spec, "viewer", 0)
-    assert rank_supervisor.environment(spec, "air", 0)["CUDA_VISIBLE_DEVICES"] == ""
+    assert "HPCOMM_PROGRAMS" not in rank_supervisor.environment(spec, "viewer", 0, {})
+    assert rank_supervisor.environment(spec, "air", 0, {})["CUDA_VISIBLE_DEVICES"] == ""
 
 
 # what is replaced in RIGHT, by what, words of the message, the line that it names
@@ -693,14 +691,15 @@ LAPTOP = Machine(8, False, {})
 
 
 def composed(folder, mpi, machine=LAPTOP, text=RIGHT):
-    return start.job_command(read(write(folder, text)), mpi, machine)
+    return run_spec.job_command(read(write(folder, text)), mpi, machine)
 
 
 def words_of(folder, name):
     return [
         sys.executable,
         "-m",
-        "hpcomm.mpmd.launch.rank_supervisor",
+        "hpcomm.job.rank_supervisor",
+        "--spec",
         str(folder.resolve() / "job.toml"),
         name,
     ]
@@ -728,7 +727,7 @@ def test_srun_reads_a_multi_prog_file(folder):
     lines = made.files["climate.multiprog"].splitlines()
     assert [line.split(" ", 1)[0] for line in lines] == ["0-1", "2", "3"]
     assert lines[0].split(" ")[1:] == words_of(folder, "ocean")
-    assert "cat > climate.multiprog <<'END'" in start.shown(made)
+    assert "cat > climate.multiprog <<'END'" in launch.shown(made)
 
 
 PLACED = RIGHT.replace("ranks = 2\n", 'ranks = 2\nhosts = ["n1", "n2"]\n').replace(
@@ -784,11 +783,11 @@ def test_pbs_hands_over_its_list_of_hosts(folder):
 )
 def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys, kind):
     write(folder, RIGHT)
-    assert start.main(["--dry-run", "--as", kind, str(folder / "job.toml")]) == 0
+    assert draw_spec.run(["--dry-run", "--as", kind, str(folder / "job.toml")]) == 0
     out = capsys.readouterr().out
     assert ("srun" if "slurm" in kind else "mpi") in out
     assert ('"$PBS_NODEFILE"' in out) == kind.startswith("pbs")
-    assert "hpcomm.mpmd.launch.rank_supervisor" in out
+    assert "hpcomm.job.rank_supervisor" in out
     assert not (folder / "started").exists()
 
 
@@ -812,7 +811,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
 def test_wrong_options_are_refused(folder, words, message):
     path = str(write(folder, RIGHT))
     with pytest.raises(ConfigError, match=message):
-        start.main([path, *words] if words == ["--files"] else [*words, path])
+        draw_spec.run([path, *words] if words == ["--files"] else [*words, path])
 
 
 def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, capsys):
@@ -824,7 +823,7 @@ def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, c
         (draw_spec.check, [], "which spec"),
         (draw_spec.plan, [path, path], "what is '.*job.toml'"),
         (draw_spec.main, ["draw", path, "b"], "what is 'b'"),
-        (start.main, [path, "b"], "'b' behind a spec"),
+        (draw_spec.run, [path, "b"], "'b' behind a spec"),
         (
             draw_spec.main,
             ["draw", path, "-o", str(folder / "none" / "a.svg")],
@@ -838,7 +837,7 @@ def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, c
         (draw_spec.check, [], "check"),
         (draw_spec.plan, [], "plan"),
         (draw_spec.main, ["draw"], "mpmd draw"),
-        (start.main, [], "run"),
+        (draw_spec.run, [], "run"),
     ):
         with pytest.raises(
             ConfigError, match=f"none.toml cannot be read: No such.*\n  where: hpcomm {name}\n"
@@ -867,13 +866,13 @@ def test_programs_are_told_apart_by_colour_on_a_terminal(folder, monkeypatch):
     made = [rank_supervisor.prefix_of(spec, name, 0, True) for name in spec.programs]
     assert made[0] == b"\033[36m[ocean 0] \033[0m"
     assert len({text[:5] for text in made}) == 3
-    asked = start.parse([str(spec.path)])
+    asked = run_spec.parse([str(spec.path)])
     for shows, environ in ((True, {}), (False, {}), (False, {"NO_COLOR": "1"})):
         monkeypatch.setattr(sys.stdout, "isatty", lambda: shows or bool(environ), raising=False)  # noqa: B023
         monkeypatch.delenv("NO_COLOR", raising=False)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        assert ("--colour" in start._options(asked)) == shows
+        assert ("--colour" in run_spec._options(asked)) == shows
 
 
 @pytest.mark.parametrize("kind", ["a Python", "a compiled program"])
@@ -894,21 +893,21 @@ def test_a_program_that_loads_another_mpi_is_refused_before_anything_starts(fold
     for path in (here / "bin").iterdir():
         path.chmod(0o755)
     text = RIGHT.replace('command = ["python", "air.py"]', f'command = ["{here / "bin" / name}", "air.py"]')
-    monkeypatch.setattr(start, "find_mpi", lambda launcher: Mpi("mpirun", mine))
+    monkeypatch.setattr(run_spec, "find_mpi", lambda launcher: Mpi("mpirun", mine))
     with pytest.raises(ConfigError, match=words):
-        start.main([str(write(folder, text))])
+        draw_spec.run([str(write(folder, text))])
     assert not (folder / "started").exists()
 
 
 def test_a_launcher_that_ends_well_while_programs_run_has_not_ended_well(folder, capfd):
     """MPICH's mpiexec kills the others of a rank that left without Finalize, and ends with 0."""
-    heard = job_monitor.Watch(read(write(folder, RIGHT)))
+    heard = program_watch.Watch(read(write(folder, RIGHT)))
     for words in ("began ocean 0", "began air 0", "ended ocean 0 0 1.5"):
         heard.hear(words.split())
-    assert job_monitor._judged(heard, 0, None) != 0
+    assert heard.judged(0, None) != 0
     assert "program 'ocean' (rank 0 of 2) ended (status 0), while 'air' still ran" in capfd.readouterr().err
     heard.hear(["ended", "air", "0", "0", "2.5"])
-    assert job_monitor._judged(heard, 0, None) == 0
+    assert heard.judged(0, None) == 0
 
 
 @pytest.mark.parametrize("joins", [True, False])
@@ -916,8 +915,8 @@ def test_programs_that_do_not_join_end_with_those_that_do_if_there_are_any(folde
     alone = "[program.first]\ncommand = 'python air.py'\nranks = 1\njoins = false\n"
     text = alone.replace("joins = false", f"joins = {'true' if joins else 'false'}")
     spec = read(write(folder, text + alone.replace("first", "second")))
-    monkeypatch.setattr(job_monitor, "GRACE_S", -1.0)
-    heard = job_monitor.Watch(spec)
+    monkeypatch.setattr(program_watch, "GRACE_S", -1.0)
+    heard = program_watch.Watch(spec)
     for words in ("began first 0", "began second 0", "ended first 0 0 1.5"):
         heard.hear(words.split())
     assert (heard.verdict() is None) is (not joins)
@@ -936,17 +935,17 @@ def test_programs_that_do_not_join_end_with_those_that_do_if_there_are_any(folde
 )
 def test_who_failed_first_is_named_whatever_came_first_to_be_known(folder, capfd, ends, words, status):
     """On several hosts all end at once: one fails, the launcher or a lost connection ends the others."""
-    heard = job_monitor.Watch(read(write(folder, RIGHT)))
+    heard = program_watch.Watch(read(write(folder, RIGHT)))
     for place in ("ocean 0", "ocean 1", "air 0"):
         heard.hear(["began", *place.split()])
     for end in ends.split(", "):
         heard.hear(["ended", *end.split()])
-    assert job_monitor._judged(heard, 1, None) == status
+    assert heard.judged(1, None) == status
     assert f"hpcomm run: program {words}" in capfd.readouterr().err
 
 
 def test_progress_tells_how_far_each_program_is(folder):
-    heard = job_monitor.Watch(
+    heard = program_watch.Watch(
         read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nuntil = 7200")))
     )
     assert heard.progress() == "hpcomm: after 0 s: ocean starts; air starts; viewer starts"

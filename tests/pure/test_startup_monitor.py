@@ -6,7 +6,7 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.job.launcher import command_of
-from hpcomm.mpmd.monitor.startup_monitor import LIMIT, Look, _limit, away, cause, judge
+from hpcomm.job.startup_monitor import LIMIT, Look, _limit, away, cause, judge
 
 AIR_AND_OCEAN = ["python air.py", "./ocean 3", "python air.py"]
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]

@@ -142,10 +142,10 @@ def supervised(**how):
     """(status, what was said) of a launcher that waits after its rank has ended: for 0.6 s, not for 3."""
     source = LAUNCHER.format(**{"name": "prterun", "aborted": False, "waits": IN_A_LOCK} | how)
     code = (
-        "import os, sys; from hpcomm.job import supervise; from hpcomm.job.supervise import settings;"
+        "import os, sys; from hpcomm.job import supervise;"
         "supervise._LOOK_S, supervise.LOCKED_S = 0.1, 0.6;"
         "command = [sys.executable, '-c', sys.argv[1]];"
-        "print(supervise.supervise(command, {**os.environ, **settings(os.environ)}, 20))"
+        "print(supervise.supervise(command, {}, 20))"
     )
     done = finish([sys.executable, "-c", code, source], 40)
     return int(done.stdout), done.stderr
@@ -252,8 +252,8 @@ def test_a_launcher_that_does_not_end_when_asked_is_asked_once(tmp_path):
         "while True: time.sleep(0.1)\n"
     )
     code = (
-        "import os, sys; from hpcomm.job.supervise import *;"
-        "sys.exit(supervise([sys.executable, '-c', sys.argv[1]], {**os.environ, **settings(os.environ)}, 20))"
+        "import sys; from hpcomm.job.supervise import *;"
+        "sys.exit(supervise([sys.executable, '-c', sys.argv[1]], {}, 20))"
     )
     command = [sys.executable, "-c", code, launcher]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -269,7 +269,7 @@ def test_signals_that_come_while_the_launcher_is_started_end_it():
         "import os, sys, threading; from hpcomm.job.supervise import *;"
         "started, ask = threading.Thread.start, lambda number: os.kill(os.getpid(), number);"
         "threading.Thread.start = lambda thread: (started(thread), ask(15), ask(2));"
-        "sys.exit(supervise(['sleep', '60'], {**os.environ, **settings(os.environ)}, 20))"
+        "sys.exit(supervise(['sleep', '60'], {}, 20))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
@@ -278,7 +278,7 @@ def test_signals_that_come_while_the_launcher_is_started_end_it():
 def test_a_launcher_that_cannot_be_started_leaves_signals_that_end():
     code = (
         "import os, signal; from hpcomm.job.supervise import *\n"
-        "try: supervise(['/nowhere'], {**os.environ, **settings(os.environ)}, 20)\n"
+        "try: supervise(['/nowhere'], {}, 20)\n"
         "except FileNotFoundError: signal.raise_signal(signal.SIGINT)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from ...errors import ConfigError
 from ...grids.methods import misfit
 from ..coupling.coupling_clock import divides
-from ..spec.spec_file import FieldSpec, GridSpec, JobSpec, ProgramSpec
+from ..spec.spec_file import FieldSpec, GridSpec, JobSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..spec.toml_tables import Tables
+    from ...job.spec.programs import ProgramSpec
+    from ...job.spec.toml_tables import Tables
 
 
 def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -> None:

@@ -1,4 +1,4 @@
-"""`hpcomm check`, `hpcomm plan` and `hpcomm mpmd draw`: what a spec says, before anything starts."""
+"""Commands that read a spec: `hpcomm run`, and `hpcomm check`, `hpcomm plan`, `hpcomm mpmd draw`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
+from ...job import run_spec
 from ...job.command_line import Command
 from ...job.optional_packages import load
 from ..record_reader import read
@@ -19,11 +20,18 @@ from ..record_reader import read
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .spec_file import FieldSpec, JobSpec, ProgramSpec
+    from ...job.spec.programs import ProgramSpec
+    from .spec_file import FieldSpec, JobSpec
 
 _FONT = "DejaVu Sans"  # wide, so that there is room for the text where another one takes its place
 _MOST_RANKS = 8  # shown of a program
 _WIDEST = 30  # characters in a line of a field's label
+
+
+def run(argv: Sequence[str]) -> int:
+    """`hpcomm run SPEC.toml`; the job's exit status."""
+    asked = run_spec.parse(argv)
+    return run_spec.run(read(asked.spec), asked)
 
 
 def check(argv: Sequence[str]) -> int:

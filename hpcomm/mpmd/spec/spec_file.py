@@ -1,35 +1,16 @@
-"""Contents of a spec: programs, grids, fields and their job; record_reader.py reads it from a file."""
+"""Contents of a spec: grids and fields, beside its programs; record_reader.py reads it from a file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 
 from ...grids import methods
+from ...job.spec.programs import RunSpec
 
 MAPPINGS = ("none", *methods.MAPPINGS)
 TIMES = ("instant", "mean", "sum", "linear")
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """One program. hosts: (host, ranks there); step_s: its own time step; line: of the file."""
-
-    name: str
-    command: tuple[str, ...]
-    ranks: int
-    device: str = "cpu"
-    gpus: tuple[int, ...] = ()
-    threads: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    workdir: Path = Path()
-    hosts: tuple[tuple[str, int], ...] = ()
-    on_failure: str = "end"
-    joins: bool = True
-    step_s: float | None = None
-    line: int = 1
 
 
 @dataclass(frozen=True)
@@ -78,24 +59,11 @@ class FieldSpec:
 
 
 @dataclass(frozen=True)
-class JobSpec:
-    """All of it. path: the file that it was read from."""
+class JobSpec(RunSpec):
+    """All of it."""
 
-    path: Path
-    name: str
-    programs: dict[str, ProgramSpec]
-    grids: dict[str, GridSpec]
-    fields: tuple[FieldSpec, ...]
-    timeout_s: float | None = None
-    until_s: float | None = None  # of the model, for progress
-
-    def world_ranks(self) -> dict[str, range]:
-        """The ranks of the world that each program gets: one after the other, as the file has them."""
-        found, first = {}, 0
-        for name, program in self.programs.items():
-            found[name] = range(first, first + program.ranks)
-            first += program.ranks
-        return found
+    grids: dict[str, GridSpec] = field(default_factory=dict)
+    fields: tuple[FieldSpec, ...] = ()
 
 
 def is_uncovered(given: object) -> bool:

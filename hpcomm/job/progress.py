@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-
-from ..agree import runtime
 
 PIPE = "HPCOMM_PROGRESS"  # the file descriptor to say it to
 JOINED = "joined"
@@ -24,7 +21,6 @@ class Progress:
         self._time: float | None = None
         self._due = 0.0
         self._say(JOINED)
-        runtime.farewells.append(self._end)
 
     def note(self, now: float, time: float | None) -> None:
         """A put, get or exchange for this time of the model is done; now: of perf_counter."""
@@ -35,9 +31,10 @@ class Progress:
             self._due = now + _PERIOD_S
             self._say_count()
 
-    def _end(self) -> None:
+    def end(self, status: int) -> None:
+        """Nothing is left but to finalize MPI."""
         self._say_count()
-        self._say(f"{DONE} {runtime.status}")
+        self._say(f"{DONE} {status}")
 
     def _say_count(self) -> None:
         if self._count:
@@ -46,8 +43,3 @@ class Progress:
     def _say(self, words: str) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone, and so will we be
             os.write(self._fd, f"{words}\n".encode())
-
-
-def progress(environ: Mapping[str, str]) -> Progress | None:
-    """What notes the progress of this rank, if somebody wants to hear of it."""
-    return Progress(int(environ[PIPE])) if environ.get(PIPE) else None

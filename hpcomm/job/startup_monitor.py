@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ...job.launcher import (
+from .launcher import (
     SLURM,
     call,
     children_of,
@@ -44,7 +44,7 @@ _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, this process is killed, and so its job ended, where MPI cannot come up any more."""
-    words = call("mpmd.monitor.startup_monitor", str(os.getpid()), _limit(os.environ))
+    words = call("job.startup_monitor", str(os.getpid()), _limit(os.environ))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as watcher:
         try:
             yield
@@ -61,7 +61,7 @@ def _limit(environ: Mapping[str, str]) -> str:
     text = environ.get(LIMIT, "")
     if text.replace(".", "", 1).isdecimal() or not text:
         return text
-    from ...errors import ConfigError
+    from ..errors import ConfigError
 
     raise ConfigError(f"{LIMIT}={text} is no number of seconds", "join", f"{LIMIT}=120")
 
@@ -100,7 +100,7 @@ def cause(first: Look | None, seen: Look | None) -> Look | None:
 
 def away(seen: Look, line: Sequence[str]) -> str:
     """`: rank 2 (python ocean.py), or ...`: who is not on this host. line: the launcher's words, if known."""
-    from ...job.command_line import spans  # not at the start, which it would double
+    from .command_line import spans  # not at the start, which it would double
 
     groups: dict[str, list[int]] = {}
     for rank in sorted(set(range(seen.size)) - seen.ranks):

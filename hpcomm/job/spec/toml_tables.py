@@ -16,12 +16,20 @@ _LATEST_S = 1e15  # of a model: 30 million years
 _PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots
 
 
-def parse(path: Path, text: str) -> dict[str, Any]:
-    """The tables of text, which is that of path.
+def _read(path: Path, command: str) -> str:
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror}"
+        raise ConfigError(what, command, "check the path of the spec") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        what = f"{path.name} is no UTF-8: byte 0x{raw[error.start]:02x}"
+        raise ConfigError(what, at(path, raw.count(b"\n", 0, error.start) + 1), "save it as UTF-8") from None
 
-    Raises:
-        ConfigError: it is no valid TOML.
-    """
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except RecursionError:
@@ -77,12 +85,33 @@ def _parts(path: str) -> tuple[str, ...]:
 
 
 class Tables:
-    """Looks at values. where: the table being read, for messages."""
+    """Looks at values of the file at path.
 
-    def __init__(self, path: Path, text: str) -> None:
+    Attributes:
+        root: the tables of the file.
+        where: the table being read, for messages.
+
+    Args:
+        command: which asks, for messages.
+
+    Raises:
+        ConfigError: it cannot be read, or is no valid TOML.
+    """
+
+    def __init__(self, path: Path, command: str = "hpcomm run") -> None:
+        text = _read(path, command)
         self.path = path
+        self.root = _parse(path, text)
         self.lines = lines_of(text)
         self.where: tuple[str, ...] = ()
+
+    def named(self, key: str) -> dict[str, Any]:
+        """What stands below [program.NAME] or [grid.NAME], by name."""
+        found: object = self.root.get(key, {})
+        if not isinstance(found, dict):
+            self.where = (key,)
+            self.fail(f"each {key} is a table with a name", f"[{key}.NAME], in one pair of brackets")
+        return found
 
     def line_of(self, key: str | None = None) -> int:
         """Of the table being read, or of a key in it."""

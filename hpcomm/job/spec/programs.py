@@ -1,20 +1,19 @@
-"""Reader of the tables [program.NAME] of a spec."""
+"""Programs of a spec: its tables [job] and [program.NAME], which say what is to be started."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import ConfigError
-from ..job.launcher import host_and_slots, wrong_name
-from .spec import spec_command
-from .spec.spec_file import ProgramSpec
+from ...errors import ConfigError
+from ..launcher import host_and_slots, wrong_name
+from . import spec_command
+from .toml_tables import Tables
 
-if TYPE_CHECKING:
-    from .spec.toml_tables import Tables
-
-MOST_RANKS = 1_000_000
+_MOST_RANKS = 1_000_000
 _MOST_THREADS = 65_536
 _KEYS = (
     *("command", "ranks", "device", "gpus", "threads", "env", "workdir", "hosts"),
@@ -23,15 +22,71 @@ _KEYS = (
 _SAID_BY = {"OMP_NUM_THREADS": "threads", "CUDA_VISIBLE_DEVICES": "gpus"}  # variable: key
 
 
-def read_program(tables: Tables, name: str, table: Any, here: bool) -> ProgramSpec:
-    """The program that table describes.
+@dataclass(frozen=True)
+class ProgramSpec:
+    """One program. hosts: (host, ranks there); step_s: its own time step; line: of the file."""
+
+    name: str
+    command: tuple[str, ...]
+    ranks: int
+    device: str = "cpu"
+    gpus: tuple[int, ...] = ()
+    threads: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: Path = Path()
+    hosts: tuple[tuple[str, int], ...] = ()
+    on_failure: str = "end"
+    joins: bool = True
+    step_s: float | None = None
+    line: int = 1
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What a spec starts. path: the file that it was read from."""
+
+    path: Path
+    name: str
+    programs: dict[str, ProgramSpec]
+    timeout_s: float | None = None
+    until_s: float | None = None  # of the model, for progress
+
+    def world_ranks(self) -> dict[str, range]:
+        """The ranks of the world that each program gets: one after the other, as the file has them."""
+        found, first = {}, 0
+        for name, program in self.programs.items():
+            found[name] = range(first, first + program.ranks)
+            first += program.ranks
+        return found
+
+
+def read_programs(tables: Tables, here: bool) -> RunSpec:
+    """What the spec starts.
 
     Args:
-        here: whether its command and folder must exist on this machine.
+        here: whether commands and folders must exist on this machine: where the job is started.
 
     Raises:
         ConfigError: anything wrong with it.
     """
+    tables.known(tables.root, ("job", "program", "grid", "field"), "the spec")
+    job = tables.root.get("job", {})
+    tables.where = ("job",)
+    tables.known(job, ("name", "timeout", "until"), "[job]")
+    name = tables.file_name(job, "name", tables.path.stem)
+    timeout, until = tables.time_limit(job, "timeout"), tables.model_time(job, "until")
+    tables.where = ()
+    listed = tables.named("program")
+    if not listed:
+        tables.fail("the spec has no programs", '[program.ocean] command = "python ocean.py", ranks = 1')
+    programs = {each: _program(tables, each, table, here) for each, table in listed.items()}
+    total = sum(program.ranks for program in programs.values())
+    if total > _MOST_RANKS:
+        tables.fail(f"the programs have {total:,} ranks in all", f"at most {_MOST_RANKS:,}", "ranks")
+    return RunSpec(tables.path, name, programs, timeout, until)
+
+
+def _program(tables: Tables, name: str, table: Any, here: bool) -> ProgramSpec:
     tables.where = ("program", name)
     what = f"program {name!r}"
     tables.known(table, _KEYS, what)
@@ -39,7 +94,7 @@ def read_program(tables: Tables, name: str, table: Any, here: bool) -> ProgramSp
         tables.fail(f"{name!r} is no name for a program", "letters, digits, _ . - only, a letter first")
     tables.needed(table, "command", what, 'command = "python ocean.py"')
     tables.needed(table, "ranks", what, "ranks = 1")
-    ranks = tables.whole(table, "ranks", 1, most=MOST_RANKS)
+    ranks = tables.whole(table, "ranks", 1, most=_MOST_RANKS)
     workdir = _folder(tables, table, here)
     return ProgramSpec(
         name,

@@ -1,4 +1,4 @@
-"""`hpcomm run SPEC.toml`: what was asked, and what to tell the launcher; job_monitor.py then runs it."""
+"""`hpcomm run SPEC.toml`: what was asked, and what to tell the launcher; supervise.py then runs it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-from ...errors import ConfigError, did_you_mean
-from ...job import launch
-from ...job.command_line import Command
-from ...job.installation import VENDORS, Mpi, check_python, find_mpi, which
-from ...job.torch_variables import master
-from ..monitor import job_monitor
-from ..record_reader import read
-from ..spec import spec_file as specs
-from ..spec.toml_tables import at
+from ..errors import ConfigError, did_you_mean
+from . import launch
+from .command_line import Command
+from .installation import VENDORS, Mpi, check_python, find_mpi, which
+from .program_watch import Watch
+from .spec.programs import ProgramSpec, RunSpec
+from .spec.toml_tables import at
+from .supervise import supervise
+from .torch_variables import master
 
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
+_BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE")
 _IN_SPEC = {  # options of `hpcomm run COMMAND`, and the key that says the same in a spec
     ("-n", "-np", "--ranks"): "ranks",
     ("-x", "--env"): "env",
@@ -30,33 +32,37 @@ _IN_SPEC = {  # options of `hpcomm run COMMAND`, and the key that says the same 
 }
 
 
-class Composition(NamedTuple):
-    """What to run: command, what it adds to the environment, files to write first (name: content)."""
-
-    command: list[str]
-    environ: dict[str, str]
-    files: dict[str, str]
-
-
-def main(argv: Sequence[str]) -> int:
+def run(spec: RunSpec, asked: argparse.Namespace) -> int:
     """Carry out `hpcomm run SPEC.toml`; the job's exit status."""
-    launch.check_folder()
-    asked = parse(argv)
-    spec = read(asked.spec)
+    options, kind = _options(asked), asked.kind
     if asked.only is not None:
-        return run_alone(spec, asked)
-    kind = asked.kind
+        spec, options = _alone(spec, asked, options)
     mpi = Mpi(_launcher_of(kind), kind.rpartition("-")[2], True) if kind else find_mpi(asked.launcher)
     for program in spec.programs.values() if kind is None else ():
         check_mpi(program, mpi)
-    composed = job_command(spec, mpi, _machine(kind), _options(asked))
-    return _shown_or_run(spec, composed, asked)
+    composed = job_command(spec, mpi, _machine(kind), options)
+    if launch.shows(composed, asked.dry_run, asked.verbose):
+        return 0
+    _make_folder("--files", asked.files)
+    _make_folder("--record", asked.record)
+    timeout_s = spec.timeout_s if asked.timeout is None else asked.timeout
+    return supervise(*composed[:2], timeout_s, Watch(spec, asked.progress), composed.files)
 
 
-def _shown_or_run(spec: specs.JobSpec, composed: Composition, asked: argparse.Namespace) -> int:
-    if asked.dry_run or asked.verbose:
-        print(shown(composed), file=sys.stdout if asked.dry_run else sys.stderr)
-    return 0 if asked.dry_run else _run(spec, composed, asked)
+def _alone(spec: RunSpec, asked: argparse.Namespace, options: list[str]) -> tuple[RunSpec, list[str]]:
+    """`--only PROGRAM`: its ranks alone, the others replaced by what was recorded."""
+    name = asked.only
+    if name not in spec.programs:
+        hint = did_you_mean(name, spec.programs, f"one of {', '.join(spec.programs)}")
+        raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
+    folder = Path(asked.record or "recorded").resolve()
+    if not any(folder.glob(f"{name}.*")):
+        raise ConfigError(
+            f"nothing is recorded for {name!r} in {folder}",
+            "hpcomm run",
+            f"hpcomm run --record {folder} {asked.spec} first",
+        )
+    return replace(spec, programs={name: spec.programs[name]}), [*options, "--replay", str(folder)]
 
 
 def parser() -> Command:
@@ -107,8 +113,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read the words.
 
     Raises:
-        ConfigError: an unknown option, one without its value, or no spec.
+        ConfigError: there is no place to start at, an unknown option, one without its value, or no spec.
     """
+    launch.check_folder()
     asked = parser().parse_intermixed_args(argv)
     if not asked.spec:
         raise ConfigError("which spec?", "hpcomm run", f"hpcomm run {' '.join(argv[:-1])} ... SPEC.toml")
@@ -129,34 +136,25 @@ def _launcher_of(kind: str) -> str:
 
 
 def _machine(kind: str | None) -> launch.Machine:
-    environ = dict(os.environ)
-    if kind is not None:  # as if we were there
-        for name in ("SLURM_JOB_ID", "PBS_NODEFILE"):
-            environ.pop(name, None)
-        environ |= {"SLURM_JOB_ID": "1"} if kind.startswith("slurm") else {}
-        environ |= {"PBS_NODEFILE": "$PBS_NODEFILE"} if kind.startswith("pbs") else {}
-    registers = kind is not None or launch.registers_memory()
-    return launch.Machine(launch.usable_cores(), os.geteuid() == 0, environ, registers=registers)
+    machine = launch.here()
+    if kind is None:
+        return machine
+    environ = {name: value for name, value in machine.environ.items() if name not in _BATCH}
+    environ |= {"SLURM_JOB_ID": "1"} if kind.startswith("slurm") else {}
+    environ |= {"PBS_NODEFILE": "$PBS_NODEFILE"} if kind.startswith("pbs") else {}
+    return launch.Machine(machine.cores, machine.is_root, environ)
 
 
 def _options(asked: argparse.Namespace) -> list[str]:
+    """What each rank's supervisor is told."""
+    record = None if asked.only is not None else asked.record
+    folders = (("--files", asked.files), ("--record", record))
+    words = [word for name, folder in folders if folder for word in (name, str(Path(folder).resolve()))]
+    if asked.dry_run:
+        return words
     shows_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    words = [] if asked.dry_run else ["--head", "--colour"] if shows_colour else ["--head"]
-    for name, folder in (("--files", asked.files), ("--record", asked.record)):
-        words += [name, str(Path(folder).resolve())] if folder is not None else []
-    if not asked.dry_run:
-        host, port = master(None, "SLURM_JOB_ID" not in os.environ, os.environ)
-        words += ["--master", f"{host}:{port}"]
-    return words
-
-
-def _run(spec: specs.JobSpec, composed: Composition, asked: argparse.Namespace) -> int:
-    timeout_s = spec.timeout_s if asked.timeout is None else asked.timeout
-    _make_folder("--files", asked.files)
-    _make_folder("--record", asked.record)
-    return job_monitor.run(
-        spec, composed.command, composed.environ, composed.files, timeout_s, asked.progress
-    )
+    host, port = master(None, "SLURM_JOB_ID" not in os.environ, os.environ)
+    return ["--head", *["--colour"] * shows_colour, *words, "--master", f"{host}:{port}"]
 
 
 def _make_folder(option: str, path: str | None) -> None:
@@ -178,7 +176,7 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
-def check_mpi(program: specs.ProgramSpec, mpi: Mpi) -> None:
+def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:
     """Refuse a program that loads another MPI than the launcher's.
 
     Raises:
@@ -212,8 +210,8 @@ def _linked_vendor(path: str) -> str:
 
 
 def job_command(
-    spec: specs.JobSpec, mpi: Mpi, machine: launch.Machine, options: Sequence[str] = ()
-) -> Composition:
+    spec: RunSpec, mpi: Mpi, machine: launch.Machine, options: Sequence[str] = ()
+) -> launch.Composition:
     """The launcher's command line for all programs. Pure.
 
     Every rank is a supervisor that reads the spec itself, so nothing but its place has to pass through
@@ -223,8 +221,9 @@ def job_command(
         name: (
             sys.executable,
             "-m",
-            "hpcomm.mpmd.launch.rank_supervisor",
+            "hpcomm.job.rank_supervisor",
             *options,
+            "--spec",
             str(spec.path.resolve()),
             name,
         )
@@ -244,10 +243,10 @@ def job_command(
     command, added = launch.launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
         command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
-    return Composition(command, added, {})
+    return launch.Composition(command, added, {})
 
 
-def _placement(program: specs.ProgramSpec, mpi: Mpi) -> tuple[str, ...]:
+def _placement(program: ProgramSpec, mpi: Mpi) -> tuple[str, ...]:
     if not program.hosts:
         return ()
     if mpi.is_srun:
@@ -256,7 +255,7 @@ def _placement(program: specs.ProgramSpec, mpi: Mpi) -> tuple[str, ...]:
     return ("--host", ",".join(f"{host}:{slots}" for host, slots in program.hosts))
 
 
-def _host_list(spec: specs.JobSpec) -> str:
+def _host_list(spec: RunSpec) -> str:
     """`n1:2,n2:1`: hosts in the order of the ranks."""
     unplaced = [program for program in spec.programs.values() if not program.hosts]
     if unplaced:
@@ -269,8 +268,8 @@ def _host_list(spec: specs.JobSpec) -> str:
 
 
 def _multi_prog(
-    spec: specs.JobSpec, mpi: Mpi, machine: launch.Machine, words: Mapping[str, tuple[str, ...]]
-) -> Composition:
+    spec: RunSpec, mpi: Mpi, machine: launch.Machine, words: Mapping[str, tuple[str, ...]]
+) -> launch.Composition:
     """`srun --multi-prog`: a line per program, `0-1 python ...`."""
     lines = []
     for name, ranks in spec.world_ranks().items():
@@ -280,32 +279,4 @@ def _multi_prog(
     total = sum(program.ranks for program in spec.programs.values())
     job = launch.Job((launch.Program(total, ("--multi-prog", file)),))
     command, added = launch.launcher_command(job, mpi, machine)
-    return Composition(command, added, {file: "\n".join(lines) + "\n"})
-
-
-def shown(composed: Composition) -> str:
-    """The files, then the line, as one could type them."""
-    parts = [f"cat > {name} <<'END'\n{content}END" for name, content in composed.files.items()]
-    line = launch.shell_line(composed.command, composed.environ).replace("'$PBS_NODEFILE'", '"$PBS_NODEFILE"')
-    return "\n".join([*parts, line])
-
-
-def run_alone(spec: specs.JobSpec, asked: argparse.Namespace) -> int:
-    """`--only PROGRAM`: its ranks alone, the others replaced by what was recorded."""
-    name = asked.only
-    if name not in spec.programs:
-        hint = did_you_mean(name, spec.programs, f"one of {', '.join(spec.programs)}")
-        raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
-    folder = Path(asked.record or "recorded").resolve()
-    if not any(folder.glob(f"{name}.*")):
-        raise ConfigError(
-            f"nothing is recorded for {name!r} in {folder}",
-            "hpcomm run",
-            f"hpcomm run --record {folder} {asked.spec} first",
-        )
-    program = spec.programs[name]
-    alone = specs.JobSpec(spec.path, spec.name, {name: program}, spec.grids, (), spec.timeout_s, spec.until_s)
-    mpi = find_mpi(asked.launcher)
-    asked.record = None
-    composed = job_command(alone, mpi, _machine(None), [*_options(asked), "--replay", str(folder)])
-    return _shown_or_run(alone, composed, asked)
+    return launch.Composition(command, added, {file: "\n".join(lines) + "\n"})

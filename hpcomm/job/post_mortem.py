@@ -10,30 +10,29 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from ...agree import runtime
-from ...job.launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
+from .launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
 
 
-def leave(came: str) -> None:
-    """Have came said, who is in this job, if this rank is killed. `hpcomm run` says more, and so needs none.
+def leave(came: str) -> Callable[[], None] | None:
+    """Have came said, who is in this job, if this rank is killed. Returns what takes that back.
 
-    MPICH's launcher would take the process for a rank's that still runs, and give another status.
+    `hpcomm run` says more, and so needs none. MPICH's launcher would take the process for a rank's that
+    still runs, and give another status.
     """
     launcher = launcher_of(os.getpid())
     if is_supervised(launcher) or name_of(launcher) not in (*PRRTE, SLURM):
-        return
+        return None
     with _voice(launcher) as its:
         process = subprocess.Popen(
-            call("mpmd.monitor.post_mortem", came),
+            call("job.post_mortem", came),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=its,
             start_new_session=True,
         )
-    runtime.farewells.append(process.kill)
-    runtime.at_abort.append(process.kill)
+    return process.kill
 
 
 @contextlib.contextmanager

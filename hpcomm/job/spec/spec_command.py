@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...errors import ConfigError, did_you_mean
-from ...job.installation import which
+from ..installation import which
 
 _EXAMPLE = 'command = "python ocean.py"'
 _FOR_SHELLS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1")

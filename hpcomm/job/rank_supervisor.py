@@ -1,0 +1,242 @@
+"""Supervisor of one rank: starts it, tells its output apart, and reports its end.
+
+    python -m hpcomm.job.rank_supervisor [--label] [--output FOLDER] COMMAND...
+    python -m hpcomm.job.rank_supervisor [--head] [--colour] [--files FOLDER] [--master HOST:PORT]
+                               [--record FOLDER | --replay FOLDER] --spec SPEC PROGRAM
+
+Stands between the launcher and the program, as a shell would: the program inherits the launcher's
+variables and file descriptors, so MPI does not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, NoReturn
+
+from .process_role import world_rank
+from .program_watch import MARK, status_words
+from .progress import DONE, JOINED, PIPE
+from .spec.programs import RunSpec, read_programs
+from .spec.toml_tables import Tables
+from .torch_variables import variables
+
+_FLAGS = ("--label", "--head", "--colour")  # options without a value
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_READ_S = 2.0  # for what the program has written last; a child of its own may hold the pipe
+_Target = tuple[int, bytes]  # a file descriptor, and what stands before each line there
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one rank; its exit status."""
+    options, words = {}, list(argv)
+    while words[0].startswith("--"):
+        option = words.pop(0)
+        options[option] = "" if option in _FLAGS else words.pop(0)
+    signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it is for the program, which prints its stacks then
+    if "--spec" in options:
+        spec, name = read_programs(Tables(Path(options["--spec"])), here=False), words[0]
+        if "--replay" in options:
+            spec = RunSpec(spec.path, spec.name, {name: spec.programs[name]})
+        return _run_program(spec, name, options)
+    try:
+        child = _begin(words, os.environ)
+    except OSError as error:
+        sys.stderr.write(f"hpcomm run: {words[0]} cannot be started: {error.strerror}\n")
+        return 127
+    rank, folder = world_rank(), options.get("--output")
+    kept = [(_opened(folder, f"rank-{rank}"), b"")] if folder else []
+    prefix = f"[{rank}] ".encode()
+    shows = "--label" in options or not folder
+    out, err = ([*kept, *([(fd, prefix)] if shows else [])] for fd in (1, 2))
+    return _shell_status(_finish(child, [_copy(child.stdout, out), _copy(child.stderr, err)]))
+
+
+# -- the rank of a program in a spec -------------------------------------------------------------------
+
+
+def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str]) -> dict[str, str]:
+    """What the program of this rank finds in its environment."""
+    program = spec.programs[name]
+    joined = [
+        f"{each}={ranks[0]}-{ranks[-1]}"
+        for each, ranks in spec.world_ranks().items()
+        if spec.programs[each].joins
+    ]
+    environ = {**os.environ, "HPCOMM_PROGRAM": name, "HPCOMM_SPEC": str(spec.path.resolve())}
+    environ |= {"HPCOMM_DEVICE": program.device, "HPCOMM_ON_FAILURE": program.on_failure}
+    environ["HPCOMM_PROGRAMS"] = " ".join(joined)
+    if not program.joins:
+        del environ["HPCOMM_PROGRAMS"]  # which may be of an outer job
+    if program.threads:
+        environ["OMP_NUM_THREADS"] = str(program.threads)
+    if program.gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = str(program.gpus[rank % len(program.gpus)])
+    elif program.device == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    for option, variable in (("--record", "HPCOMM_RECORD"), ("--replay", "HPCOMM_REPLAY")):
+        environ |= {variable: options[option]} if option in options else {}
+    if "--master" in options:
+        environ |= _for_torch(spec, name, rank, options["--master"])
+    return {**environ, **program.env}
+
+
+def _for_torch(spec: RunSpec, name: str, rank: int, master: str) -> dict[str, str]:
+    """What torchrun would set, if it had started this program alone; master: of the first program."""
+    program, (host, _, port) = spec.programs[name], master.rpartition(":")
+    hosts = program.hosts or ((host, program.ranks),)
+    near, node = rank, 0
+    while node < len(hosts) - 1 and near >= hosts[node][1]:
+        near, node = near - hosts[node][1], node + 1
+    at = hosts[0][0], int(port) + list(spec.programs).index(name)
+    within = (near, min(hosts[node][1], program.ranks))
+    found = {**variables(rank, program.ranks, within, (node, len(hosts)), at), "ROLE_NAME": name}
+    del found["HPCOMM_TOLD"]  # which is for numbers of the whole job
+    return found
+
+
+def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:
+    program, rank = spec.programs[name], world_rank() - spec.world_ranks()[name][0]
+    environ = environment(spec, name, rank, options)
+    has_head = "--head" in options
+    said: list[str] = []
+    copies = []
+    if has_head:
+        _tell(f"began {name} {rank}")
+        listens, speaks = os.pipe()
+        os.set_inheritable(speaks, True)
+        environ[PIPE] = str(speaks)
+    try:
+        child = _begin(program.command, environ, program.workdir)
+    except OSError as error:
+        sys.stderr.write(f"hpcomm: program '{name}' cannot be started: {error}\n")
+        return 127
+    if has_head:
+        os.close(speaks)
+        copies.append(_thread(_pass_on, os.fdopen(listens), f"{name} {rank}", said))
+    prefix, folder = prefix_of(spec, name, rank, "--colour" in options), options.get("--files")
+    for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err")):
+        target = (_opened(folder, f"{name}.{rank}.{end}"), b"") if folder else (fd, prefix)
+        copies.append(_copy(stream, [target]))
+    status, when = child.wait(), time.time()
+    _finish(child, copies)
+    if has_head:  # it judges who was the first, by this host's clock
+        _tell(f"ended {name} {rank} {status} {when:.6f}")
+    elif status:
+        sys.stderr.write(
+            f"hpcomm: program '{name}' (rank {rank} of {program.ranks}) {status_words(status)}\n"
+        )
+    if program.on_failure == "continue" and (JOINED in said or not program.joins):
+        if status and has_head and DONE not in said:
+            _stay()
+        return 0
+    return _shell_status(status)
+
+
+def _stay() -> NoReturn:
+    """Be there until the launcher ends us: it would end the job if we left now, as MPI was not finalized."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    while True:
+        signal.pause()
+
+
+def _tell(words: str) -> None:
+    os.write(1, f"{MARK}{words}\n".encode())
+
+
+def _pass_on(stream: IO[str], name: str, said: list[str]) -> None:
+    """Tell our head what the program says of its progress; said: the first word of each line."""
+    for line in stream:
+        what, *rest = line.split()
+        said.append(what)
+        _tell(" ".join([what, name, *rest]))
+
+
+def prefix_of(spec: RunSpec, name: str, rank: int, coloured: bool) -> bytes:
+    """`[ocean 0] `, in a colour of the program's own if a terminal shows it."""
+    text = f"[{name} {rank}] " if spec.programs[name].ranks > 1 else f"[{name}] "
+    colour = _COLOURS[list(spec.programs).index(name) % len(_COLOURS)]
+    return f"\033[{colour}m{text}\033[0m".encode() if coloured else text.encode()
+
+
+# -- the process ---------------------------------------------------------------------------------------
+
+
+def _opened(folder: str, name: str) -> int:
+    """A new file in folder, which is made if it is not there."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    return os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o644)
+
+
+def _begin(
+    command: Sequence[str], environ: Mapping[str, str], workdir: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a program whose output is read here, and which gets the signals that this process gets.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    child = subprocess.Popen(
+        command,
+        cwd=workdir,
+        env=environ,
+        close_fds=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_prepare,
+    )
+    for number in _SIGNALS:
+        signal.signal(number, lambda n, _: child.send_signal(n))
+    return child
+
+
+def _prepare() -> None:
+    """In the program: a supervisor that is killed takes it along (Linux), and signals are as they were."""
+    import ctypes
+
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(1, signal.SIGKILL)
+
+
+def _copy(stream: IO[bytes] | None, targets: Sequence[_Target]) -> threading.Thread:
+    """Copy stream line by line."""
+    assert stream is not None
+
+    def run() -> None:
+        for line in stream:
+            for fd, prefix in targets:
+                os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
+
+    return _thread(run)
+
+
+def _finish(child: subprocess.Popen[bytes], copies: Sequence[threading.Thread]) -> int:
+    """Wait for the program, and for what it has written last; its status."""
+    status = child.wait()
+    for each in copies:
+        each.join(_READ_S)
+    return status
+
+
+def _thread(run: Callable[..., None], *given: object) -> threading.Thread:
+    thread = threading.Thread(target=run, args=given, daemon=True)
+    thread.start()
+    return thread
+
+
+def _shell_status(status: int) -> int:
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""Monitors of jobs of several programs. Begin with job_monitor.py."""
