@@ -220,7 +220,7 @@ def connect(
     Raises:
         ConfigError: points that are taken and given by nobody, or given twice.
     """
-    wire = link.wire = Wire(link.inter, link.peer, is_first=link.is_first)
+    wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
     ends = {name: field for name, (field, _) in takes.items()}
     planned = [
         _plan(wire, each, (gives if each.source == link.name else ends)[each.name], each.source == link.name)

@@ -7,6 +7,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
+from .._lazy import MPI, np
 from ..agree import ended_ranks, runtime
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
@@ -15,11 +16,10 @@ from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S, Channel, Turns
 from .coupling.coupling_clock import check_time, is_number
 from .plain_link import PlainCommunicator
+from .record import VERDICTS, Recorder
 from .report import link_lines
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..job.progress import Progress
     from .coupling.coupler import Incoming, Outgoing
     from .coupling.wire import Wire
@@ -31,7 +31,7 @@ class Link:
     Attributes:
         name, peer: names of this program and of the other one.
         comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
-        inter: the same for hpcomm's own messages, which are not recorded.
+        recorder: what keeps or has the verdicts of an implicit coupling, if anything does.
         local: this program's own communicator.
         is_first: True on one of the two sides, which begins where they take turns.
         timeout_s: seconds that implicit coupling waits for the other program, the longest timeout of the
@@ -47,7 +47,8 @@ class Link:
         self.name = name
         self.peer = peer
         self.local = local
-        self.comm = self.inter = comm
+        self.comm = comm
+        self.recorder: Recorder | None = None
         self.is_first = is_first
         self.is_plain = plain
         self.timeout_s = TIMEOUT_S
@@ -92,7 +93,7 @@ class Link:
 
     @property
     def deadline_s(self) -> float | None:
-        return self.inter.patience_s
+        return self.comm.patience_s
 
     @deadline_s.setter
     def deadline_s(self, seconds: float | None) -> None:
@@ -100,12 +101,12 @@ class Link:
             raise UsageError(
                 f"deadline_s must be above 0, not {seconds!r}", f"link to '{self.peer}'", "None: for ever"
             )
-        self.inter.patience_s = seconds
+        self.comm.patience_s = seconds
 
     @property
     def size(self) -> int:
         """How many ranks the other program has."""
-        return self.inter.remote_size
+        return self.comm.remote_size
 
     @property
     def waited_s(self) -> float:
@@ -114,7 +115,7 @@ class Link:
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
-        return self.inter.partners.gone() if self.inter.partners is not None else set()
+        return self.comm.partners.gone() if self.comm.partners is not None else set()
 
     def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
         """Send the values of the fields, each point to the ranks that take it.
@@ -194,6 +195,19 @@ class Link:
         finally:
             self._note(perf_counter(), began, time)
 
+    def tell(self, verdict: int) -> None:
+        """Tell all ranks of the other program, which hear it, a number. Collective over both."""
+        root = MPI.ROOT if self.local.rank == 0 else MPI.PROC_NULL
+        self.comm.broadcast(np.array([verdict]), root=root, async_op=True).wait(timeout=self.timeout_s)
+
+    def hear(self) -> int:
+        """The number that the other program tells this one. Collective over both."""
+        later = self.comm.broadcast(np.zeros(1, int), root=0, async_op=True)
+        verdict = int(later.wait(timeout=self.timeout_s)[0])
+        if self.recorder is not None:
+            self.recorder.keep(VERDICTS, verdict)
+        return verdict
+
     def settle(self) -> None:
         """At the end of this program: wait until what was put last has been taken, or its taker has ended.
 
@@ -223,15 +237,15 @@ class Link:
                 said = error, None
         wrong, theirs = self.local.broadcast_object(said)
         if wrong is not None:
-            wrong.where = where(verb, self.inter)
+            wrong.where = where(verb, self.comm)
             raise wrong
         return theirs
 
     def _swapped(self, mine: object, verb: str) -> Any:
         """swapped, by the first ranks of both programs."""
-        going = self.inter.isend_object(mine, 0)
+        going = self.comm.isend_object(mine, 0)
         try:
-            theirs = self.inter.irecv_object(0).wait(timeout=self.timeout_s)
+            theirs = self.comm.irecv_object(0).wait(timeout=self.timeout_s)
             going.wait(timeout=self.timeout_s)
         except WaitTimeoutError:
             raise WaitTimeoutError(

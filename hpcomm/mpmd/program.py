@@ -6,7 +6,7 @@ import os
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..agree import runtime
 from ..agree.deadline import within
@@ -20,7 +20,7 @@ from .coupled_field import A, Field
 from .coupling.coupling_channel import TIMEOUT_S
 from .coupling.coupling_clock import check_time, divides, is_number
 from .link import Link, no_field
-from .record import Recorded, recorder
+from .record import recorder
 from .record_reader import read
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
 from .verdict import Refusal, first_refusal, judge
@@ -72,7 +72,7 @@ class Program:
         link.connect = self.connect
         link.progress = self._progress
         if self._recorder is not None and not self._recorder.replays:
-            link.comm = cast("Communicator", Recorded(link.inter, self._recorder))
+            link.recorder = self._recorder
         self._links[link.peer] = link
         self.peers = tuple(sorted(self._links))
 

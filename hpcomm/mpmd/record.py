@@ -1,31 +1,27 @@
 """Recording of what a program gets from others, so that it can run alone again: --record and --only.
 
 For each rank: ocean.0.heat, what its gets of the field returned, arrays one behind the other;
-ocean.0.heat.npz, the weights of its mapping; ocean.0.verbs, what the verbs of link.comm returned, pickled.
+ocean.0.heat.npz, the weights of its mapping; ocean.0..verdicts, what leaders of implicit couplings said.
 """
 
 from __future__ import annotations
 
-import pickle
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.request import Request
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from ..communicator.communicator import Communicator
     from ..core.types import AnyArray
     from .coupled_field import Field
 
-_VERBS = "verbs"
+VERDICTS = ".verdicts"  # no field is called so
 
 
 class Recorder:
@@ -36,9 +32,9 @@ class Recorder:
         self._stem = folder / f"{program}.{rank}"
         self._files: dict[str, IO[bytes]] = {}
         if not replays:
-            self._file(_VERBS)  # there, even if nothing comes
+            self._file(VERDICTS)  # there, even if nothing comes
 
-    def keep(self, name: str, values: AnyArray) -> None:
+    def keep(self, name: str, values: AnyArray | int) -> None:
         """Write what a get returned."""
         np.save(self._file(name), values, allow_pickle=False)
         self._file(name).flush()
@@ -50,12 +46,7 @@ class Recorder:
             ConfigError: nothing more was recorded, or a field of another shape or kind.
         """
         name = field.name
-        values: NDArray[Any] = self._next(
-            name,
-            f"field {name!r}",
-            lambda file: np.lib.format.read_array(file, allow_pickle=False),
-            "get",
-        )
+        values = self._next_array(name, f"field {name!r}", "get")
         shape = (len(field.points), *field.shape)
         if values.shape != shape or not np.can_cast(values.dtype, field.dtype, "same_kind"):
             raise ConfigError(
@@ -66,35 +57,19 @@ class Recorder:
             )
         return values
 
-    def keep_result(self, verb: str, result: object) -> None:
-        """Write what a verb of link.comm returned.
-
-        Raises:
-            UsageError: it cannot be read again, as a communicator could not.
-        """
-        try:
-            packed = pickle.dumps(result)
-        except Exception as error:  # depends on what it is
-            raise UsageError(
-                f"what {verb} returns cannot be recorded: {error}", verb, "run without --record"
-            ) from error
-        self._file(_VERBS).write(packed)
-        self._file(_VERBS).flush()
-
-    def next_result(self, verb: str) -> object:
-        """What the next verb returned then.
+    def next_verdict(self) -> int:
+        """What the leader of an implicit coupling said next.
 
         Raises:
             ConfigError: nothing more was recorded.
         """
-        return self._next(_VERBS, "link.comm", pickle.load, verb)
+        return int(self._next_array(VERDICTS, "the verdicts of windows", "windows"))
 
-    def _next(self, name: str, what: str, read: Callable[[Any], Any], verb: str) -> Any:
-        """What read finds next in a file."""
+    def _next_array(self, name: str, what: str, verb: str) -> NDArray[Any]:
         try:
             file: Any = self._file(name)
             if file.peek(1):
-                return read(file)
+                return np.lib.format.read_array(file, allow_pickle=False)
         except FileNotFoundError:
             pass
         except Exception as error:  # depends on what it is instead
@@ -134,43 +109,6 @@ class Recorder:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._files[name] = path.open("rb" if self.replays else "wb")
         return self._files[name]
-
-
-class Recorded:
-    """A communicator whose results are kept."""
-
-    def __init__(self, comm: Communicator, recorder: Recorder) -> None:
-        self._comm = comm
-        self._recorder = recorder
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._comm, name)
-        return partial(self._call, name, found) if callable(found) else found
-
-    def _call(self, name: str, verb: Callable[..., object], *args: object, **options: object) -> Any:
-        result = verb(*args, **options)
-        if isinstance(result, Request):
-            return _Pending(result, partial(self._recorder.keep_result, name))
-        self._recorder.keep_result(name, result)
-        return result
-
-
-class _Pending:
-    """A request whose result is kept at the first wait."""
-
-    def __init__(self, request: Request[object], keep: Callable[[object], None]) -> None:
-        self._request = request
-        self._keep: Callable[[Any], None] | None = keep
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
-
-    def wait(self, timeout: float | None = None) -> object:
-        result = self._request.wait(timeout)
-        if self._keep is not None:
-            self._keep(result)
-            self._keep = None
-        return result
 
 
 def recorder(environ: Mapping[str, str], program: str, rank: int) -> Recorder | None:

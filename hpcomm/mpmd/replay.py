@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 import numpy as np
 
-from ..communicator.communicator import Communicator
+from ..errors import UsageError
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import Schedule
 from .link import Link
@@ -16,70 +14,43 @@ from .link import Link
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ..communicator.communicator import Communicator
     from .coupled_field import Field
     from .record import Recorder
     from .spec.spec_file import FieldSpec, JobSpec
-
-_LATER = (
-    "isend",
-    "irecv",
-    "isend_object",
-    "irecv_object",
-    "isend_ragged",
-    "irecv_ragged",
-)  # return a request, as async_op=True makes all
 
 
 class Absent(Link):
     """A link to a program that is only recorded."""
 
+    def __init__(self, name: str, peer: str, local: Communicator, size: int, recorder: Recorder) -> None:
+        inter = cast("Communicator", _Silent(peer, size))
+        super().__init__(name, peer, local, inter, is_first=name < peer, plain=True)
+        self._kept = recorder
+
     def report(self) -> str:
         """Nothing can be asked of it."""
         return f"{self.peer} is only recorded"
 
+    def tell(self, verdict: int) -> None:
+        """Nobody hears it."""
 
-class Played:
-    """The verbs of link.comm: each returns what it returned then. Its attributes are a quiet link's."""
-
-    is_inter, is_closed, check = True, False, "off"
-    partners = patience_s = timeout = timeout_s = None
-
-    def __init__(self, name: str, local: Communicator, remote_size: int, recorder: Recorder) -> None:
-        self.name, self.rank, self.size, self.remote_size = name, local.rank, local.size, remote_size
-        self._recorder = recorder
-
-    def __getattr__(self, verb: str) -> Any:
-        if not callable(function := getattr(Communicator, verb)):
-            raise AttributeError(f"'{self.name}' is replayed, and has no {verb}", name=verb, obj=self)
-        return partial(self._play, verb, inspect.signature(function))
-
-    def _play(self, verb: str, signature: inspect.Signature, *args: object, **options: object) -> object:
-        given = signature.bind(None, *args, **options).arguments
-        result = partial(self._result, verb, given.get("out"))
-        return _Later(result) if verb in _LATER or given.get("async_op") else result()
-
-    def _result(self, verb: str, out: Any) -> object:
-        result = self._recorder.next_result(verb)
-        if out is None or result is None:
-            return result
-        out[...] = result
-        return out
+    def hear(self) -> int:
+        """What the other program told this one then."""
+        return self._kept.next_verdict()
 
 
-class _Later:
-    """What a request of then returned."""
+class _Silent:
+    """What stands for link.comm: the verbs of a recorded program are not recorded, only its fields."""
 
-    def __init__(self, result: partial[object]) -> None:
-        self._result: partial[Any] | None = result
-        self._made: Any = None
+    partners = patience_s = None
 
-    def done(self) -> bool:
-        return True
+    def __init__(self, peer: str, remote_size: int) -> None:
+        self._peer, self.remote_size = peer, remote_size
 
-    def wait(self, timeout: float | None = None) -> object:
-        if self._result is not None:
-            self._made, self._result = self._result(), None
-        return self._made
+    def __getattr__(self, name: str) -> NoReturn:
+        what = f"program '{self._peer}' is only recorded, and of link.comm nothing is"
+        raise UsageError(what, f"link.comm.{name}", "fields, by put, get and exchange; or run all programs")
 
 
 def links(spec: JobSpec, name: str, local: Communicator, recorder: Recorder) -> list[Link]:
@@ -87,8 +58,7 @@ def links(spec: JobSpec, name: str, local: Communicator, recorder: Recorder) -> 
     made: list[Link] = []
     for peer, about in spec.programs.items():
         if peer != name and about.joins:
-            comm = cast("Communicator", Played(f"{name}<->{peer}", local, about.ranks, recorder))
-            made.append(Absent(name, peer, local, comm, is_first=name < peer, plain=True))
+            made.append(Absent(name, peer, local, about.ranks, recorder))
     return made
 
 

@@ -15,7 +15,7 @@ from hpcomm.errors import ConfigError, UsageError
 from hpcomm.fields.files import checkpoints, file_folder, npy
 from hpcomm.grids.weights import Weights
 from hpcomm.mpmd import jobs
-from hpcomm.mpmd.record import Recorder
+from hpcomm.mpmd.record import VERDICTS, Recorder
 from hpcomm.mpmd.record_reader import read as read_spec
 from hpcomm.schedule import registry
 from hpcomm.schedule.cost.machine_model import machine
@@ -43,10 +43,10 @@ def header(path: Path) -> object:
     raise ConfigError(f"load of {path} failed: {failed}", hint="whether the file is whole")
 
 
-def recorded(path: Path, verb: str = "") -> object:
+def recorded(path: Path) -> object:
     recorder = Recorder(path.parent, path.name.split(".")[0], 0, True)
     try:
-        return recorder.next_result(verb) if verb else recorder.next(FIELD)
+        return recorder.next_verdict() if path.name.endswith(VERDICTS) else recorder.next(FIELD)
     finally:
         for file in recorder._files.values():
             file.close()
@@ -59,12 +59,12 @@ READERS: dict[str, Callable[[Path], object]] = {
     "manifest": manifest,
     "npy": header,
     "recorded": recorded,
-    "verbs": lambda path: recorded(path, "recv_object"),
+    "verdicts": recorded,
     "weights": Weights.load,
     "port": lambda path: jobs._read(path, jobs._ENTRY),
     "schedules": lambda path: registry.load(str(path)),
 }
-NAMES = {"recorded": "a.0.T", "verbs": "a.0.verbs", "schedules": "own.py"}
+NAMES = {"recorded": "a.0.T", "verdicts": f"a.0.{VERDICTS}", "schedules": "own.py"}
 DAMAGE = {
     "nothing in it": b"",
     "zeros": bytes(1 << 12),

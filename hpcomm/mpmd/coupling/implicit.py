@@ -175,7 +175,7 @@ def windows(
         yield k
         following = accelerator.step(x, _vector(field))
         verdict = 1 if accelerator.residuals[-1] < tolerance else 0 if k < most else 2
-        _tell(link, verdict)
+        link.tell(verdict)
         if verdict:
             break
         made = following.view(complex if field.dtype.kind == "c" else float).astype(field.dtype)
@@ -198,24 +198,12 @@ def _followed(link: Link, state: object, restore: Callable[[Any], None]) -> Iter
     while True:
         k += 1
         yield k
-        verdict = _hear(link)
+        verdict = link.hear()
         if verdict == 2:
             raise _not_converged(link, f"'{link.peer}' gave up after {k} iterations")
         if verdict == 1:
             return
         restore(state)
-
-
-def _tell(link: Link, verdict: int) -> None:
-    import hpcomm
-
-    root = hpcomm.ROOT if link.local.rank == 0 else hpcomm.PROC_NULL
-    link.comm.broadcast(np.array([verdict]), root=root, async_op=True).wait(timeout=link.timeout_s)
-
-
-def _hear(link: Link) -> int:
-    got = link.comm.broadcast(np.zeros(1, int), root=0, async_op=True).wait(timeout=link.timeout_s)
-    return int(got[0])
 
 
 def _not_converged(link: Link, what: str) -> NotConvergedError:
