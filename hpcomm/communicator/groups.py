@@ -295,7 +295,7 @@ class agreed:  # noqa: N801  a context, read as a word
         self.call_guard.__enter__()
         try:
             if self._comm.node is not None:
-                self._comm.node.arrive(signature(*self._call))
+                self._comm.node.arrive_and_wait(signature(*self._call))
             self.agreement.enter(*self._call)  # who has left meanwhile stands in the call log
             self._comm.children.begin(self._comm)
         except BaseException as error:

@@ -33,19 +33,19 @@ class CallLog:
 
     def post(self, signature: int) -> int:
         """Write this rank's own next call; its number, from 1 on."""
-        return self._node.begin(signature)
+        return self._node.log_call(signature)
 
     def posted(self, call: int) -> int | None:
         """The signature of a call, or None if its rank has not come to it or is so far on that it is gone."""
         try:
-            return self._node.begun(self._rank, call) if call > 0 else None
+            return self._node.logged_call(self._rank, call) if call > 0 else None
         except ValueError:  # the communicator is closed
             return None
 
     def last_call(self) -> int:
         """The number of the last call that its rank has come to; 0 before the first."""
         try:
-            return self._node.began(self._rank)
+            return self._node.last_logged(self._rank)
         except ValueError:
             return 0
 

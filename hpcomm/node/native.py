@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._native import core as native_core
     from .segment import NodeSegment
 
-VERSION = 5  # NODE_VERSION of _native/node.h
+VERSION = 6  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "
@@ -116,10 +116,9 @@ def node(there: NodeSegment, place: int, rank: int, hook: native_core.Hook, chec
 
 
 @lru_cache(maxsize=4)
-def _know(name: str) -> None:
+def _know(name: str) -> bool:
     module = core()
-    if module is not None:
-        getattr(module, f"know_{name}")(loaded(name))
+    return module is not None and getattr(module, f"know_{name}")(loaded(name)) is not False
 
 
 def know_arrays() -> None:
@@ -127,3 +126,8 @@ def know_arrays() -> None:
     for name in ("numpy", "torch"):
         if loaded(name) is not None:
             _know(name)
+
+
+def takes_tensors() -> bool:
+    """Whether the core takes tensors, not only numpy's arrays in their memory: from torch 2.10 on."""
+    return loaded("torch") is not None and _know("torch")

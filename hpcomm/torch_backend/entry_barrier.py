@@ -130,7 +130,9 @@ class EntryBarrier:
         if self.failed is not None:
             raise self.failed
         if self.node is not None:
-            self.enter(self.node.arrive, (mine | _MEETING, min(seconds, _LONGEST_S)), seconds, words, told)
+            self.enter(
+                self.node.arrive_and_wait, (mine | _MEETING, min(seconds, _LONGEST_S)), seconds, words, told
+            )
         elif self._comm.size > 1:
             self._by_message(mine, seconds, partial(words, *told))
 
@@ -140,7 +142,7 @@ class EntryBarrier:
             return
         if self.node is not None:
             with suppress(Ended):
-                self.node.come(REFUSED)
+                self.node.arrive(REFUSED)
         elif self._comm.size > 1:
             self._meetings += 1
             _abandoned.extend((self._compares(REFUSED), self._tells(describe(REFUSED))))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.buffer import Buffer, as_buffer
+from ..errors import HpcommError
 from ..node import native
 from .network_collectives import NetworkCollectives
 
@@ -58,6 +61,8 @@ class NodeCollectives(NetworkCollectives):
     def _makes(self, verb: str, *arguments: object) -> object:
         """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
         due, self._due, self.inside = self._due, False, None
+        if not native.takes_tensors():
+            arguments = _as_arrays(arguments)
         made = self.entry.enter(getattr(self.entry.node, verb), arguments, *self.call[1:])
         if made is NotImplemented:
             self._due = due
@@ -78,8 +83,10 @@ class NodeCollectives(NetworkCollectives):
             super().all_reduce(x, op, out=out)
 
     def reduce(self, x: Tensor, op: str, root: int, *, out: Tensor | None = None) -> Tensor | None:
-        found: Any = self._makes("reduce", x, op, root, out)
-        return super().reduce(x, op, root, out=out) if found is NotImplemented else found
+        if out is None and self.rank == root:
+            out = torch.empty_like(x)
+        taken = self._makes("reduce", x, op, root, out) is not NotImplemented
+        return out if taken else super().reduce(x, op, root, out=out)
 
     def reduce_scatter(self, x: Tensor, op: str, *, out: Tensor) -> None:
         if self._makes("reduce_scatter", x, op, out) is NotImplemented:
@@ -88,7 +95,7 @@ class NodeCollectives(NetworkCollectives):
 
     # -- verbs that only move ------------------------------------------------------------------------------
     def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
-        if not self._moves("broadcast", x, root):
+        if not self._moves("broadcast", x, root, x):
             super().broadcast(x, root, out=out)
 
     def all_gather(self, x: Tensor, *, out: Tensor) -> None:
@@ -108,6 +115,15 @@ class NodeCollectives(NetworkCollectives):
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         if not self._moves("all_to_all", _apart(x, out, 0), out):
             super().all_to_all(x, out=out)
+
+
+def _as_arrays(arguments: tuple[object, ...]) -> tuple[object, ...]:
+    """Arguments with numpy's arrays in the memory of tensors, and the code of their elements."""
+    with suppress(HpcommError):  # of elements that numpy has not: those go as bytes
+        looks = [as_buffer(x) if isinstance(x, Tensor) else x for x in arguments]
+        codes = [x.dtype.code for x in looks if isinstance(x, Buffer)]
+        return *(x.array if isinstance(x, Buffer) else x for x in looks), codes[0]
+    return arguments
 
 
 def _apart(x: Tensor, out: Tensor, at: int) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pickle
 from typing import Any
 
@@ -38,7 +37,8 @@ def node(comm: Any) -> Any:
         raise CameError
 
     core.know_numpy(np)
-    segment = core.Segment(1 << 20, file=os.memfd_create("alone"))
+    segment = core.Segment(1 << 20)
+    segment.unlink()
     node = core.Node(segment, segment.reserve(comm.size), comm.rank, hook, 0)
     yield node
     node.close()

@@ -24,10 +24,16 @@ def raising(reason, ranks, mine, theirs):
         raise RuntimeError(f"{reason} {ranks}")
 
 
+def memory(nbytes=1 << 20):
+    """A segment without a name, for this process and those that it forks."""
+    segment = core.Segment(nbytes)
+    segment.unlink()
+    return segment
+
+
 def start(size, body, nbytes=64 << 20, **options):
     """Forks `size` ranks, each of which calls body(node); their pids, and the pipes of what they return."""
-    file = os.memfd_create("ranks")
-    segment = core.Segment(nbytes, file=file)
+    segment = memory(nbytes)
     place = segment.reserve(size)
     ranks = []
     for rank in range(size):
@@ -38,18 +44,19 @@ def start(size, body, nbytes=64 << 20, **options):
             _be(rank, size, segment, place, body, writing, options)
         os.close(writing)
         ranks.append((pid, reading))
-    os.close(file)
     return ranks
 
 
 def _be(rank, size, segment, place, body, writing, options):
     said = None
     try:
-        hook = options.pop("hook", raising)
+        hook, direct_from = options.pop("hook", raising), options.pop("direct_from", None)
         crowded = size > len(os.sched_getaffinity(0))
         node = core.Node(
             segment, place, rank, hook, **{"spins": 0 if crowded else 2000, "direct": True, **options}
         )
+        if direct_from is not None:
+            node.direct_from = direct_from
         said = (True, body(node))
         node.close()
     except BaseException:

@@ -7,7 +7,6 @@
    no store is left. Of the others: whoever passes a call has the right result,
    and none waits for ever. After INT the struck rank fails one call and goes
    on: all count alike to the end. */
-#define _GNU_SOURCE
 #include "node.h"
 
 #include <signal.h>
@@ -43,7 +42,7 @@ static void *leave(void) { return &points; }
 static void back(void *state) { (void)state; }
 static int look(struct node *n, int why, int rank) {
   (void)n, (void)rank;
-  if (why != NODE_WAITS)
+  if (why != WHY_WAITS)
     return -1;
   if (interrupted)
     return interrupted = 0, -1;
@@ -51,26 +50,21 @@ static int look(struct node *n, int why, int rank) {
 }
 static const struct node_host host = {leave, back, look};
 
+static char *memory(void *program, int rank, size_t block, size_t nbytes,
+                    int is_short) {
+  const struct call *c = program;
+  (void)block, (void)is_short;
+  return c->out + (size_t)rank * nbytes;
+}
+
 /* Everybody's x to everybody, as blocks that are read where they are. */
 static int share(struct node *n, struct call *c) {
-  struct share s = {.n = n, .c = c};
-  size_t one = 1;
-  struct node_part block = {(uintptr_t)c->x, c->nbytes}, part;
+  const size_t one = 1;
+  const struct node_part block = {(uintptr_t)c->x, c->nbytes};
   c->verb = BY_ALL_GATHER;
   c->signature = 77;
-  int bad = share_begin(&s, &block, &one);
-  if (bad)
-    return bad;
   memcpy(c->out + (size_t)n->rank * c->nbytes, c->x, c->nbytes);
-  for (int r = 0; !bad && r < n->size; r++) {
-    struct parcel p;
-    if (r == n->rank)
-      continue;
-    bad = share_open(&s, r, &p);
-    if (!bad && !share_next(&p, &part))
-      bad = share_pull(&s, r, &part, c->out + (size_t)r * c->nbytes);
-  }
-  return share_end(&s, bad);
+  return share_run(n, c, &block, &one, memory, c);
 }
 
 static void body(struct segment *segment, struct node_place *place, int rank) {
@@ -102,7 +96,7 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
     if (interrupted && rank == 1)
       interrupted = 0; /* heard of between two calls */
     if (verbs[i] == SHARE        ? share(&n, &c)
-        : verbs[i] == BY_BARRIER ? node_meet(&n, BY_BARRIER, NULL, 0)
+        : verbs[i] == BY_BARRIER ? node_arrive_and_wait(&n, BY_BARRIER, NULL, 0)
                                  : node_run(&n, &c)) {
       if (signal_number == SIGINT)
         continue;
@@ -122,7 +116,7 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
     if (i == CALLS - 1)
       atomic_fetch_add(&shared->done, 1);
   }
-  node_left(segment, place);
+  node_leave(segment, place);
   if (strike_at >= 0)
     atomic_store(&shared->points, points);
 }

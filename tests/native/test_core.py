@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import pickle
 import signal
 import sys
 import time
@@ -216,7 +217,7 @@ def test_a_timeout_set_while_arrive_waits_for_its_own_stays():
             own.append(node)
         else:
             time.sleep(0.2)
-        node.arrive(7, 5.0)
+        node.arrive_and_wait(7, 5.0)
         return node.timeout
 
     assert ranks.together(2, body, hook=hook) == [0.5, 0.0]
@@ -324,11 +325,11 @@ def test_a_deadline_of_one_arrival_can_be_given():
         if node.rank:
             time.sleep(0.2)
             with pytest.raises(RuntimeError, match="withdrawn"):
-                node.arrive(12345)
+                node.arrive_and_wait(12345)
         else:
             with pytest.raises(RuntimeError, match=r"late \(1,\)"):
-                node.arrive(12345, 0.05)
-        node.arrive(99)
+                node.arrive_and_wait(12345, 0.05)
+        node.arrive_and_wait(99)
 
     ranks.together(2, body, synchronous=True)
 
@@ -337,13 +338,13 @@ def test_who_refuses_a_call_comes_to_it_and_the_others_hear_at_once():
     from hpcomm.core.signature import REFUSED
 
     def body(node):
-        assert node.arrive(77) == 1
+        assert node.arrive_and_wait(77) == 1
         if node.rank == 1:
-            assert node.come(REFUSED) == 2
+            assert node.arrive(REFUSED) == 2
         else:
             with pytest.raises(RuntimeError, match=r"mismatch \(1,\)"):
                 node.all_reduce(np.ones(2), "sum", np.ones(2))
-        return node.arrive(78)
+        return node.arrive_and_wait(78)
 
     assert ranks.together(3, body) == [3, 3, 3]
 
@@ -470,28 +471,28 @@ def test_who_waits_sees_that_another_rank_has_begun_more_background_calls():
 
     def hook(reason, who, mine, theirs):
         if reason == "waits":
-            begun = nodes[0].began(1)  # first this, then whether it has come
+            begun = nodes[0].last_logged(1)  # first this, then whether it has come
             has_come = nodes[0].calls()[1][0] >= nodes[0].calls()[0][0]
-            if not has_come and begun > nodes[0].began(0):
+            if not has_come and begun > nodes[0].last_logged(0):
                 seen.append(begun)
                 raise KeyError("elsewhere")
 
     def body(node):
         nodes.append(node)
-        assert node.begin(100 + node.rank) == 1
+        assert node.log_call(100 + node.rank) == 1
         if node.rank == 0:
             with pytest.raises(KeyError, match="elsewhere"):
                 node.barrier()
             return seen
         time.sleep(0.05)
-        for signature in range(200, 200 + core.LOG):
-            node.begin(signature)
-        assert [node.begun(1, number) for number in (1, 2, core.LOG + 2)] == [None, 200, None]
+        for signature in range(200, 264):
+            node.log_call(signature)
+        assert [node.logged_call(1, number) for number in (0, 2, 3, 65, 66)] == [None, None, 201, 263, None]
         time.sleep(0.1)
-        return node.begun(0, 1)
+        return node.logged_call(0, 1)
 
     (begun,), first = ranks.together(2, body, hook=hook)
-    assert 2 <= begun <= 1 + core.LOG
+    assert 2 <= begun <= 65
     assert first == 100
 
 
@@ -520,8 +521,9 @@ def test_places_are_used_again_when_all_ranks_have_left():
 
 
 def test_words_are_seen_by_all_who_have_the_segment():
-    segment = core.Segment(1 << 20, file=os.memfd_create("words"))
-    other = core.Segment(1 << 20, file=segment.fileno())
+    segment = core.Segment(1 << 20)
+    other = core.Segment(1 << 20, segment.name)
+    segment.unlink()
     at = segment.reserve_words(5000)
     assert [segment.store(at, -5), other.load(at), other.add(at, 7), segment.load(at)] == [-5, -5, 2, 2]
     assert segment.store(at + 8, (1 << 64) - 1) == other.load(at + 8) == -1
@@ -540,7 +542,7 @@ def test_words_are_seen_by_all_who_have_the_segment():
 
 
 def test_each_rank_of_a_place_has_cleared_words_of_its_own():
-    segment = core.Segment(1 << 20, file=os.memfd_create("words"))
+    segment = ranks.memory()
     for _ in range(2):  # the second time in the same place
         nodes = [core.Node(segment, place, rank) for place in [segment.reserve(2)] for rank in range(2)]
         at = [nodes[0].words(rank) for rank in range(2)]
@@ -575,7 +577,7 @@ def test_where_there_is_no_room_for_long_calls_all_ranks_know_since_the_first():
         for _ in range(2):
             assert node.all_reduce(x, "sum", x) is NotImplemented
         # the first one was a meeting, the second one nobody came to
-        return node.arrive(77), float(node.all_reduce(one, "sum", one)[0])
+        return node.arrive_and_wait(77), float(node.all_reduce(one, "sum", one)[0])
 
     assert ranks.together(2, body, nbytes=8 * core.UNIT) == [(2, 2.0)] * 2
 
@@ -593,13 +595,13 @@ def test_a_rank_that_fails_in_the_first_long_call_knows_that_there_is_no_room():
         else:
             assert node.all_reduce(x, "sum", x) is NotImplemented
         assert node.all_reduce(x, "sum", x) is NotImplemented
-        return node.arrive(77)
+        return node.arrive_and_wait(77)
 
     assert ranks.together(3, body, nbytes=18 * core.UNIT) == [2, 2, 2]
 
 
 def test_arrays_that_dtype_makes_of_different_lengths_are_not_taken():
-    segment = core.Segment(1 << 20, file=os.memfd_create("lengths"))
+    segment = ranks.memory()
     node = core.Node(segment, segment.reserve(1), 0)
     x, out = np.zeros(8, np.int16), np.zeros(8, np.int8)
     assert node.all_reduce(x, "sum", out, 6) is NotImplemented
@@ -619,10 +621,10 @@ def test_long_scans_of_halves_are_right_where_steps_end_anywhere(size):
 
 
 def test_messages_of_a_channel_come_in_order():
-    segment = core.Segment(1 << 20, file=os.memfd_create("channel"))
+    segment = ranks.memory()
     at = segment.reserve_channel(64)
     child = os.fork()
-    channel = core.Channel(segment, at, int(child == 0), ranks.raising, timeout=10)
+    channel = core.Channel(segment, at, int(child == 0), ranks.raising)
     boxes = np.frombuffer(channel, np.int64).reshape(2, -1)
     for i in range(500):
         if not child:
@@ -639,7 +641,7 @@ def test_messages_of_a_channel_come_in_order():
 
 
 def test_boxes_of_a_channel_are_used_in_turn_and_stay_while_somebody_has_a_view():
-    segment = core.Segment(1 << 20, file=os.memfd_create("channel"))
+    segment = ranks.memory()
     at = segment.reserve_channel(100)
     sends, receives = core.Channel(segment, at, 1), core.Channel(segment, at, 0)
     there, here = (np.frombuffer(end, np.int32).reshape(2, -1) for end in (sends, receives))
@@ -666,45 +668,52 @@ def test_boxes_of_a_channel_are_used_in_turn_and_stay_while_somebody_has_a_view(
     assert segment.reserve_channel(100) == at
 
 
-def test_tensors_of_a_torch_without_an_exchange_table_are_looked_at_by_attributes():
+def test_tensors_of_a_torch_without_an_exchange_table_are_not_taken():
     torch = pytest.importorskip("torch")
-    names = ("bool", "int32", "int64", "uint8", "float16", "bfloat16", "float32", "float64", "complex64")
 
     class Old(torch.Tensor):
         __dlpack_c_exchange_api__ = None
 
-    def old(x):
-        return torch.Tensor._make_subclass(Old, x)
-
-    segment = core.Segment(1 << 20, file=os.memfd_create("one"))
+    segment = ranks.memory()
     node = core.Node(segment, segment.reserve(1), 0)
-    try:
-        assert (
-            core.know_torch(
-                SimpleNamespace(
-                    Tensor=Old,
-                    empty_like=torch.empty_like,
-                    is_grad_enabled=torch.is_grad_enabled,
-                    **{name: getattr(torch, name) for name in names},
-                )
-            )
-            is False
-        )
-        for name in names[1:]:
-            x, out = (
-                old(torch.full((2, 3), 2, dtype=getattr(torch, name))),
-                old(torch.zeros(2, 3, dtype=getattr(torch, name))),
-            )
-            assert node.all_reduce(x, "prod", out) is out
-            assert (torch.Tensor(out.as_subclass(torch.Tensor).real.float()) == 2).all()
-        assert node.all_reduce(x.t(), "sum", out.t()) is NotImplemented
-        assert node.all_reduce(x.conj(), "sum", out) is NotImplemented
-    finally:
-        core.know_torch(torch)
+    assert core.know_torch(SimpleNamespace(Tensor=Old)) is False
+    assert core.know_torch(SimpleNamespace(Tensor=int)) is False
+    assert node.all_reduce(torch.Tensor._make_subclass(Old, torch.ones(3)), "sum") is NotImplemented
+
+
+def test_what_is_told_by_the_fields_of_an_array_is_what_numpy_tells():
+    segment = ranks.memory()
+    node = core.Node(segment, segment.reserve(1), 0)
+    kinds = [np.dtype(kind) for kind in "?bhilqBHILQefdFD"]
+    for kind in [*kinds, pickle.loads(pickle.dumps(np.dtype("f8"))), np.dtype("f8", metadata={"a": 1})]:
+        x, out = np.ones((2, 3), kind), np.zeros((2, 3), kind)
+        assert node.all_reduce(x, "sum", out) is out, kind
+        assert (out == 1).all()
+        assert node.all_reduce(x, "sum").dtype == kind
+        assert node.all_reduce(x.T, "sum", out) is NotImplemented
+    for kind in [
+        *(kind.newbyteorder() for kind in kinds if kind.itemsize > 1),
+        "g",
+        "O",
+        "M8[s]",
+        "S8",
+        "i4,f4",
+    ]:
+        x = np.zeros((2, 3), kind)
+        assert node.broadcast(x, 0) is NotImplemented, kind
+
+
+def test_an_array_of_which_numpy_warns_is_written_to_when_it_has_warned():
+    segment = ranks.memory()
+    node = core.Node(segment, segment.reserve(1), 0)
+    x = np.ones(3)
+    x.flags._warn_on_write = True  # as numpy.broadcast_arrays does
+    with pytest.warns(DeprecationWarning, match="writing"):
+        assert node.all_reduce(np.ones(3), "sum", x) is x
 
 
 def test_what_a_hook_or_a_child_process_may_not_do_is_refused():
-    segment = core.Segment(1 << 20, file=os.memfd_create("refused"))
+    segment = ranks.memory()
     node = core.Node(segment, segment.reserve(2), 0, lambda *_: node.close())
     calls, said = [], []
 
@@ -716,13 +725,18 @@ def test_what_a_hook_or_a_child_process_may_not_do_is_refused():
         raise InterruptedError
 
     at = segment.reserve_channel(64)
-    channel = core.Channel(segment, at, 1, within, timeout=float("nan"))
+    channel = core.Channel(segment, at, 1, within)
     with pytest.raises(InterruptedError):
         channel.full_box(True)
     assert len(said) == 4
     with pytest.raises(RuntimeError, match="in a call of this node"):
         node.barrier()
-    calls = [lambda: node.begin(7), node.barrier, lambda: node.tell(1, b""), lambda: channel.empty_box(False)]
+    calls = [
+        lambda: node.log_call(7),
+        node.barrier,
+        lambda: node.tell(1, b""),
+        lambda: channel.empty_box(False),
+    ]
     calls += [channel.fill, channel.free, lambda: memoryview(channel)]
 
     def in_a_child():
@@ -731,7 +745,7 @@ def test_what_a_hook_or_a_child_process_may_not_do_is_refused():
                 call()
 
     assert ranks.forked(in_a_child)
-    assert node.began(0) == 0
+    assert node.last_logged(0) == 0
     channel.close()  # no wait is under way any more
     with pytest.raises(ValueError, match="this channel is closed"):
         channel.fill()
@@ -744,14 +758,14 @@ def test_of_several_bad_arguments_the_first_is_told_and_the_others_are_not_asked
 
         __index__ = __float__
 
-    segment = core.Segment(1 << 20, file=os.memfd_create("bad"))
+    segment = ranks.memory()
     node = core.Node(segment, segment.reserve(1), 0)
     node.timeout = 5
     for call, given, kind in [
-        (node.arrive, (-1, Asked()), OverflowError),
-        (node.arrive, (1 << 63, Asked()), ValueError),
-        (node.begun, (7, Asked()), ValueError),
-        (node.begun, ("0", 1), TypeError),
+        (node.arrive_and_wait, (-1, Asked()), OverflowError),
+        (node.arrive_and_wait, (1 << 63, Asked()), ValueError),
+        (node.logged_call, (7, Asked()), ValueError),
+        (node.logged_call, ("0", 1), TypeError),
         (node.share, ("0", Asked(), Asked(), [], None), TypeError),
         (node.share, (1, "0", Asked(), [], None), TypeError),
         (core.reaches, ("0", Asked(), Asked()), TypeError),
@@ -763,7 +777,7 @@ def test_of_several_bad_arguments_the_first_is_told_and_the_others_are_not_asked
 
 
 def test_numbers_of_words_and_bytes_that_wrap_around_are_no_room():
-    segment = core.Segment(1 << 20, file=os.memfd_create("sizes"))
+    segment = ranks.memory()
     for sizes in (1 << 61, (1 << 61) + 1, (1 << 64) - 1, 1 << 63, (1 << 20) // 8 + 1):
         assert segment.reserve_words(sizes) is None
     for capacity in ((1 << 64) - 1, (1 << 64) - 63, 1 << 63, (1 << 63) - 64, 1 << 20):
@@ -789,11 +803,11 @@ def test_results_of_calls_that_were_given_up_are_kept_until_all_others_have_left
         x, held = np.ones(1 << 17), []
         for i in range(24):
             leaves[:] = [1] * (node.rank == 0)
-            while node.rank and node.began(0) <= i:  # it comes when the other one has left
+            while node.rank and node.last_logged(0) <= i:  # it comes when the other one has left
                 time.sleep(1e-4)
             with pytest.raises(LeavesError):
                 node.all_reduce(x, "sum")
-            node.begin(7)
+            node.log_call(7)
             leaves.clear()
             node.barrier()
             held.append(tracemalloc.get_traced_memory()[0])

@@ -142,18 +142,11 @@ def test_the_model_finds_a_step_that_is_left_out(tmp_path, options, change):
     assert "errors: 0" not in checked(tmp_path, options, change)
 
 
-def test_the_structures_of_dlpack_are_laid_out_as_in_torchs_header(tmp_path):
-    torch = pytest.importorskip("torch")
-    header = Path(torch.__file__).parent / "include"
-    if not (header / "ATen/dlpack.h").exists() or not shutil.which("gcc"):
-        pytest.skip("no header of DLPack, or no compiler")
-    alike = {
-        "DLTensor, dl_tensor": ["data", "device", "ndim", "dtype", "shape", "strides", "byte_offset"],
-        "DLPackExchangeAPI, dl_exchange": [("dltensor_from_py_object_no_sync", "look")],
-    }
-    lines = ["#include <ATen/dlpack.h>", f'#include "{CORE}/array.c"']
-    if "DLPackExchangeAPI" not in (header / "ATen/dlpack.h").read_text():
-        pytest.skip("this torch has no exchange table")
+def same_layout(tmp_path, header, folder, alike):
+    """The structures of array.c lie as in a header; alike: {"theirs, ours": members, or pairs of them}."""
+    if not (Path(folder) / header).exists() or not shutil.which("gcc"):
+        pytest.skip(f"no {header}, or no compiler")
+    lines = [f'#include "{CORE}/array.c"', f"#include <{header}>"]
     for types, members in alike.items():
         theirs, ours = types.split(", ")
         for member in members:
@@ -161,11 +154,33 @@ def test_the_structures_of_dlpack_are_laid_out_as_in_torchs_header(tmp_path):
             lines.append(
                 f'_Static_assert(offsetof({theirs}, {there}) == offsetof({ours}, {here}), "{here}");'
             )
-    lines.append('_Static_assert(sizeof(DLTensor) == sizeof(dl_tensor), "");')
     source = tmp_path / "layout.c"
     source.write_text("\n".join(lines))
     include = sysconfig.get_path("include")
-    run("gcc", "-std=c11", "-fsyntax-only", f"-I{header}", f"-I{include}", f"-I{CORE}", str(source))
+    run("gcc", "-std=c11", "-fsyntax-only", f"-I{folder}", f"-I{include}", f"-I{CORE}", str(source))
+
+
+def test_the_structures_of_dlpack_are_laid_out_as_in_torchs_header(tmp_path):
+    torch = pytest.importorskip("torch")
+    folder = Path(torch.__file__).parent / "include"
+    if "DLPackExchangeAPI" not in (folder / "ATen/dlpack.h").read_text():
+        pytest.skip("this torch has no exchange table")
+    members = ["data", "device", "ndim", "dtype", "shape", "strides", "byte_offset"]
+    alike = {
+        "DLTensor, dl_tensor": members,
+        "DLPackExchangeAPI, dl_exchange": [("dltensor_from_py_object_no_sync", "look")],
+    }
+    same_layout(tmp_path, "ATen/dlpack.h", folder, alike)
+
+
+def test_the_structures_of_numpy_are_laid_out_as_in_its_header(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    fields = [("dimensions", "shape"), ("strides", "steps"), ("descr", "dtype")]
+    alike = {
+        "PyArrayObject_fields, struct ndarray": ["data", *fields, "flags"],
+        "PyArray_Descr, struct descr": [("byteorder", "order"), ("type_num", "number")],
+    }
+    same_layout(tmp_path, "numpy/ndarraytypes.h", numpy.get_include(), alike)
 
 
 # The package is built at -O2 by one compiler or the other; -O0 keeps every store, -O3 vectorises the most.

@@ -1,7 +1,6 @@
 """The core's operators on its element types, held against numpy and against whole numbers."""
 
 import itertools
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -9,6 +8,9 @@ import numpy as np
 import pytest
 
 core = pytest.importorskip("hpcomm.node._native.core")
+
+from ranks import memory  # noqa: E402
+
 core.know_numpy(np)
 pytestmark = pytest.mark.once
 
@@ -50,7 +52,7 @@ def drawn(dtype, length, inputs, seed=0):
 @lru_cache
 def nodes(ranks):
     """Of ranks that are threads of this process."""
-    segment = core.Segment(16 << 20, file=os.memfd_create("threads"))
+    segment = memory(16 << 20)
     place = segment.reserve(ranks)
     return [core.Node(segment, place, rank, spins=0) for rank in range(ranks)]
 
@@ -191,7 +193,7 @@ def test_the_first_rank_of_an_exscan_gets_what_the_operator_does_not_notice():
     from hpcomm.core import dtypes, reduction
 
     core.know_numpy(np)
-    segment = core.Segment(1 << 20, file=os.memfd_create("one"))
+    segment = memory()
     node = core.Node(segment, segment.reserve(1), 0)
     tried = 0
     for dtype, op in itertools.product(dtypes.BY_NAME.values(), OPS):

@@ -5,7 +5,6 @@
    with random delays; all ranks draw the same calls, each checks its result
    against what it knows the others brought. With `synchronous`, deadlines are
    short and delays long: of each call either all ranks succeed, or none. */
-#define _GNU_SOURCE
 #include "node.h"
 
 #include <pthread.h>
@@ -50,10 +49,10 @@ static void *leave(void) { return &segment; }
 static void back(void *state) { (void)state; }
 static int look(struct node *n, int why, int rank) {
   (void)n, (void)rank;
-  if (why == NODE_WAITS)
+  if (why == WHY_WAITS)
     return 0;
   atomic_fetch_add(&failures, 1);
-  if (!synchronous || why == NODE_MISMATCH) {
+  if (!synchronous || why == WHY_MISMATCH) {
     printf("rank %d failed for rank %d: %d\n", n->rank, rank, why);
     atomic_store(&wrong, 1);
   }
@@ -145,18 +144,18 @@ static struct call drawn(uint64_t *common) {
 static void look_at_logs(struct node *n, uint64_t *own) {
   const uint64_t factor = 0x9E3779B97F4A7C15ull;
   for (uint64_t more = draw(own) % 9; more; more--) {
-    uint64_t number = node_begin(n, 0);
+    uint64_t number = node_log_call(n, 0);
     if (number % 3)
-      node_begin(n, (number + 1) * factor);
+      node_log_call(n, (number + 1) * factor);
   }
   for (int look = 0; look < 50; look++) {
     const int rank = (int)(draw(own) % (unsigned)ranks);
-    const uint64_t last = node_load(&place->rank[rank].log.began),
+    const uint64_t last = node_load(&place->rank[rank].log.calls),
                    back = draw(own) % (NODE_LOG + 4);
     uint64_t signature = 0, number = back < last ? last - back : 1;
-    const int found = node_begun(n, rank, number, &signature);
+    const int found = node_logged_call(n, rank, number, &signature);
     if ((found && signature && signature != number * factor) ||
-        (!found && last && rank == n->rank && back < NODE_LOG)) {
+        (!found && last && rank == n->rank && back < NODE_LOG - 1)) {
       printf("rank %d's call %d of %d: %d\n", rank, (int)number, (int)last,
              found);
       atomic_store(&wrong, 1);
@@ -176,6 +175,41 @@ static size_t drawn_blocks(int call, int from, int to, size_t *lengths) {
   return count;
 }
 
+struct expected { /* the blocks that a rank is to get in a call */
+  struct node *n;
+  int call, cut, from; /* from whom the last one came, */
+  size_t last, lengths[BLOCKS], total;
+  unsigned char *got; /* and where it is */
+};
+
+static void check_last(struct expected *e) {
+  unsigned char want[20000];
+  if (!e->total)
+    return;
+  bring(want, e->lengths[e->last], e->from,
+        (e->cut ? e->n->rank : 0) + (int)e->last);
+  if (memcmp(want, e->got, e->lengths[e->last])) {
+    printf("rank %d, call %d: block %zu of rank %d\n", e->n->rank, e->call,
+           e->last, e->from);
+    atomic_store(&wrong, 1);
+  }
+}
+
+static char *memory(void *program, int from, size_t block, size_t nbytes,
+                    int is_short) {
+  struct expected *e = program;
+  (void)is_short;
+  check_last(e);
+  e->from = from, e->last = block, e->total++;
+  if (block >= drawn_blocks(e->call, from, e->cut ? e->n->rank : 0,
+                            e->lengths) ||
+      nbytes != e->lengths[block]) {
+    atomic_store(&wrong, 1);
+    return NULL;
+  }
+  return (char *)e->got;
+}
+
 /* Blocks of all sorts from the ranks that give to those that take. */
 static int share(struct node *n, uint64_t *common, int call) {
   static const int verbs[] = {BY_BROADCAST, BY_GATHER, BY_ALL_GATHER,
@@ -184,9 +218,10 @@ static int share(struct node *n, uint64_t *common, int call) {
                    .root = (int)(draw(common) % (unsigned)ranks)};
   c.signature = (uint64_t)c.verb + 100;
   const int cut = c.verb == BY_SCATTER || c.verb == BY_ALL_TO_ALL;
-  struct share s = {.n = n, .c = &c};
   struct node_part *blocks = malloc((size_t)(ranks * BLOCKS) * sizeof *blocks);
-  size_t counts[NODE_RANKS], lengths[BLOCKS], total = 0;
+  unsigned char got[20000];
+  struct expected e = {.n = n, .call = call, .cut = cut, .got = got};
+  size_t counts[NODE_RANKS], lengths[BLOCKS], total = 0, comes = 0;
   for (int to = 0; to < (cut ? ranks : 1); to++) {
     counts[to] = drawn_blocks(call, n->rank, to, lengths);
     for (size_t i = 0; i < counts[to]; i++) {
@@ -195,36 +230,14 @@ static int share(struct node *n, uint64_t *common, int call) {
       blocks[total++] = (struct node_part){(uintptr_t)at, lengths[i]};
     }
   }
-  int bad = share_begin(&s, blocks, counts);
-  const int begun = !bad;
-  for (int r = 0; !bad && r < ranks; r++) {
-    struct parcel p;
-    if (r == n->rank || !call_goes(&c, r, n->rank))
-      continue;
-    bad = share_open(&s, r, &p);
-    size_t count = drawn_blocks(call, r, cut ? n->rank : 0, lengths);
-    if (!bad && p.count != count)
-      atomic_store(&wrong, 1);
-    for (size_t i = 0; !bad && i < count && i < p.count; i++) {
-      struct node_part part;
-      const char *here = share_next(&p, &part);
-      unsigned char *got = malloc(part.nbytes + 1),
-                    *want = malloc(lengths[i] + 1);
-      bring(want, lengths[i], r, (cut ? n->rank : 0) + (int)i);
-      if (here)
-        memcpy(got, here, part.nbytes);
-      else
-        bad = share_pull(&s, r, &part, (char *)got);
-      if (!bad && (part.nbytes != lengths[i] || memcmp(got, want, lengths[i]))) {
-        printf("rank %d, call %d: block %zu of rank %d\n", n->rank, call, i, r);
-        atomic_store(&wrong, 1);
-      }
-      free(got), free(want);
-    }
-    free(p.fetched);
-  }
-  if (begun)
-    bad = share_end(&s, bad);
+  const int bad = share_run(n, &c, blocks, counts, memory, &e);
+  for (int r = 0; r < ranks; r++)
+    if (r != n->rank && call_goes(&c, r, n->rank))
+      comes += drawn_blocks(call, r, cut ? n->rank : 0, lengths);
+  if (!bad && comes != e.total)
+    atomic_store(&wrong, 1);
+  if (!bad)
+    check_last(&e);
   for (size_t i = 0; i < total; i++)
     free((void *)(uintptr_t)blocks[i].at);
   free(blocks);
@@ -240,7 +253,7 @@ static void make_and_free(int me, uint64_t *own) {
     pthread_barrier_wait(&together);
     struct node_place *freed = shared;
     pthread_barrier_wait(&together);
-    node_left(&segment, freed);
+    node_leave(&segment, freed);
     for (int k = 0; k < 3; k++) {
       const int size = 1 + (int)(draw(own) % 3);
       struct node_place *made = node_reserve(&segment, size);
@@ -249,7 +262,7 @@ static void make_and_free(int me, uint64_t *own) {
       if (node_peek(&made->rank[0].words[0]) != (uint64_t)me + 1)
         atomic_store(&wrong, 1);
       for (int r = 0; r < size; r++)
-        node_left(&segment, made);
+        node_leave(&segment, made);
     }
   }
 }
@@ -297,7 +310,7 @@ static void *rank(void *arg) {
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
     look_at_logs(&n, &own);
-    const int bad = c.verb == BY_BARRIER ? node_meet(&n, BY_BARRIER, NULL, 0) : node_run(&n, &c);
+    const int bad = c.verb == BY_BARRIER ? node_arrive_and_wait(&n, BY_BARRIER, NULL, 0) : node_run(&n, &c);
     if (bad && !synchronous) {
       printf("call %d of verb %d: %d\n", i, c.verb, bad);
       atomic_store(&wrong, 1);
@@ -338,9 +351,9 @@ static void *rank(void *arg) {
         atomic_store(&wrong, 1);
     }
   }
-  node_left(&segment, place);
-  channel_left(&segment, channels[me]);
-  channel_left(&segment, channels[last]);
+  node_leave(&segment, place);
+  channel_leave(&segment, channels[me]);
+  channel_leave(&segment, channels[last]);
   make_and_free(me, &own);
   for (int r = 0; r < ranks; r++)
     free(x[r]);

@@ -46,7 +46,8 @@ def test_a_rank_lives_as_long_as_its_process_whatever_number_that_has(tmp_path: 
         file.open("r+b") as opened,
         subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner,
     ):
-        memory = core.Segment(1 << 20, file=os.memfd_create("records"))
+        memory = core.Segment(1 << 20)
+        memory.unlink()
         records = Words(memory, memory.reserve_words(8))
         region, nobody = (Region(records, opened.fileno(), byte) for byte in (1, 0))
         assert owner.stdout is not None
@@ -65,7 +66,8 @@ def test_a_rank_lives_as_long_as_its_process_whatever_number_that_has(tmp_path: 
 
 @pytest.fixture
 def region() -> Region:
-    memory = core.Segment(1 << 20, file=os.memfd_create("records"))
+    memory = core.Segment(1 << 20)
+    memory.unlink()
     return Region(Words(memory, memory.reserve_words(5000)), memory.fileno(), 0)
 
 
@@ -142,7 +144,8 @@ def test_a_text_that_an_exception_has_cut_off_is_followed_by_whole_ones(region: 
 
 
 def test_the_memory_of_call_logs_serves_others_when_all_ranks_have_left() -> None:
-    memory = core.Segment(1 << 20, file=os.memfd_create("logs"))
+    memory = core.Segment(1 << 20)
+    memory.unlink()
     place = memory.reserve(2)
     logs = [CallLogs(core.Node(memory, place, rank), memory) for rank in range(2)]
     assert logs[0].mine.post(77) == 1

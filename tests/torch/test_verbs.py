@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpcomm.node import native
+
 pytestmark = pytest.mark.once
 
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
@@ -432,6 +434,26 @@ def test_long_calls_give_the_same_directly(verb: str, rank: int, size: int) -> N
         BLOCKS[verb](directly, x, dist.ReduceOp.SUM, group=group)
         same(pieces, directly)
     dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_an_older_torch_hands_the_core_arrays_of_numpy(
+    dtype: torch.dtype, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reduced(out: torch.Tensor, x: torch.Tensor, op: dist.ReduceOp) -> None:
+        dist.reduce(out.copy_(x), 1, op)
+
+    for verb, call in {**BLOCKS, "reduce": reduced}.items():
+        if "reduce" in verb and dtype in FP8:
+            continue
+        x = of_rank(rank, dtype, (size, 3))
+        tensors, arrays = torch.zeros_like(x), torch.zeros_like(x)
+        call(tensors, x, dist.ReduceOp.SUM)
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "takes_tensors", lambda: False)
+            call(arrays, x, dist.ReduceOp.SUM)
+        if verb != "reduce" or rank == 1:
+            same(tensors, arrays)
 
 
 def test_one_element_may_have_any_stride(rank: int, size: int) -> None:

@@ -1,11 +1,11 @@
-/* array.h: one look at an array of any library. Needs Python, knows no library by name but torch. */
+/* array.h: one look at an array of any library. Needs Python, knows no library by name but numpy and torch. */
 #ifndef HPCOMM_ARRAY_H
 #define HPCOMM_ARRAY_H
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-enum { ARRAY_OTHER, ARRAY_NUMPY, ARRAY_TORCH }; /* exactly of these types, whose results are of them too */
+enum { ARRAY_NUMPY, ARRAY_TORCH }; /* exactly of these types, whose results are of them too */
 enum { ARRAY_AXES = 16 };
 
 struct array {
@@ -13,14 +13,12 @@ struct array {
   size_t count, nbytes;
   int dtype, kind, axes;
   int64_t shape[ARRAY_AXES];
-  Py_buffer view; /* obj NULL: none is held */
 };
 
 int array_look(PyObject *, int writable, struct array *); /* 1; 0: not one that the core takes; -1: an exception */
-void array_done(struct array *);
 int array_as(struct array *, int dtype); /* its bytes are elements of this type; 0: they cannot be */
 int array_know_numpy(PyObject *numpy);   /* from now on its arrays are known by their type; -1: an exception */
-int array_know_torch(PyObject *torch);   /* from now on its tensors are taken; 1: by DLPack, 0: by attributes, -1 */
+int array_know_torch(PyObject *torch);   /* the same of its tensors; 0: they have no exchange table, and are not taken */
 /* A new array like x; NULL and no exception: it could not be made. *at: its memory. */
 PyObject *array_like(PyObject *x, const struct array *, int axes, const int64_t *shape, char **at);
 #endif

@@ -7,8 +7,9 @@
    one. Ranks run ahead in calls that wait for some ranks only: a broadcast's root waits for nobody. Where ranks share
    cores, each so makes several calls before it gives its core to another.
 
-   Of two ranks that come to a call, the later one compares their signatures (node_await, node_compare). The earlier one
-   does, too, when it next waits for all or for long, at the latest seven calls later (node_compare_earlier, all_came).
+   Of two ranks that come to a call, the later one compares their signatures (node_wait_for_rank, node_compare). The earlier one
+   does, too, when it next waits for all or for long, at the latest seven calls later (node_compare_earlier,
+   wait_for_all_at).
    If the later one has gone on that far, the highest bit of a signature says that it is another call's.
 
    Withdrawal (only where n->synchronous: all ranks wait for all in every call). A rank whose time is over
@@ -21,9 +22,6 @@
    passes a call that another one withdraws: that one stored DOUBTS before it looked and found somebody missing;
    whoever passes looks after that one came, and all these stores and loads are sequentially consistent.
    protocol.pml is a model of this, which `spin` checks for 2 and 3 ranks. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "node.h"
 
 #include <unistd.h>
@@ -64,16 +62,9 @@ static uint64_t another(const struct node *n, int rank, uint64_t number, uint64_
   return n->checks && theirs != ours && ours ? theirs : 0;
 }
 
-static int failed(struct node *n, int result, int rank) { return result == -100 ? -1 : node_fail(n, -result, rank); }
-
-static int tell(struct node *n, int rank, uint64_t number, uint64_t theirs) {
-  n->told = number;
-  return node_mismatch(n, rank, number, theirs);
-}
-
 static int compare(struct node *n, int rank, uint64_t number) {
   const uint64_t theirs = number > n->told ? another(n, rank, number, node_signature(n, n->rank, number)) : 0;
-  return theirs ? tell(n, rank, number, theirs) : 0;
+  return theirs ? node_mismatch(n, rank, number, theirs) : 0;
 }
 
 /* Compare our calls that are over, and for which we did not wait, with those who have come to them. */
@@ -85,13 +76,12 @@ int node_compare_earlier(struct node *n) {
 }
 
 /* Wait until all others have come to this call, which is over here. */
-static int all_came(struct node *n, uint64_t number) {
+static int wait_for_all_at(struct node *n, uint64_t number) {
   n->awaited = number;
   for (int r = 0; r < n->size; r++) {
     if (r == n->rank) continue;
-    int bad = node_wait(n, &node_cell(n, r, number)->arrival, NODE_PAST_CALL, NODE_ARRIVAL(number, 0), r);
-    if (bad) return failed(n, bad, r);
-    if (compare(n, r, number)) return -1;
+    const node_word *at = &node_cell(n, r, number)->arrival;
+    if (node_await(n, at, NODE_PAST_CALL, NODE_ARRIVAL(number, 0), r) || compare(n, r, number)) return -1;
   }
   n->seen = number;
   return 0;
@@ -104,7 +94,7 @@ int node_enter(struct node *n, uint64_t signature) {
   n->signature = signature;
   while (n->published < number) {
     const uint64_t next = n->published + 1; /* its cell was call next - 8's: who has come to the one after has left that */
-    if (n->seen + NODE_CELLS <= next && all_came(n, next + 1 - NODE_CELLS)) return -1;
+    if (n->seen + NODE_CELLS <= next && wait_for_all_at(n, next + 1 - NODE_CELLS)) return -1;
     n->published = next;
     if (n->published < number) publish(n, 0, NODE_WITHDRAWN);
   }
@@ -137,21 +127,21 @@ static int withdraw(struct node *n) {
 }
 
 /* Wait until this rank has come to our call. */
-int node_await(struct node *n, int rank) {
+int node_wait_for_rank(struct node *n, int rank) {
   const struct node_cell *cell = node_cell(n, rank, n->calls);
   int result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
   if (result && n->synchronous) {
     int withdrawn = withdraw(n);
-    if (result == -NODE_LATE && !withdrawn) { /* all have come: whoever doubts too makes up his mind soon */
+    if (result == -WHY_LATE && !withdrawn) { /* all have come: whoever doubts too makes up his mind soon */
       const uint64_t limit = n->limit;
       n->limit = UINT64_MAX;
       result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
       n->limit = limit;
     }
   }
-  if (result) return failed(n, result, rank);
+  if (result) return node_fail(n, -result, rank);
   const uint64_t theirs = another(n, rank, n->calls, n->signature);
-  return theirs ? tell(n, rank, n->calls, theirs) : 0;
+  return theirs ? node_mismatch(n, rank, n->calls, theirs) : 0;
 }
 
 /* Compare with those for whom we did not wait, as far as they have come: of two ranks that wait for nobody, as two roots
@@ -161,45 +151,42 @@ int node_compare(struct node *n) {
   for (int r = 0; r < n->size; r++) {
     if (r == n->rank || node_load(&node_cell(n, r, n->calls)->arrival) != n->arrival) continue;
     const uint64_t theirs = another(n, r, n->calls, n->signature);
-    if (theirs) return tell(n, r, n->calls, theirs);
+    if (theirs) return node_mismatch(n, r, n->calls, theirs);
   }
   return 0;
 }
 
-int node_await_all(struct node *n) {
+int node_wait_for_all(struct node *n) {
   for (int pass = 0; pass < (n->synchronous && n->size > 2 ? 2 : 1); pass++)
     for (int r = 0; r < n->size; r++)
-      if (r != n->rank && node_await(n, r)) return -1;
+      if (r != n->rank && node_wait_for_rank(n, r)) return -1;
   int bad = node_compare_earlier(n);
   n->seen = n->calls;
   return bad;
 }
 
 /* Come to a call with a few bytes, and wait until all have come to it. */
-int node_meet(struct node *n, uint64_t signature, const void *said, size_t nbytes) {
+int node_arrive_and_wait(struct node *n, uint64_t signature, const void *said, size_t nbytes) {
   if (node_enter(n, signature)) return -1;
   if (nbytes) memcpy(node_cell(n, n->rank, n->calls)->data, said, nbytes);
   node_arrive(n);
-  return node_await_all(n);
+  return node_wait_for_all(n);
 }
 
-/* Background calls are not waited for: their signatures stand in a log. Each store is a release and each load an
-   acquire, in this order, so nobody takes one number's signature for another's. The last store and the first load are
-   sequentially consistent: of two ranks that each begin and then look at the other, one sees what the other began. */
-uint64_t node_begin(struct node *n, uint64_t signature) {
-  node_word *began = &node_mine(n)->log.began;
-  uint64_t number = node_peek(began) + 1;
-  struct node_entry *entry = &node_mine(n)->log.entry[number % NODE_LOG];
-  node_post(&entry->number, 0);
-  node_post(&entry->signature, signature);
-  node_post(&entry->number, number);
-  store_in_order(began, number);
+/* Calls that are carried out elsewhere are not waited for: their signatures stand in a log, each before the count. Whoever
+   reads one looks at the count again, since the writer begins to write over it when it has made NODE_LOG - 1 more. The
+   count is sequentially consistent: of two ranks that each log a call and then look at the other, one sees the other's. */
+uint64_t node_log_call(struct node *n, uint64_t signature) {
+  node_word *calls = &node_mine(n)->log.calls;
+  const uint64_t number = node_peek(calls) + 1;
+  node_post(&node_mine(n)->log.signature[number % NODE_LOG], signature);
+  store_in_order(calls, number);
   return number;
 }
 
-int node_begun(const struct node *n, int rank, uint64_t number, uint64_t *signature) {
-  const struct node_entry *entry = &n->place->rank[rank].log.entry[number % NODE_LOG];
-  if (load_in_order(&entry->number) != number) return 0;
-  *signature = node_load(&entry->signature);
-  return node_load(&entry->number) == number;
+int node_logged_call(const struct node *n, int rank, uint64_t number, uint64_t *signature) {
+  const struct node_rank *its = &n->place->rank[rank];
+  if (number - 1 >= load_in_order(&its->log.calls)) return 0;
+  *signature = node_load(&its->log.signature[number % NODE_LOG]);
+  return node_load(&its->log.calls) < number + NODE_LOG - 1;
 }

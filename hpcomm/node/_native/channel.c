@@ -23,10 +23,7 @@ void channel_attach(struct channel *c, struct segment *s, struct node_channel *a
 }
 
 char *channel_box(struct channel *c, int to_fill) {
-  int bad = node_wait(&c->node, &box(c)->full, NODE_AT_VALUE, word(c, to_fill), c->peer);
-  if (bad == 0) return data(c);
-  if (bad != -100) node_fail(&c->node, -bad, c->peer);
-  return NULL;
+  return node_await(&c->node, &box(c)->full, NODE_AT_VALUE, word(c, to_fill), c->peer) ? NULL : data(c);
 }
 
 char *channel_ready(struct channel *c, int to_fill) {

@@ -1,18 +1,14 @@
 /* channel_type.c: Channel, from one rank to another (channel.c). */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "module.h"
 
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "at", "peer", "hook", "spins", "timeout", NULL};
+  static char *words[] = {"segment", "at", "peer", "hook", "spins", NULL};
   Segment *segment;
   unsigned long long offset;
   int peer, spins = 2000;
-  double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oid", words, segment_type, &segment, &offset, &peer, &hook,
-                                   &spins, &timeout))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oi", words, segment_type, &segment, &offset, &peer, &hook,
+                                   &spins))
     return NULL;
   if (offset + sizeof(struct node_channel) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no channel begins at %llu", offset);
@@ -21,8 +17,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywo
   self->segment = (Segment *)Py_NewRef((PyObject *)segment);
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
   self->owner = node_forks;
-  self->channel.node =
-      (struct node){.host = &python_host, .program = self->hook, .spins = spins, .timeout = ns_of(timeout)};
+  self->channel.node = (struct node){.host = &python_host, .program = self->hook, .spins = spins};
   channel_attach(&self->channel, &segment->segment, (struct node_channel *)((char *)segment->segment.head + offset),
                  peer);
   return (PyObject *)self;
@@ -42,7 +37,7 @@ static int channel_clear(PyObject *me) {
   Segment *segment = self->segment;
   if (self->busy || self->views) return 0;
   self->segment = NULL;
-  if (segment && self->owner == node_forks) channel_left(&segment->segment, self->channel.at);
+  if (segment && self->owner == node_forks) channel_leave(&segment->segment, self->channel.at);
   Py_XDECREF((PyObject *)segment);
   self->channel.node.program = NULL;
   Py_CLEAR(self->hook);

@@ -52,20 +52,20 @@ static size_t laid_bytes(const struct node *n, const struct call *c) {
   return c->verb == BY_SCATTER ? c->nbytes * (size_t)n->size : c->nbytes;
 }
 
-int call_meet(struct node *n, const struct call *c) {
+int call_arrive_and_wait(struct node *n, const struct call *c) {
   node_arrive(n);
   int all = 1;
   for (int r = 0; r < n->size; r++) all &= r == n->rank || waits_for(n, c, r);
-  if (all) return node_await_all(n);
+  if (all) return node_wait_for_all(n);
   for (int r = 0; r < n->size; r++)
-    if (r != n->rank && waits_for(n, c, r) && node_await(n, r)) return -1;
+    if (r != n->rank && waits_for(n, c, r) && node_wait_for_rank(n, r)) return -1;
   return node_compare(n);
 }
 
 static int small_run(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
   if (call_gives(n, c)) copy((char *)node_cell(n, n->rank, n->calls)->data, c->x, laid_bytes(n, c));
-  if (call_meet(n, c)) return -1;
+  if (call_arrive_and_wait(n, c)) return -1;
   take(n, c);
   return 0;
 }

@@ -18,9 +18,6 @@
 
    Some memory is read by its process but by no other (what a device's driver has mapped): then all go through pieces.
    So each rank tries its own. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "node.h"
 
 #include <stdlib.h>
@@ -36,9 +33,9 @@ static int copy(struct node *n, int rank, int writes, char *ours, uint64_t their
   const int pid = (int)node_peek(&other->status.pid);
   while (nbytes) {
     struct iovec here = {ours, nbytes}, there = {(void *)(uintptr_t)theirs, nbytes};
-    if (writes && long_reached(n, &other->put, 0, rank)) return -1; /* it has given up */
+    if (writes && long_wait_for_step(n, &other->put, 0, rank)) return -1; /* it has given up */
     ssize_t did = writes ? process_vm_writev(pid, &here, 1, &there, 1, 0) : process_vm_readv(pid, &here, 1, &there, 1, 0);
-    if (did <= 0) return node_fail(n, NODE_LEFT_CALL, rank);
+    if (did <= 0) return node_fail(n, WHY_GAVE_UP, rank);
     ours += did;
     theirs += (uint64_t)did;
     nbytes -= (size_t)did;
@@ -189,11 +186,11 @@ int direct_run(struct node *n, const struct call *c) {
      before we say that we have finished. */
   atomic_thread_fence(memory_order_seq_cst); /* first their arrays were read, then whether they had given up */
   for (int r = 0; r < n->size; r++)
-    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].put, 0, r)) return -1;
+    if (touches(n, c, r) && long_wait_for_step(n, &n->place->rank[r].put, 0, r)) return -1;
   node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
   if (fills && !in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   for (int r = 0; r < n->size; r++)
-    if (touches(n, c, r) && long_reached(n, &n->place->rank[r].finished, 1, r)) return -1;
+    if (touches(n, c, r) && long_wait_for_step(n, &n->place->rank[r].finished, 1, r)) return -1;
   if (fills && in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
   return 0;
 }

@@ -17,7 +17,7 @@
    into the array and copied from there: a reduction that writes where another core has just read waits for one line after
    the other, a copy does not. A reduce of 2 ranks is done by its root alone, which so reads fewer bytes of the other.
 
-   A rank that fails on the way posts NODE_GAVE_UP for all three, so that nobody waits for it. */
+   A rank that fails on the way posts STEP_GAVE_UP for all three, so that nobody waits for it. */
 #include "node.h"
 
 #define CHAIN_STEPS 8           /* of a chain, at least, */
@@ -37,12 +37,11 @@ static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
 static int is_chain(int verb) { return verb == BY_SCAN || verb == BY_EXSCAN; }
-int long_reached(struct node *n, const node_word *at, uint64_t step, int rank) {
-  int bad = node_wait(n, at, NODE_AT_STEP, NODE_STEP(n->calls, step), rank);
-  return bad == 0 ? 0 : bad == -100 ? -1 : node_fail(n, -bad, rank);
+int long_wait_for_step(struct node *n, const node_word *at, uint64_t step, int rank) {
+  return node_await(n, at, NODE_AT_STEP, NODE_STEP(n->calls, step), rank);
 }
 /* Wait until rank q has `put`, `taken` or `finished` so many steps; 0, or -1. */
-#define AWAIT(s, q, word, steps) long_reached((s)->n, &(s)->n->place->rank[q].word, steps, q)
+#define WAIT_FOR(s, q, word, steps) long_wait_for_step((s)->n, &(s)->n->place->rank[q].word, steps, q)
 static void post(const struct steps *s, node_word *at, uint64_t step) {
   node_post(at, NODE_STEP(s->n->calls, step));
 }
@@ -80,7 +79,7 @@ static int give(struct steps *s, uint64_t step) {
   int readers = 0;
   for (int q = 0; q < n->size; q++)
     if (reads(s, q, me)) {
-      if (step >= ring && AWAIT(s, q, taken, step - ring + 1)) return -1;
+      if (step >= ring && WAIT_FOR(s, q, taken, step - ring + 1)) return -1;
       readers = 1;
     }
   if (!readers) return 0;
@@ -109,11 +108,11 @@ static int reduce(struct steps *s, uint64_t step) {
   const size_t in_piece = verb_cuts(verb) || s->is_shared ? (size_t)me * s->chunk : 0;
   const void *in[NODE_RANKS];
   for (int q = 0; q < n->size; q++) {
-    if (reads(s, me, q) && AWAIT(s, q, put, step + 1)) return -1;
+    if (reads(s, me, q) && WAIT_FOR(s, q, put, step + 1)) return -1;
     in[q] = q == me ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
   }
   for (int q = 0; s->is_shared && step >= ring && q < n->size; q++)
-    if (q != me && call_has_out(c, q) && AWAIT(s, q, finished, step - ring + 1)) return -1;
+    if (q != me && call_has_out(c, q) && WAIT_FOR(s, q, finished, step - ring + 1)) return -1;
   char *result = s->is_shared ? node_result_at(n, me, step) : NULL;
   char *out = call_has_out(c, me) ? c->out + mine + at : result;
   if (length) reduce_arrays(c->dtype, c->op, n->size, out, in, n->size, length / dtype_bytes(c->dtype));
@@ -129,7 +128,7 @@ static int take_results(struct steps *s, uint64_t step) {
   for (int i = 1; i < n->size; i++) {
     int q = (n->rank + i) % n->size;
     size_t theirs = at + (size_t)q * s->chunk;
-    if (AWAIT(s, q, taken, step + 1)) return -1;
+    if (WAIT_FOR(s, q, taken, step + 1)) return -1;
     if (theirs < s->whole) memcpy(s->c->out + theirs, node_result_at(n, q, step), at_least(s->whole, theirs, s->chunk));
   }
   post(s, &node_mine(n)->finished, step + 1);
@@ -144,7 +143,7 @@ static int take(struct steps *s, uint64_t step) {
   for (int i = 0; i < n->size; i++) {
     const int q = (me + i) % n->size;
     if (!call_goes(c, q, me)) continue;
-    if (q != me && AWAIT(s, q, put, step + 1)) return -1;
+    if (q != me && WAIT_FOR(s, q, put, step + 1)) return -1;
     const char *piece = node_piece_at(n, q, step) + (verb_cuts(c->verb) ? (size_t)me * s->chunk : 0);
     const char *from = q == me ? c->x + call_from(c, n->size, me) + at : piece;
     char *to = c->out + call_into(c, n->size, q) + at;
@@ -160,8 +159,8 @@ static int pass_on(struct steps *s, uint64_t step) { /* a link of a chain */
   const int me = n->rank, is_last = me + 1 == n->size;
   const size_t at = step * s->part, length = at_least(s->whole, at, s->part);
   const char *before = me ? node_piece_at(n, me - 1, step) : NULL;
-  if (me && AWAIT(s, me - 1, put, step + 1)) return -1;
-  if (!is_last && step >= ring && AWAIT(s, me + 1, taken, step - ring + 1)) return -1;
+  if (me && WAIT_FOR(s, me - 1, put, step + 1)) return -1;
+  if (!is_last && step >= ring && WAIT_FOR(s, me + 1, taken, step - ring + 1)) return -1;
   reduce_link(s->c, at, is_last ? NULL : node_piece_at(n, me, step), before, length / dtype_bytes(s->c->dtype));
   post(s, &node_mine(n)->taken, step + 1);
   post(s, &node_mine(n)->put, step + 1);
@@ -192,13 +191,13 @@ static void post_all(struct node *n, uint64_t step) {
   node_post(&mine->finished, NODE_STEP(n->calls, step));
 }
 
-void long_begin_steps(struct node *n) { post_all(n, 0); }
+void long_count_steps(struct node *n) { post_all(n, 0); }
 
 /* Whether a rank may still be in the last long call that we gave up. */
 static int may_linger(const struct node *n) { return n->gave_up && n->seen <= n->gave_up; }
 
 int long_give_up(struct node *n) {
-  post_all(n, may_linger(n) ? NODE_GAVE_UP_TWICE : NODE_GAVE_UP);
+  post_all(n, may_linger(n) ? STEP_GAVE_UP_TWICE : STEP_GAVE_UP);
   atomic_thread_fence(memory_order_seq_cst); /* before the program writes to its arrays */
   n->gave_up = n->calls;
   return -1;
@@ -207,7 +206,7 @@ int long_give_up(struct node *n) {
 /* Steps are counted anew in each call. Not before all have come, where somebody has to see that we gave up: 0. */
 int long_afresh(struct node *n) {
   const int afresh = !may_linger(n);
-  if (afresh) long_begin_steps(n);
+  if (afresh) long_count_steps(n);
   return afresh;
 }
 
@@ -220,11 +219,11 @@ static int find_pieces(struct node *n) {
     uint64_t units = 0;
     char *at = segment_reserve(n->segment, (size_t)n->size * node_pieces_bytes(n->size), &units);
     node_note(&place->piece_units, units);
-    node_note(&place->pieces, at ? (uint64_t)(at - (char *)n->segment->head) : 1);
+    node_note(&place->pieces, at ? (uint64_t)(at - (char *)n->segment->head) : NODE_NO_PIECES);
     node_post(&place->found, 1);
   } else {
     n->awaited = 0;
-    if (node_wait(n, &place->found, NODE_AT_VALUE, 1, (int)finder - 1)) return -1;
+    if (node_await(n, &place->found, NODE_AT_VALUE, 1, (int)finder - 1)) return -1;
   }
   n->pieces = node_peek(&place->pieces);
   return 0;
@@ -243,21 +242,21 @@ static int is_direct(const struct node *n, const struct call *c) {
     case BY_SCATTER:
     case BY_GATHER: return nbytes >= n->direct_from / (n->spins && n->size > 2 ? 8 : 1);
     case BY_ALL_TO_ALL: return nbytes >= n->direct_from;
-    default: return nbytes / (n->spins ? 4 : 1ull << 40) >= n->direct_from;
+    default: return n->spins ? nbytes / 4 >= n->direct_from : !n->direct_from; /* 0: always */
   }
 }
 
 /* Bring the addresses of our arrays, and compare calls, also where short ones are not compared: ranks will write into one
    another's memory. */
-static int meet(struct node *n, const struct call *c) {
+static int exchange_addresses(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
   const int afresh = long_afresh(n);
   const uint64_t may = n->direct && is_direct(n, c) && direct_may(n, c);
   uint64_t words[CALL_WORDS] = {(uintptr_t)c->x, (uintptr_t)c->out, (uint64_t)c->nbytes << 1 | may};
   memcpy(node_cell(n, n->rank, n->calls)->data, words, sizeof words);
   node_arrive(n);
-  if (node_await_all(n)) return long_give_up(n);
-  if (!afresh) long_begin_steps(n);
+  if (node_wait_for_all(n)) return long_give_up(n);
+  if (!afresh) long_count_steps(n);
   n->awaited = 0;
   for (int r = 0; r < n->size; r++) {
     const uint64_t theirs = node_signature(n, r, n->calls);
@@ -283,9 +282,9 @@ int long_run(struct node *n, const struct call *c) {
   const int is_first = !n->has_begun_long;
   n->has_begun_long = 1;
   if (!n->pieces && find_pieces(n)) return ++n->calls, -1; /* others count this call, too */
-  if (n->pieces == 1 && !is_first) return NODE_NO_ROOM;    /* nobody comes */
-  if (meet(n, c)) return -1;
-  if (n->pieces == 1) return NODE_NO_ROOM;
+  if (n->pieces == NODE_NO_PIECES && !is_first) return NODE_NO_ROOM;    /* nobody comes */
+  if (exchange_addresses(n, c)) return -1;
+  if (n->pieces == NODE_NO_PIECES) return NODE_NO_ROOM;
   int unlocked = node_unlock(n), bad;
   if (may_reach(n, c)) {
     bad = direct_run(n, c);

@@ -2,9 +2,6 @@
 
    A method looks at its arrays, runs the call, and returns the result, or NotImplemented where the core does not take
    such arrays: before any other rank could know of the call, so Python may prepare others and come again. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "module.h"
 
 #include <pthread.h>
@@ -13,6 +10,7 @@
 #include <unistd.h>
 
 #define RESULT_LARGE (4u << 20) /* bytes, as in core/limits.py */
+#define DIRECT_FROM (4u << 20)
 
 PyTypeObject *segment_type;
 int node_forks;
@@ -35,18 +33,18 @@ static PyObject *ranks_of(struct node *n, int rank) { /* who has not come, or fo
 static int look(struct node *n, int why, int rank) {
   static const char *const reasons[] = {"waits", "mismatch", "late", "withdrawn", "gave up"};
   PyObject *hook = n->program, *ranks, *said;
-  if (why == NODE_WAITS && PyErr_CheckSignals()) return -1;
-  if (why == NODE_WAITS && !hook) return 0;
-  const uint64_t number = n->awaited ? n->awaited : n->calls, theirs = why == NODE_MISMATCH ? n->theirs : 0;
-  const uint64_t ours = why == NODE_MISMATCH ? node_signature(n, n->rank, number) : n->signature;
-  ranks = why == NODE_WAITS || why == NODE_LATE ? ranks_of(n, rank) : Py_BuildValue("(i)", rank);
+  if (why == WHY_WAITS && PyErr_CheckSignals()) return -1;
+  if (why == WHY_WAITS && !hook) return 0;
+  const uint64_t number = n->awaited ? n->awaited : n->calls, theirs = why == WHY_MISMATCH ? n->theirs : 0;
+  const uint64_t ours = why == WHY_MISMATCH ? node_signature(n, n->rank, number) : n->signature;
+  ranks = why == WHY_WAITS || why == WHY_LATE ? ranks_of(n, rank) : Py_BuildValue("(i)", rank);
   if (!ranks) return -1;
   said = hook ? PyObject_CallFunction(hook, "sOKK", reasons[why], ranks, (unsigned long long)ours,
                                       (unsigned long long)theirs)
               : Py_NewRef(Py_None);
-  if (said && why != NODE_WAITS) {
-    PyObject *kind = why == NODE_LATE       ? PyExc_TimeoutError
-                     : why == NODE_MISMATCH ? PyExc_ValueError
+  if (said && why != WHY_WAITS) {
+    PyObject *kind = why == WHY_LATE       ? PyExc_TimeoutError
+                     : why == WHY_MISMATCH ? PyExc_ValueError
                                             : PyExc_ConnectionError;
     PyErr_Format(kind, "call %llu %s: rank(s) %R; signature here %llu, there %llu", (unsigned long long)number,
                  reasons[why], ranks, (unsigned long long)ours, (unsigned long long)theirs);
@@ -108,7 +106,7 @@ static int has_shape(int verb, const struct array *out, int axes, const int64_t 
 
 static int look_at(PyObject *object, int writable, int as, struct array *a) {
   int takes = array_look(object, writable, a);
-  return takes == 1 ? a->kind != ARRAY_OTHER && (!as || array_as(a, as)) : takes;
+  return takes == 1 ? !as || array_as(a, as) : takes;
 }
 
 /* Whether new results of this shape get memory that was used before: Python's part (core/result_memory.py). */
@@ -151,7 +149,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   if (!has_x && (gives || !has_out)) return 0; /* x of the others tells what it looks like at the root, if it is there */
   if (has_x && (takes = look_at(g->x, has_out && same, as, x)) != 1) return takes;
   if (has_out && !same && (takes = look_at(g->out, 1, as, out)) != 1) return takes;
-  if (has_out && same) *out = *x, out->view.obj = NULL;
+  if (has_out && same) *out = *x;
   if (has_x) {
     axes = shape_of_result(c->verb, x, n->size, has_out, shape);
     if (axes < 0 || (has_out && !(has_room(c->verb, x, out, ranks) && has_shape(c->verb, out, axes, shape)))) return 0;
@@ -206,7 +204,6 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   struct call c = {.verb = verb};
   struct array x, out;
   PyObject *result = NULL;
-  x.view.obj = out.view.obj = NULL;
   int bad = prepare(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
   if (bad == 0 && (bad = enter_call(self) * 2) == 0) {
     bad = node_run(&self->node, &c);
@@ -217,8 +214,6 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
     else if (self->keeps && self->keeps < self->node.seen)
       let_go(self);
   }
-  array_done(&x);
-  array_done(&out);
   if (bad == 0) return result ? result : Py_NewRef(Py_None);
   Py_XDECREF(result);
   return bad == -1 ? Py_NewRef(Py_NotImplemented) : NULL;
@@ -245,7 +240,7 @@ static PyObject *barrier(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
   (void)none;
   if (enter_call(self)) return NULL;
-  int bad = node_meet(&self->node, BY_BARRIER, NULL, 0);
+  int bad = node_arrive_and_wait(&self->node, BY_BARRIER, NULL, 0);
   self->busy = 0;
   return bad ? NULL : Py_NewRef(Py_None);
 }
@@ -256,21 +251,21 @@ uint64_t read_signature(PyObject *given) {
   return signature;
 }
 
-/* Come to a call that is carried out elsewhere: its number. arrive(signature, timeout): and wait for all to come to it. */
-static PyObject *arrive(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+/* A call that is carried out elsewhere: its number. arrive_and_wait(signature, timeout): waits for all to come to it. */
+static PyObject *arrive_and_wait(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
-  if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "arrive takes 1 to 2 arguments");
+  if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "arrive_and_wait takes 1 to 2 arguments");
   const uint64_t signature = read_signature(a[0]);
   const double seconds = count > 1 && a[1] != Py_None && !PyErr_Occurred() ? PyFloat_AsDouble(a[1]) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
   n->limit = seconds > 0 ? ns_of(seconds) + 1 : 0;
-  const int bad = node_meet(n, signature, NULL, 0);
+  const int bad = node_arrive_and_wait(n, signature, NULL, 0);
   n->limit = 0;
   self->busy = 0;
   return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }
-static PyObject *come(PyObject *me, PyObject *given) {
+static PyObject *arrive(PyObject *me, PyObject *given) {
   Node *self = (Node *)me;
   struct node *n = &self->node;
   const uint64_t signature = read_signature(given);
@@ -282,56 +277,55 @@ static PyObject *come(PyObject *me, PyObject *given) {
   return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }
 
-/* begin(signature), began(rank), begun(rank, number): the log of background calls. They wait for nobody, so a thread may
-   look while another one is in a call; but only our own process writes. */
+/* log_call(signature), last_logged(rank), logged_call(rank, number): the log of calls that are carried out elsewhere. They
+   wait for nobody, so a thread may look while another one is in a call; but only our own process writes. */
 static struct node *open_node(PyObject *me) {
   Node *self = (Node *)me;
   if (self->segment) return &self->node;
   PyErr_SetString(PyExc_ValueError, "this node is closed");
   return NULL;
 }
-static PyObject *begin(PyObject *me, PyObject *given) {
+static PyObject *log_call(PyObject *me, PyObject *given) {
   const uint64_t signature = PyLong_AsUnsignedLongLong(given);
   if (PyErr_Occurred() || !is_ours((Node *)me)) return NULL;
-  return PyLong_FromUnsignedLongLong(node_begin(&((Node *)me)->node, signature));
+  return PyLong_FromUnsignedLongLong(node_log_call(&((Node *)me)->node, signature));
 }
 static int rank_of(const struct node *n, PyObject *given) {
   long rank = n ? PyLong_AsLong(given) : -1;
   if (!PyErr_Occurred() && (rank < 0 || rank >= n->size)) PyErr_Format(PyExc_ValueError, "rank %ld", rank);
   return PyErr_Occurred() ? -1 : (int)rank;
 }
-static PyObject *began(PyObject *me, PyObject *given) {
+static PyObject *last_logged(PyObject *me, PyObject *given) {
   struct node *n = open_node(me);
   int rank = rank_of(n, given);
-  return rank < 0 ? NULL : PyLong_FromUnsignedLongLong(node_load(&n->place->rank[rank].log.began));
+  return rank < 0 ? NULL : PyLong_FromUnsignedLongLong(node_load(&n->place->rank[rank].log.calls));
 }
 static PyObject *words(PyObject *me, PyObject *given) { /* where those of a rank begin in the segment */
   struct node *n = open_node(me);
   int rank = rank_of(n, given);
   return rank < 0 ? NULL : PyLong_FromSize_t((size_t)((char *)n->place->rank[rank].words - (char *)n->segment->head));
 }
-static PyObject *begun(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+static PyObject *logged_call(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   struct node *n = open_node(me);
   uint64_t signature;
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "begun takes a rank and a number");
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "logged_call takes a rank and a number");
   int rank = rank_of(n, a[0]);
   const uint64_t number = rank < 0 ? 0 : PyLong_AsUnsignedLongLong(a[1]);
   if (PyErr_Occurred()) return NULL;
-  if (!number || !node_begun(n, rank, number, &signature)) Py_RETURN_NONE;
+  if (!node_logged_call(n, rank, number, &signature)) Py_RETURN_NONE;
   return PyLong_FromUnsignedLongLong(signature);
 }
 
 /* -- Node --------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "place",       "rank",    "hook",   "spins",
-                          "checks",  "synchronous", "timeout", "direct", "direct_from", NULL};
+  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct", NULL};
   Segment *segment;
-  unsigned long long offset, direct_from = 4u << 20;
+  unsigned long long offset;
   int rank, spins = 2000, checks = 1, synchronous = 0, direct = 0;
   double timeout = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OippdpK", words, segment_type, &segment, &offset, &rank,
-                                   &hook, &spins, &checks, &synchronous, &timeout, &direct, &direct_from))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oippdp", words, segment_type, &segment, &offset, &rank, &hook,
+                                   &spins, &checks, &synchronous, &timeout, &direct))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
@@ -352,7 +346,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                              .most = UINT64_MAX,
                              .timeout = ns_of(timeout),
                              .direct = direct,
-                             .direct_from = direct_from};
+                             .direct_from = DIRECT_FROM};
   node_attach(&self->node, &segment->segment, place, rank);
   return (PyObject *)self;
 }
@@ -361,7 +355,7 @@ static int depart(Node *self) { /* 1 if its ranks have all left now */
   Segment *segment = self->segment;
   if (self->busy) return 0;
   self->segment = NULL;
-  const int last = segment && self->owner == node_forks && node_left(&segment->segment, self->node.place);
+  const int last = segment && self->owner == node_forks && node_leave(&segment->segment, self->node.place);
   if (last) let_go(self); /* else some may still be in a call whose result is kept */
   Py_XDECREF((PyObject *)segment);
   self->node.program = NULL;
@@ -461,12 +455,12 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(all_gather),
                                      FAST(all_to_all),
                                      {"share", (PyCFunction)(void (*)(void))node_share, METH_FASTCALL, NULL},
-                                     FAST(arrive),
+                                     FAST(arrive_and_wait),
                                      {"tell", (PyCFunction)(void (*)(void))node_tell, METH_FASTCALL, NULL},
-                                     FAST(begun),
-                                     {"come", come, METH_O, NULL},
-                                     {"begin", begin, METH_O, NULL},
-                                     {"began", began, METH_O, NULL},
+                                     FAST(logged_call),
+                                     {"arrive", arrive, METH_O, NULL},
+                                     {"log_call", log_call, METH_O, NULL},
+                                     {"last_logged", last_logged, METH_O, NULL},
                                      {"words", words, METH_O, NULL},
                                      {"barrier", barrier, METH_NOARGS, NULL},
                                      {"calls", node_calls, METH_NOARGS, NULL},
@@ -510,9 +504,7 @@ PyMODINIT_FUNC PyInit_core(void) {
   if (!m || !node || !channel || !segment_type || PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
       PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Channel", channel) ||
       PyModule_AddIntConstant(m, "VERSION", NODE_VERSION) ||
-      PyModule_AddIntConstant(m, "RANKS", NODE_RANKS) || PyModule_AddIntConstant(m, "LOG", NODE_LOG) ||
       PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||
-      PyModule_AddIntConstant(m, "INLINE", NODE_INLINE) ||
       PyModule_AddIntConstant(m, "UNIT", NODE_UNIT))
     return NULL;
   return m;

@@ -8,9 +8,9 @@
      place     | head | rank 0 | rank 1 | ...                      for as long as the communicator lives
 
      rank      | status | log | words | put | taken | finished | cell 0 | ... | cell 7 |
-                 what it  what  the     steps of long calls   call k uses cell k % 8
-                 waits    it has program's
-                 for      begun
+                 what it  calls the     steps of long calls   call k uses cell k % 8
+                 waits    made  program's
+                 for      elsewhere
 
      cell      | arrival | signature | data ...                    arrival: number of the call and state,
                  8 bytes   8 bytes     8 bytes of data travel         stored last, with release
@@ -21,15 +21,18 @@
    Every word is written by one rank only, but for `left`, `finder` and `owner`, which are counted and claimed. */
 #ifndef HPCOMM_NODE_H
 #define HPCOMM_NODE_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* it is included first */
+#endif
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 5         /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 6         /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
-#define NODE_LOG 64           /* calls that a rank has begun which others can look up */
+#define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
 #define NODE_WORDS 192        /* of a rank, for what the program has to tell of it */
 #define NODE_CELLS 8          /* of a rank: it may be seven calls ahead of others */
 #define NODE_CELL 4224u       /* bytes of a cell: for 4 KiB of data, and some more */
@@ -40,7 +43,7 @@
 typedef _Atomic uint64_t node_word;
 
 /* -- numbers of calls ------------------------------------------------------------------------------------------
-   An arrival is number << 2 | state, a step is number << 24 | step. Where one number is waited for, a cell holds this
+   An arrival is number << 2 | state, a step is number << NODE_STEP_BITS | step. Where one number is waited for, a cell holds this
    number, the one before it in this cell, or the one after it: so five bits would do; the tests are also built with five.
    The highest bit of a signature in a cell changes each time the cell is used. */
 #ifndef NODE_NUMBER_BITS
@@ -50,19 +53,16 @@ typedef _Atomic uint64_t node_word;
 enum { NODE_ARRIVED, NODE_DOUBTS, NODE_WITHDRAWN }; /* states of an arrival */
 #define NODE_ARRIVAL(k, state) (NODE_NUMBER(k) << 2 | (state))
 #define NODE_LAP(k) ((uint64_t)((k) / NODE_CELLS & 1) << 63)
-#define NODE_STEP(k, step) (NODE_NUMBER(k) << 24 | (step))
-#define NODE_GAVE_UP 0xffffffu       /* the step of a rank that has left a long call by an error, */
-#define NODE_GAVE_UP_TWICE 0xfffffeu /* and the long call before it too */
+#define NODE_STEP_BITS 24
+#define STEP_GAVE_UP ((1u << NODE_STEP_BITS) - 1) /* the step of a rank that has left a long call by an error, */
+#define STEP_GAVE_UP_TWICE (STEP_GAVE_UP - 1)     /* and the long call before it too */
+#define NODE_STEP(k, step) (NODE_NUMBER(k) << NODE_STEP_BITS | (step))
 
 /* -- the layout ------------------------------------------------------------------------------------------------ */
 struct node_cell {
   _Alignas(NODE_LINE) node_word arrival;
   node_word signature;
   unsigned char data[NODE_INLINE];
-};
-
-struct node_entry { /* of the log; its signature is that of this number if the number is the same before and after */
-  node_word number, signature;
 };
 
 struct node_rank {
@@ -72,9 +72,9 @@ struct node_rank {
     node_word rank;             /* for whom; NODE_RANKS: nobody */
     node_word pid;
   } status;
-  _Alignas(NODE_APART) struct {
-    node_word began; /* number of the last entry */
-    struct node_entry entry[NODE_LOG];
+  _Alignas(NODE_APART) struct { /* calls that are carried out elsewhere */
+    node_word calls;            /* how many: stored after the signature of the last one */
+    node_word signature[NODE_LOG];
   } log;
   _Alignas(NODE_APART) node_word words[NODE_WORDS];
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
@@ -88,7 +88,7 @@ struct node_place {
   node_word size, units;
   node_word finder;              /* rank + 1 of the first one in a long call: it reserves the pieces, and says */
   node_word found;               /* 1 when it knows */
-  node_word pieces, piece_units; /* their offset; 1: no room for any */
+  node_word pieces, piece_units; /* their offset, or NODE_NO_PIECES */
   struct node_rank rank[];
 };
 
@@ -108,6 +108,7 @@ struct node_head {
   _Atomic uint32_t owner[]; /* of each unit: 0 free, else taken */
 };
 
+#define NODE_NO_PIECES 1 /* there is no room for any */
 _Static_assert(sizeof(struct node_cell) == NODE_CELL, "a cell is one block");
 _Static_assert(offsetof(struct node_cell, data) == 16, "data begin in the line of the arrival");
 
@@ -138,7 +139,7 @@ struct node_host {      /* the program around the core: Python, or a test */
   void (*back)(void *);
   int (*look)(struct node *, int why, int rank); /* WAITS: 0 goes on; all else, and any other result: the call fails */
 };
-enum { NODE_WAITS, NODE_MISMATCH, NODE_LATE, NODE_GONE, NODE_LEFT_CALL };
+enum { WHY_WAITS, WHY_MISMATCH, WHY_LATE, WHY_WITHDRAWN, WHY_GAVE_UP, WHY_SAID }; /* SAID: the host has said why */
 
 struct node {
   struct segment *segment;
@@ -184,29 +185,29 @@ void *segment_reserve(struct segment *, size_t nbytes, uint64_t *units); /* NULL
 void segment_release(struct segment *, void *at, uint64_t units, int give_back);
 struct node_place *node_reserve(struct segment *, int size);
 struct node_channel *channel_reserve(struct segment *, size_t capacity);
-int node_left(struct segment *, struct node_place *);
-int channel_left(struct segment *, struct node_channel *);
+int node_leave(struct segment *, struct node_place *);
+int channel_leave(struct segment *, struct node_channel *);
 
 /* -- wait.c ---- */
 enum { NODE_AT_CALL, NODE_PAST_CALL, NODE_AT_STEP, NODE_AT_VALUE }; /* what a wait waits for */
 uint64_t node_now(void);
 int node_wait_slowly(struct node *, const node_word *, int how, uint64_t want, int rank);
-int node_fail(struct node *, int why, int rank);
+int node_fail(struct node *, int why, int rank); /* let the host say why, unless it has; -1 */
 int node_mismatch(struct node *, int rank, uint64_t number, uint64_t theirs);
 int node_unlock(struct node *); /* let other threads of the program run; 1 if they could not before */
 void node_lock(struct node *);
 
 /* -- arrive.c ---- */
 void node_attach(struct node *, struct segment *, struct node_place *, int rank);
-int node_meet(struct node *, uint64_t signature, const void *said, size_t nbytes); /* enter, arrive, await all */
-int node_enter(struct node *, uint64_t signature);
-void node_arrive(struct node *);
-int node_await(struct node *, int rank);
-int node_await_all(struct node *);
+int node_enter(struct node *, uint64_t signature); /* our cell may be written when it returns */
+void node_arrive(struct node *);                   /* waits for nobody */
+int node_wait_for_rank(struct node *, int rank);   /* until it has come to this call */
+int node_wait_for_all(struct node *);
+int node_arrive_and_wait(struct node *, uint64_t signature, const void *said, size_t nbytes); /* enter, too; for all */
 int node_compare(struct node *);
 int node_compare_earlier(struct node *);
-uint64_t node_begin(struct node *, uint64_t signature);
-int node_begun(const struct node *, int rank, uint64_t number, uint64_t *signature); /* 0: not yet, or gone */
+uint64_t node_log_call(struct node *, uint64_t signature);
+int node_logged_call(const struct node *, int rank, uint64_t number, uint64_t *signature); /* 0: none, or gone */
 int node_missing(struct node *, unsigned char *which); /* which[r] = 1: has not come to the call awaited */
 
 /* -- reduce.c ---- */
@@ -229,9 +230,9 @@ struct call {
 enum { NODE_NO_ROOM = -2 };
 int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
 int long_run(struct node *, const struct call *);
-int long_reached(struct node *, const node_word *, uint64_t step, int rank);
-int long_afresh(struct node *);                       /* 0: not before all have come: see meet */
-void long_begin_steps(struct node *);
+int long_wait_for_step(struct node *, const node_word *, uint64_t step, int rank);
+int long_afresh(struct node *); /* 0: not before all have come */
+void long_count_steps(struct node *);
 int long_give_up(struct node *);
 int direct_run(struct node *, const struct call *);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
@@ -240,29 +241,16 @@ int direct_may(struct node *, const struct call *);
 enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them */
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *); /* others need of this rank's x */
-int call_meet(struct node *, const struct call *);        /* arrive, and wait for whom it takes from */
+int call_arrive_and_wait(struct node *, const struct call *); /* for those of whom it takes something */
 
 /* -- share.c ---- */
 struct node_part {
   uint64_t at, nbytes;
 };
-struct share {
-  struct node *n;
-  const struct call *c;
-  char *memory; /* parcels that have no room in the cell */
-  int is_read;  /* there is something in our memory that others read, */
-  int reads;    /* or this rank has read something in theirs */
-};
-struct parcel {
-  const char *at, *table, *end; /* of what is not looked at yet: contents, parts */
-  size_t count;
-  char *fetched; /* its memory, or NULL: it is in the giver's cell */
-};
-int share_begin(struct share *, const struct node_part *blocks, const size_t *counts);
-int share_open(struct share *, int rank, struct parcel *);
-const char *share_next(struct parcel *, struct node_part *);
-int share_pull(struct share *, int rank, const struct node_part *, char *to);
-int share_end(struct share *, int bad);
+/* Where the program wants a block of a rank's: NULL: the call fails. is_short: it lies here, and not in the giver's memory. */
+typedef char *share_memory(void *program, int rank, size_t block, size_t nbytes, int is_short);
+int share_run(struct node *, const struct call *, const struct node_part *blocks, const size_t *counts, share_memory *,
+              void *program); /* as node_run; counts[i] of the blocks are for rank i, or i is 0 and they are for all */
 
 /* -- channel.c ---- */
 void channel_attach(struct channel *, struct segment *, struct node_channel *, int peer);
@@ -371,20 +359,22 @@ static inline int node_is_behind(uint64_t arrival, uint64_t number) {
 }
 /* Whether what was seen is what was waited for: 1 yes, 0 not yet, < 0: it will never be (minus the reason). */
 static inline int node_holds(int how, uint64_t seen, uint64_t want) {
-  const int behind = 40 - NODE_NUMBER_BITS;
+  const int unused = 64 - NODE_STEP_BITS - NODE_NUMBER_BITS; /* bits of a step's word */
   switch (how) {
     case NODE_AT_CALL:
       if (seen == want) return 1;
-      return seen == (want | NODE_WITHDRAWN) ? -NODE_GONE : 0;
+      return seen == (want | NODE_WITHDRAWN) ? -WHY_WITHDRAWN : 0;
     case NODE_PAST_CALL: return !node_is_behind(seen, want >> 2);
     case NODE_AT_STEP:
-      if ((int64_t)((seen - want) << behind) < 0) return 0;
-      if ((seen & 0xffffff) < NODE_GAVE_UP_TWICE) return 1;
-      return seen >> 24 == want >> 24 || (seen & 0xffffff) == NODE_GAVE_UP_TWICE ? -NODE_LEFT_CALL : 1;
+      if ((int64_t)((seen - want) << unused) < 0) return 0;
+      if ((seen & STEP_GAVE_UP) < STEP_GAVE_UP_TWICE) return 1;
+      return seen >> NODE_STEP_BITS == want >> NODE_STEP_BITS || (seen & STEP_GAVE_UP) == STEP_GAVE_UP_TWICE
+                 ? -WHY_GAVE_UP
+                 : 1;
     default: return seen == want;
   }
 }
-/* Wait until the word holds; 0, or < 0: minus the reason, or -100: the host has said why. */
+/* Wait until the word holds; 0, or < 0: minus the reason. */
 static inline int node_wait(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
   for (int i = n->spins; i >= 0; i--) {
     int holds = node_holds(how, node_load(at), want);
@@ -392,5 +382,10 @@ static inline int node_wait(struct node *n, const node_word *at, int how, uint64
     node_relax();
   }
   return node_wait_slowly(n, at, how, want, rank);
+}
+/* The same; -1: the call has failed. */
+static inline int node_await(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
+  const int bad = node_wait(n, at, how, want, rank);
+  return bad ? node_fail(n, -bad, rank) : 0;
 }
 #endif

@@ -41,36 +41,37 @@ static int look_at(PyObject *parcels, Py_ssize_t most, struct given *g) {
   return 0;
 }
 
-/* A block that is in its giver's memory, in what memory(nbytes) gives for it. */
-static PyObject *fetched(struct share *s, int rank, const struct node_part *part, PyObject *memory) {
-  PyObject *made = PyObject_CallFunction(memory, "K", (unsigned long long)part->nbytes);
+struct taken { /* for each rank a list of blocks, or None; what makes memory for long ones, and the view of the last */
+  PyObject *lists, *memory;
   Py_buffer view;
-  if (!made || PyObject_GetBuffer(made, &view, PyBUF_WRITABLE)) {
-    Py_XDECREF(made);
-    return NULL;
+};
+
+/* Memory for a block: of those that came with the parcel bytes for the first, bytearrays for others. */
+static char *memory_of(void *program, int rank, size_t i, size_t nbytes, int is_short) {
+  struct taken *t = program;
+  char *at = NULL;
+  PyObject *block = !is_short ? PyObject_CallFunction(t->memory, "K", (unsigned long long)nbytes)
+                    : i       ? PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)nbytes)
+                              : PyBytes_FromStringAndSize(NULL, (Py_ssize_t)nbytes);
+  PyBuffer_Release(&t->view);
+  if (block && is_short)
+    at = i ? PyByteArray_AsString(block) : PyBytes_AsString(block);
+  else if (block && !PyObject_GetBuffer(block, &t->view, PyBUF_WRITABLE)) {
+    if ((size_t)t->view.len == nbytes) at = t->view.buf;
+    else PyErr_Format(PyExc_ValueError, "memory of %zd bytes", t->view.len);
   }
-  int bad = (size_t)view.len != part->nbytes;
-  if (bad) PyErr_Format(PyExc_ValueError, "memory of %zd bytes", view.len);
-  bad = bad || share_pull(s, rank, part, view.buf);
-  PyBuffer_Release(&view);
-  if (bad) Py_CLEAR(made);
-  return made;
+  if (at && PyList_Append(PyList_GetItem(t->lists, rank), block)) at = NULL;
+  Py_XDECREF(block);
+  return at;
 }
 
-/* The blocks of a rank's parcel: the first as bytes, others that came with it as bytearrays. */
-static PyObject *opened(struct share *s, int rank, PyObject *memory) {
-  struct parcel p;
-  struct node_part part;
-  PyObject *list = share_open(s, rank, &p) ? NULL : PyList_New((Py_ssize_t)p.count);
-  for (size_t i = 0; list && i < p.count; i++) {
-    const char *here = share_next(&p, &part);
-    PyObject *block = !here ? fetched(s, rank, &part, memory)
-                      : i   ? PyByteArray_FromStringAndSize(here, (Py_ssize_t)part.nbytes)
-                            : PyBytes_FromStringAndSize(here, (Py_ssize_t)part.nbytes);
-    if (!block || PyList_SetItem(list, (Py_ssize_t)i, block)) Py_CLEAR(list);
+static PyObject *empty_lists(const struct node *n, const struct call *c) {
+  PyObject *lists = PyList_New(n->size);
+  for (int r = 0; lists && r < n->size; r++) {
+    PyObject *its = r != n->rank && call_goes(c, r, n->rank) ? PyList_New(0) : Py_NewRef(Py_None);
+    if (!its || PyList_SetItem(lists, r, its)) Py_CLEAR(lists);
   }
-  free(p.fetched);
-  return list;
+  return lists;
 }
 
 /* share(verb, root, signature, parcels, memory): what each rank gives this one; None: nothing */
@@ -81,28 +82,19 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   struct call c = {.verb = (int)PyLong_AsLong(a[0])};
   if (!PyErr_Occurred()) c.root = (int)PyLong_AsLong(a[1]);
   if (!PyErr_Occurred()) c.signature = read_signature(a[2]);
-  struct share s = {.n = n, .c = &c};
   struct given g = {0};
   if (PyErr_Occurred()) return NULL;
   const Py_ssize_t most = !call_gives(n, &c) ? 0 : verb_cuts(c.verb) ? n->size : 1;
-  int bad = look_at(a[3], most, &g) || enter_call(self) ? -1 : 0;
-  PyObject *got = NULL;
+  struct taken taken = {.lists = empty_lists(n, &c), .memory = a[4]};
+  int bad = !taken.lists || look_at(a[3], most, &g) || enter_call(self) ? -1 : 0;
   if (!bad) {
-    bad = share_begin(&s, g.parts, g.counts);
-    if (!bad) {
-      got = PyList_New(n->size);
-      for (int r = 0; got && r < n->size; r++) {
-        const int comes = r != n->rank && call_goes(&c, r, n->rank);
-        PyObject *blocks = comes ? opened(&s, r, a[4]) : Py_NewRef(Py_None);
-        if (!blocks || PyList_SetItem(got, r, blocks)) Py_CLEAR(got);
-      }
-      bad = share_end(&s, !got);
-    }
+    bad = share_run(n, &c, g.parts, g.counts, memory_of, &taken);
     self->busy = 0;
   }
+  PyBuffer_Release(&taken.view);
   let_go(&g);
-  if (!bad) return got;
-  Py_XDECREF(got);
+  if (!bad) return taken.lists;
+  Py_XDECREF(taken.lists);
   if (bad == NODE_NO_ROOM) return Py_NewRef(Py_NotImplemented);
   return PyErr_Occurred() ? NULL : PyErr_NoMemory();
 }
@@ -118,7 +110,7 @@ PyObject *node_tell(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   if (PyErr_Occurred() || PyBytes_AsStringAndSize(a[1], &said, &nbytes)) return NULL;
   if ((size_t)nbytes > NODE_INLINE) return PyErr_Format(PyExc_ValueError, "at most %d bytes", NODE_INLINE);
   if (enter_call(self)) return NULL;
-  PyObject *heard = node_meet(n, signature, said, (size_t)nbytes) ? NULL : PyList_New(n->size);
+  PyObject *heard = node_arrive_and_wait(n, signature, said, (size_t)nbytes) ? NULL : PyList_New(n->size);
   for (int r = 0; heard && r < n->size; r++) {
     PyObject *its = PyBytes_FromStringAndSize((const char *)node_cell(n, r, n->calls)->data, nbytes);
     if (!its || PyList_SetItem(heard, r, its)) Py_CLEAR(heard);

@@ -5,9 +5,6 @@
    taken from the system when a place is reserved: what cannot be had is refused there, instead of ending a process
    (SIGBUS) at its first store. The last rank that leaves a place frees it; a rank that was killed never leaves, so
    its places are never used again while the file lasts. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "node.h"
 
 #include <errno.h>
@@ -126,18 +123,18 @@ struct node_channel *channel_reserve(struct segment *s, size_t capacity) {
 }
 
 /* This rank has left; the last one frees the units. 1 if that was we. */
-int node_left(struct segment *s, struct node_place *place) {
+int node_leave(struct segment *s, struct node_place *place) {
   const uint64_t size = place->size; /* it may be another place once we have left */
   const uint64_t left = atomic_fetch_add(&place->left, 1) + 1;
   node_stop_point();
   if (left < size) return 0;
   uint64_t pieces = node_load(&place->pieces);
-  if (pieces > 1) segment_release(s, (char *)s->head + pieces, place->piece_units, 1);
+  if (pieces > NODE_NO_PIECES) segment_release(s, (char *)s->head + pieces, place->piece_units, 1);
   segment_release(s, place, place->units, 0);
   return 1;
 }
 
-int channel_left(struct segment *s, struct node_channel *channel) {
+int channel_leave(struct segment *s, struct node_channel *channel) {
   if (atomic_fetch_add(&channel->left, 1) + 1 < 2) return 0;
   segment_release(s, channel, channel->units, channel->units > 4);
   return 1;

@@ -1,7 +1,4 @@
 /* segment_type.c: Segment, a file of shared memory under a name that is nobody else's. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "module.h"
 
 #include <errno.h>
@@ -33,32 +30,18 @@ static int open_known(Segment *s, const char *name) { /* ours alone, and no link
 }
 
 static PyObject *segment_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"nbytes", "name", "file", NULL};
+  static char *words[] = {"nbytes", "name", NULL};
   unsigned long long nbytes;
   const char *name = NULL;
-  int file = -1, create = 1, bad;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|zi", words, &nbytes, &name, &file)) return NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|z", words, &nbytes, &name)) return NULL;
   Segment *s = new_object(type);
   if (!s) return NULL;
   nbytes = segment_bytes(nbytes);
-  s->segment.file = -1;
-  if (name) {
-    create = 0;
-    file = open_known(s, name);
-  } else if (file >= 0) { /* of a memfd, say: who finds it empty makes it */
-    struct stat about;
-    file = fcntl(file, F_DUPFD_CLOEXEC, 0);
-    create = file >= 0 && !fstat(file, &about) && about.st_size == 0;
-  } else {
-    file = open_new(s);
-  }
-  if (file >= 0 && create && ftruncate(file, (off_t)nbytes))
-    bad = errno;
-  else
-    bad = file < 0 ? errno : segment_open(&s->segment, file, nbytes, create);
-  s->segment.file = file;
+  const int create = !name, file = s->segment.file = create ? open_new(s) : open_known(s, name);
+  const int fails = file < 0 || (create && ftruncate(file, (off_t)nbytes));
+  const int bad = fails ? errno : segment_open(&s->segment, file, nbytes, create);
   if (!bad) return (PyObject *)s;
-  if (create && s->name[0]) unlink(s->name);
+  if (create) unlink(s->name);
   errno = bad;
   PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
   Py_DECREF(s);
@@ -161,7 +144,7 @@ static int segment_view(PyObject *self, Py_buffer *view, int flags) {
 static PyObject *segment_unlink(PyObject *self, PyObject *none) {
   Segment *s = (Segment *)self;
   (void)none;
-  if (s->name[0] && unlink(s->name) && errno != ENOENT) return PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
+  if (unlink(s->name) && errno != ENOENT) return PyErr_SetFromErrnoWithFilename(PyExc_OSError, s->name);
   Py_RETURN_NONE;
 }
 static PyObject *segment_name(PyObject *self, void *none) {

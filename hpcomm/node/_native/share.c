@@ -12,6 +12,14 @@
 
 #define SHORT 1024 /* bytes of a block that is laid here although not all have room */
 
+struct share {
+  struct node *n;
+  const struct call *c;
+  char *memory; /* parcels that have no room in the cell */
+  int is_read;  /* there is something in our memory that others read, */
+  int reads;    /* or this rank has read something in theirs */
+};
+
 static int parcels_of(const struct node *n, const struct call *c) {
   return verb_cuts(c->verb) ? n->size : 1;
 }
@@ -60,27 +68,7 @@ static int lay(struct share *s, const struct node_part *blocks, const size_t *co
   return 0;
 }
 
-static int give_up(struct share *s) {
-  long_give_up(s->n);
-  free(s->memory); /* now that whoever reads it will know */
-  return -1;
-}
-
-/* Come to the call with what this rank gives: counts[i] of the blocks are those of parcel i. */
-int share_begin(struct share *s, const struct node_part *blocks, const size_t *counts) {
-  struct node *n = s->n;
-  if (!n->direct) return NODE_NO_ROOM;
-  if (node_enter(n, s->c->signature)) return -1;
-  const int afresh = long_afresh(n);
-  int bad = call_gives(n, s->c) && lay(s, blocks, counts);
-  if (!bad) bad = afresh ? call_meet(n, s->c) : (node_arrive(n), node_await_all(n));
-  if (bad) return give_up(s);
-  if (!afresh) long_begin_steps(n);
-  n->awaited = 0;
-  return 0;
-}
-
-int share_pull(struct share *s, int rank, const struct node_part *part, char *to) {
+static int pull(struct share *s, int rank, const struct node_part *part, char *to) {
   int unlocked = part->nbytes > NODE_CELL && node_unlock(s->n);
   s->reads = 1;
   int bad = direct_pull(s->n, rank, to, part->at, part->nbytes);
@@ -88,59 +76,86 @@ int share_pull(struct share *s, int rank, const struct node_part *part, char *to
   return bad;
 }
 
+/* The blocks of a parcel, to where the program wants them. */
+static int take_blocks(struct share *s, int rank, const char *parcel, const char *end, share_memory *memory, void *program) {
+  uint64_t count;
+  memcpy(&count, parcel, sizeof count);
+  const char *table = parcel + sizeof count, *at;
+  struct node_part part;
+  if (count > (size_t)(end - table) / sizeof part) /* another call's, where none compares */
+    return node_mismatch(s->n, rank, s->n->calls, node_signature(s->n, rank, s->n->calls));
+  at = table + count * sizeof part;
+  for (uint64_t i = 0; i < count; i++) {
+    memcpy(&part, table + i * sizeof part, sizeof part);
+    const int is_here = !part.at;
+    if (is_here && part.nbytes > (size_t)(end - at)) part.nbytes = (size_t)(end - at);
+    char *to = memory(program, rank, i, part.nbytes, is_here);
+    if (!to || (!is_here && pull(s, rank, &part, to))) return -1;
+    if (!is_here) continue;
+    memcpy(to, at, part.nbytes);
+    at += part.nbytes;
+  }
+  return 0;
+}
+
 /* What a rank gives this one. */
-int share_open(struct share *s, int rank, struct parcel *p) {
+static int take(struct share *s, int rank, share_memory *memory, void *program) {
   const int parcels = parcels_of(s->n, s->c), which = parcels > 1 ? s->n->rank : 0;
-  const char *cell = (const char *)node_cell(s->n, rank, s->n->calls)->data;
+  const char *cell = (const char *)node_cell(s->n, rank, s->n->calls)->data, *parcel;
   struct node_part part = {0, (size_t)parcels * sizeof part};
   size_t at = 0;
-  for (int i = -1; i < which; i++) { /* behind the table, and the parcels before this one */
+  for (int i = 0; i <= which; i++) { /* behind the table, and the parcels before this one */
     at += part.at ? 0 : part.nbytes;
-    memcpy(&part, cell + (size_t)(i + 1) * sizeof part, sizeof part);
+    memcpy(&part, cell + (size_t)i * sizeof part, sizeof part);
   }
-  p->fetched = NULL;
-  p->at = cell + at;
-  if (part.at) {
-    p->at = p->fetched = malloc(part.nbytes);
-    if (!p->at || share_pull(s, rank, &part, p->fetched)) return -1;
-  }
-  uint64_t count = 0;
-  const int is_whole = part.nbytes >= sizeof count && (part.at || (part.nbytes <= NODE_INLINE && at <= NODE_INLINE - part.nbytes));
-  if (is_whole) memcpy(&count, p->at, sizeof count);
-  if (!is_whole || count > (part.nbytes - sizeof count) / sizeof part) /* another call's, where none compares */
+  if (part.nbytes < sizeof(uint64_t) || (!part.at && (part.nbytes > NODE_INLINE || at > NODE_INLINE - part.nbytes)))
     return node_mismatch(s->n, rank, s->n->calls, node_signature(s->n, rank, s->n->calls));
-  p->count = count;
-  p->table = p->at + sizeof count;
-  p->at = p->table + count * sizeof part;
-  p->end = p->table - sizeof count + part.nbytes;
-  return 0;
+  char *fetched = part.at ? malloc(part.nbytes) : NULL;
+  int bad = part.at && (!fetched || pull(s, rank, &part, fetched));
+  parcel = part.at ? fetched : cell + at;
+  if (!bad) bad = take_blocks(s, rank, parcel, parcel + part.nbytes, memory, program);
+  free(fetched);
+  return bad;
 }
 
-/* The next block of a parcel: where it is, or NULL: in the giver's memory, see share_pull. */
-const char *share_next(struct parcel *p, struct node_part *part) {
-  memcpy(part, p->table, sizeof *part);
-  p->table += sizeof *part;
-  if (part->at) return NULL;
-  const char *here = p->at;
-  if (part->nbytes > (size_t)(p->end - here)) part->nbytes = (size_t)(p->end - here);
-  p->at += part->nbytes;
-  return here;
-}
-
-/* Say that this rank has what it takes, and wait for those who read what it gives. bad: nothing more comes of it. What
-   was read of a rank that has given up meanwhile may have been anything. */
-int share_end(struct share *s, int bad) {
+/* Say that this rank has what it takes, and wait for those who read what it gives. What was read of a rank that has given
+   up meanwhile may have been anything. */
+static int finish(struct share *s) {
   struct node *n = s->n;
-  for (int r = 0; !bad && s->reads && r < n->size; r++)
-    bad = r != n->rank && call_goes(s->c, r, n->rank) && long_reached(n, &n->place->rank[r].put, 0, r);
-  if (!bad) node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
+  for (int r = 0; s->reads && r < n->size; r++)
+    if (r != n->rank && call_goes(s->c, r, n->rank) && long_wait_for_step(n, &n->place->rank[r].put, 0, r)) return -1;
+  node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
   n->awaited = n->calls;
-  for (int r = 0; !bad && s->is_read && r < n->size; r++)
-    bad = r != n->rank && call_goes(s->c, n->rank, r) && node_await(n, r);
+  for (int r = 0; s->is_read && r < n->size; r++)
+    if (r != n->rank && call_goes(s->c, n->rank, r) && node_wait_for_rank(n, r)) return -1;
   n->awaited = 0;
-  for (int r = 0; !bad && s->is_read && r < n->size; r++)
-    bad = r != n->rank && call_goes(s->c, n->rank, r) && long_reached(n, &n->place->rank[r].finished, 1, r);
-  if (bad) return give_up(s);
-  free(s->memory);
+  for (int r = 0; s->is_read && r < n->size; r++)
+    if (r != n->rank && call_goes(s->c, n->rank, r) && long_wait_for_step(n, &n->place->rank[r].finished, 1, r)) return -1;
   return 0;
+}
+
+static int arrive(struct share *s, const struct node_part *blocks, const size_t *counts) {
+  struct node *n = s->n;
+  const int afresh = long_afresh(n);
+  if (call_gives(n, s->c) && lay(s, blocks, counts)) return -1;
+  if (afresh) return call_arrive_and_wait(n, s->c);
+  node_arrive(n);
+  const int bad = node_wait_for_all(n);
+  if (!bad) long_count_steps(n);
+  return bad;
+}
+
+int share_run(struct node *n, const struct call *c, const struct node_part *blocks, const size_t *counts,
+              share_memory *memory, void *program) {
+  struct share s = {.n = n, .c = c};
+  if (!n->direct) return NODE_NO_ROOM;
+  if (node_enter(n, c->signature)) return -1;
+  int bad = arrive(&s, blocks, counts);
+  if (!bad) n->awaited = 0;
+  for (int r = 0; !bad && r < n->size; r++)
+    if (r != n->rank && call_goes(c, r, n->rank)) bad = take(&s, r, memory, program);
+  if (!bad) bad = finish(&s);
+  if (bad) long_give_up(n);
+  free(s.memory); /* now that whoever reads it knows */
+  return bad ? -1 : 0;
 }

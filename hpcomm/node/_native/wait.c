@@ -11,9 +11,6 @@
 
    Where ranks are more than cores (spins 0), both phases of looking alone are left out: who spins keeps the core from
    whom he waits for. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE
-#endif
 #include "node.h"
 
 #include <sched.h>
@@ -41,8 +38,8 @@ void node_lock(struct node *n) {
   n->state = NULL;
 }
 
-/* Let the host say why the call fails. */
 int node_fail(struct node *n, int why, int rank) {
+  if (why == WHY_SAID) return -1;
   int was = n->state != NULL;
   node_lock(n);
   n->host->look(n, why, rank);
@@ -52,14 +49,14 @@ int node_fail(struct node *n, int why, int rank) {
 
 /* A rank has come to our call of this number with another one's signature. */
 int node_mismatch(struct node *n, int rank, uint64_t number, uint64_t theirs) {
-  n->awaited = number;
+  n->awaited = n->told = number;
   n->theirs = theirs;
-  return node_fail(n, NODE_MISMATCH, rank);
+  return node_fail(n, WHY_MISMATCH, rank);
 }
 
 static int look(struct node *n, int rank) {
   node_lock(n);
-  int ends = (n->place && node_compare_earlier(n)) || n->host->look(n, NODE_WAITS, rank);
+  int ends = (n->place && node_compare_earlier(n)) || n->host->look(n, WHY_WAITS, rank);
   node_unlock(n);
   return ends;
 }
@@ -91,13 +88,13 @@ int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want
     const uint64_t most = n->limit ? n->limit : n->timeout;
     if (most && now - begin > most) { /* look again: this process may have stood still since the last one */
       holds = node_holds(how, node_load(at), want);
-      if (!holds) holds = -NODE_LATE;
+      if (!holds) holds = -WHY_LATE;
       break;
     }
     if (now - looked > LOOK_NS) {
       looked = now;
       if (look(n, rank)) {
-        holds = -100;
+        holds = -WHY_SAID;
         break;
       }
     }
