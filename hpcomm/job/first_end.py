@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from contextlib import suppress
 from select import EPOLLIN, epoll
 from struct import Struct
 
-from .launcher import HYDRA, call, environ_of, is_supervised, launcher_of, name_of, parent_of
+from .launcher import HYDRA, call, environ_of, is_supervised, launcher_of, name_of, parent_of, voice_of
 
 _FLAGS = Struct("qq")  # ended, failed: how a rank's record begins
 _HIGH = 512  # above the connection's number
@@ -68,7 +67,8 @@ def watch(file: int, at: int, nbytes: int, ranks: Sequence[tuple[int, int]]) -> 
             queue.register(each, EPOLLIN)
         files = queue.fileno(), file, *opened
         words = call("job.first_end", f"{at}", f"{nbytes}", *map(str, files), *names)
-        no, said = subprocess.DEVNULL, _stderr()
+        hydra = parent_of(launcher_of(os.getpid()))
+        no, said = subprocess.DEVNULL, voice_of(hydra) if name_of(hydra) in HYDRA else None
         opened += [] if said is None else [said]
         # A session of its own, or it would be killed with us.
         left = subprocess.Popen(
@@ -77,25 +77,6 @@ def watch(file: int, at: int, nbytes: int, ranks: Sequence[tuple[int, int]]) -> 
         left.returncode = 0  # nobody waits for it
     for each in opened:
         os.close(each)
-
-
-def _stderr() -> int | None:
-    """That of Hydra itself; None: ours, which it reads.
-
-    It is on another host, or its stderr is a file, where what two write would lie in one place.
-    """
-    hydra = parent_of(launcher_of(os.getpid()))
-    if name_of(hydra) not in HYDRA:
-        return None
-    try:
-        its = os.open(f"/proc/{hydra}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    except OSError:  # a socket
-        return None
-    if stat.S_ISREG(os.fstat(its).st_mode):
-        os.close(its)
-        return None
-    os.set_blocking(its, True)
-    return its
 
 
 def main(words: Sequence[str]) -> None:

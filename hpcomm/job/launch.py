@@ -226,7 +226,11 @@ def parser() -> Command:
     )
     add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
     for name in ("--nproc-per-node", "--nproc_per_node", "--nnodes"):
-        add(name, type=_refuse_torchruns(name), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        refused = refusing(
+            f"{name} {{}} is an option of torchrun's.",
+            "-n N for N ranks in all; --hosts a:2,b:2 says how many on each host",
+        )
+        add(name, type=refused, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     add("--dry-run", action="store_true", help="print the command line and what it adds to the environment")
     add("-v", "--verbose", action="store_true", help="print the command line, then run it")
     add(
@@ -302,12 +306,11 @@ def _read_env(text: str) -> dict[str, str]:
     return {name: value if given else os.environ[name]}
 
 
-def _refuse_torchruns(name: str) -> Callable[[str], NoReturn]:
+def refusing(what: str, hint: str) -> Callable[[str], NoReturn]:
+    """The type of an option that there is not."""
+
     def refuse(text: str) -> NoReturn:
-        raise _error(
-            f"{name} {text} is an option of torchrun's.",
-            "-n N for N ranks in all; --hosts a:2,b:2 says how many on each host",
-        )
+        raise _error(what.format(text), hint)
 
     return refuse
 

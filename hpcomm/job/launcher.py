@@ -250,6 +250,22 @@ def _lives(pid: int) -> bool:
     return read_of(pid, "stat").rpartition(")")[2][:2] not in ("", " Z")
 
 
+def voice_of(pid: int) -> int | None:
+    """A launcher's own stderr: it may end before it passes on what it is told. None: ours, which it reads.
+
+    It is on another host, or its stderr is a socket, or a file, where what two write would lie in one place.
+    """
+    try:
+        its = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(its).st_mode):
+        os.close(its)
+        return None
+    os.set_blocking(its, True)
+    return its
+
+
 def after(words: Sequence[str], option: str) -> str:
     """The word behind option; "" if there is none."""
     return next((b for a, b in pairwise(words) if a == option), "")

@@ -7,12 +7,11 @@ library only.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
-from .launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of
+from .launcher import PRRTE, SLURM, call, is_supervised, launcher_of, name_of, voice_of
 
 
 def leave(came: str) -> Callable[[], None] | None:
@@ -24,27 +23,17 @@ def leave(came: str) -> Callable[[], None] | None:
     launcher = launcher_of(os.getpid())
     if is_supervised(launcher) or name_of(launcher) not in (*PRRTE, SLURM):
         return None
-    with _voice(launcher) as its:
-        process = subprocess.Popen(
-            call("job.post_mortem", came),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=its,
-            start_new_session=True,
-        )
-    return process.kill
-
-
-@contextlib.contextmanager
-def _voice(launcher: int) -> Iterator[int | None]:
-    """The launcher's own stderr, if it is on this host: it may end before it passes on what comes by ours."""
-    its = None
-    if name_of(launcher) not in ("prted", SLURM):
-        with contextlib.suppress(OSError):
-            its = os.open(f"/proc/{launcher}/fd/2", os.O_WRONLY | os.O_APPEND)
-    yield its
+    its = None if name_of(launcher) in ("prted", SLURM) else voice_of(launcher)
+    process = subprocess.Popen(
+        call("job.post_mortem", came),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=its,
+        start_new_session=True,
+    )
     if its is not None:
         os.close(its)
+    return process.kill
 
 
 def main(words: Sequence[str]) -> None:

@@ -46,17 +46,15 @@ def main(argv: Sequence[str]) -> int:
         if "--replay" in options:
             spec = RunSpec(spec.path, spec.name, {name: spec.programs[name]})
         return _run_program(spec, name, options)
+    rank, folder = world_rank(), options.get("--output")
+    kept = [(_opened(folder, f"rank-{rank}"), b"")] if folder else []
+    shown = [[(fd, f"[{rank}] ".encode())] if "--label" in options or not folder else [] for fd in (1, 2)]
     try:
-        child = _begin(words, os.environ)
+        child, copies = _begin(words, os.environ, None, [[*each, *kept] for each in shown])
     except OSError as error:
         sys.stderr.write(f"hpcomm run: {words[0]} cannot be started: {error.strerror}\n")
         return 127
-    rank, folder = world_rank(), options.get("--output")
-    kept = [(_opened(folder, f"rank-{rank}"), b"")] if folder else []
-    prefix = f"[{rank}] ".encode()
-    shows = "--label" in options or not folder
-    out, err = ([*kept, *([(fd, prefix)] if shows else [])] for fd in (1, 2))
-    return _shell_status(_finish(child, [_copy(child.stdout, out), _copy(child.stderr, err)]))
+    return _shell_status(_finish(child, copies))
 
 
 # -- the rank of a program in a spec -------------------------------------------------------------------
@@ -106,25 +104,24 @@ def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:
     program, rank = spec.programs[name], world_rank() - spec.world_ranks()[name][0]
     environ = environment(spec, name, rank, options)
     has_head = "--head" in options
-    said: list[str] = []
-    copies = []
+    prefix, folder = prefix_of(spec, name, rank, "--colour" in options), options.get("--files")
     if has_head:
         _tell(f"began {name} {rank}")
         listens, speaks = os.pipe()
         os.set_inheritable(speaks, True)
         environ[PIPE] = str(speaks)
     try:
-        child = _begin(program.command, environ, program.workdir)
+        shown: list[_Target] = [(1, prefix), (2, prefix)]
+        if folder:
+            shown = [(_opened(folder, f"{name}.{rank}.{end}"), b"") for end in ("out", "err")]
+        child, copies = _begin(program.command, environ, program.workdir, [[each] for each in shown])
     except OSError as error:
         sys.stderr.write(f"hpcomm: program '{name}' cannot be started: {error}\n")
         return 127
+    said: list[str] = []
     if has_head:
         os.close(speaks)
         copies.append(_thread(_pass_on, os.fdopen(listens), f"{name} {rank}", said))
-    prefix, folder = prefix_of(spec, name, rank, "--colour" in options), options.get("--files")
-    for stream, fd, end in ((child.stdout, 1, "out"), (child.stderr, 2, "err")):
-        target = (_opened(folder, f"{name}.{rank}.{end}"), b"") if folder else (fd, prefix)
-        copies.append(_copy(stream, [target]))
     status, when = child.wait(), time.time()
     _finish(child, copies)
     if has_head:  # it judges who was the first, by this host's clock
@@ -177,25 +174,24 @@ def _opened(folder: str, name: str) -> int:
 
 
 def _begin(
-    command: Sequence[str], environ: Mapping[str, str], workdir: Path | None = None
-) -> subprocess.Popen[bytes]:
-    """Start a program whose output is read here, and which gets the signals that this process gets.
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    workdir: Path | None,
+    targets: Sequence[Sequence[_Target]],
+) -> tuple[subprocess.Popen[bytes], list[threading.Thread]]:
+    """Start a program which gets the signals that this process gets, and what copies its output to targets.
 
     Raises:
         OSError: it cannot be started.
     """
+    pipe = subprocess.PIPE
     child = subprocess.Popen(
-        command,
-        cwd=workdir,
-        env=environ,
-        close_fds=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=_prepare,
+        command, cwd=workdir, env=environ, close_fds=False, stdout=pipe, stderr=pipe, preexec_fn=_prepare
     )
     for number in _SIGNALS:
         signal.signal(number, lambda n, _: child.send_signal(n))
-    return child
+    streams = zip((child.stdout, child.stderr), targets, strict=True)
+    return child, [_thread(_copy, stream, where) for stream, where in streams]
 
 
 def _prepare() -> None:
@@ -208,16 +204,10 @@ def _prepare() -> None:
         libc.prctl(1, signal.SIGKILL)
 
 
-def _copy(stream: IO[bytes] | None, targets: Sequence[_Target]) -> threading.Thread:
-    """Copy stream line by line."""
-    assert stream is not None
-
-    def run() -> None:
-        for line in stream:
-            for fd, prefix in targets:
-                os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
-
-    return _thread(run)
+def _copy(stream: IO[bytes], targets: Sequence[_Target]) -> None:
+    for line in stream:
+        for fd, prefix in targets:
+            os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
 
 
 def _finish(child: subprocess.Popen[bytes], copies: Sequence[threading.Thread]) -> int:

@@ -8,10 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from ..errors import ConfigError, did_you_mean
 from . import launch
@@ -95,18 +94,12 @@ def parser() -> Command:
     add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
     add("-v", "--verbose", action="store_true", help="print the command line, then run it")
     for names, key in _IN_SPEC.items():
-        add(*names, type=_refuse(names[0], key), help=argparse.SUPPRESS)
+        refused = launch.refusing(
+            f"{names[0]} does not go with a spec.", f"write {key} = ... below [program.NAME]"
+        )
+        add(*names, type=refused, help=argparse.SUPPRESS)
     add("spec", nargs="*", metavar="SPEC.toml", help="programs, fields and limits of a job")
     return made  # fmt: skip
-
-
-def _refuse(name: str, key: str) -> Callable[[str], NoReturn]:
-    def refuse(text: str) -> NoReturn:
-        raise ConfigError(
-            f"{name} does not go with a spec.", "hpcomm run", f"write {key} = ... below [program.NAME]"
-        )
-
-    return refuse
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, did_you_mean
 from ..grids.methods import GRID_KEYS
+from ..job.spec.toml_tables import LONGEST_S, Tables
 from .coupling import unit
 from .route import grid_checks
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, GridSpec, is_uncovered
 
 if TYPE_CHECKING:
     from ..job.spec.programs import ProgramSpec
-    from ..job.spec.toml_tables import Tables
 
 _ON_SPHERE = {"latlon": True, "gaussian": True, "plane": False}
 _MOST_POINTS = 1 << 40  # of a grid
@@ -107,14 +107,14 @@ def read_field(
         tables.choice(table, "mapping", MAPPINGS, "none"),
         _grid_name(tables, table, "from_grid", grids),
         _grid_name(tables, table, "to_grid", grids),
-        tables.model_time(table, "every"),
-        tables.model_time(table, "lag", 0.0, zero=True),
+        tables.seconds(table, "every"),
+        tables.seconds(table, "lag", 0.0, zero=True),
         tables.choice(table, "time", TIMES, "instant"),
         unit_of[0],
         unit_of[1],
         tables.whole(table, "neighbours", 1, 4),
         implicit,
-        tables.time_limit(table, "timeout", 300.0),
+        tables.seconds(table, "timeout", 300.0, most=LONGEST_S),
         (tables.path.parent / tables.text(table, "weights")).resolve() if "weights" in table else None,
         uncovered,
     )

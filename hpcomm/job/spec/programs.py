@@ -11,7 +11,7 @@ from typing import Any
 from ...errors import ConfigError
 from ..launcher import host_and_slots, wrong_name
 from . import spec_command
-from .toml_tables import Tables
+from .toml_tables import LONGEST_S, Tables
 
 _MOST_RANKS = 1_000_000
 _MOST_THREADS = 65_536
@@ -74,7 +74,7 @@ def read_programs(tables: Tables, here: bool) -> RunSpec:
     tables.where = ("job",)
     tables.known(job, ("name", "timeout", "until"), "[job]")
     name = tables.file_name(job, "name", tables.path.stem)
-    timeout, until = tables.time_limit(job, "timeout"), tables.model_time(job, "until")
+    timeout, until = tables.seconds(job, "timeout", most=LONGEST_S), tables.seconds(job, "until")
     tables.where = ()
     listed = tables.named("program")
     if not listed:
@@ -107,7 +107,7 @@ def _program(tables: Tables, name: str, table: Any, here: bool) -> ProgramSpec:
         _hosts(tables, table, ranks),
         tables.choice(table, "on_failure", ("end", "continue"), "end"),
         tables.yes(table, "joins", True),
-        tables.model_time(table, "step"),
+        tables.seconds(table, "step"),
         tables.line_of(),
     )
 

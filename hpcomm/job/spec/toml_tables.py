@@ -172,19 +172,16 @@ class Tables:
             self.fail(f"{key} must be true or false, not {value!r}", f"{key} = {str(default).lower()}", key)
         return value
 
-    def time_limit(self, table: dict[str, object], key: str, default: float | None = None) -> Any:
-        """Seconds that we can wait."""
-        return self._seconds(table, key, default, LONGEST_S, zero=False)
-
-    def model_time(
-        self, table: dict[str, object], key: str, default: float | None = None, *, zero: bool = False
+    def seconds(
+        self,
+        table: dict[str, Any],
+        key: str,
+        default: float | None = None,
+        *,
+        most: float = _LATEST_S,
+        zero: bool = False,
     ) -> Any:
-        """Seconds in a model, of whatever scale."""
-        return self._seconds(table, key, default, _LATEST_S, zero=zero)
-
-    def _seconds(
-        self, table: dict[str, Any], key: str, default: float | None, most: float, *, zero: bool
-    ) -> object:
+        """Seconds in a model, of whatever scale; with most=LONGEST_S such that we can wait."""
         value = table.get(key, default)
         if value is None:
             return None
