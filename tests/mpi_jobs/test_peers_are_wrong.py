@@ -59,6 +59,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.once
 def test_results_that_others_get_wrong_or_refuse_are_right(job: Any) -> None:
     seen = json.loads(job(2, VALUES).stdout)
     said = seen.pop("integer average")

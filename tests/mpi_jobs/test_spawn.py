@@ -34,7 +34,7 @@ import hpcomm
 comm, x = hpcomm.world, np.arange(3.0)
 assert hpcomm.parent() is None
 os.chdir("here")
-for name, ranks in (("first", 1), ("second", 2)):
+for name, ranks in [("first", 1), ("second", 2)]:
     with comm.spawn(["../worker.py", str(comm.size)], ranks, name=name) as new:
         END
         assert new.all_reduce(x).tolist() == [0, 2.0 * ranks, 4.0 * ranks]
@@ -52,9 +52,9 @@ def programs(tmp_path):
     """programs(parent, worker): write both with what they do after the spawn; the parent's path."""
     (tmp_path / "here").mkdir()
 
-    def write(parent="", worker=""):
+    def write(parent="", worker="", others=PARENT):
         (tmp_path / "worker.py").write_text(WORKER.replace("END", worker))
-        (tmp_path / "parent.py").write_text(PARENT.replace("END", parent or "pass"))
+        (tmp_path / "parent.py").write_text(others.replace("END", parent or "pass"))
         return ["python", "parent.py"]
 
     return write
@@ -87,7 +87,8 @@ FAILURES = {  # in the parent, in the worker; what is said
 def test_a_rank_that_fails_on_either_side_ends_all(job, programs, monkeypatch, tmp_path, failure):
     monkeypatch.chdir(tmp_path)
     parent, worker, told = FAILURES[failure]
-    done = job(2, programs(parent, worker), timeout=20, expect=None, options=SPAWN)
+    second_alone = PARENT.replace('("first", 1), ', "")
+    done = job(2, programs(parent, worker, second_alone), timeout=20, expect=None, options=SPAWN)
     assert done.returncode not in (0, 124), done.stderr
     assert told in done.stderr
     assert "went on" not in done.stdout

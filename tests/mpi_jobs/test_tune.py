@@ -17,7 +17,6 @@ from hpcomm.transport.scheduled.tuned import Choices
 
 RANKS = """
     import numpy as np
-    import torch
     import hpcomm
     from hpcomm.transport import mpi_control_variables as controls
     from hpcomm.transport.scheduled import comm_cache as kept
@@ -51,6 +50,7 @@ RANKS = """
             nothing = (verb in ("reduce", "gather") and comm.rank) or (verb == "exscan" and not comm.rank)
             assert nothing or np.array_equal(found, want), (verb, name, found)
     if p == 3:  # which addition comes last tells the algorithms apart: one for each third, or one for all
+        import torch
         for n, order in ((3000, {0, 1, 2}), (12_000, None), (3000, {0, 1, 2})):
             xs = np.random.default_rng(n).normal(size=(3, n))
             ways = [(xs[i - 2] + xs[i - 1]) + xs[i] for i in range(3)]
@@ -77,8 +77,9 @@ RANKS = """
     big = np.ones(97_000)  # short of what works in its result, which is not kept
     assert np.array_equal(comm.all_reduce(big, algorithm="tuned"), big * p)
     assert comm.all_reduce("abc"[comm.rank % 3] == "a", op=lambda a, b: a | b, algorithm="tuned")
-    tensor = torch.arange(5.0) + comm.rank
-    assert comm.all_reduce(tensor, algorithm="tuned").tolist() == total.tolist()
+    if p == 3:
+        tensor = torch.arange(5.0) + comm.rank
+        assert comm.all_reduce(tensor, algorithm="tuned").tolist() == total.tolist()
     assert np.array_equal(comm.all_reduce(x, out=x.copy(), algorithm="mpi:" + names[2]), total)
     ran = [key[1] for key in kept.own(comm)._kept]
     with controls.forced("all_reduce", names[1]):
@@ -133,12 +134,12 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
         "from hpcomm.schedule.registry import build, register\n"
         "register('own_of_file', 'all_reduce')(lambda p: build('all_reduce', 'tree', p))\n"
     )
-    words += ["--verb", "all_reduce,all_gather,exscan", "-o", str(path)]
+    words += ["--verb", "all_reduce,exscan", "-o", str(path)]
     words += ["--plot", str(chart), "--load", str(own)]
     done = finish(words, 120)
     assert done.returncode == 0, done.stderr
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
-    assert ["all_gather", "65536"] in rows
+    assert ["all_reduce", "65536"] in rows
     assert ["exscan", "65536"] in rows
     kept = json.loads(path.read_text())
     assert [n for n, _ in kept["ranks"]["2"]["all_reduce"]] == [8, 65536]
@@ -146,7 +147,7 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
     assert "" in names
     assert {"ring", "own_of_file"} <= names
     assert any(name.startswith("mpi:") for name in names)
-    assert sum(r["chosen"] for r in kept["records"]) == 6
+    assert sum(r["chosen"] for r in kept["records"]) == 4
     for r in kept["records"]:
         assert r["seconds"] > 0
         assert ("modelled" in r) == (r["algorithm"] != "" and not r["algorithm"].startswith("mpi:"))

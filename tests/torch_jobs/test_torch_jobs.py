@@ -52,6 +52,7 @@ def test_a_torch_whose_interface_has_changed_gives_one_sentence() -> None:
     )
 
 
+@pytest.mark.once
 def test_a_rank_that_raises_is_named_by_all_others_and_the_job_ends(job: Any) -> None:
     """Rank 0 waits for a message of it, rank 2 in a collective call."""
     source = (
@@ -80,6 +81,7 @@ else:
     assert named in done.stderr, done.stderr
 
 
+@pytest.mark.once
 def test_groups_made_in_another_order_end_the_job_with_what_each_rank_makes(job: Any) -> None:
     source = (
         START
@@ -98,6 +100,7 @@ dist.barrier()
         assert re.search(rf"rank {who}: ({row}|{own})", done.stderr), (row, done.stderr)
 
 
+@pytest.mark.once
 def test_a_job_whose_ranks_caught_the_error_of_a_stopped_one_ends(job: Any) -> None:
     """MPI_Finalize of the others would wait for it."""
     source = (
@@ -161,6 +164,7 @@ def told(job: Any, tmp_path: Path, source: str, options: tuple[str, str]) -> dic
     return {path.name: path.read_text() for path in place.iterdir()}
 
 
+@pytest.mark.once
 def test_a_rank_that_is_killed_in_the_middle_of_a_call_is_named_by_the_others(
     job: Any, tmp_path: Path, lenient: tuple[str, str]
 ) -> None:
@@ -284,6 +288,7 @@ print(f"sum {x.item()}", flush=True)
 """
 
 
+@pytest.mark.once
 @pytest.mark.core
 def test_a_rank_that_came_and_ended_between_two_looks_is_not_missed(job: Any, tmp_path: Path) -> None:
     source = tmp_path / "came.py"
