@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import premul_sum
+from ..core.types import AnyArray
 from ._arrays import family, wide
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray
 
 # name: (what all_reduce is given, the result from the inputs of all ranks stacked along axis 0)
 OPS: dict[str, tuple[Any, Callable[[NDArray[Any]], Any]]] = {

@@ -6,14 +6,12 @@ import importlib
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..core.types import AnyArray
 from ..device import driver
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray
 
 
 class Library:

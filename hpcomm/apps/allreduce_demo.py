@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import hpcomm
 
 from .. import Communicator
+from ..core.types import Array, Operator
 from ..tools.fit import seconds_of
 from ._arrays import DTYPES, Kind, kinds_at_hand, values
 from ._definition import OPS, definition, fault, operators
 from ._report import Parser, Progress, Report
-
-if TYPE_CHECKING:
-    from ..core.types import Array, Operator
 
 SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
 

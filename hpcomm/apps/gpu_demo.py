@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -21,13 +21,11 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator, ConfigError
+from ..core.types import ArrayLike
 from . import _library
 from ._arguments import positive
 from ._picture import draw_bandwidths, require_picture
 from ._report import Parser, Report, sleep_until_all
-
-if TYPE_CHECKING:
-    from ..core.types import ArrayLike
 
 Row = tuple[str, int, float, str]  # path, bytes, GB/s, which way hpcomm went
 PATHS = ["pipeline", "ipc", "direct", "nccl"]  # which messages may take

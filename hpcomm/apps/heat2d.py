@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +20,11 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Field, Halo, LayoutError, Mesh
+from ..core.types import AnyArray
 from ..fields.files import checkpoints
 from ._arguments import positive, require_folder, require_memory
 from ._picture import draw_field, require_picture
 from ._report import Parser, Progress, Report
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray
 
 KAPPA = 0.2  # diffusivity * time step / spacing², stable below 0.25
 Part = tuple[slice, slice]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +18,9 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..core.types import AnyArray, ArrayLike
 from ._picture import draw_pingpong, require_picture
 from ._report import Parser, Progress, Report, sleep_until_all
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray, ArrayLike
 
 SIZES = [8 << (3 * i) for i in range(8)]  # 8 B to 16 MiB
 BUDGET = 64 << 20  # bytes sent for each size, at most

@@ -9,7 +9,6 @@ summaries travel, never the data. numpy on rank 0 checks it all.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +16,12 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..core.types import AnyArray
 from ._arguments import bins, positive
 from ._dataset import read
 from ._picture import draw_histogram, require_picture
 from ._report import Parser, Report
 from ._selection import quantiles
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray
 
 Rows = NDArray[np.float64]
 PROBABILITIES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])

@@ -46,7 +46,7 @@ from .dropped import Children, Groups, let_go
 from .known_messages import forget
 from .meeting import exchange_settings, least
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
-from .pickling import encode
+from .pickling import Pickler, encode
 from .timeouts import Timeout
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from ..node.call_log import CallLog, CallLogs
     from ..node.segment import Region
     from .payload import Payload
-    from .pickling import Pickler
 
 
 class Communicator(Mpi4pyNames, ClosedByAll):

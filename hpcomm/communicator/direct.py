@@ -15,14 +15,12 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from .._lazy import MPI, np
+from .._lazy import MPI, NDArray, np
 from ..core.signature import head
 from ..errors import HpcommError
 from ..transport.late import dtypes, reduction, transport, wrapping
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.types import AnyArray
     from .communicator import Communicator
 

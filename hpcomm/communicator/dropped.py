@@ -10,10 +10,9 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from .carriers import Spare
+from .carriers import Carriers, Spare
 
 if TYPE_CHECKING:
-    from .carriers import Carriers
     from .communicator import Communicator
 
 NOTHING = -1  # in place of a number

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
-from .._lazy import MPI, np
+from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages
@@ -25,8 +25,6 @@ from ..transport.late import buffer, host_copy, prepare, staging, transport
 from .neighbour_ragged import RaggedNeighbours
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.buffer import Buffer
     from ..core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
     from ..transport.mpi import Spec

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .._lazy import MPI, np
+from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Pending, Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..errors import HpcommError, UsageError
 from ..transport import progress
-from ..transport.exchange_comm import channel
+from ..transport.exchange_comm import Channel, channel
 from ..transport.late import dtypes, transport
 from . import device_payload, ragged
 from .communicator import Communicator
 from .payload import DevicePayload, Payload
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.types import Array, ArrayLike, Later, Now
-    from ..transport.exchange_comm import Channel
     from ..transport.mpi import Spec
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from .._lazy import MPI, np
+from .._lazy import MPI, NDArray, np
 from ..core.operation import Call
 from ..core.request import Request
 from ..core.status import Status
@@ -32,8 +32,6 @@ from .known_messages import known_receive, known_send, remember_receive, remembe
 from .unknown_length import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.buffer import Buffer, Shape
     from ..core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
     from .communicator import Communicator

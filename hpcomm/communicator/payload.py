@@ -17,14 +17,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..core.limits import EAGER_OBJECT, HEADER
 from ..errors import HpcommError, PeerFailedError
 from .block_channel import part_tag
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.buffer import DeviceBuffer
     from ..core.types import Bytes
 

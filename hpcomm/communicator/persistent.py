@@ -7,7 +7,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
-from .._lazy import MPI
+from .._lazy import MPI, NDArray
 from ..agree.agreement import refused
 from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
@@ -24,8 +24,6 @@ from .unknown_length import in_order, recv_behind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from inspect import Signature
-
-    from numpy.typing import NDArray
 
     from ..core import types
     from ..core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from .._lazy import loaded, np
+from .._lazy import NDArray, loaded, np
 from ..core.request import Request
 from ..core.status import Status
 from ..errors import DtypeError, HpcommError, UsageError
@@ -23,8 +23,6 @@ from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
 from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.buffer import DeviceBuffer, Shape
     from ..core.types import AnyArray, AnyStatus, Array, ArrayLike, Later, Now, Scalar
     from . import device_payload

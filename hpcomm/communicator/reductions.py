@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from ..agree.agreement import refused
-from ..core.request import Request
+from ..core.request import Request, StagesOf
 from ..errors import HpcommError
 from ..transport.late import buffer, reduction
 from .collectives import careful
@@ -14,11 +14,9 @@ from .payload_agreement import each_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TypeVar
 
     from numpy.typing import NDArray
 
-    from ..core.request import StagesOf
     from ..core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
     from .communicator import Communicator
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
@@ -19,7 +19,7 @@ from ..transport.late import dtypes, transport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import DTypeLike
 
     from ..core.types import AnyArray
     from ..node._native import core

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
 from zlib import crc32
 
-from .._lazy import MPI, np
+from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..core.request import Pause
@@ -34,8 +34,6 @@ from .shared_array import shape_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
 
     from ..core.types import AnyArray
     from .communicator import Communicator

@@ -22,9 +22,9 @@ from ..errors import ConfigError, LayoutError, MismatchError
 
 if TYPE_CHECKING:
     from mpi4py.typing import BufSpec, BufSpecB, BufSpecV
-    from numpy.typing import NDArray
 
-    Array = NDArray[Any]
+    from ..core.types import NpArray
+
     Block = BufSpec | BufSpecB | None
 
 _ON_HOST = 1  # DLPack's numbers: of a device,
@@ -35,10 +35,10 @@ _DTYPE_AT = 20  # and where in a DLTensor these stand: behind an address, a devi
 class Part(NamedTuple):
     """Elements of one message: array, contiguous and of one axis; store brings what came to its place."""
 
-    array: Array
+    array: NpArray
     store: Callable[[], object] | None = None
 
-    def put(self, got: Array, source: int) -> None:
+    def put(self, got: NpArray, source: int) -> None:
         """Place elements that have come from a rank.
 
         Raises:
@@ -79,7 +79,7 @@ def typed(spec: Block) -> bool:
     return _whole(spec) is not None or _spec(spec).is_plain
 
 
-def plain(spec: Block) -> Array | None:
+def plain(spec: Block) -> NpArray | None:
     """The elements as they lie in memory; None: only MPI can find them, or they are nowhere."""
     array = _whole(spec)
     if array is not None:
@@ -108,14 +108,14 @@ def part(spec: Block, blocks: int = 1) -> Part:
     return _packed(found, count, index(found.displ or 0))
 
 
-def _whole(spec: object) -> Array | None:
+def _whole(spec: object) -> NpArray | None:
     """The elements of the usual specifications, without taking them apart: x, or [x, the type of x]."""
     if type(spec) is np.ndarray:
         return spec.reshape(-1) if spec.flags.c_contiguous else None
     if isinstance(spec, (list, tuple)) and len(spec) == 2 and type(spec[0]) is np.ndarray:
         x, kind = spec
         if isinstance(kind, MPI.Datatype) and x.dtype == element(kind) and x.flags.c_contiguous:
-            return cast("Array", x.reshape(-1))
+            return cast("NpArray", x.reshape(-1))
     return None
 
 
@@ -135,7 +135,7 @@ def parts(spec: BufSpecV | None, blocks: int) -> list[Part]:
     return [_piece(whole, flat, n, at) for n, at in zip(sizes, places, strict=True)]
 
 
-def _piece(whole: _Spec, flat: Array | None, count: int, displ: int) -> Part:
+def _piece(whole: _Spec, flat: NpArray | None, count: int, displ: int) -> Part:
     """Some elements of a whole buffer. flat: all of them, if numpy has their type."""
     if flat is not None:
         return Part(_cut(flat, displ, count))
@@ -197,11 +197,11 @@ def _named(handle: int) -> np.dtype[np.generic] | None:
     return found if found.itemsize == kind.Get_size() else None
 
 
-def _flat(buf: Any, as_bytes: bool = False) -> Array:
+def _flat(buf: Any, as_bytes: bool = False) -> NpArray:
     """buf as it lies in memory, as an array of one axis; as_bytes: its element type does not matter."""
     if isinstance(buf, np.ndarray):
         if buf.flags.f_contiguous and not buf.flags.c_contiguous:
-            return cast("Array", buf.T.reshape(-1))
+            return cast("NpArray", buf.T.reshape(-1))
         is_contiguous = buf.flags.c_contiguous
     elif not hasattr(buf, "reshape"):
         return _foreign(buf, as_bytes)
@@ -212,10 +212,10 @@ def _flat(buf: Any, as_bytes: bool = False) -> Array:
             "the buffer is not contiguous",
             hint="numpy.ascontiguousarray(x); hpcomm's own verbs take it as it is",
         )
-    return cast("Array", buf.reshape(-1))
+    return cast("NpArray", buf.reshape(-1))
 
 
-def _foreign(buf: Any, as_bytes: bool) -> Array:
+def _foreign(buf: Any, as_bytes: bool) -> NpArray:
     """Memory of what is no array, such as bytes, MPI.Alloc_mem's, or another library's object."""
     try:
         return np.asarray(memoryview(buf)).reshape(-1)
@@ -226,7 +226,7 @@ def _foreign(buf: Any, as_bytes: bool) -> Array:
     if by_address is not None or buf.__dlpack_device__()[0] != _ON_HOST:
         try:
             as_buffer(buf)
-            return cast("Array", buf)
+            return cast("NpArray", buf)
         except ConfigError:  # without a driver nothing lies on a device, whatever it says
             pass
     memory = np.asarray(memoryview(cast("Any", MPI.buffer.frombuffer(buf))))
@@ -244,7 +244,7 @@ def _dtype_of(buf: Any) -> np.dtype[np.generic]:
     return np.dtype(f"{'c' if lanes == 2 else _DLPACK_KINDS[code]}{bits * lanes // 8}")
 
 
-def _view(spec: _Spec, blocks: int) -> Array:
+def _view(spec: _Spec, blocks: int) -> NpArray:
     """Elements of a type that numpy has, where they lie."""
     flat = _flat(spec.buf, spec.kind is not None)
     if spec.kind is not None:
@@ -273,7 +273,7 @@ def _retyped(flat: Any, kind: np.dtype[np.generic], is_exact: bool) -> Any:
     return flat.view(np.uint8)[: flat.nbytes // kind.itemsize * kind.itemsize].view(kind)
 
 
-def _cut(flat: Array, first: int, count: int) -> Array:
+def _cut(flat: NpArray, first: int, count: int) -> NpArray:
     if first < 0 or count < 0 or (first + count > len(flat) and count):
         raise ValueError(f"message: {count} entries from {first} on are not in a buffer of {len(flat)}")
     return flat[first : first + count]
@@ -301,7 +301,7 @@ def _packed(spec: _Spec, count: int, displ: int) -> Part:
     return Part(_of_basic(array, kind), lambda: alone.Sendrecv(here, 0, 0, there, 0, 0))
 
 
-def _of_basic(array: Array, kind: MPI.Datatype) -> Array:
+def _of_basic(array: NpArray, kind: MPI.Datatype) -> NpArray:
     basic = _basic(kind)
     return array if basic is None else array.view(basic)
 

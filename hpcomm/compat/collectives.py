@@ -21,7 +21,8 @@ from .surface import Surface, met, named
 if TYPE_CHECKING:
     from mpi4py.typing import BufSpec, BufSpecB, BufSpecV, InPlace
 
-    from .buffers import Array, Block
+    from ..core.types import NpArray
+    from .buffers import Block
 
 F = TypeVar("F", bound=Callable[..., object])
 G = TypeVar("G", bound=Callable[..., object])
@@ -128,7 +129,7 @@ def _elementwise(verb: str) -> Callable[..., _Deed | None]:
         name = _known(op, recvbuf)
         if name is None:
             return None
-        out: Array | None = part(recvbuf).array
+        out: NpArray | None = part(recvbuf).array
         x = out if _in_place(sendbuf) else part(sendbuf).array
         if verb == "exscan" and comm.rank == 0:  # which MPI leaves as it is
             out = None
@@ -147,7 +148,7 @@ def _reduce_scatter_block(
         return _Deed("reduce_scatter", (_blocks(comm, part(sendbuf, comm.size)), name, part(recvbuf).array))
     whole = part(recvbuf, comm.size)
 
-    def place(got: Array) -> None:
+    def place(got: NpArray) -> None:
         whole.array[: got.size] = got
 
     return _Deed("reduce_scatter", (_blocks(comm, whole), name), place)
@@ -197,8 +198,8 @@ def _stored(into: Part) -> Callable[[object], object] | None:
     return None if store is None else lambda got: store()
 
 
-def _placed(into: list[Part], but: int = -1) -> Callable[[list[Array]], None]:
-    def place(got: list[Array]) -> None:
+def _placed(into: list[Part], but: int = -1) -> Callable[[list[NpArray]], None]:
+    def place(got: list[NpArray]) -> None:
         for rank, (its, each) in enumerate(zip(into, got, strict=True)):
             if rank != but:
                 its.put(each, rank)
@@ -206,21 +207,21 @@ def _placed(into: list[Part], but: int = -1) -> Callable[[list[Array]], None]:
     return place
 
 
-def _own(comm: Surface, sendbuf: BufSpec | InPlace, out: Part) -> Array:
+def _own(comm: Surface, sendbuf: BufSpec | InPlace, out: Part) -> NpArray:
     """What this rank gives: its own block of what it receives, if it works in place."""
     return _block(comm, out.array) if _in_place(sendbuf) else part(sendbuf).array
 
 
-def _block(comm: Surface, whole: Array) -> Array:
+def _block(comm: Surface, whole: NpArray) -> NpArray:
     n = len(whole) // comm.size
     return whole[comm.rank * n : (comm.rank + 1) * n]
 
 
-def _blocks(comm: Surface, whole: Part) -> Array:
+def _blocks(comm: Surface, whole: Part) -> NpArray:
     return whole.array.reshape(comm.size, len(whole.array) // comm.size)
 
 
-def _host(its: Part) -> Array:
+def _host(its: Part) -> NpArray:
     """As an array of numpy's: blocks of one call may be of several libraries."""
     return its.array if isinstance(its.array, np.ndarray) else as_buffer(its.array).array
 

@@ -19,7 +19,7 @@ from .surface import Like, Surface, beside, watched
 if TYPE_CHECKING:
     from mpi4py.typing import Buffer, BufSpec
 
-    from .buffers import Array
+    from ..core.types import NpArray
 
 _Status = MPI.Status | None
 
@@ -182,10 +182,10 @@ def _there(comm: MPI.Comm) -> MPI.Comm:
     return comm.communicator.mpi if isinstance(comm, Surface) else comm
 
 
-def _pickled(obj: object, dest: int) -> Array:
+def _pickled(obj: object, dest: int) -> NpArray:
     """obj as bytes; to nobody nothing is sent, as with mpi4py."""
     return np.frombuffer(b"" if dest == MPI.PROC_NULL else MPI.pickle.dumps(obj), np.uint8)
 
 
-def _unpickled(got: Array) -> object:
+def _unpickled(got: NpArray) -> object:
     return MPI.pickle.loads(got.data) if got.size else None

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from mpi4py import MPI
 
 from ..core.request import Pause
+from ..core.request import Request as OwnRequest
 from ..core.waiting import wait_any
 from ..errors import MismatchError
 from .surface import Like
-
-if TYPE_CHECKING:
-    from ..core.request import Request as OwnRequest
 
 Then = Callable[[Any], object]
 Statuses = list[MPI.Status] | None

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import loaded, np
+from .._lazy import NDArray, loaded, np
 from ..errors import GRADIENT_FORM, DtypeError, LayoutError, UsageError
 from . import dtypes, result_memory
 from .dtypes import Dtype
@@ -22,7 +22,6 @@ from .limits import RESULT_LARGE
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from ..core.types import AnyArray

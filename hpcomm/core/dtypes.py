@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..errors import DtypeError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from .types import AnyArray
+from .types import AnyArray
 
 
 class Dtype(NamedTuple):

@@ -7,15 +7,12 @@ in Open MPI. So close() says that it is no longer wanted, and it is freed then o
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+from .._lazy import MPI
+from ..core.request import Request
 from .request import abandon
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from ..core.request import Request
 
 _FEW = 64
 _closed: list[Outstanding] = []  # in the order of their ends

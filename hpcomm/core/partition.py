@@ -26,13 +26,9 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import np
+from .._lazy import NDArray, np
+from ..core.types import AnyArray
 from ..errors import LayoutError, RankError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ..core.types import AnyArray
 
 Shape = tuple[int, ...]
 Split = str | Sequence[str] | None

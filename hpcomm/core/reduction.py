@@ -12,17 +12,13 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._lazy import MPI, np
+from ..core.types import NpArray
 from ..errors import DtypeError, UsageError
 from . import dtypes
 from .dtypes import Dtype
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -77,9 +73,9 @@ class Reduction(NamedTuple):
     code: int
     mpi_op: Any
     mpi_type: str
-    widen: Callable[[Array], Array] | None = None
-    narrow: Callable[[Array, int], Array] | None = None
-    finish: Callable[[Array, int], None] | None = None
+    widen: Callable[[NpArray], NpArray] | None = None
+    narrow: Callable[[NpArray, int], NpArray] | None = None
+    finish: Callable[[NpArray, int], None] | None = None
 
     @property
     def function(self) -> Callable[[Any, Any], Any] | None:
@@ -301,7 +297,7 @@ def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
         )
     widen = plain.widen
 
-    def scaled(x: Array) -> Array:
+    def scaled(x: NpArray) -> NpArray:
         wide = np.ascontiguousarray(x) if widen is None else widen(x)
         with np.errstate(all="ignore"):
             return np.asarray(wide * wide.dtype.type(op.factor))
@@ -322,38 +318,38 @@ def _holds(dtype: np.dtype[np.generic], factor: complex) -> bool:
     return bool(np.isfinite(held) or not finite) and bool(held) == bool(factor)
 
 
-def _bytes_of(x: Array) -> Array:
+def _bytes_of(x: NpArray) -> NpArray:
     return np.ascontiguousarray(x).view(np.uint8)
 
 
-def _bools_of(reduced: Array, ranks: int) -> Array:
+def _bools_of(reduced: NpArray, ranks: int) -> NpArray:
     return reduced.view(np.bool_)
 
 
-def _truth_of(dtype: Dtype) -> Callable[[Array], Array]:
+def _truth_of(dtype: Dtype) -> Callable[[NpArray], NpArray]:
     if dtype.kind != "h":
         return lambda x: np.ascontiguousarray(x != 0).view(np.uint8)
     return lambda x: np.ascontiguousarray((x & np.uint16(0x7FFF)) != 0).view(np.uint8)  # -0.0 is false too
 
 
-def _truth_to(dtype: Dtype) -> Callable[[Array, int], Array]:
+def _truth_to(dtype: Dtype) -> Callable[[NpArray, int], NpArray]:
     one = 1 if dtype.kind != "h" else {"float16": 0x3C00, "bfloat16": 0x3F80}[dtype.name]
     return lambda reduced, ranks: reduced.astype(dtype.storage) * np.dtype(dtype.storage).type(one)
 
 
-def _widen(dtype: Dtype) -> Callable[[Array], Array]:
+def _widen(dtype: Dtype) -> Callable[[NpArray], NpArray]:
     return lambda x: dtypes.widen(x, dtype)
 
 
-def _narrow(dtype: Dtype, average: bool) -> Callable[[Array, int], Array]:
-    def averaged(reduced: Array, ranks: int) -> Array:
+def _narrow(dtype: Dtype, average: bool) -> Callable[[NpArray, int], NpArray]:
+    def averaged(reduced: NpArray, ranks: int) -> NpArray:
         with np.errstate(all="ignore"):
             return dtypes.narrow(np.divide(reduced, np.float32(ranks)), dtype)
 
     return averaged if average else lambda reduced, ranks: dtypes.narrow(reduced, dtype)
 
 
-def _divide(reduced: Array, ranks: int) -> None:
+def _divide(reduced: NpArray, ranks: int) -> None:
     with np.errstate(all="ignore"):  # who raised here would leave the others waiting
         if reduced.dtype.kind == "c":  # dividing by a complex number rounds more often
             reduced.real /= ranks

@@ -6,23 +6,23 @@ Nothing here does anything at run time, and nothing here imports an array librar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
+
+from .._lazy import MPI, NDArray, np
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-    from numpy.typing import NDArray
     from typing_extensions import Buffer as HasBuffer  # every type checker brings it along
 
     from .buffer import Buffer
     from .reduction import Op
     from .status import Status
 
-    Scalar = TypeVar("Scalar", bound=np.generic)
-    # numpy's arrays of whatever elements
-    AnyArray: TypeAlias = NDArray[np.generic]
-    # ours, or mpi4py's
-    AnyStatus: TypeAlias = Status | MPI.Status
+AnyArray: TypeAlias = "NDArray[np.generic]"  # numpy's arrays of whatever elements
+NpArray: TypeAlias = "NDArray[Any]"  # the same, whose elements go anywhere
+Floats: TypeAlias = "NDArray[np.float64]"
+Ints: TypeAlias = "NDArray[np.int64]"
+Scalar = TypeVar("Scalar", bound="np.generic")
+AnyStatus: TypeAlias = "Status | MPI.Status"  # ours, or mpi4py's
 
 
 class HasShape(Protocol):

@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from .._lazy import loaded, np
 from ..core import dtypes
+from ..core.dtypes import Dtype
 from ..errors import DtypeError, LayoutError
 from .driver import Device, driver
 from .libraries import LIBRARIES, library_of, stream_of
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ..core.dtypes import Dtype
 
 Shape = tuple[int, ...]
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged

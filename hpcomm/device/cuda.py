@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import np
+from ..core.types import AnyArray
 from ..errors import ConfigError, LayoutError, TransportError
 from .library import Library, bound_cuda, loaded
 from .nccl import Nccl
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ..core.types import AnyArray
 
 
 class Handle(ctypes.Structure):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from ..core.types import AnyArray
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray
 
 DEFAULT_STREAM = 1  # CUDA's legacy default stream, as __cuda_array_interface__ spells it
 _SIGNS = ("/dev/nvidiactl", "/dev/dxg")  # a kernel driver; the second: Windows' subsystem for Linux

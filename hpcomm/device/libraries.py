@@ -9,15 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .._lazy import loaded
+from .._lazy import NDArray, loaded, np
 from ..core import dtypes
 from .driver import DEFAULT_STREAM, Device
 from .kernels import CuPy, Kernels, Torch
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ..core.dtypes import Dtype
     from ..core.types import AnyArray
     from .arrays import Place

@@ -6,15 +6,12 @@ Nothing is sent. The result is a field without a halo; u += v and its kin change
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 from .._lazy import np
 from ..errors import UsageError, where
 from .numpy_protocol import NumpyLike
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
     "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
@@ -29,7 +29,6 @@ from .slices import Step, meeting, parse
 if TYPE_CHECKING:
     from types import EllipsisType
 
-    from numpy.typing import NDArray
     from typing_extensions import TypeVar
 
     from ..communicator.communicator import Communicator

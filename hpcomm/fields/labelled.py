@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from .._lazy import np
+from ..communicator.communicator import Communicator
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.html import sheet
 from ..core.partition import Partition
 from ..errors import LayoutError, UsageError, where
 from ..job.optional_packages import load
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from ..communicator.communicator import Communicator
 
 F = TypeVar("F")
 

@@ -18,8 +18,8 @@ from ..transport.endpoints import count, on_device
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
+    from ..core.types import NpArray
     from ..node._native.core import Channel
-    from ..transport.endpoints import View
 
 # Bits of a wish: views as messages of their own, on a device, by a channel:
 _ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4
@@ -86,7 +86,7 @@ def agreed(
     return terms
 
 
-def _wish(views: Sequence[View], sending: bool, is_near: bool) -> tuple[int, int]:
+def _wish(views: Sequence[NpArray], sending: bool, is_near: bool) -> tuple[int, int]:
     """How this end would have views sent, or gets them, and their bytes."""
     nbytes = sum(count(view) * view.dtype.itemsize for view in views)
     if any(map(on_device, views)):

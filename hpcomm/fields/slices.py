@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..core.partition import Partition, Points
 from ..errors import LayoutError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Step = tuple[int, int, int]
 Places = tuple["slice | NDArray[np.int64]", ...]  # along each axis

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-    Indices = NDArray[np.int64]
+from ..core.types import Floats, Ints
 
 
-def repeated(counts: Indices) -> tuple[Indices, Indices]:
+def repeated(counts: Ints) -> tuple[Ints, Ints]:
     """(0, 0, 1, 2, 2, 2, ...), each number as often as counts says; and which of its kind each is."""
     k = np.repeat(np.arange(len(counts)), counts)
     return k, np.arange(len(k)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -22,7 +18,7 @@ def repeated(counts: Indices) -> tuple[Indices, Indices]:
 # -- rectangles ----------------------------------------------------------------------------------------
 
 
-def between(centres: Array, x: Array, period: float | None) -> tuple[Indices, Array]:
+def between(centres: Floats, x: Floats, period: float | None) -> tuple[Ints, Floats]:
     """The centre below each x, and how far x is on the way to the next; up to half a way beyond the last."""
     if period is not None:
         centres = np.concatenate(([centres[-1] - period], centres, [centres[0] + period]))
@@ -34,12 +30,12 @@ def between(centres: Array, x: Array, period: float | None) -> tuple[Indices, Ar
     return at - (period is not None), share if period is not None else np.clip(share, -0.5, 1.5)
 
 
-def beyond_poles(latitudes: Array) -> Array:
+def beyond_poles(latitudes: Floats) -> Floats:
     """With the first and last row once more, seen across the poles."""
     return np.concatenate(([-np.pi - latitudes[0]], latitudes, [np.pi - latitudes[-1]]))
 
 
-def across(grid: Any, i: Indices, j: Indices) -> Indices:
+def across(grid: Any, i: Ints, j: Ints) -> Ints:
     """Index of column i and row j; a row beyond a pole is that row, half way round."""
     if grid.sphere:
         beyond = (j < 0) | (j >= grid.nv)
@@ -48,7 +44,7 @@ def across(grid: Any, i: Indices, j: Indices) -> Indices:
     return np.asarray(j * grid.nu + i, np.int64)
 
 
-def meetings(target: Array, source: Array) -> tuple[Indices, Indices, Array, Array]:
+def meetings(target: Floats, source: Floats) -> tuple[Ints, Ints, Floats, Floats]:
     """Where intervals between ascending edges meet: (first of each target, source, low, high)."""
     edges = np.union1d(target, source)
     little = 1e-13 * float(np.abs(edges[[0, -1]]).max())
@@ -61,7 +57,7 @@ def meetings(target: Array, source: Array) -> tuple[Indices, Indices, Array, Arr
     return np.searchsorted(t, np.arange(len(target))), s, edges[:-1], edges[1:]
 
 
-def rectangle_moments(sphere: bool, u0: Array, u1: Array, h0: Array, h1: Array) -> tuple[Array, Array]:
+def rectangle_moments(sphere: bool, u0: Floats, u1: Floats, h0: Floats, h1: Floats) -> tuple[Floats, Floats]:
     """(area, integral of the position) over u0..u1 x h0..h1; on the sphere h = sin of the latitude."""
     area = (u1 - u0) * (h1 - h0)
     if not sphere:
@@ -74,7 +70,7 @@ def rectangle_moments(sphere: bool, u0: Array, u1: Array, h0: Array, h1: Array) 
 # -- polygons ------------------------------------------------------------------------------------------
 
 
-def moments(corners: Array) -> tuple[Array, Array]:
+def moments(corners: Floats) -> tuple[Floats, Floats]:
     """(area, integral of the position) of convex polygons, (n, k, 2 or 3); on the sphere by great circles.
 
     Triangles fan out from the first corner. The area of a spherical one by Eriksson (1990), from
@@ -98,7 +94,7 @@ def moments(corners: Array) -> tuple[Array, Array]:
     return area, (normal * scale[..., None]).sum(axis=1) / 2
 
 
-def clipped(polygon: Array, window: Array) -> Array:
+def clipped(polygon: Floats, window: Floats) -> Floats:
     """The part of each convex polygon inside its window: Sutherland & Hodgman (1974), all pairs at once.
 
     Both (n, k, 2 or 3), anticlockwise. On the sphere edges are great circles: the sides of planes through the
@@ -120,7 +116,7 @@ def clipped(polygon: Array, window: Array) -> Array:
     return polygon
 
 
-def _cut(polygon: Array, side: Array) -> Array:
+def _cut(polygon: Floats, side: Floats) -> Floats:
     """What is left of polygons where side >= 0."""
     following, next_side = np.roll(polygon, -1, axis=1), np.roll(side, -1, axis=1)
     inside = side >= 0

@@ -15,12 +15,9 @@ import numpy as np
 from .geometry import across, repeated
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from ..core.types import Floats, Ints
     from ..grids.grid import Rectangles
 
-    Array = NDArray[np.float64]
-    Indices = NDArray[np.int64]
 
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _FEW = 4  # neighbours: from fewer a gradient has no second order
@@ -30,7 +27,7 @@ _NONE = 1e-4  # of it: left out always
 _MOST = 2.0  # the sum of magnitudes of weights that a gradient adds anywhere in its cell
 
 
-def around_rectangles(source: Rectangles, given: Indices) -> tuple[Indices, Indices]:
+def around_rectangles(source: Rectangles, given: Ints) -> tuple[Ints, Ints]:
     """(cell, neighbour), as positions in given, ascending: the eight around each that there are."""
     j, i = source.at(given)
     cells = []
@@ -45,7 +42,7 @@ def around_rectangles(source: Rectangles, given: Indices) -> tuple[Indices, Indi
     return owner[neighbour.ravel() >= 0], neighbour.ravel()[neighbour.ravel() >= 0]
 
 
-def around_cells(corners: Array, scale: float) -> tuple[Indices, Indices]:
+def around_cells(corners: Floats, scale: float) -> tuple[Ints, Ints]:
     """(cell, neighbour), ascending: who is on the other side of an edge.
 
     Where these are few (triangles, coasts, cells beside smaller ones): all with a corner in common.
@@ -70,7 +67,7 @@ def around_cells(corners: Array, scale: float) -> tuple[Indices, Indices]:
     return pairs // max(n, 1), pairs % max(n, 1)
 
 
-def _numbered(corners: Array, scale: float) -> Indices:
+def _numbered(corners: Floats, scale: float) -> Ints:
     """A number for each corner, the same for corners in one place."""
     # Off by a share of a unit, since coordinates that people choose lie at round numbers.
     places = np.floor(corners.reshape(-1, corners.shape[2]) / (scale * _UNIT) + 0.3180339887)
@@ -78,7 +75,7 @@ def _numbered(corners: Array, scale: float) -> Indices:
     return np.asarray(found.reshape(corners.shape[:2]), np.int64)
 
 
-def _at_corners(cell: Indices, corner: Indices, asks: Indices) -> tuple[Indices, Indices]:
+def _at_corners(cell: Ints, corner: Ints, asks: Ints) -> tuple[Ints, Ints]:
     """(cell, another one with that corner) for each corner of a cell that asks."""
     order = np.argsort(corner, kind="stable")
     first, last = (np.searchsorted(corner[order], corner[asks], side) for side in ("left", "right"))
@@ -87,8 +84,8 @@ def _at_corners(cell: Indices, corner: Indices, asks: Indices) -> tuple[Indices,
 
 
 def gradients(
-    x: Array, owner: Indices, neighbour: Indices, ways: Array, sphere: bool
-) -> tuple[Indices, Indices, Array]:
+    x: Floats, owner: Ints, neighbour: Ints, ways: Floats, sphere: bool
+) -> tuple[Ints, Ints, Floats]:
     """Gradients as sums over neighbours: (cell, neighbour, vector), cells ascending, themselves among them.
 
     The sum of value[neighbour] * vector over the rows of a cell is the gradient there, in its tangent plane.
@@ -114,7 +111,7 @@ def gradients(
     return owner, neighbour, np.concatenate([vector, -own])[order]
 
 
-def _tangents(x: Array) -> Array:
+def _tangents(x: Floats) -> Floats:
     """Two directions on the sphere at each point, at right angles: (points, 2, 3)."""
     least = np.eye(3)[np.abs(x).argmin(axis=1)]
     first = np.cross(least, x)
@@ -122,7 +119,7 @@ def _tangents(x: Array) -> Array:
     return np.stack([first, np.cross(x, first)], axis=1)
 
 
-def _round_axes(axes: Array, ways: Array) -> Array:
+def _round_axes(axes: Floats, ways: Floats) -> Floats:
     """The two directions of each cell, stretched and sheared so that it is as wide in every direction.
 
     What is far is then counted in widths of the cell, and long cells are no worse than square ones.
@@ -148,7 +145,7 @@ def _round_axes(axes: Array, ways: Array) -> Array:
     return np.stack([first, (axes[:, 1] - sheared[:, None] * first) / high[:, None]], axis=1)
 
 
-def _limited(owner: Indices, d: Array, corners: Array) -> Array:
+def _limited(owner: Ints, d: Floats, corners: Floats) -> Floats:
     """The vector of each neighbour that is d away, in two dimensions."""
     towards = d / (d * d).sum(axis=1, keepdims=True)
     normal = np.empty((len(corners), 2, 2))
@@ -165,7 +162,7 @@ def _limited(owner: Indices, d: Array, corners: Array) -> Array:
     return found
 
 
-def _solved(strength: Array, directions: Array, least: float, owner: Indices, towards: Array) -> Array:
+def _solved(strength: Floats, directions: Floats, least: float, owner: Ints, towards: Floats) -> Floats:
     """The vector of each neighbour, in the directions in which there are some."""
     kept = strength > np.maximum(least * strength[:, -1:], 1e-300)
     inverse = np.where(kept, 1.0 / np.where(kept, strength, 1.0), 0.0)
@@ -173,7 +170,7 @@ def _solved(strength: Array, directions: Array, least: float, owner: Indices, to
     return np.asarray((pseudo[owner] * towards[:, None]).sum(axis=2))
 
 
-def _amplified(owner: Indices, vector: Array, corners: Array) -> Array:
+def _amplified(owner: Ints, vector: Floats, corners: Floats) -> Floats:
     """For each cell the sum of magnitudes of the weights at the corner where it is largest."""
     most = np.zeros(len(corners))
     for c in range(corners.shape[1]):

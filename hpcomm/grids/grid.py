@@ -8,19 +8,14 @@ themselves, and great circles against cells.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
 from .geometry import moments
 from .triangulation import crossing
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-    Indices = NDArray[np.int64]
 
 
 class Rectangles:
@@ -29,7 +24,7 @@ class Rectangles:
     kind = ""
     sphere = True
 
-    def __init__(self, u: Array, v: Array) -> None:
+    def __init__(self, u: Floats, v: Floats) -> None:
         self.u_edges, self.v_edges = u, v
         self.nu, self.nv = len(u) - 1, len(v) - 1
 
@@ -43,38 +38,38 @@ class Rectangles:
         return self.kind == other.kind and all(map(np.array_equal, mine, theirs))
 
     @cached_property
-    def u_centres(self) -> Array:
+    def u_centres(self) -> Floats:
         return (self.u_edges[1:] + self.u_edges[:-1]) / 2
 
     @cached_property
-    def v_centres(self) -> Array:
+    def v_centres(self) -> Floats:
         return (self.v_edges[1:] + self.v_edges[:-1]) / 2
 
-    def at(self, points: Indices) -> tuple[Indices, Indices]:
+    def at(self, points: Ints) -> tuple[Ints, Ints]:
         return points // self.nu, points % self.nu
 
-    def centres(self, points: Indices) -> Array:
+    def centres(self, points: Ints) -> Floats:
         """Where the values live: (points, 3) on the unit sphere, (points, 2) on a plane."""
         j, i = self.at(points)
         return self.place(self.u_centres[i], self.v_centres[j])
 
-    def corners(self, points: Indices) -> Array:
+    def corners(self, points: Ints) -> Floats:
         """(points, 4, 3 or 2), anticlockwise seen from outside."""
         j, i = self.at(points)
         u, v = self.u_edges, self.v_edges
         around = [(u[i], v[j]), (u[i + 1], v[j]), (u[i + 1], v[j + 1]), (u[i], v[j + 1])]
         return np.stack([self.place(a, b) for a, b in around], axis=1)
 
-    def place(self, u: Array, v: Array) -> Array:
+    def place(self, u: Floats, v: Floats) -> Floats:
         return np.stack([u, v], axis=-1)
 
-    def areas(self, points: Indices) -> Array:
+    def areas(self, points: Ints) -> Floats:
         """Of the cells; on the unit sphere, so that all of them are 4π."""
         j, i = self.at(points)
         return np.diff(self.u_edges)[i] * np.diff(self.heights)[j]
 
     @property
-    def heights(self) -> Array:
+    def heights(self) -> Floats:
         """v such that du dv is area."""
         return self.v_edges
 
@@ -98,11 +93,11 @@ class Plane(Rectangles):
 class _Sphere(Rectangles):
     """u: longitude, v: latitude, in radians; the area of a cell is du d(sin v)."""
 
-    def place(self, u: Array, v: Array) -> Array:
+    def place(self, u: Floats, v: Floats) -> Floats:
         return np.stack([np.cos(v) * np.cos(u), np.cos(v) * np.sin(u), np.sin(v)], axis=-1)
 
     @property
-    def heights(self) -> Array:
+    def heights(self) -> Floats:
         return np.sin(self.v_edges)
 
 
@@ -130,7 +125,7 @@ class Gaussian(_Sphere):
         self._latitudes = np.arcsin(z)
 
     @cached_property
-    def v_centres(self) -> Array:
+    def v_centres(self) -> Floats:
         return self._latitudes
 
 
@@ -147,10 +142,10 @@ class Points:
         self.coordinates = _numbers("Points(coordinates)", coordinates, "(points, 2)", sphere)
         self.sphere = sphere
 
-    def centres(self, points: Indices) -> Array:
+    def centres(self, points: Ints) -> Floats:
         return _placed(self.coordinates, self.sphere)
 
-    def part(self, which: Indices) -> Points:
+    def part(self, which: Ints) -> Points:
         return Points(self.coordinates[which], sphere=self.sphere)
 
 
@@ -186,17 +181,17 @@ class Cells:
                 "vertices in the order in which they go round the cell",
             )
 
-    def corners(self, points: Indices) -> Array:
+    def corners(self, points: Ints) -> Floats:
         return _placed(self.vertices, self.sphere)
 
-    def centres(self, points: Indices) -> Array:
+    def centres(self, points: Ints) -> Floats:
         area, moment = moments(self.corners(points))
         return _on_surface(moment / area[:, None], self.sphere)
 
-    def areas(self, points: Indices) -> Array:
+    def areas(self, points: Ints) -> Floats:
         return moments(self.corners(points))[0]
 
-    def part(self, which: Indices) -> Cells:
+    def part(self, which: Ints) -> Cells:
         return Cells(self.vertices[which], sphere=self.sphere)
 
 
@@ -234,7 +229,7 @@ def _check_counts(what: str, *counts: object) -> None:
         raise ConfigError(f"a grid of {' x '.join(map(repr, counts))} cells", what, "whole numbers from 1")
 
 
-def _numbers(what: str, given: object, shape: str, sphere: bool) -> Array:
+def _numbers(what: str, given: object, shape: str, sphere: bool) -> Floats:
     """given as an array of this shape, each number finite, and each latitude one."""
     try:
         found = np.asarray(given, float)
@@ -255,18 +250,18 @@ def _numbers(what: str, given: object, shape: str, sphere: bool) -> Array:
     return found
 
 
-def _placed(coordinates: Array, sphere: bool) -> Array:
+def _placed(coordinates: Floats, sphere: bool) -> Floats:
     if not sphere:
         return coordinates
     lon, lat = np.radians(coordinates[..., 0]), np.radians(coordinates[..., 1])
     return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=-1)
 
 
-def _on_surface(x: Array, sphere: bool) -> Array:
+def _on_surface(x: Floats, sphere: bool) -> Floats:
     return x / np.linalg.norm(x, axis=-1, keepdims=True) if sphere else x
 
 
-def areas_against(grid: Any, points: Indices, other_kind: str | None) -> Array:
+def areas_against(grid: Any, points: Ints, other_kind: str | None) -> Floats:
     """Areas of cells, with edges as in overlaps with a grid of the other kind."""
     if "cells" in (grid.kind, other_kind):
         return moments(grid.corners(points))[0]

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from numpy.typing import NDArray
 
-    Array = NDArray[np.float64]
-    Indices = NDArray[np.int64]
-    Entries = tuple[Indices, Indices, Array, Array]  # of a matrix: rows, columns, values; and fractions
+    from ..core.types import Floats, Ints
+
+    Entries = tuple[Ints, Ints, Floats, Floats]  # of a matrix: rows, columns, values; and fractions
 
 __all__ = [
     "MAPPINGS",
@@ -95,7 +95,7 @@ def weights(
     return made
 
 
-def _scale(grid: Grid, *ends: Array) -> float:
+def _scale(grid: Grid, *ends: Floats) -> float:
     """A power of two above all coordinates."""
     if grid.sphere:
         return 1.0
@@ -138,7 +138,7 @@ def _check_widths(wrong: bool, where: str) -> None:
         raise ConfigError(what, where, "three columns or more")
 
 
-def _indices(name: str, chosen: object, grid: Grid) -> Indices:
+def _indices(name: str, chosen: object, grid: Grid) -> Ints:
     """What was chosen of the points of a grid, None: all."""
     size = size_of(grid)
     if chosen is None:
@@ -157,7 +157,7 @@ def _indices(name: str, chosen: object, grid: Grid) -> Indices:
 
 
 def weights_between(
-    comm: MPI.Intracomm, grid: Any, points: Indices, is_giver: bool, mapping: str, neighbours: int
+    comm: MPI.Intracomm, grid: Any, points: Ints, is_giver: bool, mapping: str, neighbours: int
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
@@ -198,7 +198,7 @@ def _refuse_overlap(comm: MPI.Intracomm, overlap: str) -> None:
         raise _lie_over(comm.bcast(overlap, told), "connect")
 
 
-def _entries(comm: MPI.Intracomm, grid: Grid, points: Indices, is_giver: bool) -> NDArray[np.void]:
+def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> NDArray[np.void]:
     """What all ranks say of their parts: the box around its points, and how far mappings reach from them."""
     wide = 3 if grid.sphere else 2
     ends = [("low", "f8", wide), ("high", "f8", wide)]
@@ -220,7 +220,7 @@ def _entries(comm: MPI.Intracomm, grid: Grid, points: Indices, is_giver: bool) -
     return entries
 
 
-def _radius(grid: Grid, points: Indices) -> float:
+def _radius(grid: Grid, points: Ints) -> float:
     """The largest distance of a corner from its centre; of bare points, about half that to the next one."""
     x = grid.centres(points)
     if isinstance(grid, Points):
@@ -229,17 +229,17 @@ def _radius(grid: Grid, points: Indices) -> float:
     return float(np.linalg.norm(grid.corners(points) - x[:, None], axis=2).max())
 
 
-def _shapes(grid: Any, points: Indices, mapping: str) -> Array:
+def _shapes(grid: Any, points: Ints, mapping: str) -> Floats:
     """What a giver says of each point: its centre, and for areas its corners behind it."""
     x = grid.centres(points)[:, None]
     return np.concatenate([x, grid.corners(points)], axis=1) if mapping.startswith("cons") else x
 
 
 def _nearby(
-    comm: MPI.Intracomm, entries: NDArray[np.void], points: Indices, shapes: Array, margin: float
-) -> tuple[Indices, Array]:
+    comm: MPI.Intracomm, entries: NDArray[np.void], points: Ints, shapes: Floats, margin: float
+) -> tuple[Ints, Floats]:
     """The givers' points that lie within the margin of this taker's box, ascending."""
-    parts: dict[int, tuple[Indices, Array]] = {}
+    parts: dict[int, tuple[Ints, Floats]] = {}
     if entries["is_giver"][comm.rank]:
         x, mine = shapes[:, 0], entries[comm.rank]
         low, high = entries["low"] - margin, entries["high"] + margin
@@ -264,7 +264,7 @@ class _Mapper:
 
     source: Any  # the grid that they come from, if it is Rectangles
     target: Any
-    points: Indices
+    points: Ints
     mapping: str
     neighbours: int
     source_scale: float  # the source's largest coordinate
@@ -276,7 +276,7 @@ class _Mapper:
         scale = float(np.abs(self.target.centres(self.points)).max(initial=1.0))
         return margin < min(self.needed, _FAR * scale)
 
-    def weights(self, given: Indices, shapes: Array) -> Weights:
+    def weights(self, given: Ints, shapes: Floats) -> Weights:
         """Rows for the target points, from source points given (ascending) with these shapes."""
         sparse, n = sparse_matrices(), len(self.points)
         if not len(given):
@@ -291,7 +291,7 @@ class _Mapper:
         return Weights(matrix, given[used], fraction)
 
     # -- by distance -----------------------------------------------------------------------------------
-    def _closest(self, x: Array, k: int) -> tuple[Array, Indices]:
+    def _closest(self, x: Floats, k: int) -> tuple[Floats, Ints]:
         """(distances, sources), k of each target point: of equally near ones the lower indices."""
         from scipy.spatial import cKDTree
 
@@ -303,12 +303,12 @@ class _Mapper:
         self.needed = float(distance.max(initial=0.0)) if count > k or count == len(x) else _FAR
         return distance, which
 
-    def _nearest(self, given: Indices, shapes: Array) -> Entries:
+    def _nearest(self, given: Ints, shapes: Floats) -> Entries:
         _, which = self._closest(shapes[:, 0], 1)
         n = len(self.points)
         return np.arange(n), which[:, 0], np.ones(n), np.ones(n)
 
-    def _idw(self, given: Indices, shapes: Array) -> Entries:
+    def _idw(self, given: Ints, shapes: Floats) -> Entries:
         distance, which = self._closest(shapes[:, 0], self.neighbours)
         distance = distance / self.source_scale
         share = 1.0 / np.maximum(distance, 1e-14) ** 2
@@ -318,7 +318,7 @@ class _Mapper:
         return row, which.ravel(), share.ravel(), np.ones(len(self.points))
 
     # -- between four ------------------------------------------------------------------------------------
-    def _bilinear(self, given: Indices, shapes: Array) -> Entries:
+    def _bilinear(self, given: Ints, shapes: Floats) -> Entries:
         s = self.source
         x = self.target.centres(self.points)
         u, v = (
@@ -346,12 +346,12 @@ class _Mapper:
         return row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float)
 
     # -- by area -----------------------------------------------------------------------------------------
-    def _conservative(self, given: Indices, shapes: Array) -> Entries:
+    def _conservative(self, given: Ints, shapes: Floats) -> Entries:
         row, column, area, _ = self._overlaps(given, shapes)
         covered, fraction = self._covered(given, shapes, row, column, area)
         return row, column, area / covered[row], fraction
 
-    def _conservative2(self, given: Indices, shapes: Array) -> Entries:
+    def _conservative2(self, given: Ints, shapes: Floats) -> Entries:
         """First order, and the gradient of each source cell times the way from its centre to the overlap."""
         row, column, area, moment = self._overlaps(given, shapes)
         covered, fraction = self._covered(given, shapes, row, column, area)
@@ -371,16 +371,16 @@ class _Mapper:
         )
 
     def _covered(
-        self, given: Indices, shapes: Array, row: Indices, column: Indices, area: Array
-    ) -> tuple[Array, Array]:
+        self, given: Ints, shapes: Floats, row: Ints, column: Ints, area: Floats
+    ) -> tuple[Floats, Floats]:
         """(area, fraction) of each target cell that is covered; notes where sources lie over each other."""
-        covered: Array = np.bincount(row, area, len(self.points)).astype(float)
+        covered: Floats = np.bincount(row, area, len(self.points)).astype(float)
         fraction = np.asarray(covered / self._target_areas())
         if not isinstance(self.source, Rectangles):
             self.overlap = _in_one_place(given, shapes) or self._too_much(given, row, column, fraction)
         return covered, fraction
 
-    def _too_much(self, given: Indices, row: Indices, column: Indices, fraction: Array) -> str:
+    def _too_much(self, given: Ints, row: Ints, column: Ints, fraction: Floats) -> str:
         """What there is to say of a point that is covered more than once; "" if none is."""
         worst = int(fraction.argmax()) if len(fraction) else 0
         if not len(fraction) or fraction[worst] <= _OVER:
@@ -389,7 +389,7 @@ class _Mapper:
         times = f"point {self.points[worst]} is covered {fraction[worst]:.3g} times"
         return f"cells {which} that are given lie over each other: {times}"
 
-    def _gradients(self, given: Indices, shapes: Array, centre: Array) -> tuple[Indices, Indices, Array]:
+    def _gradients(self, given: Ints, shapes: Floats, centre: Floats) -> tuple[Ints, Ints, Floats]:
         """Of the source cells: (cell, neighbour, vector), positions in given."""
         if isinstance(self.source, Rectangles):
             around = around_rectangles(self.source, given)
@@ -398,7 +398,7 @@ class _Mapper:
         ways = shapes[:, 1:] - centre[:, None]
         return gradients(shapes[:, 0], *around, ways, bool(self.target.sphere))
 
-    def _target_areas(self) -> Array:
+    def _target_areas(self) -> Floats:
         """With the edges that overlaps are computed with."""
         t = self.target
         return np.asarray(
@@ -409,20 +409,20 @@ class _Mapper:
     def _both_rectangles(self) -> bool:
         return isinstance(self.source, Rectangles) and isinstance(self.target, Rectangles)
 
-    def _overlaps(self, given: Indices, shapes: Array) -> tuple[Indices, Indices, Array, Array]:
+    def _overlaps(self, given: Ints, shapes: Floats) -> tuple[Ints, Ints, Floats, Floats]:
         """(target, source, area, moment) of each overlap; moment: the integral of the position over it."""
         if self._both_rectangles:
             return self._rectangle_overlaps(given)
         return self._polygon_overlaps(shapes)
 
-    def _source_moments(self, given: Indices, shapes: Array) -> tuple[Array, Array]:
+    def _source_moments(self, given: Ints, shapes: Floats) -> tuple[Floats, Floats]:
         if not self._both_rectangles:
             return moments(shapes[:, 1:])
         s = self.source
         j, i = s.at(given)
         return rectangle_moments(s.sphere, s.u_edges[i], s.u_edges[i + 1], s.heights[j], s.heights[j + 1])
 
-    def _rectangle_overlaps(self, given: Indices) -> tuple[Indices, Indices, Array, Array]:
+    def _rectangle_overlaps(self, given: Ints) -> tuple[Ints, Ints, Floats, Floats]:
         s, t = self.source, self.target
         j, i = t.at(self.points)
         u_first, u_source, u_low, u_high = meetings(t.u_edges, s.u_edges)
@@ -437,7 +437,7 @@ class _Mapper:
         row, at, a, b = row[kept], at[kept], a[kept], b[kept]
         return row, at, *rectangle_moments(t.sphere, u_low[a], u_high[a], v_low[b], v_high[b])
 
-    def _polygon_overlaps(self, shapes: Array) -> tuple[Indices, Indices, Array, Array]:
+    def _polygon_overlaps(self, shapes: Floats) -> tuple[Ints, Ints, Floats, Floats]:
         from scipy.spatial import cKDTree
 
         x, corners = shapes[:, 0], shapes[:, 1:]
@@ -456,13 +456,13 @@ class _Mapper:
         return row[kept], column[kept], area[kept], moment[kept]
 
 
-def _within(edges: Array, x: Array) -> Any:
+def _within(edges: Floats, x: Floats) -> Any:
     """Whether x lies between the first and the last edge, but for rounding."""
     little = _ROUNDING * np.abs(edges).max()
     return (x >= edges[0] - little) & (x <= edges[-1] + little)
 
 
-def _in_one_place(given: Indices, shapes: Array) -> str:
+def _in_one_place(given: Ints, shapes: Floats) -> str:
     """What there is to say of cells that have their middle where another one has; "" if none does."""
     from scipy.spatial import cKDTree
 
@@ -479,6 +479,6 @@ def _in_one_place(given: Indices, shapes: Array) -> str:
     )
 
 
-def _listed(numbers: Indices) -> str:
+def _listed(numbers: Ints) -> str:
     found = [str(number) for number in np.sort(numbers)[:4]]
     return " and ".join([", ".join(found[:-1]), found[-1]]) if len(found) > 1 else found[0]

@@ -6,17 +6,11 @@ there great circles are straight lines.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from .._lazy import NDArray
+from ..core.types import Floats, Ints
 from .geometry import clipped, moments, repeated
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[np.float64]
-    Indices = NDArray[np.int64]
 
 _FLAT = 1e-12  # of a cell's size squared: three corners that span less lie on one line
 _LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself lose less
@@ -25,13 +19,13 @@ _LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself
 class Parts:
     """Convex polygons that cells consist of: those of cell i are polygons[first[i]:first[i + 1]]."""
 
-    def __init__(self, corners: Array) -> None:
+    def __init__(self, corners: Floats) -> None:
         self.polygons, owner = convex_parts(corners)
         self.first = np.searchsorted(owner, np.arange(len(corners) + 1))
         self.count = np.diff(self.first)
 
 
-def overlaps(targets: Parts, sources: Parts, row: Indices, column: Indices) -> tuple[Array, Array]:
+def overlaps(targets: Parts, sources: Parts, row: Ints, column: Ints) -> tuple[Floats, Floats]:
     """(area, moment) of the overlap of each pair of cells; moment: the integral of the position over it."""
     wide = sources.count[column]
     pair, nth = repeated(targets.count[row] * wide)
@@ -40,11 +34,11 @@ def overlaps(targets: Parts, sources: Parts, row: Indices, column: Indices) -> t
     area, moment = moments(clipped(targets.polygons[a], sources.polygons[b]))
     if len(pair) == len(row):
         return area, moment
-    sums: list[Array] = [np.bincount(pair, each, len(row)).astype(float) for each in (area, *moment.T)]
+    sums: list[Floats] = [np.bincount(pair, each, len(row)).astype(float) for each in (area, *moment.T)]
     return sums[0], np.stack(sums[1:], axis=1)
 
 
-def convex_parts(corners: Array) -> tuple[Array, Indices]:
+def convex_parts(corners: Floats) -> tuple[Floats, Ints]:
     """(convex polygons, the cell that each is of), in the order of the cells: themselves, or their triangles.
 
     Args:
@@ -66,13 +60,13 @@ def convex_parts(corners: Array) -> tuple[Array, Indices]:
     return np.concatenate([corners[straight], parts])[order], owner[order]
 
 
-def crossing(corners: Array) -> Indices:
+def crossing(corners: Floats) -> Ints:
     """The cells whose edges cross each other."""
     bent = np.flatnonzero(~_are_convex(corners))
     return bent[_triangles(_flattened(corners[bent]))[2]] if len(bent) else bent
 
 
-def _are_convex(corners: Array) -> NDArray[np.bool_]:
+def _are_convex(corners: Floats) -> NDArray[np.bool_]:
     """Whether no corner lies behind any edge."""
     flat = _flattened(corners)
     size = np.abs(flat - flat[:, :1]).max(axis=(1, 2))
@@ -83,7 +77,7 @@ def _are_convex(corners: Array) -> NDArray[np.bool_]:
     return found
 
 
-def _flattened(corners: Array) -> Array:
+def _flattened(corners: Floats) -> Floats:
     """Corners on a plane, (n, k, 2), where edges are straight. Cells of half a sphere become points."""
     if corners.shape[2] == 2:
         return corners
@@ -100,12 +94,12 @@ def _flattened(corners: Array) -> Array:
     return np.where(seen, across / np.maximum(height, 1e-3)[..., None], 0.0)
 
 
-def _turn(a: Array, b: Array, c: Array) -> Array:
+def _turn(a: Floats, b: Floats, c: Floats) -> Floats:
     """Twice the area of the triangle a, b, c: positive if anticlockwise."""
     return np.asarray((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])
 
 
-def _triangles(flat: Array) -> tuple[Indices, Array, NDArray[np.bool_]]:
+def _triangles(flat: Floats) -> tuple[Ints, Floats, NDArray[np.bool_]]:
     """(corners and areas of k - 2 triangles each, whether the cell crosses itself).
 
     Ears are cut off, from all cells at once.
@@ -125,7 +119,7 @@ def _triangles(flat: Array) -> tuple[Indices, Array, NDArray[np.bool_]]:
     return which, area, np.abs(area.sum(axis=1) - whole) > _LOST * np.abs(whole)
 
 
-def _best_ears(flat: Array) -> Indices:
+def _best_ears(flat: Floats) -> Ints:
     """Of each polygon the ear with the largest area for its edges; if it has none, any corner."""
     before, after = np.roll(flat, 1, axis=1), np.roll(flat, -1, axis=1)
     turn = _turn(before, flat, after)

@@ -6,20 +6,13 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, MissingError
 from ..job.optional_packages import load
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ..core.types import AnyArray
-
-    Array = NDArray[np.float64]
-    Indices = NDArray[np.int64]
 
 
 @dataclass
@@ -33,20 +26,20 @@ class Weights:
     """
 
     matrix: Any
-    sources: Indices
-    fraction: Array
+    sources: Ints
+    fraction: Floats
 
     @property
     def columns(self) -> int:
         return len(self.sources)
 
     @cached_property
-    def rows(self) -> Indices:
+    def rows(self) -> Ints:
         """Points that something reaches."""
         return np.flatnonzero(np.diff(self.matrix.indptr))
 
     @cached_property
-    def uncovered(self) -> Indices:
+    def uncovered(self) -> Ints:
         """Points that nothing reaches; apply leaves 0 there."""
         return np.flatnonzero(np.diff(self.matrix.indptr) == 0)
 
@@ -101,7 +94,7 @@ class Weights:
         kept = _kept(path)
         return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
 
-    def part(self, points: Indices) -> Weights:
+    def part(self, points: Ints) -> Weights:
         """Those of some of the points only: the same rows, to the last bit.
 
         Raises:

@@ -25,16 +25,13 @@ import re
 import sys
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from .._lazy import MPI
 from ..errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from mpi4py import MPI
 
 NBYTES = 512  # of a line at most
 BLOCK = 256  # ranks that have a leader

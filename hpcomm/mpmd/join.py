@@ -6,11 +6,12 @@ import contextlib
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from .._lazy import undisturbed
+from .._lazy import MPI, undisturbed
 from ..agree import runtime
 from ..agree.deadline import within
+from ..communicator.communicator import Communicator
 from ..communicator.lazy_world import taken
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, post_mortem, process_role, startup_monitor
@@ -19,13 +20,6 @@ from . import handshake
 from .coupling.coupling_clock import is_number
 from .link import Link, adopt
 from .program import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mpi4py import MPI
-
-    from ..communicator.communicator import Communicator
 
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
 TIMEOUT_S = 10.0

@@ -7,20 +7,16 @@ ranks comes from by doubling among them, and in fewer chunks.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import HpcommError, UsageError
 from .prove import EXACT_BYTES, Proof, prove
 from .registry import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .stream import Schedule
+from .stream import Schedule
 
 EXACT_UP_TO = 512  # ranks up to which a schedule is always proved as it is
 MOST = 20_000_000  # chunks that move, up to which larger ones are: about a second

@@ -18,9 +18,8 @@ from .combine import later, tile
 from .stream import AFTER, BEFORE, Schedule, Stream, ranks
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from ..core.types import Ints
 
-    Ints = NDArray[np.int64]
     Partner = Callable[[Ints, int, int], Ints]  # (ranks, round, number of rounds) -> their partners
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from .._lazy import NDArray
 from ..errors import UsageError
 from .stream import AFTER, COPY, Schedule, Stream, plus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
 
 
 def later(streams: Iterable[Stream], iterations: int) -> tuple[Stream, ...]:

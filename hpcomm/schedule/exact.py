@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import DTypeLike
 
-    Array = NDArray[Any]
+    from ..core.types import NpArray
+
 
 _BITS = 40
 UFUNCS: dict[str, Any] = {
@@ -25,7 +26,7 @@ UFUNCS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def reduce_ranks(parts: Array, op: str) -> Array:
+def reduce_ranks(parts: NpArray, op: str) -> NpArray:
     """Reduce parts, of shape (ranks, n), over the ranks: sums of floats exactly, all else in rank order."""
     if op == "SUM" and parts.dtype.kind == "c":
         half = parts.view(parts.real.dtype).reshape(len(parts), -1)
@@ -35,7 +36,7 @@ def reduce_ranks(parts: Array, op: str) -> Array:
     return np.asarray(reduce(UFUNCS[op], parts))
 
 
-def exact_sum(parts: Array) -> Array:
+def exact_sum(parts: NpArray) -> NpArray:
     """The sum over the first axis, rounded once, to nearest even. float32 or float64, shape (ranks, n)."""
     with np.errstate(invalid="ignore", over="ignore"):
         plain = parts.sum(axis=0)
@@ -55,13 +56,13 @@ def exact_sum(parts: Array) -> Array:
     return np.where(finite, total, plain)
 
 
-def _scaled(x: Array, power: Array) -> Array:
+def _scaled(x: NpArray, power: NpArray) -> NpArray:
     """x * 2**power; in two steps, because 2**power alone may not be representable."""
     half = power // 2
     return np.asarray(np.ldexp(np.ldexp(x, half), power - half))
 
 
-def _rounded(pieces: list[Array], top: Array, dtype: DTypeLike) -> Array:
+def _rounded(pieces: list[NpArray], top: NpArray, dtype: DTypeLike) -> NpArray:
     """The number whose digits to the base 2**40 are pieces, the first one just below 2**top."""
     digits = _carried(pieces)
     negative = digits[0] < 0
@@ -88,13 +89,13 @@ def _rounded(pieces: list[Array], top: Array, dtype: DTypeLike) -> Array:
     return np.asarray(np.where(negative, -value, value).astype(dtype))
 
 
-def _u(shift: Array) -> Array:
+def _u(shift: NpArray) -> NpArray:
     return np.clip(shift, 0, 63).astype(np.uint64)
 
 
-def _carried(pieces: list[Array]) -> list[Array]:
+def _carried(pieces: list[NpArray]) -> list[NpArray]:
     """Digits from 0 to 2**40 - 1, except the first, which may be negative."""
-    digits: list[Array] = []
+    digits: list[NpArray] = []
     carry = np.zeros_like(pieces[0])
     for piece in reversed(pieces[1:]):
         value = piece + carry

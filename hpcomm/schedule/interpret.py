@@ -5,19 +5,14 @@ Within one iteration sends read what was there when it began; receives take effe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
+from ..core.types import NpArray
 from ..errors import HpcommError
 from .stream import AFTER, BEFORE, COPY, Schedule, Stream
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 
 class ScheduleError(HpcommError):
@@ -37,10 +32,10 @@ class State(Protocol):
 
     iteration: int
 
-    def read(self, cells: Array) -> tuple[Array, ...]:
+    def read(self, cells: NpArray) -> tuple[NpArray, ...]:
         """What is there; may refuse to give it."""
 
-    def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
+    def put(self, cells: NpArray, read: tuple[NpArray, ...], how: int) -> None:
         """Copy what was read there, or reduce it with what is there."""
 
 
@@ -89,7 +84,7 @@ class Flow:
         alike = bool(n) and (np.ndim(stream.reduce) == 0 or bool((self.reduce == self.reduce[0]).all()))
         alone = alike and int(np.bincount(self.dest, minlength=1).max()) == 1
         self.how = int(self.reduce[0]) if alone else None
-        self.kept: list[tuple[Any, Array, Array]] | None = None
+        self.kept: list[tuple[Any, NpArray, NpArray]] | None = None
         self.steady = not (stream.moves or self.chunk_step or self.dest_chunk_step)
         self.parts = list(_parts(stream, dest_stride))
         self.small = len(self.parts) < 2 or sum(len(here) for _, here, _ in self.parts) * n < 1 << 20
@@ -98,7 +93,7 @@ class Flow:
         """Whether all chunks, at both ends and in all iterations, surely lie in 0 .. cells-1."""
         last, wide = self.stream.active - 1, self.stream.modulus
 
-        def inside(base: Array, first: Array, step: int, offsets: list[Array]) -> bool:
+        def inside(base: NpArray, first: NpArray, step: int, offsets: list[NpArray]) -> bool:
             if base.min() < 0:
                 return False
             if base.max() + wide <= cells:
@@ -113,13 +108,13 @@ class Flow:
             self.dest_offset, self.dest_chunk, self.dest_chunk_step, there
         )
 
-    def ends(self, k: int) -> tuple[Array, Array]:
+    def ends(self, k: int) -> tuple[NpArray, NpArray]:
         """Sources and destinations in the k-th active iteration."""
         here, there = k * self.stream.source_step, k * self.stream.dest_step
         source = (self.source + here) % self.size if here else self.source
         return source, (self.dest + there) % self.size if there else self.dest
 
-    def cells(self, k: int) -> Iterator[tuple[slice, Array, Array]]:
+    def cells(self, k: int) -> Iterator[tuple[slice, NpArray, NpArray]]:
         """(rows, cells at the source, cells at the receiver), a few rows at a time."""
         if self.kept is not None:
             yield from self.kept
@@ -130,7 +125,7 @@ class Flow:
             return
         yield from self._cells(k)
 
-    def _cells(self, k: int) -> Iterator[tuple[slice, Array, Array]]:
+    def _cells(self, k: int) -> Iterator[tuple[slice, NpArray, NpArray]]:
         source, dest = self.ends(k)
         wide = self.stream.modulus
         for rows, here, there in self.parts:
@@ -143,7 +138,7 @@ class Flow:
             yield rows, a, b
 
 
-def _parts(stream: Stream, dest_stride: int) -> Iterator[tuple[Any, Array, Array]]:
+def _parts(stream: Stream, dest_stride: int) -> Iterator[tuple[Any, NpArray, NpArray]]:
     """(rows, chunks at the source, chunks at the receiver) of rows with equally many; not all at once."""
     for rows, times, width in stream.alike():
         j, w = np.arange(times)[:, None], np.arange(width)
@@ -161,15 +156,15 @@ class _Turn:
         self.flow, self.k = flow, k
         self._known = list(flow.cells(k)) if flow.small else None
 
-    def cells(self) -> Iterable[tuple[slice, Array, Array]]:
+    def cells(self) -> Iterable[tuple[slice, NpArray, NpArray]]:
         """As of a Flow."""
         return self._known or self.flow.cells(self.k)
 
-    def read(self, state: State) -> list[tuple[Array, ...]]:
+    def read(self, state: State) -> list[tuple[NpArray, ...]]:
         """What is sent, a few rows at a time."""
         return [state.read(here) for _, here, _ in self.cells()]
 
-    def put(self, state: State, found: list[tuple[Array, ...]]) -> None:
+    def put(self, state: State, found: list[tuple[NpArray, ...]]) -> None:
         """Let what was read take effect; it is taken out of found."""
         flow = self.flow
         found.reverse()
@@ -182,19 +177,19 @@ class _Turn:
                 state.put(to[pick], tuple(each[pick] for each in read), how)
 
 
-def _full(value: object, rows: int) -> Array:
+def _full(value: object, rows: int) -> NpArray:
     """An array of one entry per row."""
     entries = np.asarray(value, np.int64)
     return np.full(rows, entries) if entries.ndim == 0 or entries.size != rows else entries.reshape(-1)
 
 
-def _both(here: object, there: object, rows: int) -> tuple[Array, Array]:
+def _both(here: object, there: object, rows: int) -> tuple[NpArray, NpArray]:
     """An entry per row at both ends, one array if they are the same."""
     first = _full(here, rows)
     return first, first if there is here else _full(there, rows)
 
 
-def _steps(dest: Array, reduce: Array) -> Iterator[tuple[Array, int]]:
+def _steps(dest: NpArray, reduce: NpArray) -> Iterator[tuple[NpArray, int]]:
     """Rows that can be carried out at once, and how they reduce; later rows later."""
     for rows in _one_at_a_time(dest):
         for how in (COPY, AFTER, BEFORE):
@@ -212,7 +207,7 @@ def _iterations(schedule: Schedule) -> Iterator[tuple[int, list[tuple[Stream, in
     yield from sorted(due.items(), key=lambda item: item[0])
 
 
-def _one_at_a_time(dest: Array) -> list[Array]:
+def _one_at_a_time(dest: NpArray) -> list[NpArray]:
     """Rows in groups within which nobody receives twice, earlier rows in earlier groups."""
     order = np.argsort(dest, kind="stable")
     new = np.ones(dest.size, bool)

@@ -13,21 +13,16 @@ are off by multiples of 2^k: 2^(k-63).) The weights are well mixed, but fixed, s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..core.types import NpArray
 from ..core.verbs import REDUCTIONS
 from .interpret import ScheduleError, checked, interpret, place
 from .stream import AFTER, BEFORE, COPY, Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 EXACT_BYTES = 16 << 20  # up to here sets, beyond it fingerprints
 
@@ -96,14 +91,14 @@ class _Cells:
         self.schedule = schedule
         self.iteration = 0
 
-    def fail(self, what: str, wrong: Any, cells: Array) -> None:
+    def fail(self, what: str, wrong: Any, cells: NpArray) -> None:
         """Raise if any entry of wrong is set."""
         if wrong.any():
             cell = int(np.broadcast_to(cells, wrong.shape)[wrong][0])
             raise ScheduleError(what, self.schedule, *place(self.schedule, cell, self.iteration))
 
 
-def beginning(schedule: Schedule, rank: Array) -> Array:
+def beginning(schedule: Schedule, rank: NpArray) -> NpArray:
     """Where in x each chunk of these ranks belongs at first; -1 if it holds nothing. Shape (ranks, cells).
 
     A rank begins with nothing but contributions of its own. In all_to_all, where x differs from receiver
@@ -121,7 +116,7 @@ def beginning(schedule: Schedule, rank: Array) -> Array:
     return np.where(np.broadcast_to(there, (rank.size, cells)), np.arange(cells), -1)
 
 
-def ending(schedule: Schedule, rank: Array) -> tuple[Array, Array, Array, Array]:
+def ending(schedule: Schedule, rank: NpArray) -> tuple[NpArray, NpArray, NpArray, NpArray]:
     """(wanted, low, high, place): which chunks of these ranks count at the end, the ranks low..high-1 whose
     contributions each must hold, and where in x it must belong. Of a shape that broadcasts to (ranks, cells).
     """
@@ -131,7 +126,7 @@ def ending(schedule: Schedule, rank: Array) -> tuple[Array, Array, Array, Array]
     zero = np.zeros_like(slot)
     if schedule.verb == "all_to_all":  # block r of everybody's x
         return slot >= p, slot - p, slot - p + 1, rank * c + place % c
-    table: dict[str, tuple[Array, Array, Array]] = {
+    table: dict[str, tuple[NpArray, NpArray, NpArray]] = {
         "all_reduce": (zero == 0, zero, zero + p),
         "barrier": (zero == 0, zero, zero + p),
         "reduce": (rank == root, zero, zero + p),
@@ -159,12 +154,12 @@ class Sets(_Cells):
         self.sets = np.repeat(own, cells, axis=0)
         self.sets[self.place < 0] = 0
 
-    def read(self, cells: Array) -> tuple[Array, ...]:
+    def read(self, cells: NpArray) -> tuple[NpArray, ...]:
         place = self.place[cells]
         self.fail("is sent, but has not arrived yet", place < 0, cells)
         return place, self.sets[cells]
 
-    def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
+    def put(self, cells: NpArray, read: tuple[NpArray, ...], how: int) -> None:
         place, sets = read
         if how != COPY:
             mine = self.sets[cells]
@@ -190,7 +185,7 @@ class Sets(_Cells):
         self.fail("holds a contribution too many at the end", wanted & (sets & ~right).any(-1), cell)
 
 
-def _below(p: int) -> Array:
+def _below(p: int) -> NpArray:
     """Row i: the set of ranks below i, for i up to p."""
     words = np.arange((p + 63) // 64) * 64
     bits = np.clip(np.arange(p + 1)[:, None] - words, 0, 64)
@@ -211,12 +206,12 @@ class _Weights(_Cells):
             held = place >= 0
             self.sums[cells].reshape(held.shape)[held] = sums[held]
 
-    def read(self, cells: Array) -> tuple[Array, ...]:
+    def read(self, cells: NpArray) -> tuple[NpArray, ...]:
         found = self.sums[cells]
         self.fail("is sent, but has not arrived yet", found == 0, cells)
         return (found,)
 
-    def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
+    def put(self, cells: NpArray, read: tuple[NpArray, ...], how: int) -> None:
         if how == COPY:
             self.sums[cells] = read[0]
         else:
@@ -242,14 +237,14 @@ class _Totals:
 
     def __init__(self, cells: int) -> None:
         self.cells = np.arange(cells)
-        self.known: dict[int, Array] = {0: np.zeros(cells, np.uint64)}
+        self.known: dict[int, NpArray] = {0: np.zeros(cells, np.uint64)}
 
-    def of(self, ranks: Array) -> Array:
+    def of(self, ranks: NpArray) -> NpArray:
         return (
             np.stack([self._total(int(r)) for r in ranks]) if ranks.size > 1 else self._total(int(ranks[0]))
         )
 
-    def _total(self, rank: int) -> Array:
+    def _total(self, rank: int) -> NpArray:
         if rank not in self.known:
             below = max(r for r in self.known if r < rank)
             total = self.known[below].copy()
@@ -258,11 +253,11 @@ class _Totals:
                 some = np.arange(r, min(r + step, rank))
                 total += _weight(some[:, None], self.cells).sum(axis=0, dtype=np.uint64)
             self.known = {0: self.known[0], rank: total}
-        found: Array = self.known[rank]
+        found: NpArray = self.known[rank]
         return found
 
 
-def _blocks(schedule: Schedule) -> Iterator[tuple[Array, slice]]:
+def _blocks(schedule: Schedule) -> Iterator[tuple[NpArray, slice]]:
     """Ranks, a few at a time, and their cells: temporaries stay small."""
     step = max(1, (1 << 18) // max(1, schedule.cells))
     for r in range(0, schedule.size, step):
@@ -270,7 +265,7 @@ def _blocks(schedule: Schedule) -> Iterator[tuple[Array, slice]]:
         yield np.arange(r, end), slice(r * schedule.cells, end * schedule.cells)
 
 
-def _weight(rank: Array, place: Array) -> Array:
+def _weight(rank: NpArray, place: NpArray) -> NpArray:
     """A well mixed odd 64-bit number for (rank, place): the finaliser of splitmix64 (Steele et al. 2014)."""
     z = np.asarray(rank).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = z + (np.asarray(place).astype(np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
@@ -287,10 +282,10 @@ class _Intervals(_Cells):
         self.low = np.repeat(np.arange(schedule.size), schedule.cells)
         self.high = self.low + 1
 
-    def read(self, cells: Array) -> tuple[Array, ...]:
+    def read(self, cells: NpArray) -> tuple[NpArray, ...]:
         return self.low[cells], self.high[cells]
 
-    def put(self, cells: Array, read: tuple[Array, ...], how: int) -> None:
+    def put(self, cells: NpArray, read: tuple[NpArray, ...], how: int) -> None:
         low, high = read
         if how == AFTER:
             self.fail("would be reduced out of order", self.high[cells] != low, cells)

@@ -7,15 +7,12 @@ message that lies in one piece is sent from, and if it is only copied received i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .._lazy import NDArray
 from .layout import edges, pieces
 from .stream import COPY, Schedule
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .interpret import advance, checked
 from .prove import Sets
-
-if TYPE_CHECKING:
-    from .stream import Schedule
+from .stream import Schedule
 
 
 class Chunk(NamedTuple):

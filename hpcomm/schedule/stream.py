@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike, NDArray
 
-    from ..core.types import AnyArray
+    from ..core.types import AnyArray, Ints
 
-    Ints = NDArray[np.int64]
 
 _BLOCK = 1 << 20  # messages looked at together
 COPY, AFTER, BEFORE = 0, 1, 2  # mine = theirs; mine = mine op theirs; mine = theirs op mine

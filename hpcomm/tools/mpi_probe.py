@@ -5,15 +5,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
+from .._lazy import MPI
 from ..job.installation import loaded_library
 from ..job.launch import core_names
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mpi4py import MPI
 
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")

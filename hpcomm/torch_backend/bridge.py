@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..communicator.communicator import Communicator
 from ..errors import ConfigError, UsageError
 from . import install, rendezvous
 from .names import c10d, dist, options
 from .process_group import ProcessGroupMPI
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
 
 _comms: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
 _groups: weakref.WeakKeyDictionary[Any, ProcessGroupMPI] = weakref.WeakKeyDictionary()

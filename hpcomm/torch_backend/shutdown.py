@@ -11,13 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from ..agree import runtime
 from ..node import segment
-
-if TYPE_CHECKING:
-    from ..node.segment import Region
+from ..node.segment import Region
 
 _LOOK_S = 0.02
 _LOOKS = (

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._lazy import MPI, np
 from ..core.limits import VIEW_ALONE, VIEWS_ALONE
+from ..core.types import NpArray
 from .endpoints import Rows
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    View = NDArray[Any]
 
 
 class _Habits(NamedTuple):
@@ -50,7 +46,7 @@ def _habits() -> _Habits:
     return _OPEN_MPI._replace(solid=_NEVER) if shared else _OPEN_MPI  # on shared cores copies cost turns
 
 
-def alone(views: Sequence[View], sending: bool) -> bool:
+def alone(views: Sequence[NpArray], sending: bool) -> bool:
     """Whether these views travel quicker as messages of their own.
 
     They do if each is short enough to be sent off at once and all together would not be; and if they are
@@ -78,14 +74,14 @@ def gathers(views: Sequence[Any], sending: bool) -> bool:
     return bool(nbytes >= habits.solid or nbytes < run * runs)
 
 
-def is_scattered(views: Sequence[View | Rows]) -> bool:
+def is_scattered(views: Sequence[NpArray | Rows]) -> bool:
     """Whether these are so many single elements that MPI is quicker than memory shared with the receiver."""
     if sum(view.nbytes for view in views) <= _habits().scattered:
         return False
     return all(not isinstance(view, Rows) and _runs(view) == view.size for view in views)
 
 
-def _runs(view: View) -> int:
+def _runs(view: NpArray) -> int:
     """How many contiguous pieces of memory a view has."""
     run = view.itemsize
     for n, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
@@ -95,13 +91,13 @@ def _runs(view: View) -> int:
     return view.nbytes // run
 
 
-def gathered(views: Sequence[View | Rows]) -> tuple[View, list[View]]:
+def gathered(views: Sequence[NpArray | Rows]) -> tuple[NpArray, list[NpArray]]:
     """Memory for all views one behind the other, and the part of each in its shape and dtype."""
     whole = np.empty(sum(view.nbytes for view in views), np.uint8)
     return whole, divided(whole, views)
 
 
-def divided(whole: View, views: Sequence[View | Rows]) -> list[View]:
+def divided(whole: NpArray, views: Sequence[NpArray | Rows]) -> list[NpArray]:
     """The part of each view, in its shape and dtype, of memory for all of them one behind the other."""
     parts, at = [], 0
     for view in views:
@@ -115,7 +111,7 @@ _UNITS = {1: "BYTE", 2: "UINT16_T", 4: "UINT32_T", 8: "UINT64_T"}
 _LARGEST = 1 << 30  # count of one type constructor: C ints, whatever the library could do beyond
 
 
-def spec(views: Sequence[View]) -> tuple[list[object], list[MPI.Datatype]]:
+def spec(views: Sequence[NpArray]) -> tuple[list[object], list[MPI.Datatype]]:
     """Views as mpi4py takes the buffer of one message, and the datatype to free, if one was made for it."""
     if len(views) == 1 and views[0].flags.c_contiguous and views[0].nbytes < _LARGEST:
         return [views[0].reshape(-1).view(np.uint8), MPI.BYTE], []
@@ -127,7 +123,7 @@ def spec(views: Sequence[View]) -> tuple[list[object], list[MPI.Datatype]]:
     return [start, 1, kind], [kind]
 
 
-def _together(views: Sequence[View]) -> MPI.Datatype:
+def _together(views: Sequence[NpArray]) -> MPI.Datatype:
     """A committed datatype that stands for all views, by their addresses (to be used with MPI.BOTTOM)."""
     parts = [strided(view.shape, view.strides, view.itemsize) for view in views]
     addresses = [view.__array_interface__["data"][0] for view in views]

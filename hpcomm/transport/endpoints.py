@@ -11,13 +11,10 @@ from .._lazy import np
 from ..core.limits import COPIED_BY_PYTHON
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core import buffer
-    from ..core.types import HasShape
+    from ..core.types import HasShape, NpArray
     from ..device.arrays import Place
 
-    View = NDArray[Any]
 else:
     from .._lazy import LazyModule
 
@@ -27,7 +24,7 @@ else:
 class Rows:
     """Rows of an array at any positions, each there once: what a view cannot be."""
 
-    def __init__(self, array: View, at: View) -> None:
+    def __init__(self, array: NpArray, at: NpArray) -> None:
         self.array, self.at = array, at
         self.shape = (len(at), *array.shape[1:])
         self.dtype, self.itemsize = array.dtype, array.itemsize
@@ -56,7 +53,7 @@ def copying(to: object, source: object, adds: bool = False) -> Callable[[], obje
     return partial(to.__setitem__, Ellipsis, source)  # two thirds of copyto
 
 
-def _bytes_of(view: View) -> memoryview:
+def _bytes_of(view: NpArray) -> memoryview:
     return memoryview(view.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
@@ -25,8 +25,6 @@ from .matching import Ends, add_tag
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ..core.comm import Comm
     from ..core.dtypes import Dtype
     from ..core.operation import Call

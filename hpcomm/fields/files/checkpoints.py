@@ -17,15 +17,13 @@ import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...communicator.communicator import Communicator
 from ...errors import DtypeError, LayoutError, TransportError, UsageError, where
 from ..field import Field
 from . import file_folder, npy
 from .checksum import checksum
-
-if TYPE_CHECKING:
-    from ...communicator.communicator import Communicator
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?$")
 _FORMAT = 1

@@ -14,12 +14,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..._lazy import np
+from ..._lazy import NDArray, np
 from ...core.partition import Points
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.types import AnyArray
     from ..field import Field
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._lazy import np
 from ...core.partition import Box, Partition, cuts, integers
+from ...core.types import AnyArray
 from ...errors import LayoutError
 from ..field import Field
 from ..redistribution import Redistribution
 from . import file_folder
 from .file_folder import PathLike
-
-if TYPE_CHECKING:
-    from ...core.types import AnyArray
 
 Chunks = bool | Sequence[int]
 _LARGEST = 64 << 20  # bytes of a chunk that nobody asked for

@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import Any, Union, cast
 
 from ..._lazy import MPI, np
+from ...communicator.communicator import Communicator
 from ...communicator.mesh import Mesh, ranks_of
 from ...core.partition import Partition, Points
 from ...errors import (
@@ -35,9 +36,6 @@ from ...errors import (
 )
 from ...transport.late import dtypes
 from ..field import Field
-
-if TYPE_CHECKING:
-    from ...communicator.communicator import Communicator
 
 PathLike = Union[str, "os.PathLike[str]"]
 

@@ -18,20 +18,18 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..._lazy import np
+from ...communicator.communicator import Communicator
 from ...communicator.mesh import Mesh, ranks_of
+from ...core.partition import Box, Partition, Points, Split
+from ...core.types import AnyArray
 from ...errors import HpcommError, UsageError, demand, where
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder, npy
 from .chunks import Chunks, boxes, chunk_shape, share, values
-
-if TYPE_CHECKING:
-    from ...communicator.communicator import Communicator
-    from ...core.partition import Box, Partition, Points, Split
-    from ...core.types import AnyArray
 
 _MODES = ("w", "a", "r+", "x", "w-")
 _METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data

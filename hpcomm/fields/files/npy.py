@@ -11,19 +11,17 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._lazy import MPI, np
+from ...communicator.communicator import Communicator
 from ...communicator.mesh import Mesh, ranks_of
 from ...core.partition import Partition, Points, Split
+from ...core.types import AnyArray
 from ...errors import HpcommError, UsageError, demand, where
 from ...transport.datatypes import strided
 from ..field import Field
 from . import file_folder
-
-if TYPE_CHECKING:
-    from ...communicator.communicator import Communicator
-    from ...core.types import AnyArray
 
 _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
 

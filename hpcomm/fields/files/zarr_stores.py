@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from ..._lazy import np
+from ...communicator.communicator import Communicator
 from ...communicator.mesh import Mesh, ranks_of
+from ...core.partition import Partition, Points, Split
 from ...errors import HpcommError, MissingError, demand
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder
 from .chunks import Chunks, boxes, chunk_shape, share, values
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ...communicator.communicator import Communicator
-    from ...core.partition import Partition, Points, Split
 
 _COMPLETE = "all_chunks_written"  # attribute of an array
 

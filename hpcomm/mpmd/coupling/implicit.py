@@ -18,19 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ConfigError, HpcommError
-from ..coupled_field import host, scatter
+from ..coupled_field import Field, host, scatter
 from .coupling_clock import is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
     from ...communicator.communicator import Communicator
-    from ..coupled_field import Field
+    from ...core.types import Floats
     from ..link import Link
 
-    Vector = NDArray[np.float64]
 
 SCHEMES = ("constant", "aitken", "iqn-ils")
 _SINGULAR = 1e-10  # columns that others span up to this are left out
@@ -65,8 +62,8 @@ class Accelerator:
         self.reuse = reuse
         self.residuals: list[float] = []  # of this window, relative
         self._factor = relaxation
-        self._last: tuple[Vector, Vector] | None = None  # r, H(x)
-        self._columns: list[list[tuple[Vector, Vector]]] = [[]]  # (difference of r, of H) by window
+        self._last: tuple[Floats, Floats] | None = None  # r, H(x)
+        self._columns: list[list[tuple[Floats, Floats]]] = [[]]  # (difference of r, of H) by window
 
     def begin_window(self) -> None:
         """Forget what holds for one window only."""
@@ -75,7 +72,7 @@ class Accelerator:
         self._factor = self.relaxation if abs(self._factor) < 1e-3 else self._factor
         self._columns = [[], *self._columns][: self.reuse + 1]
 
-    def step(self, x: Vector, answer: Vector) -> Vector:
+    def step(self, x: Floats, answer: Floats) -> Floats:
         """The next x. Notes the relative residual |H(x) - x| / |H(x)|. Collective over comm."""
         r = answer - x
         norms = self._dots((r, r), (answer, answer))
@@ -84,10 +81,10 @@ class Accelerator:
         self._last = (r.copy(), answer.copy())
         return np.asarray(made)
 
-    def _constant(self, x: Vector, r: Vector, answer: Vector) -> Vector:
+    def _constant(self, x: Floats, r: Floats, answer: Floats) -> Floats:
         return x + self.relaxation * r
 
-    def _aitken(self, x: Vector, r: Vector, answer: Vector) -> Vector:
+    def _aitken(self, x: Floats, r: Floats, answer: Floats) -> Floats:
         if self._last is not None:
             change = r - self._last[0]
             along, square = self._dots((self._last[0], change), (change, change))
@@ -96,7 +93,7 @@ class Accelerator:
             self._factor = float(np.copysign(min(abs(self._factor), self.relaxation), self._factor))
         return x + self._factor * r
 
-    def _iqn_ils(self, x: Vector, r: Vector, answer: Vector) -> Vector:
+    def _iqn_ils(self, x: Floats, r: Floats, answer: Floats) -> Floats:
         if self._last is not None:
             self._columns[0].insert(0, (r - self._last[0], answer - self._last[1]))
         columns = [pair for window in self._columns for pair in window]
@@ -107,7 +104,7 @@ class Accelerator:
             (weights[i] * columns[k][1] for i, k in enumerate(kept)), start=np.zeros_like(answer)
         )
 
-    def _least_squares(self, columns: list[Vector], right: Vector) -> tuple[list[int], Vector]:
+    def _least_squares(self, columns: list[Floats], right: Floats) -> tuple[list[int], Floats]:
         """min |V c - right| over all ranks by a QR decomposition of local ones; newer columns win."""
         local = np.linalg.qr(np.column_stack([*columns, right]), mode="r")
         size = len(columns) + 1
@@ -123,7 +120,7 @@ class Accelerator:
         found = np.linalg.lstsq(whole[:, kept], whole[:, -1], rcond=None)[0]
         return kept, np.asarray(found)
 
-    def _dots(self, *pairs: tuple[Vector, Vector]) -> Vector:
+    def _dots(self, *pairs: tuple[Floats, Floats]) -> Floats:
         mine = np.array([float(np.vdot(a, b)) for a, b in pairs])
         return np.asarray(self.comm.all_reduce(mine))
 
@@ -188,7 +185,7 @@ def windows(
         )
 
 
-def _vector(field: Field) -> Vector:
+def _vector(field: Field) -> Floats:
     """A copy of a field's values as real numbers, one behind the other."""
     return np.array(host(field.values), complex if field.dtype.kind == "c" else float).ravel().view(float)
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from ..._lazy import MPI
 from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
 from ...device import driver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpi4py import MPI
 
 _SPINS = 3  # tests before others may have this core, where ranks are more than cores
 _LOOK_S = 0.2  # between looks at whether the partners still live

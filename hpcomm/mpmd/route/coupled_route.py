@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ...communicator.communicator import Communicator
+    from ...core.types import Ints
 
-    Indices = NDArray[np.int64]
-    Selection = slice | Indices
+    Selection = slice | Ints
 
 _SHORT = 8  # mean length of runs up to which points are quicker one by one
 _PIECE = 1 << 16
@@ -56,7 +56,7 @@ class Lack(NamedTuple):
     first_doubled: int
 
 
-def runs_of(points: Indices) -> tuple[Indices, Indices, Indices]:
+def runs_of(points: Ints) -> tuple[Ints, Ints, Ints]:
     """First index, length and position of each run of consecutive indices in points."""
     if not points.size:
         none = np.empty(0, np.int64)
@@ -65,17 +65,17 @@ def runs_of(points: Indices) -> tuple[Indices, Indices, Indices]:
     return points[at], np.diff(np.append(at, points.size)), at
 
 
-def _begins(points: Indices) -> Iterator[Indices]:
+def _begins(points: Ints) -> Iterator[Ints]:
     """Where runs begin after the first, found in pieces that stay in the cache."""
     for a in range(0, len(points) - 1, _PIECE):
         yield np.flatnonzero(np.diff(points[a : a + _PIECE + 1]) != 1) + (a + 1)
 
 
-def _runs(points: Indices) -> int:
+def _runs(points: Ints) -> int:
     return min(1, len(points)) + sum(len(begins) for begins in _begins(points))
 
 
-def split(start: Indices, length: Indices, at: Indices, chunk: int) -> tuple[Indices, ...]:
+def split(start: Ints, length: Ints, at: Ints, chunk: int) -> tuple[Ints, ...]:
     """Cut runs where homes meet: (home, start, length, position) of each piece."""
     first = start // chunk
     pieces = (start + length - 1) // chunk - first + 1
@@ -86,7 +86,7 @@ def split(start: Indices, length: Indices, at: Indices, chunk: int) -> tuple[Ind
     return home, low, high - low, at[k] + low - start[k]
 
 
-def plan(comm: MPI.Intracomm, gives: Indices | None, takes: Indices | None) -> Route:
+def plan(comm: MPI.Intracomm, gives: Ints | None, takes: Ints | None) -> Route:
     """Match what is given with what is taken. Collective over comm.
 
     Args:
@@ -109,7 +109,7 @@ def plan(comm: MPI.Intracomm, gives: Indices | None, takes: Indices | None) -> R
     return Route(_partners(comm, to_giver), _partners(comm, to_taker), _total(comm, lack))
 
 
-def _to_homes(comm: MPI.Intracomm, points: Indices, chunk: int) -> Indices:
+def _to_homes(comm: MPI.Intracomm, points: Ints, chunk: int) -> Ints:
     """Runs at their homes: rows of (rank, start, length, position), sorted by start."""
     home, start, length, at = split(*runs_of(points), chunk)
     rows, counts = _shuffle(comm, home, np.stack([start, length, at], axis=1))
@@ -118,7 +118,7 @@ def _to_homes(comm: MPI.Intracomm, points: Indices, chunk: int) -> Indices:
     return np.column_stack([rank, rows])[order]
 
 
-def _shuffle(comm: MPI.Intracomm, dest: Indices, rows: Indices) -> tuple[Indices, Indices]:
+def _shuffle(comm: MPI.Intracomm, dest: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Send each row to its rank: (rows that arrived, in the order of their senders, how many from each)."""
     order = np.argsort(_small(dest, comm.size), kind="stable")
     counts = np.bincount(dest, minlength=comm.size)
@@ -130,12 +130,12 @@ def _shuffle(comm: MPI.Intracomm, dest: Indices, rows: Indices) -> tuple[Indices
     return got, arriving
 
 
-def _small(ranks: Indices, size: int) -> NDArray[np.integer]:
+def _small(ranks: Ints, size: int) -> NDArray[np.integer]:
     """The same numbers in 16 bits where they fit: numpy then sorts by radix, ten times as fast."""
     return ranks.astype(np.uint16) if size <= 1 << 16 else ranks
 
 
-def _intersect(given: Indices, taken: Indices) -> tuple[Indices, Lack]:
+def _intersect(given: Ints, taken: Ints) -> tuple[Ints, Lack]:
     """Rows (giver, its position, taker, its position, length) in ascending order of indices."""
     begin, end = given[:, 1], given[:, 1] + given[:, 2]
     overlap = np.minimum(np.maximum.accumulate(end)[:-1], end[1:]) - begin[1:]
@@ -159,7 +159,7 @@ def _intersect(given: Indices, taken: Indices) -> tuple[Indices, Lack]:
     return pieces, Lack(missing, first_missing if missing else -1, int(overlap[doubled].sum()), first_doubled)
 
 
-def _first_lost(taken: Indices, first: Indices, last: Indices) -> int:
+def _first_lost(taken: Ints, first: Ints, last: Ints) -> int:
     """The first index of a run that no piece covers."""
     at = int(taken[1])
     for a, b in zip(first, last, strict=True):
@@ -169,7 +169,7 @@ def _first_lost(taken: Indices, first: Indices, last: Indices) -> int:
     return at
 
 
-def _partners(comm: MPI.Intracomm, rows: Indices) -> list[tuple[int, Selection]]:
+def _partners(comm: MPI.Intracomm, rows: Ints) -> list[tuple[int, Selection]]:
     """From rows (this end's rank, other end's rank, position, length) at the homes to this end's lists.
 
     Homes are asked in ascending order and each answers in the order of its indices, which both ends get
@@ -185,7 +185,7 @@ def _partners(comm: MPI.Intracomm, rows: Indices) -> list[tuple[int, Selection]]
     ]
 
 
-def positions(start: Indices, length: Indices) -> Selection:
+def positions(start: Ints, length: Ints) -> Selection:
     """The positions in runs, one behind the other; a slice where they are consecutive."""
     if np.array_equal(start[1:], start[:-1] + length[:-1]):
         return slice(int(start[0]), int(start[-1] + length[-1]))
@@ -207,12 +207,12 @@ def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:
     return Lack(int(sums[0]), first[0], int(sums[1]), first[1])
 
 
-def block(total: int, size: int, rank: int) -> Indices:
+def block(total: int, size: int, rank: int) -> Ints:
     """The points of a rank where total points are dealt out in blocks as even as possible."""
     return np.arange(total * rank // size, total * (rank + 1) // size, dtype=np.int64)
 
 
-def concatenated(comm: Communicator, count: int) -> Indices:
+def concatenated(comm: Communicator, count: int) -> Ints:
     """The points of this rank where all ranks' points are numbered one behind the other."""
     first = int(comm.exscan(count))  # on rank 0: nothing
     return np.arange(first, first + count, dtype=np.int64)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...grids.methods import misfit
+from ...job.spec.programs import ProgramSpec
+from ...job.spec.toml_tables import Tables
 from ..coupling.coupling_clock import divides
 from ..spec.spec_file import FieldSpec, GridSpec, JobSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ...job.spec.programs import ProgramSpec
-    from ...job.spec.toml_tables import Tables
 
 
 def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -> None:

@@ -16,19 +16,16 @@ import numpy as np
 
 if TYPE_CHECKING:
     from mpi4py import MPI
-    from numpy.typing import NDArray
 
-    from ...core.types import AnyArray
+    from ...core.types import AnyArray, Ints
 
-    Indices = NDArray[np.int64]
-    Counts = NDArray[np.int64]
-    Selection = slice | Indices
+    Selection = slice | Ints
 
 _HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
 
 
 def plan(
-    comm: MPI.Intracomm, gives: Indices, takes: Indices, chunk: int
+    comm: MPI.Intracomm, gives: Ints, takes: Ints, chunk: int
 ) -> tuple[list[tuple[int, Selection]], list[tuple[int, Selection]], tuple[int, int, int, int]]:
     """(what this rank gives, what it takes, what its part of the directory lacks), as
     `fields.routing.Route` has them.
@@ -62,7 +59,7 @@ def plan(
     return _lists(sent, taker, comm.size), _lists(took, answers, comm.size), lack
 
 
-def by_rank(ranks: AnyArray, size: int) -> tuple[Indices, Counts]:
+def by_rank(ranks: AnyArray, size: int) -> tuple[Ints, Ints]:
     """The order that sorts ranks below size, stably, without the others; how many there are of each."""
     small = ranks.astype(_ranks(size + 1), copy=False)  # of so few bits, numpy sorts by radix
     counts = np.bincount(small, minlength=size)[:size]
@@ -73,7 +70,7 @@ def _ranks(count: int) -> np.dtype[np.generic]:
     return np.min_scalar_type(count - 1)
 
 
-def _ask(comm: MPI.Intracomm, points: Indices, chunk: int) -> tuple[AnyArray, Counts, Indices, Counts]:
+def _ask(comm: MPI.Intracomm, points: Ints, chunk: int) -> tuple[AnyArray, Ints, Ints, Ints]:
     """Send points to their homes, as numbers in the chunk: (what came, from whom how many, order, counts)."""
     home = points // chunk
     inside = (points - home * chunk).astype(np.uint32 if chunk <= 1 << 32 else np.int64)
@@ -82,19 +79,19 @@ def _ask(comm: MPI.Intracomm, points: Indices, chunk: int) -> tuple[AnyArray, Co
     return _exchange(comm, inside[order], counts, arriving), arriving, order, counts
 
 
-def _told(comm: MPI.Intracomm, counts: Counts) -> Counts:
+def _told(comm: MPI.Intracomm, counts: Ints) -> Ints:
     arriving = np.empty_like(counts)
     comm.Alltoall(counts, arriving)
     return arriving
 
 
-def _exchange(comm: MPI.Intracomm, x: AnyArray, counts: Counts, arriving: Counts) -> AnyArray:
+def _exchange(comm: MPI.Intracomm, x: AnyArray, counts: Ints, arriving: Ints) -> AnyArray:
     got = np.empty(int(arriving.sum()), x.dtype)
     comm.Alltoallv([x, counts], [got, arriving])
     return got
 
 
-def _found(given: AnyArray, taken: AnyArray, chunk: int) -> tuple[Indices, int, int]:
+def _found(given: AnyArray, taken: AnyArray, chunk: int) -> tuple[Ints, int, int]:
     """Where each of taken stands in given (-1: nowhere); how many are given twice, and the first of them."""
     entries = np.arange(len(given), dtype=np.int32 if len(given) < 1 << 31 else np.int64)
     if chunk <= _HOLES * len(given):
@@ -113,14 +110,14 @@ def _found(given: AnyArray, taken: AnyArray, chunk: int) -> tuple[Indices, int, 
     )
 
 
-def _lists(positions: Indices, partner: AnyArray, size: int) -> list[tuple[int, Selection]]:
+def _lists(positions: Ints, partner: AnyArray, size: int) -> list[tuple[int, Selection]]:
     order, counts = by_rank(partner, size)
     ordered = positions[order]
     ends = np.cumsum(counts)
     return [(r, _selection(ordered[ends[r] - counts[r] : ends[r]])) for r in np.flatnonzero(counts).tolist()]
 
 
-def _selection(positions: Indices) -> Selection:
+def _selection(positions: Ints) -> Selection:
     first, last = int(positions[0]), int(positions[-1])
     is_run = last - first == len(positions) - 1 and bool((np.diff(positions) == 1).all())
     return slice(first, last + 1) if is_run else positions

@@ -7,21 +7,17 @@ import json
 import os
 import sys
 import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...errors import ConfigError
 from ...job import run_spec
 from ...job.command_line import Command
 from ...job.optional_packages import load
+from ...job.spec.programs import ProgramSpec
 from ..record_reader import read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ...job.spec.programs import ProgramSpec
-    from .spec_file import FieldSpec, JobSpec
+from .spec_file import FieldSpec, JobSpec
 
 _FONT = "DejaVu Sans"  # wide, so that there is room for the text where another one takes its place
 _MOST_RANKS = 8  # shown of a program

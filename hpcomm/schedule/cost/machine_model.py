@@ -11,16 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ...core.types import NpArray
 from ...errors import ConfigError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
 
 PRESETS = Path(__file__).parent / "machines"
 
@@ -84,7 +80,7 @@ class Machine:
         """The machine with its values for one algorithm."""
         return replace(self, **self.families.get(algorithm.partition(":")[0], {}), families={})
 
-    def port(self, nbytes: Array, level: Array) -> Array:
+    def port(self, nbytes: NpArray, level: NpArray) -> NpArray:
         """Seconds that a port is busy with a message of this size, at this level."""
         if not self.curve:
             return np.asarray(self.overhead + nbytes * np.asarray(self.per_byte)[level])

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import gcd
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...core.types import NpArray
 from ..stream import Stream
 from .max_plus_time import Clock
 from .ring_cost import chain, everywhere, is_single, lasting, passing, ring, shifted, single, uniform
-
-if TYPE_CHECKING:
-    from .machine_model import Array
 
 
 def _circles(clock: Clock, streams: list[Stream]) -> bool:
@@ -32,7 +29,7 @@ def _circles(clock: Clock, streams: list[Stream]) -> bool:
     way = clock.shift(s)
     if way is not None and gcd(way[0], clock.size) == 1:
         own, hop = (everywhere(clock, x) for x in uniform(clock, s, way[0]))
-        circles: Array | None = (np.arange(clock.size) * way[0] % clock.size)[None, :]
+        circles: NpArray | None = (np.arange(clock.size) * way[0] % clock.size)[None, :]
     else:
         step = clock.map([(s, 0)])
         gives = np.zeros(clock.size, bool)
@@ -103,7 +100,7 @@ def _walk(clock: Clock, streams: list[Stream]) -> bool:
     return True
 
 
-def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
+def _circles_of(source: NpArray, dest: NpArray, size: int) -> NpArray | None:
     """Ranks in the order in which each gives to the next, a row for each circle; None: of unlike sizes."""
     following = np.full(size, -1)
     following[source] = dest
@@ -118,12 +115,12 @@ def _circles_of(source: Array, dest: Array, size: int) -> Array | None:
     return np.array(found) if len({len(circle) for circle in found}) == 1 else None
 
 
-def _power(time: Array, hop: Array, own: Array, values: Array, n: int) -> Array:
+def _power(time: NpArray, hop: NpArray, own: NpArray, values: NpArray, n: int) -> NpArray:
     """The clocks of circles (rows) after n times, fewer than they are long; values: those of own."""
     along = np.cumsum(hop, 1)
     behind = np.roll(along, n, 1)
     behind[:, :n] -= along[:, -1:]
-    new: Array = np.roll(time, n, 1) + (along - behind)
+    new: NpArray = np.roll(time, n, 1) + (along - behind)
     # That is n hops. Staying somewhere for `value` is worth it only if that rank begins so much later than
     # the one before.
     most = (hop + np.roll(time, 1, 1) - time).min()
@@ -141,7 +138,7 @@ def _power(time: Array, hop: Array, own: Array, values: Array, n: int) -> Array:
     return new
 
 
-def _largest_between(x: Array, first: Array, last: Array) -> Array:
+def _largest_between(x: NpArray, first: NpArray, last: NpArray) -> NpArray:
     """The largest of x[:, first..last] for each column of first and last; nonsense where last < first."""
     length = np.maximum(last - first + 1, 1)
     power = np.frexp(length)[1] - 1  # 2**power fits in once, and twice covers it
@@ -154,7 +151,7 @@ def _largest_between(x: Array, first: Array, last: Array) -> Array:
     return best
 
 
-def _largest_of(x: Array, n: int) -> Array:
+def _largest_of(x: NpArray, n: int) -> NpArray:
     """The largest of x[:, i .. i + n - 1], where there are so many (van Herk 1992: 3 comparisons each)."""
     q = x.shape[1]
     blocks = np.full((x.shape[0], -(-q // n) + 1, n), -np.inf)
@@ -164,7 +161,7 @@ def _largest_of(x: Array, n: int) -> Array:
     return np.maximum(since[:, :q], until[:, n - 1 : n - 1 + q])
 
 
-def _largest_ahead(x: Array, low: int, many: int) -> Array:
+def _largest_ahead(x: NpArray, low: int, many: int) -> NpArray:
     """The largest of x[i + low .. i + low + many - 1], around the circle."""
     p = x.size
     place = np.arange(p) + low

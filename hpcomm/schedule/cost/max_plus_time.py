@@ -21,7 +21,8 @@ from ..stream import COPY, Run, Schedule, Stream
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .machine_model import Array, Machine
+    from ...core.types import NpArray
+    from .machine_model import Machine
 
 _SHORT = 8  # messages into one rank, or out of one, up to which they are summed without sorting
 
@@ -29,11 +30,11 @@ _SHORT = 8  # messages into one rank, or out of one, up to which they are summed
 class Rows(NamedTuple):
     """Messages in the order of receivers, then senders; which: of which stream."""
 
-    source: Array
-    dest: Array
-    nbytes: Array
-    reduced: Array
-    which: Array
+    source: NpArray
+    dest: NpArray
+    nbytes: NpArray
+    reduced: NpArray
+    which: NpArray
 
     @classmethod
     def of(cls, streams: list[tuple[Stream, int]], size: int, chunk: float) -> Rows:
@@ -48,7 +49,7 @@ class Rows(NamedTuple):
         order = np.argsort(rows.dest * size + rows.source, kind="stable")
         return rows.pick(order[(rows.source != rows.dest)[order]])
 
-    def pick(self, which: Array) -> Rows:
+    def pick(self, which: NpArray) -> Rows:
         return Rows(*(column[which] for column in self))
 
     def joined(self) -> Rows:
@@ -98,8 +99,8 @@ class Map:
         self.head = self.offset + on.overhead + np.asarray(on.latency)[level]
         self.hop = self.head + np.maximum(rest, wide + on.overhead)
 
-    def __call__(self, time: Array) -> Array:
-        new: Array
+    def __call__(self, time: NpArray) -> NpArray:
+        new: NpArray
         if self.source.size * 4 < time.size:
             new = time.copy()
             for who in (self.receivers, self.senders):
@@ -133,7 +134,7 @@ class Clock:
         self.time = np.zeros(self.size - self.missing)
         self.stepped = 0
         self.messages: list[tuple[int, int, int, float, float, float]] = []
-        self.causes: list[tuple[int, Array]] = []
+        self.causes: list[tuple[int, NpArray]] = []
         self._shifts: dict[int, tuple[int, int] | None] = {}
 
     def shift(self, s: Stream) -> tuple[int, int] | None:
@@ -181,7 +182,7 @@ class Clock:
                 self.time[busy] += left * (low + high) / 2
                 return
 
-    def _note(self, step: Map, t: int, new: Array) -> None:
+    def _note(self, step: Map, t: int, new: NpArray) -> None:
         rows, time = step.rows, self.time
         ready = np.maximum(time[step.source] + step.head, time[step.dest])
         done: list[float] = []
@@ -259,7 +260,7 @@ def stretches(streams: list[Stream]) -> Iterator[tuple[int, int, list[Stream]]]:
             yield begin, end, active
 
 
-def firsts(*keys: Array) -> Array:
+def firsts(*keys: NpArray) -> NpArray:
     """Where something new begins."""
     if not keys[0].size:
         return np.zeros(0, np.int64)
@@ -270,7 +271,7 @@ def firsts(*keys: Array) -> Array:
     return np.flatnonzero(new)
 
 
-def before(line: Array, x: Array) -> Array:
+def before(line: NpArray, x: NpArray) -> NpArray:
     """The sum of those before it in the same line, for each."""
     total = np.zeros(x.size)
     at = np.flatnonzero(line[1:] == line[:-1]) + 1 if x.size else np.zeros(0, np.int64)

@@ -24,7 +24,8 @@ from .max_plus_time import Clock, Map, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .machine_model import Array, Machine
+    from ...core.types import NpArray
+    from .machine_model import Machine
 
 
 def few(schedule: Schedule, on: Machine) -> int:
@@ -58,8 +59,8 @@ def ring(clock: Clock, streams: list[Stream]) -> bool:
 
 
 def _once_around(
-    time: Array, hop: Array, own: Array, owns: Callable[[], Array], place: Array | None = None
-) -> Array:
+    time: NpArray, hop: NpArray, own: NpArray, owns: Callable[[], NpArray], place: NpArray | None = None
+) -> NpArray:
     """The clocks of a circle of p after p-1 times.
 
     p-1 hops begin at the one that stands ahead. With stays of `value` at some rank on the way, the way begins
@@ -154,14 +155,14 @@ def _kind(s: Stream) -> tuple[object, ...]:
     return s.source, s.dest, s.source_step, s.dest_step, s.width, s.count, s.reduce, s.every, s.active
 
 
-def _passed(time: Array, chunks: int, hop: Array, take: Array, gone: Array) -> Array:
+def _passed(time: NpArray, chunks: int, hop: NpArray, take: NpArray, gone: NpArray) -> NpArray:
     """The clocks of a line of ranks after so many chunks.
 
     hop and take are those of all ranks but the first, gone of all but the last.
     """
     hop, take, gone = np.append(0.0, hop), np.append(0.0, take), np.append(gone, 0.0)
     far = np.cumsum(hop)
-    had: Array = time + take
+    had: NpArray = time + take
     for i in range(chunks):
         had = far + np.maximum.accumulate(had - far)
         had += np.maximum(take, gone) if i + 1 < chunks else gone
@@ -186,7 +187,7 @@ def _followed_chain(clock: Clock, streams: list[Stream], first: int) -> bool:
     return True
 
 
-def uniform(clock: Clock, s: Stream, d: int) -> tuple[Array, Array]:
+def uniform(clock: Clock, s: Stream, d: int) -> tuple[NpArray, NpArray]:
     """(own, hop) of few ranks, enough for everywhere(); all give equally much to the one d further on.
 
     If that is near, all groups (see Machine.group) are alike but the first and the last two.
@@ -201,7 +202,7 @@ def uniform(clock: Clock, s: Stream, d: int) -> tuple[Array, Array]:
     return step.own, hop
 
 
-def everywhere(clock: Clock, x: Array) -> Array:
+def everywhere(clock: Clock, x: NpArray) -> NpArray:
     """What uniform() found of few ranks, for all that the clock follows."""
     p, group, few = clock.size - clock.missing, clock.on.group, x.size
     if few == p:
@@ -219,7 +220,7 @@ def shifted(clock: Clock, s: Stream, d: int, size: int) -> Map:
     return Map(Rows(np.roll(r, d), r, nbytes, nbytes * (s.reduce != COPY), r), clock.on, size)
 
 
-def single(clock: Clock, s: Stream, source: Array, dest: Array) -> tuple[Array, Array, Array]:
+def single(clock: Clock, s: Stream, source: NpArray, dest: NpArray) -> tuple[NpArray, NpArray, NpArray]:
     """(hop, what the receiver does, what the sender does) of messages that share no link."""
     on, level, nbytes = clock.on, np.zeros(source.size, np.int64), float(s.width * s.count * clock.chunk)
     wide = np.zeros(source.size)

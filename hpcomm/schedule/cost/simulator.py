@@ -38,8 +38,9 @@ from .max_plus_time import Clock, phases
 from .ring_cost import few
 
 if TYPE_CHECKING:
+    from ...core.types import NpArray
     from ..stream import Schedule, Stream
-    from .machine_model import Array, Machine
+    from .machine_model import Machine
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Simulation:
     path: list[tuple[int, int]] = field(default_factory=list)
 
     @cached_property
-    def finish(self) -> Array:
+    def finish(self) -> NpArray:
         """When each rank has ended its messages, in seconds. Computed at the first use."""
         clock = Clock(self.schedule, self.on, self.nbytes / self.schedule.chunks, bool(self.messages))
         _run(clock)
@@ -191,7 +192,7 @@ def _line(s: Stream, p: int) -> tuple[int, int]:
     return (first, first + (s.active - 1) * step) if is_next else (-1, -1)
 
 
-def _leave(s: Stream, unit: int, size: float, total: Array, p: int) -> None:
+def _leave(s: Stream, unit: int, size: float, total: NpArray, p: int) -> None:
     """Message by message."""
     for source, dest, sent in s.traffic(size, p):
         source, away = source // unit, source // unit != dest // unit

@@ -16,13 +16,11 @@ from ...core.limits import PINNED_KEPT
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.buffer import Buffer
+    from ...core.types import NpArray
     from ...device.arrays import Place
     from ...device.driver import Device
 
-    Array = NDArray[Any]
 
 _LEAST = 4096  # bytes of the smallest slot
 
@@ -80,7 +78,7 @@ class _Slot:
     """Pinned memory, and an event for the last work on it."""
 
     def __init__(self, device: Device, nbytes: int) -> None:
-        self.memory: Array = device.pinned(nbytes)
+        self.memory: NpArray = device.pinned(nbytes)
         self.address = int(self.memory.__array_interface__["data"][0])
         self.event = device.event()
         self.used = False  # whether the event was recorded
@@ -204,7 +202,7 @@ class Source:
         """What the host has to wait for before it reads the columns of the oldest bring."""
         return []
 
-    def columns(self, low: int, high: int) -> Array:
+    def columns(self, low: int, high: int) -> NpArray:
         return self._array[:, low:high]
 
     def end(self) -> None:
@@ -226,7 +224,7 @@ class Sink:
         """What the host has to wait for before it writes the next columns."""
         return []
 
-    def columns(self, low: int, high: int) -> Array:
+    def columns(self, low: int, high: int) -> NpArray:
         return self._array[:, low:high]
 
     def deliver(self, low: int, high: int) -> None:
@@ -278,7 +276,7 @@ class _DeviceEnd:
     def _slot(self, ahead: int = 0) -> _Slot:
         return self._slots[(self._turn + ahead) % len(self._slots)]
 
-    def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
+    def columns(self, low: int, high: int, slot: _Slot | None = None) -> NpArray:
         n = self._blocks * (high - low)
         found = (slot or self._slot()).memory[: n * self._itemsize].view(self._kind)
         return found.reshape(self._blocks, high - low)
@@ -312,7 +310,7 @@ class DeviceSource(_DeviceEnd, Source):
     def landed(self) -> list[Reached]:
         return [Reached(self._station.device, self._slot().event)]
 
-    def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
+    def columns(self, low: int, high: int, slot: _Slot | None = None) -> NpArray:
         found = super().columns(low, high)
         self._turn += 1
         return found
@@ -332,7 +330,7 @@ class DeviceSink(_DeviceEnd, Sink):
         slot = self._slots[self._asked % len(self._slots)]
         return [Reached(self._station.device, slot.event)] if slot.used else []
 
-    def columns(self, low: int, high: int, slot: _Slot | None = None) -> Array:
+    def columns(self, low: int, high: int, slot: _Slot | None = None) -> NpArray:
         slot = self._slots[self._asked % len(self._slots)]
         self._asked += 1
         return super().columns(low, high, slot)

@@ -14,12 +14,10 @@ from . import tuned
 from .schedule_channels import LARGEST, Lasting, release, wait
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.comm import Comm
+    from ...core.types import NpArray
     from .executor import Channel, Executor
 
-    Array = NDArray[Any]
 
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
@@ -83,7 +81,7 @@ class Own:
                 release(self._kept.pop(next(iter(self._kept))))
         return found
 
-    def room(self, nbytes: int) -> Array | None:
+    def room(self, nbytes: int) -> NpArray | None:
         """Memory for one long call at a time: fresh pages would cost more than they carry. None: too much."""
         if nbytes > self._room.nbytes and nbytes <= _ROOM:
             self._room = np.empty(nbytes, np.uint8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...core.signature import marked
 from ...errors import UsageError
@@ -14,17 +14,14 @@ from .proved import proved
 from .schedule_channels import Passing, Running, background
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages
-
-    Array = NDArray[Any]
+    from ...core.types import NpArray
 
 
 def deterministic_call(
-    call: Call, algorithm: str | None, reduce: Reduction | None, array: Array, count: int
+    call: Call, algorithm: str | None, reduce: Reduction | None, array: NpArray, count: int
 ) -> Call:
     """Everyone reduces one block of x, which no order can change: all_to_all, reduction, all_gather."""
     comm = call.comm

@@ -16,11 +16,9 @@ from ...core import dtypes
 from ...schedule.stream import AFTER, COPY
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from ...core.types import NpArray
     from ...schedule.rank_program import Message, Program, Round
 
-    Array = NDArray[Any]
 
 Operator = Callable[..., Any]  # reduce(a, b, out=c): c = a op b
 CollectiveSteps = list[Callable[[], Any]]
@@ -36,7 +34,7 @@ class Exchange(Protocol):
 class Channel(Protocol):
     """Where a schedule's messages go."""
 
-    def prepare(self, sends: list[tuple[int, Array]], recvs: list[tuple[int, Array]]) -> Exchange: ...
+    def prepare(self, sends: list[tuple[int, NpArray]], recvs: list[tuple[int, NpArray]]) -> Exchange: ...
 
 
 class Executor:
@@ -55,15 +53,15 @@ class Executor:
 
     def __init__(
         self, part: Program, channel: Channel, dtype: np.dtype[np.generic], reduce: Operator | None,
-        wire: Any = None, work: Array | None = None, room: Array | None = None,
-        given: Array | None = None,
+        wire: Any = None, work: NpArray | None = None, room: NpArray | None = None,
+        given: NpArray | None = None,
     ) -> None:  # fmt: skip
         self.part = part
         n = part.schedule.slots * part.count
-        self.work: Array = np.zeros(n, dtype) if work is None else work
+        self.work: NpArray = np.zeros(n, dtype) if work is None else work
         self.wire = wire
         kind = np.dtype(np.uint16 if wire is not None else dtype)
-        self.room: Array = (
+        self.room: NpArray = (
             np.empty(part.room, kind) if room is None else room[: part.room * kind.itemsize].view(kind)
         )
         self.reduce = reduce
@@ -95,7 +93,7 @@ class Executor:
             narrow = partial(self._narrow, theirs, mine)
             before.append(narrow if self.wire is not None else partial(theirs.__setitem__, ..., mine))
 
-        def at(m: Message, work: Callable[..., Array], *steps: CollectiveSteps) -> tuple[int, Array]:
+        def at(m: Message, work: Callable[..., NpArray], *steps: CollectiveSteps) -> tuple[int, NpArray]:
             return m.peer, self.room[m.low : m.high] if m.staged else work(m.low, m.high, *steps)
 
         sends = [at(m, self.unwritten.read, before) for m in round_.sends]
@@ -109,7 +107,7 @@ class Executor:
         return before, exchange, after
 
     def _effect(
-        self, theirs: Array, mine: Array, how: int, held: Array | None = None
+        self, theirs: NpArray, mine: NpArray, how: int, held: NpArray | None = None
     ) -> Callable[[], object]:
         """What is to be done when theirs has arrived: reduce it with what is held, and put that to mine."""
         if how == COPY or held is None:
@@ -117,11 +115,11 @@ class Executor:
         assert self.reduce is not None
         return partial(self.reduce, *((held, theirs) if how == AFTER else (theirs, held)), out=mine)
 
-    def _narrow(self, room: Array, data: Array) -> None:
+    def _narrow(self, room: NpArray, data: NpArray) -> None:
         room[:] = dtypes.narrow(data, self.wire)
         data[:] = dtypes.widen(room, self.wire)  # whoever reduces it, here or there, reduces the same
 
-    def _widen(self, room: Array, mine: Array, how: int, held: Array | None) -> None:
+    def _widen(self, room: NpArray, mine: NpArray, how: int, held: NpArray | None) -> None:
         self._effect(dtypes.widen(room, self.wire), mine, how, held)()
 
     def _round(self) -> None:
@@ -136,11 +134,11 @@ class _Unwritten:
     hold the same (copy on write), and `fill` copies what is still missing at the end.
     """
 
-    def __init__(self, work: Array, given: Array | None) -> None:
+    def __init__(self, work: NpArray, given: NpArray | None) -> None:
         self.work, self.given = work, given
         self.parts = [] if given is None else [(0, work.size)]
 
-    def read(self, low: int, high: int, steps: CollectiveSteps) -> Array:
+    def read(self, low: int, high: int, steps: CollectiveSteps) -> NpArray:
         """Where elements low to high are; together in work, by further steps, if only some were written."""
         parts = [(max(a, low), min(b, high)) for a, b in self.parts if a < high and low < b]
         if self.given is not None and parts == [(low, high)]:
@@ -148,7 +146,7 @@ class _Unwritten:
         self.fill(parts, steps)
         return self.work[low:high]
 
-    def write(self, low: int, high: int) -> Array:
+    def write(self, low: int, high: int) -> NpArray:
         """Where elements low to high go to."""
         cut = [part for a, b in self.parts for part in ((a, min(b, low)), (max(a, high), b))]
         self.parts = [(a, b) for a, b in cut if a < b]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from ...core.verbs import ROOTED
 from ...schedule.assured import assured
 from ...schedule.prove import keeps_order
 from ...schedule.rank_program import Program, program
 from ...schedule.registry import build
-
-if TYPE_CHECKING:
-    from ...schedule.stream import Schedule
+from ...schedule.stream import Schedule
 
 
 @lru_cache(maxsize=256)

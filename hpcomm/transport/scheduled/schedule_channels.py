@@ -18,13 +18,11 @@ from mpi4py import MPI
 from .. import progress
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.request import Stages
+    from ...core.types import NpArray
     from .executor import Executor
 
-    Array = NDArray[Any]
-    Messages = list[tuple[int, Array]]  # (peer, memory)
+    Messages = list[tuple[int, NpArray]]  # (peer, memory)
 
 LARGEST = 1 << 30  # bytes of one MPI message: what counts of 32 bits hold, well aligned
 under_way: list[Running] = []

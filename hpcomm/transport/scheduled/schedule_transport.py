@@ -28,15 +28,13 @@ from .proved import in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...core.comm import Comm
     from ...core.dtypes import Dtype
     from ...core.operation import Call
     from ...core.reduction import Reduction
     from ...core.request import Stages
+    from ...core.types import NpArray
 
-    Array = NDArray[Any]
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int]
 
@@ -200,7 +198,7 @@ def _lasting(comm: Comm, key: Key, operator: Operator) -> Executor:
     return own(comm).executor(key, lambda channel: _executor(comm, key, operator, channel))
 
 
-def _long(comm: Comm, key: Key, operator: Operator, given: Array, out: Array) -> None:
+def _long(comm: Comm, key: Key, operator: Operator, given: NpArray, out: NpArray) -> None:
     """all_reduce in the memory of out, if it lies in one piece; there is none to copy it to meanwhile."""
     mine = own(comm)
     channel, (x, into) = Passing(mine.mpi, mine.tag(), mine.most), map(_flat, (given, out))
@@ -212,7 +210,7 @@ def _long(comm: Comm, key: Key, operator: Operator, given: Array, out: Array) ->
         out.reshape(-1)[:] = work
 
 
-def _flat(x: Array) -> Array | None:
+def _flat(x: NpArray) -> NpArray | None:
     """x as it lies in memory; None: scattered."""
     return x.reshape(-1) if x.flags.c_contiguous and x.flags.aligned else None
 
@@ -237,7 +235,7 @@ def tuned_for(call: Call, op: object = None) -> str | None:
     return own(call.comm).choices(call.verb).name(count * array.itemsize)
 
 
-def _wire(algorithm: str, array: Array, reduce: Reduction | None) -> tuple[str, Dtype | None]:
+def _wire(algorithm: str, array: NpArray, reduce: Reduction | None) -> tuple[str, Dtype | None]:
     """An algorithm without its parameter wire, and that half type."""
     name, _, rest = algorithm.partition(":")
     words = [word for word in rest.split(",") if word]
@@ -260,7 +258,7 @@ def operator_of(reduce: Reduction) -> tuple[Operator, bool]:
         quiet = reduce.mpi_type not in _FLOATS
         return (UFUNCS[op] if quiet else _CALM[op]), True
 
-    def by_mpi(first: Array, second: Array, out: Array) -> None:
+    def by_mpi(first: NpArray, second: NpArray, out: NpArray) -> None:
         result = np.array(second)
         op.Reduce_local(np.ascontiguousarray(first), result)  # result = first op result
         out[:] = result
@@ -268,7 +266,7 @@ def operator_of(reduce: Reduction) -> tuple[Operator, bool]:
     return by_mpi, bool(op.Is_commutative())
 
 
-def _look(call: Call) -> tuple[Array, int]:
+def _look(call: Call) -> tuple[NpArray, int]:
     """An array of the type that travels, and the number of elements in one slot."""
     if call.verb == "barrier":
         return np.zeros(1, np.uint8), 1
