@@ -92,7 +92,9 @@ def _meet_on_node(
         comm.near_ranks, comm.node_regions = parent.near_ranks, parent.node_regions
     ranks = comm.near_ranks
     first, posts = ranks[0], level != "off"
-    place = near.shared.reserve(len(ranks)) if comm.rank == first and len(ranks) > 1 else None
+    place = None
+    if comm.rank == first and len(ranks) > 1:
+        place = near.reserved([comm.node_regions.get(rank, near.mine) for rank in ranks])
     number = NOTHING if parent is None else parent.children.usable()
     entry = _ROOM.pack(place or 0, posts, number, mark) + own
     if parent is None or parent.node is None:

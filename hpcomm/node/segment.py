@@ -1,6 +1,6 @@
 """Node segment: what every rank of a node records for the others, in words of the native core's memory.
 
-    record of a rank    ended, failed, asked, answered | mark | answer: a text | note for all: a text |
+    record of a rank    ended, failed, asked, answered | mark | pipe, domain | answer: a text | note: a text |
                         calls begun: a text
 
 Others only read it, except that they may ask for the answer. A living rank holds a lock on a byte of the file
@@ -35,7 +35,7 @@ else:
     MPI = LazyModule("mpi4py.MPI")
 
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
-_PIPE, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 4096, 512, 2048
+_PIPE, _DOMAIN, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)
 _BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
 _WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
@@ -81,6 +81,15 @@ class Region:
     @pipe.setter
     def pipe(self, number: int) -> None:
         self._words[_PIPE] = number
+
+    @property
+    def domain(self) -> int:
+        """The domain of memory near which the owner ran when it began."""
+        return self._words[_DOMAIN]
+
+    @domain.setter
+    def domain(self, number: int) -> None:
+        self._words[_DOMAIN] = number
 
     def look(self) -> None:
         """See whether the owner holds its lock: then its end can be seen. Not for one's own record."""
@@ -166,6 +175,10 @@ class NodeSegment(NamedTuple):
     def mine(self) -> Region:
         return self.regions[self.here]
 
+    def reserved(self, regions: Sequence[Region]) -> int | None:
+        """A place for the ranks of these records, each one's part near it; None: there is no room."""
+        return self.shared.reserve(len(regions), bytes(region.domain for region in regions))
+
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
         group = mpi.Get_group()
@@ -212,7 +225,7 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
             return None
         core = native.core()
         assert core is not None
-        regions = _records(node, shared, at, core.mark())
+        regions = _records(node, shared, at)
         its_number = int.from_bytes(number, "little")
         direct = all_of(node, all(core.reaches(*region.mark) for region in regions))
         crowded = node.size > _cores(node)
@@ -221,13 +234,14 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         node.Free()
 
 
-def _records(node: MPI.Comm, shared: core.Segment, at: int, mark: Sequence[int]) -> list[Region]:
+def _records(node: MPI.Comm, shared: core.Segment, at: int) -> list[Region]:
     """The records of the node's ranks, which begin at a place; each has filled in its own. Collective."""
-    file = shared.fileno()
+    file, module = shared.fileno(), native.core()
+    assert module is not None
     regions = [Region(Words(shared, at + 8 * _WORDS * i), file, i) for i in range(node.size)]
     mine = regions[node.rank]
     mine.hold()
-    mine.mark = mark
+    mine.mark, mine.domain = module.mark(), module.domain()
     if "PMI_FD" in os.environ:  # MPICH's launcher
         mine.pipe = first_end.hold()
     node.Barrier()

@@ -94,7 +94,7 @@ class EntryBarrier:
             return
         place = None
         if me == 0 and len(blocks) == self._comm.size:
-            place = shared.reserve(len(blocks))
+            place = here.reserved([here.regions[its] for its in blocks.values()])
         entries = exchanged(mpi, [*blocks], _ENTRY.pack(place or 0, os.getpid(), space))
         place = _ENTRY.unpack(entries[min(entries)])[0]  # of rank 0, if all are here
         del entries[me]

@@ -168,7 +168,7 @@ int main(int argc, char **argv) {
     if (ftruncate(file, (off_t)nbytes) ||
         segment_open(&segment, file, nbytes, 1))
       return 3;
-    struct node_place *place = node_reserve(&segment, ranks);
+    struct node_place *place = node_reserve(&segment, ranks, NULL);
     pid_t pids[NODE_RANKS];
     for (int r = 0; r < ranks; r++) {
       pids[r] = fork();

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import os
 import pickle
+import platform
 import signal
 import sys
 import time
@@ -518,6 +519,32 @@ def test_places_are_used_again_when_all_ranks_have_left():
         segment.unlink()
     with pytest.raises(OSError, match="No such file"):
         core.Segment(1 << 20, segment.name)
+
+
+def policy(at):
+    """The system's policy for memory at an address, and its domains."""
+    mode, domains = ctypes.c_int(), (ctypes.c_ulong * 16)()
+    number = {"x86_64": 239, "aarch64": 236}[platform.machine()]  # get_mempolicy, MPOL_F_ADDR
+    call = ctypes.CDLL(None).syscall
+    if call(
+        number, ctypes.byref(mode), domains, ctypes.c_ulong(1024), ctypes.c_void_p(at), ctypes.c_ulong(2)
+    ):
+        pytest.skip("no policies of memory here")
+    return mode.value, domains[0]
+
+
+def test_memory_of_each_rank_is_to_lie_near_it():
+    segment, preferred = ranks.memory(4 << 20), 1
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memoryview(segment)))
+    here = core.domain()
+    assert policy(start + segment.reserve(3))[0] != preferred
+    at = segment.reserve(3, bytes([here, 255, here]))
+    of = [policy(start + (at + part * 36_000 & ~4095)) for part in (0, 2)]
+    if of[0][0] != preferred:
+        pytest.skip("the system forbids it")
+    assert of == [(preferred, 1 << here)] * 2
+    with pytest.raises(ValueError, match="1 domains of 2 ranks"):
+        segment.reserve(2, b"0")
 
 
 def test_words_are_seen_by_all_who_have_the_segment():

@@ -249,14 +249,14 @@ static void make_and_free(int me, uint64_t *own) {
   static struct node_place *shared;
   for (int i = 0; i < calls * 10; i++) {
     if (me == 0)
-      shared = node_reserve(&segment, ranks);
+      shared = node_reserve(&segment, ranks, NULL);
     pthread_barrier_wait(&together);
     struct node_place *freed = shared;
     pthread_barrier_wait(&together);
     node_leave(&segment, freed);
     for (int k = 0; k < 3; k++) {
       const int size = 1 + (int)(draw(own) % 3);
-      struct node_place *made = node_reserve(&segment, size);
+      struct node_place *made = node_reserve(&segment, size, NULL);
       node_note(&made->rank[0].words[0], (uint64_t)me + 1);
       pause_a_little(own, 2, 1000);
       if (node_peek(&made->rank[0].words[0]) != (uint64_t)me + 1)
@@ -377,9 +377,9 @@ int main(int argc, char **argv) {
   if (ftruncate(file, (off_t)nbytes) || segment_open(&segment, file, nbytes, 1))
     return 3;
   uint64_t units;
-  void *before = segment_reserve(&segment, 1, &units);
+  void *before = segment_reserve(&segment, (struct parts){.head = 1}, &units);
   segment_release(&segment, before, units, 0);
-  place = node_reserve(&segment, ranks);
+  place = node_reserve(&segment, ranks, NULL);
   for (int r = 0; r < ranks; r++)
     channels[r] = channel_reserve(&segment, 500);
   pthread_barrier_init(&together, NULL, (unsigned)ranks);
@@ -396,7 +396,7 @@ int main(int argc, char **argv) {
       wrong = 1;
     }
   }
-  if (segment_reserve(&segment, 1, &units) != before) {
+  if (segment_reserve(&segment, (struct parts){.head = 1}, &units) != before) {
     wrong = 1;
     printf("units were not given back\n");
   }

@@ -217,7 +217,9 @@ static int find_pieces(struct node *n) {
   uint64_t finder = 0;
   if (atomic_compare_exchange_strong(&place->finder, &finder, (uint64_t)n->rank + 1)) {
     uint64_t units = 0;
-    char *at = segment_reserve(n->segment, (size_t)n->size * node_pieces_bytes(n->size), &units);
+    unsigned char domains[NODE_RANKS];
+    for (int r = 0; r < n->size; r++) domains[r] = (unsigned char)node_peek(&place->rank[r].status.domain);
+    char *at = segment_reserve(n->segment, (struct parts){0, node_pieces_bytes(n->size), n->size, domains}, &units);
     node_note(&place->piece_units, units);
     node_note(&place->pieces, at ? (uint64_t)(at - (char *)n->segment->head) : NODE_NO_PIECES);
     node_post(&place->found, 1);

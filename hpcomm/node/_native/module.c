@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <structmember.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define RESULT_LARGE (4u << 20) /* bytes, as in core/limits.py */
@@ -442,6 +443,11 @@ static PyObject *reaches(PyObject *module, PyObject *const *a, Py_ssize_t count)
   return PyErr_Occurred() ? NULL : PyBool_FromLong(direct_reaches_process(pid, at, token));
 }
 
+static PyObject *domain(PyObject *module, PyObject *none) { /* of memory, near which this thread runs */
+  unsigned cpu, its = 0;
+  return (void)module, (void)none, syscall(SYS_getcpu, &cpu, &its, NULL) ? PyLong_FromLong(0) : PyLong_FromLong(its & 255);
+}
+
 /* -- tables ------------------------------------------------------------------------------------------------------- */
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef node_methods[] = {FAST(all_reduce),
@@ -490,6 +496,7 @@ static PyMethodDef functions[] = {
     {"know_numpy", know_numpy, METH_O, NULL},
     {"know_torch", know_torch, METH_O, NULL},
     {"mark", mark, METH_NOARGS, NULL},
+    {"domain", domain, METH_NOARGS, NULL},
     FAST(reaches),
     {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "core", NULL, -1, functions, NULL, NULL, NULL, NULL};

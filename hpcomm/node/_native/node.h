@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 6         /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 7         /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
@@ -71,6 +71,7 @@ struct node_rank {
     node_word since;            /* ns of CLOCK_MONOTONIC */
     node_word rank;             /* for whom; NODE_RANKS: nobody */
     node_word pid;
+    node_word domain;           /* of memory, near which it runs */
   } status;
   _Alignas(NODE_APART) struct { /* calls that are carried out elsewhere */
     node_word calls;            /* how many: stored after the signature of the last one */
@@ -181,9 +182,14 @@ struct channel {
 size_t segment_bytes(size_t nbytes);
 int segment_open(struct segment *, int file, size_t nbytes, int create); /* 0, or an errno */
 void segment_close(struct segment *);
-void *segment_reserve(struct segment *, size_t nbytes, uint64_t *units); /* NULL: no room */
+struct parts { /* of memory: behind `head` bytes `size` for each rank, which lie near it */
+  size_t head, size;
+  int ranks;
+  const unsigned char *domains;
+};
+void *segment_reserve(struct segment *, struct parts, uint64_t *units); /* NULL: no room */
 void segment_release(struct segment *, void *at, uint64_t units, int give_back);
-struct node_place *node_reserve(struct segment *, int size);
+struct node_place *node_reserve(struct segment *, int size, const unsigned char *domains); /* NULL: all near one */
 struct node_channel *channel_reserve(struct segment *, size_t capacity);
 int node_leave(struct segment *, struct node_place *);
 int channel_leave(struct segment *, struct node_channel *);

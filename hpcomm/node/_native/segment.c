@@ -3,7 +3,8 @@
    A place is a run of units. Who reserves one claims its units word by word, first fit, and gives back what it has
    if one of them is taken: no lock, so a rank that is killed here leaves units behind, but nobody waiting. Memory is
    taken from the system when a place is reserved: what cannot be had is refused there, instead of ending a process
-   (SIGBUS) at its first store. The last rank that leaves a place frees it; a rank that was killed never leaves, so
+   (SIGBUS) at its first store. So it would lie near whoever reserves it; where ranks run in several domains of memory (NUMA),
+   the system is told before where each rank's part is to be. The last rank that leaves a place frees it; a rank that was killed never leaves, so
    its places are never used again while the file lasts. */
 #include "node.h"
 
@@ -11,8 +12,10 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#define MPOL_PREFERRED 1             /* linux/mempolicy.h: there, or elsewhere if nothing is left there */
 #define MAGIC 0x65646f6e6d6d6f63ull /* "commnode" */
 
 static size_t units_of(size_t nbytes) { return (nbytes + NODE_UNIT - 1) / NODE_UNIT; }
@@ -67,9 +70,28 @@ static int claim(struct segment *s, size_t first, size_t count) { /* how many co
   return (int)count;
 }
 
-/* Memory of this many bytes that nobody else has, at the start of a unit; what stands there is not cleared. */
-void *segment_reserve(struct segment *s, size_t nbytes, uint64_t *units) {
-  size_t count = units_of(nbytes), first = first_unit(s->head->units), end = s->head->units;
+/* Whole pages; where the system forbids it, as in many containers, they are near us. */
+static void place_parts(char *at, struct parts parts) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  for (int r = 0; r < parts.ranks; r++) {
+    unsigned long domains[256 / (8 * sizeof(long))] = {0};
+    const unsigned domain = parts.domains[r], bits = 8 * sizeof *domains;
+    const size_t from = parts.head + (size_t)r * parts.size, begin = r ? from / page * page : 0;
+    const size_t end = (from + parts.size) / page * page;
+    domains[domain / bits] = 1ul << domain % bits;
+    (void)!syscall(SYS_mbind, at + begin, end - begin, MPOL_PREFERRED, domains, 257ul, 0u);
+  }
+}
+
+static int are_apart(struct parts parts) {
+  int apart = 0;
+  for (int r = 1; parts.domains && r < parts.ranks; r++) apart |= parts.domains[r] != parts.domains[0];
+  return apart;
+}
+
+/* Memory that nobody else has, at the start of a unit; what stands there is not cleared. */
+void *segment_reserve(struct segment *s, struct parts parts, uint64_t *units) {
+  size_t count = units_of(parts.head + (size_t)parts.ranks * parts.size), first = first_unit(s->head->units), end = s->head->units;
   while (first + count <= end) {
     size_t got = (size_t)claim(s, first, count);
     if (got < count) {
@@ -78,6 +100,7 @@ void *segment_reserve(struct segment *s, size_t nbytes, uint64_t *units) {
     }
     *units = count;
     int bad;
+    if (are_apart(parts)) place_parts((char *)s->head + first * NODE_UNIT, parts);
     do bad = posix_fallocate(s->file, (off_t)(first * NODE_UNIT), (off_t)(count * NODE_UNIT));
     while (bad == EINTR); /* older systems, at any signal */
     if (!bad) return (char *)s->head + first * NODE_UNIT;
@@ -95,9 +118,10 @@ void segment_release(struct segment *s, void *at, uint64_t units, int give_back)
   free_units(s, offset / NODE_UNIT, units);
 }
 
-struct node_place *node_reserve(struct segment *s, int size) {
+struct node_place *node_reserve(struct segment *s, int size, const unsigned char *domains) {
   uint64_t units;
-  struct node_place *place = segment_reserve(s, node_place_bytes(size), &units);
+  struct node_place *place =
+      segment_reserve(s, (struct parts){sizeof *place, sizeof(struct node_rank), size, domains}, &units);
   if (!place) return NULL;
   memset(place, 0, sizeof *place);
   place->size = (uint64_t)size;
@@ -105,6 +129,7 @@ struct node_place *node_reserve(struct segment *s, int size) {
   for (int r = 0; r < size; r++) { /* words only: nobody reads data before an arrival */
     struct node_rank *rank = &place->rank[r];
     memset(rank, 0, offsetof(struct node_rank, cell));
+    rank->status.domain = domains ? domains[r] : 0;
     for (int i = 0; i < NODE_CELLS; i++) rank->cell[i].arrival = rank->cell[i].signature = 0;
   }
   return place;
@@ -114,7 +139,7 @@ struct node_channel *channel_reserve(struct segment *s, size_t capacity) {
   uint64_t units;
   if (capacity > s->nbytes / 2) return NULL;
   capacity = (capacity + NODE_LINE - 1) / NODE_LINE * NODE_LINE;
-  struct node_channel *channel = segment_reserve(s, sizeof *channel + 2 * capacity, &units);
+  struct node_channel *channel = segment_reserve(s, (struct parts){.head = sizeof *channel + 2 * capacity}, &units);
   if (!channel) return NULL;
   memset(channel, 0, sizeof *channel);
   channel->units = units;

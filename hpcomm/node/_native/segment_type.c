@@ -59,13 +59,17 @@ static PyObject *offset_of(Segment *s, void *at) {
   if (!at) Py_RETURN_NONE;
   return PyLong_FromSize_t((size_t)((char *)at - (char *)s->segment.head));
 }
-static PyObject *segment_reserve_place(PyObject *self, PyObject *size) {
+static PyObject *segment_reserve_place(PyObject *self, PyObject *const *a, Py_ssize_t n) { /* ranks, their domains */
   Segment *s = (Segment *)self;
-  long ranks = PyLong_AsLong(size);
-  if (PyErr_Occurred()) return NULL;
+  if (n < 1 || n > 2) return PyErr_Format(PyExc_TypeError, "how many ranks, and where they run");
+  long ranks = PyLong_AsLong(a[0]);
+  char *domains = NULL;
+  Py_ssize_t given = ranks;
+  if (PyErr_Occurred() || (n > 1 && PyBytes_AsStringAndSize(a[1], &domains, &given))) return NULL;
+  if (given != ranks) return PyErr_Format(PyExc_ValueError, "%zd domains of %ld ranks", given, ranks);
   if (ranks < 1) return PyErr_Format(PyExc_ValueError, "%ld ranks", ranks);
   if (ranks > NODE_RANKS) Py_RETURN_NONE; /* not refused: one rank asks, and the others wait for what it tells them */
-  return offset_of(s, node_reserve(&s->segment, (int)ranks));
+  return offset_of(s, node_reserve(&s->segment, (int)ranks, (const unsigned char *)domains));
 }
 static PyObject *segment_reserve_channel(PyObject *self, PyObject *capacity) {
   Segment *s = (Segment *)self;
@@ -87,7 +91,7 @@ static PyObject *segment_reserve_words(PyObject *self, PyObject *count) {
   Segment *s = (Segment *)self;
   uint64_t units;
   const size_t words = PyLong_AsSize_t(count);
-  void *at = PyErr_Occurred() || words > s->segment.nbytes / 8 ? NULL : segment_reserve(&s->segment, words * 8, &units);
+  void *at = PyErr_Occurred() || words > s->segment.nbytes / 8 ? NULL : segment_reserve(&s->segment, (struct parts){.head = words * 8}, &units);
   if (at) memset(at, 0, words * 8);
   return PyErr_Occurred() ? NULL : offset_of(s, at);
 }
@@ -157,7 +161,7 @@ static PyObject *segment_nbytes(PyObject *self, void *none) {
 }
 
 #define FAST(name) {#name, (PyCFunction)(void (*)(void))segment_##name, METH_FASTCALL, NULL}
-static PyMethodDef segment_methods[] = {{"reserve", segment_reserve_place, METH_O, NULL},
+static PyMethodDef segment_methods[] = {{"reserve", (PyCFunction)(void (*)(void))segment_reserve_place, METH_FASTCALL, NULL},
                                         {"reserve_channel", segment_reserve_channel, METH_O, NULL},
                                         {"reserve_words", segment_reserve_words, METH_O, NULL},
                                         {"load", segment_load, METH_O, NULL},
