@@ -331,3 +331,14 @@ def test_a_signal_to_a_spec_ends_every_program(tmp_path, number):
         assert members(mark) == [], out
     finally:
         kill_members(mark)
+
+
+def test_a_spec_whose_time_is_up_shows_the_stack_of_every_rank(spec):
+    text = "[program.a]\ncommand = 'python stuck.py'\nranks = 2\njoins = false\n"
+    source = "import time\ndef sleeps():\n    time.sleep(1000)\nsleeps()\n"
+    for limit_s in (2, 8, 32):  # on a busy machine ranks have not begun when the first is over
+        done = spec(text, "--timeout", str(limit_s), files={"stuck.py": source}, expect=124)
+        assert f"the job had not ended after {limit_s} s, so it was ended." in done.stderr
+        if (shown := [f"[a {rank}]   File" in done.stderr for rank in (0, 1)]) == [True, True]:
+            break
+    assert shown == [True, True], done.stderr

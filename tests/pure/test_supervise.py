@@ -275,6 +275,22 @@ def test_signals_that_come_while_the_launcher_is_started_end_it():
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
 
 
+def test_files_that_a_launcher_reads_are_there_as_long_as_the_job():
+    code = (
+        "import os, sys; from hpcomm.job.supervise import *;"
+        "from hpcomm.job.program_watch import Watch; from hpcomm.job.spec.programs import *;"
+        "watch, file = Watch(RunSpec(Path(), '', {})), {'two.multiprog': '0 a\\n1 b\\n'};"
+        "sys.exit(supervise([sys.executable, '-c', sys.argv[1], 'two.multiprog'], {}, 20, watch, file))"
+    )
+    launcher = "import sys; print(open(sys.argv[1]).read(), end=sys.argv[1])"
+    ended = subprocess.run([sys.executable, "-c", code, launcher], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    *lines, file = ended.stdout.splitlines()
+    assert lines == ["0 a", "1 b"]
+    assert file.endswith("/two.multiprog")
+    assert not Path(file).parent.exists()
+
+
 def test_a_launcher_that_cannot_be_started_leaves_signals_that_end():
     code = (
         "import os, signal; from hpcomm.job.supervise import *\n"
