@@ -311,7 +311,9 @@ def test_ranks_spawn_others_on_all_hosts(hosts):
         process = hosts.start(command, hosts.environ(find_mpi().vendor))
         out = said(process, 60)[0]
         if process.returncode not in CRASHED or "pmix_server_dyn.c" not in out:
-            break  # else Open MPI's launcher has crashed, as it does now and then: see docs/spawn.md
+            break
+    else:  # the busier the machine, the more often
+        pytest.xfail("Open MPI's launcher has crashed each time, a fault of its own: see docs/spawn.md")
     assert process.returncode == 0, out
     assert re.search(r"there \['h1', '(h1', 'h2|h2', 'h1)'\]", out), out
     assert out.count("merged 5") == out.count("went on") == 2, out
