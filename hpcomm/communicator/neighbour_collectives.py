@@ -38,30 +38,28 @@ class Topology(RaggedNeighbours):
         destinations: the ranks that it speaks to.
     """
 
-    # fmt: off
     @overload
     def neighbour_all_gather(
-        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Now = ...,
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Now = ...
     ) -> NDArray[Scalar]: ...
     @overload
     def neighbour_all_gather(
-        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Later,
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Later
     ) -> Request[NDArray[Scalar]]: ...
     @overload
     def neighbour_all_gather(
-        self, x: complex, *, out: AnyArray | None = ..., async_op: Now = ...,
+        self, x: complex, *, out: AnyArray | None = ..., async_op: Now = ...
     ) -> AnyArray: ...
     @overload
     def neighbour_all_gather(
-        self, x: complex, *, out: AnyArray | None = ..., async_op: Later,
+        self, x: complex, *, out: AnyArray | None = ..., async_op: Later
     ) -> Request[AnyArray]: ...
     @overload
     def neighbour_all_gather(self, x: Array, *, out: Array | None = ..., async_op: Now = ...) -> Array: ...
     @overload
     def neighbour_all_gather(
-        self, x: Array, *, out: Array | None = ..., async_op: Later,
+        self, x: Array, *, out: Array | None = ..., async_op: Later
     ) -> Request[Array]: ...
-    # fmt: on
     def neighbour_all_gather(
         self, x: ArrayLike, *, out: ArrayLike | None = None, async_op: bool = False
     ) -> object:
@@ -79,22 +77,20 @@ class Topology(RaggedNeighbours):
         """
         return self._neighbours("neighbour_all_gather", x, out, async_op, "allgather")
 
-    # fmt: off
     @overload
     def neighbour_all_to_all(
-        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Now = ...,
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Now = ...
     ) -> NDArray[Scalar]: ...
     @overload
     def neighbour_all_to_all(
-        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Later,
+        self, x: NDArray[Scalar], *, out: NDArray[Scalar] | None = ..., async_op: Later
     ) -> Request[NDArray[Scalar]]: ...
     @overload
     def neighbour_all_to_all(self, x: Array, *, out: Array | None = ..., async_op: Now = ...) -> Array: ...
     @overload
     def neighbour_all_to_all(
-        self, x: Array, *, out: Array | None = ..., async_op: Later,
+        self, x: Array, *, out: Array | None = ..., async_op: Later
     ) -> Request[Array]: ...
-    # fmt: on
     def neighbour_all_to_all(
         self, x: ArrayLike, *, out: ArrayLike | None = None, async_op: bool = False
     ) -> object:

@@ -29,12 +29,10 @@ class RaggedNeighbours(Communicator):
     sources: tuple[int, ...] = ()
     destinations: tuple[int, ...] = ()
 
-    # fmt: off
     @overload
     def neighbour_all_gather_ragged(self, x: Array, *, async_op: Now = ...) -> list[Array | None]: ...
     @overload
     def neighbour_all_gather_ragged(self, x: Array, *, async_op: Later) -> Request[list[Array | None]]: ...
-    # fmt: on
     def neighbour_all_gather_ragged(self, x: ArrayLike, *, async_op: bool = False) -> object:
         """Collect the array of every source, of any shape and dtype; None where nobody is.
 
@@ -46,16 +44,14 @@ class RaggedNeighbours(Communicator):
         n = len(self.destinations)
         return self._neighbours_ragged("neighbour_all_gather_ragged", [x] * n, n, async_op)
 
-    # fmt: off
     @overload
     def neighbour_all_to_all_ragged(
-        self, xs: Sequence[Array], *, async_op: Now = ...,
+        self, xs: Sequence[Array], *, async_op: Now = ...
     ) -> list[Array | None]: ...
     @overload
     def neighbour_all_to_all_ragged(
-        self, xs: Sequence[Array], *, async_op: Later,
+        self, xs: Sequence[Array], *, async_op: Later
     ) -> Request[list[Array | None]]: ...
-    # fmt: on
     def neighbour_all_to_all_ragged(self, xs: Sequence[ArrayLike], *, async_op: bool = False) -> object:
         """Send array i of the list to destinations[i]; receive one of any shape from every source.
 

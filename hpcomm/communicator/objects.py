@@ -35,16 +35,14 @@ ObjectOperator: TypeAlias = (
 )
 
 
-# fmt: off
 @overload
 def send_object(
-    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Now = ..., sync: bool = ...,
+    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Now = ..., sync: bool = ...
 ) -> None: ...
 @overload
 def send_object(
-    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Later, sync: bool = ...,
+    comm: Communicator, obj: object, dest: int, tag: int = ..., *, async_op: Later, sync: bool = ...
 ) -> Request[None]: ...
-# fmt: on
 def send_object(
     comm: Communicator, obj: object, dest: int, tag: int = 0, *, async_op: bool = False, sync: bool = False
 ) -> Request[None] | None:
@@ -143,20 +141,18 @@ def sendrecv_object(
         going.wait()
 
 
-# fmt: off
 @overload
 def broadcast_object(comm: Communicator, obj: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
 @overload
 def broadcast_object(
-    comm: Communicator, obj: None = ..., root: int = ..., *, async_op: Later,
+    comm: Communicator, obj: None = ..., root: int = ..., *, async_op: Later
 ) -> Request[Any]: ...
 @overload
 def broadcast_object(comm: Communicator, obj: T | None, root: int = ..., *, async_op: Now = ...) -> T: ...
 @overload
 def broadcast_object(
-    comm: Communicator, obj: T | None, root: int = ..., *, async_op: Later,
+    comm: Communicator, obj: T | None, root: int = ..., *, async_op: Later
 ) -> Request[T]: ...
-# fmt: on
 def broadcast_object(
     comm: Communicator, obj: object = None, root: int = 0, *, async_op: bool = False
 ) -> object:
@@ -171,14 +167,12 @@ def broadcast_object(
     return collective(comm, "broadcast", _OBJECTS, root, [obj] if is_root else [], async_op)
 
 
-# fmt: off
 @overload
 def gather_object(comm: Communicator, obj: T, root: int = ..., *, async_op: Now = ...) -> list[T] | None: ...
 @overload
 def gather_object(
-    comm: Communicator, obj: T, root: int = ..., *, async_op: Later,
+    comm: Communicator, obj: T, root: int = ..., *, async_op: Later
 ) -> Request[list[T] | None]: ...
-# fmt: on
 def gather_object(comm: Communicator, obj: object, root: int = 0, *, async_op: bool = False) -> object:
     """Collect the objects of all ranks in a list on root; None elsewhere.
 
@@ -189,12 +183,10 @@ def gather_object(comm: Communicator, obj: object, root: int = 0, *, async_op: b
     return collective(comm, "gather", _OBJECTS, root, [obj], async_op)
 
 
-# fmt: off
 @overload
 def all_gather_object(comm: Communicator, obj: T, *, async_op: Now = ...) -> list[T]: ...
 @overload
 def all_gather_object(comm: Communicator, obj: T, *, async_op: Later) -> Request[list[T]]: ...
-# fmt: on
 def all_gather_object(comm: Communicator, obj: object, *, async_op: bool = False) -> object:
     """Collect the objects of all ranks in a list on every rank.
 
@@ -204,22 +196,20 @@ def all_gather_object(comm: Communicator, obj: object, *, async_op: bool = False
     return collective(comm, "all_gather", _OBJECTS, 0, [obj], async_op)
 
 
-# fmt: off
 @overload
 def scatter_object(comm: Communicator, objs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
 @overload
 def scatter_object(
-    comm: Communicator, objs: None = ..., root: int = ..., *, async_op: Later,
+    comm: Communicator, objs: None = ..., root: int = ..., *, async_op: Later
 ) -> Request[Any]: ...
 @overload
 def scatter_object(
-    comm: Communicator, objs: Sequence[T] | None, root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, objs: Sequence[T] | None, root: int = ..., *, async_op: Now = ...
 ) -> T: ...
 @overload
 def scatter_object(
-    comm: Communicator, objs: Sequence[T] | None, root: int = ..., *, async_op: Later,
+    comm: Communicator, objs: Sequence[T] | None, root: int = ..., *, async_op: Later
 ) -> Request[T]: ...
-# fmt: on
 def scatter_object(
     comm: Communicator, objs: Sequence[object] | None = None, root: int = 0, *, async_op: bool = False
 ) -> object:
@@ -233,12 +223,10 @@ def scatter_object(
     return collective(comm, "scatter", _OBJECTS, root, items, async_op, refused)
 
 
-# fmt: off
 @overload
 def all_to_all_object(comm: Communicator, objs: Sequence[T], *, async_op: Now = ...) -> list[T]: ...
 @overload
 def all_to_all_object(comm: Communicator, objs: Sequence[T], *, async_op: Later) -> Request[list[T]]: ...
-# fmt: on
 def all_to_all_object(comm: Communicator, objs: Sequence[object], *, async_op: bool = False) -> object:
     """Send object j of the list to rank j; receive a list with one from every rank.
 

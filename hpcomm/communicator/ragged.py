@@ -35,16 +35,14 @@ else:
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 
 
-# fmt: off
 @overload
 def send_ragged(
-    comm: Communicator, x: ArrayLike, dest: int, tag: int = ..., *, async_op: Now = ..., sync: bool = ...,
+    comm: Communicator, x: ArrayLike, dest: int, tag: int = ..., *, async_op: Now = ..., sync: bool = ...
 ) -> None: ...
 @overload
 def send_ragged(
-    comm: Communicator, x: ArrayLike, dest: int, tag: int = ..., *, async_op: Later, sync: bool = ...,
+    comm: Communicator, x: ArrayLike, dest: int, tag: int = ..., *, async_op: Later, sync: bool = ...
 ) -> Request[None]: ...
-# fmt: on
 def send_ragged(
     comm: Communicator, x: ArrayLike, dest: int, tag: int = 0, *, async_op: bool = False, sync: bool = False
 ) -> Request[None] | None:
@@ -116,30 +114,28 @@ def irecv_ragged(comm: Communicator, source: int | None = None, tag: int | None 
     return ireceive(comm, "irecv_ragged", source, tag, Status(), decode)
 
 
-# fmt: off
 @overload
 def broadcast_ragged(comm: Communicator, x: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
 @overload
 def broadcast_ragged(
-    comm: Communicator, x: None = ..., root: int = ..., *, async_op: Later,
+    comm: Communicator, x: None = ..., root: int = ..., *, async_op: Later
 ) -> Request[Any]: ...
 @overload
 def broadcast_ragged(
-    comm: Communicator, x: NDArray[Scalar] | None, root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, x: NDArray[Scalar] | None, root: int = ..., *, async_op: Now = ...
 ) -> NDArray[Scalar]: ...
 @overload
 def broadcast_ragged(
-    comm: Communicator, x: NDArray[Scalar] | None, root: int = ..., *, async_op: Later,
+    comm: Communicator, x: NDArray[Scalar] | None, root: int = ..., *, async_op: Later
 ) -> Request[NDArray[Scalar]]: ...
 @overload
 def broadcast_ragged(
-    comm: Communicator, x: Array | None, root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, x: Array | None, root: int = ..., *, async_op: Now = ...
 ) -> Array: ...
 @overload
 def broadcast_ragged(
-    comm: Communicator, x: Array | None, root: int = ..., *, async_op: Later,
+    comm: Communicator, x: Array | None, root: int = ..., *, async_op: Later
 ) -> Request[Array]: ...
-# fmt: on
 def broadcast_ragged(
     comm: Communicator, x: ArrayLike | None = None, root: int = 0, *, async_op: bool = False
 ) -> object:
@@ -152,24 +148,22 @@ def broadcast_ragged(
     return collective(comm, "broadcast", _RAGGED, root, [x] if is_root else [], async_op)
 
 
-# fmt: off
 @overload
 def gather_ragged(
-    comm: Communicator, x: NDArray[Scalar], root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., *, async_op: Now = ...
 ) -> list[NDArray[Scalar]] | None: ...
 @overload
 def gather_ragged(
-    comm: Communicator, x: NDArray[Scalar], root: int = ..., *, async_op: Later,
+    comm: Communicator, x: NDArray[Scalar], root: int = ..., *, async_op: Later
 ) -> Request[list[NDArray[Scalar]] | None]: ...
 @overload
 def gather_ragged(
-    comm: Communicator, x: Array, root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, x: Array, root: int = ..., *, async_op: Now = ...
 ) -> list[Array] | None: ...
 @overload
 def gather_ragged(
-    comm: Communicator, x: Array, root: int = ..., *, async_op: Later,
+    comm: Communicator, x: Array, root: int = ..., *, async_op: Later
 ) -> Request[list[Array] | None]: ...
-# fmt: on
 def gather_ragged(comm: Communicator, x: ArrayLike, root: int = 0, *, async_op: bool = False) -> object:
     """Collect arrays of any shapes and dtypes in a list on root; None elsewhere.
 
@@ -180,20 +174,18 @@ def gather_ragged(comm: Communicator, x: ArrayLike, root: int = 0, *, async_op: 
     return collective(comm, "gather", _RAGGED, root, [x] if root >= 0 else [], async_op)  # else others give
 
 
-# fmt: off
 @overload
 def all_gather_ragged(
-    comm: Communicator, x: NDArray[Scalar], *, async_op: Now = ...,
+    comm: Communicator, x: NDArray[Scalar], *, async_op: Now = ...
 ) -> list[NDArray[Scalar]]: ...
 @overload
 def all_gather_ragged(
-    comm: Communicator, x: NDArray[Scalar], *, async_op: Later,
+    comm: Communicator, x: NDArray[Scalar], *, async_op: Later
 ) -> Request[list[NDArray[Scalar]]]: ...
 @overload
 def all_gather_ragged(comm: Communicator, x: Array, *, async_op: Now = ...) -> list[Array]: ...
 @overload
 def all_gather_ragged(comm: Communicator, x: Array, *, async_op: Later) -> Request[list[Array]]: ...
-# fmt: on
 def all_gather_ragged(comm: Communicator, x: ArrayLike, *, async_op: bool = False) -> object:
     """Collect arrays of any shapes and dtypes in a list on every rank.
 
@@ -207,30 +199,28 @@ def all_gather_ragged(comm: Communicator, x: ArrayLike, *, async_op: bool = Fals
     return collective(comm, "all_gather", _RAGGED, 0, [x], async_op)
 
 
-# fmt: off
 @overload
 def scatter_ragged(comm: Communicator, xs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
 @overload
 def scatter_ragged(
-    comm: Communicator, xs: None = ..., root: int = ..., *, async_op: Later,
+    comm: Communicator, xs: None = ..., root: int = ..., *, async_op: Later
 ) -> Request[Any]: ...
 @overload
 def scatter_ragged(
-    comm: Communicator, xs: Sequence[NDArray[Scalar]] | None, root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, xs: Sequence[NDArray[Scalar]] | None, root: int = ..., *, async_op: Now = ...
 ) -> NDArray[Scalar]: ...
 @overload
 def scatter_ragged(
-    comm: Communicator, xs: Sequence[NDArray[Scalar]] | None, root: int = ..., *, async_op: Later,
+    comm: Communicator, xs: Sequence[NDArray[Scalar]] | None, root: int = ..., *, async_op: Later
 ) -> Request[NDArray[Scalar]]: ...
 @overload
 def scatter_ragged(
-    comm: Communicator, xs: Sequence[Array] | None, root: int = ..., *, async_op: Now = ...,
+    comm: Communicator, xs: Sequence[Array] | None, root: int = ..., *, async_op: Now = ...
 ) -> Array: ...
 @overload
 def scatter_ragged(
-    comm: Communicator, xs: Sequence[Array] | None, root: int = ..., *, async_op: Later,
+    comm: Communicator, xs: Sequence[Array] | None, root: int = ..., *, async_op: Later
 ) -> Request[Array]: ...
-# fmt: on
 def scatter_ragged(
     comm: Communicator, xs: Sequence[ArrayLike] | None = None, root: int = 0, *, async_op: bool = False
 ) -> object:
@@ -244,22 +234,20 @@ def scatter_ragged(
     return collective(comm, "scatter", _RAGGED, root, items, async_op, refused)
 
 
-# fmt: off
 @overload
 def all_to_all_ragged(
-    comm: Communicator, xs: Sequence[NDArray[Scalar]], *, async_op: Now = ...,
+    comm: Communicator, xs: Sequence[NDArray[Scalar]], *, async_op: Now = ...
 ) -> list[NDArray[Scalar]]: ...
 @overload
 def all_to_all_ragged(
-    comm: Communicator, xs: Sequence[NDArray[Scalar]], *, async_op: Later,
+    comm: Communicator, xs: Sequence[NDArray[Scalar]], *, async_op: Later
 ) -> Request[list[NDArray[Scalar]]]: ...
 @overload
 def all_to_all_ragged(comm: Communicator, xs: Sequence[Array], *, async_op: Now = ...) -> list[Array]: ...
 @overload
 def all_to_all_ragged(
-    comm: Communicator, xs: Sequence[Array], *, async_op: Later,
+    comm: Communicator, xs: Sequence[Array], *, async_op: Later
 ) -> Request[list[Array]]: ...
-# fmt: on
 def all_to_all_ragged(comm: Communicator, xs: Sequence[ArrayLike], *, async_op: bool = False) -> object:
     """Send array j of the list to rank j; receive a list with one from every rank.
 

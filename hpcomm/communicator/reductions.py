@@ -269,16 +269,14 @@ def exscan(
     return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
 
 
-# fmt: off
 @overload
 def reduce_scatter_ragged(
-    comm: Communicator, xs: Sequence[Array], op: Operator = ..., *, async_op: Now = ...,
+    comm: Communicator, xs: Sequence[Array], op: Operator = ..., *, async_op: Now = ...
 ) -> Array: ...
 @overload
 def reduce_scatter_ragged(
-    comm: Communicator, xs: Sequence[Array], op: Operator = ..., *, async_op: Later,
+    comm: Communicator, xs: Sequence[Array], op: Operator = ..., *, async_op: Later
 ) -> Request[Array]: ...
-# fmt: on
 def reduce_scatter_ragged(
     comm: Communicator, xs: Sequence[ArrayLike], op: Operator = "sum", *, async_op: bool = False
 ) -> object:
