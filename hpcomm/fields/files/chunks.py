@@ -1,15 +1,20 @@
-"""Chunked files: fields are cut where chunks end, so that every chunk has one writer."""
+"""Chunked files: fields are cut where chunks end, so that each has one writer; how both formats are read."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..._lazy import np
-from ...core.partition import Box, Partition, cuts, integers
+from ...communicator.communicator import Communicator
+from ...communicator.mesh import Mesh, ranks_of
+from ...core.partition import Box, Partition, Points, Split, cuts, integers
 from ...core.types import AnyArray
-from ...errors import LayoutError
+from ...errors import LayoutError, demand
 from ..field import Field
 from ..redistribution import Redistribution
 from . import file_folder
@@ -17,6 +22,80 @@ from .file_folder import PathLike
 
 Chunks = bool | Sequence[int]
 _LARGEST = 64 << 20  # bytes of a chunk that nobody asked for
+
+
+class Found(NamedTuple):
+    """An array of a file: its name, shape, native dtype and unit, and what a format needs to read it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    unit: str
+    place: Any
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A format of files that hold arrays with names: what its load and its read_into are.
+
+    Attributes:
+        module: the public one.
+        need: loads what the format needs, or raises MissingError.
+        look: finds the array of that name in a file; on rank 0.
+        read: (path, found, field, out) -> what this rank owns of it; as Stored.read.
+    """
+
+    module: str
+    need: Callable[[], object]
+    look: Callable[[Path, str | None], Found]
+    read: Callable[[Path, Found, Field, Any], Any]
+
+    def _stored(self, comm: Communicator, path: PathLike, name: str | None) -> file_folder.Stored:
+        self.need()
+        path = file_folder.target_path(path, "load", comm)
+        found: Found = file_folder.from_root(comm, "load", path, lambda: self.look(path, name))
+        read, last = partial(self.read, path, found), found.name.rpartition("/")[2]
+        return file_folder.Stored(path, found.shape, found.dtype, read, last, found.unit)
+
+    def load(
+        self,
+        path: PathLike,
+        ranks: Mesh | Communicator,
+        name: str | None = None,
+        whole: Partition | Points | None = None,
+        *,
+        split: Sequence[Split] | None = None,
+        **options: object,
+    ) -> Field:
+        """Read an array of a file or store, of whatever origin, into a new field over ranks. Collective.
+
+        Args:
+            path: of an HDF5 file; of a zarr group, or of one array (format 2 or 3).
+            name: of the array ("group/name" below the top in HDF5); may be left out if there is only one.
+            whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
+            options: halo, periodic, ... as Field takes them.
+
+        Raises:
+            MissingError: h5py, or zarr 3, is not installed.
+            TransportError: on every rank, if it cannot be read or has no such array of numbers.
+            LayoutError: the partition is of another shape.
+        """
+        comm = ranks_of(ranks, "load")
+        return self._stored(comm, path, name).load(ranks, whole, split, options)
+
+    def read_into(self, field: Field, path: PathLike, name: str | None = None) -> None:
+        """Fill a field from the array of its name; if that fails it stays as it was. Collective.
+
+        Args:
+            name: of the array, if it is another one.
+
+        Raises:
+            LayoutError, DtypeError: the array has another shape or dtype.
+            TransportError: on every rank, if it cannot be read.
+        """
+        hint = f"{self.module}.read_into(field, path)"
+        demand(field, Field, "what read_into was given", "read_into", hint)
+        self._stored(field.comm, path, name or field.name or None).into(field)
 
 
 def chunk_shape(partition: Partition, itemsize: int, wanted: Chunks = True) -> tuple[int, ...]:

@@ -22,14 +22,13 @@ from typing import Any, NamedTuple
 
 from ..._lazy import np
 from ...communicator.communicator import Communicator
-from ...communicator.mesh import Mesh, ranks_of
-from ...core.partition import Box, Partition, Points, Split
+from ...core.partition import Box
 from ...core.types import AnyArray
-from ...errors import HpcommError, UsageError, demand, where
+from ...errors import HpcommError, UsageError, where
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder, npy
-from .chunks import Chunks, boxes, chunk_shape, share, values
+from .chunks import Chunks, Found, Reader, boxes, chunk_shape, share, values
 
 _MODES = ("w", "a", "r+", "x", "w-")
 _METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data
@@ -92,45 +91,6 @@ def save(
             if chunked:
                 _write_chunks(comm, part, chunked, compression, path)
         file_folder.publish(comm, part, path, sync=sync)
-
-
-def load(
-    path: file_folder.PathLike,
-    ranks: Mesh | Communicator,
-    name: str | None = None,
-    whole: Partition | Points | None = None,
-    *,
-    split: Sequence[Split] | None = None,
-    **options: object,
-) -> Field:
-    """Read a dataset of any HDF5 file into a new field over ranks. Collective.
-
-    Args:
-        name: of the dataset ("group/name" below the top); may be left out if there is only one.
-        whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
-        options: halo, periodic, ... as Field takes them.
-
-    Raises:
-        MissingError: h5py is not installed.
-        TransportError: on every rank, if the file cannot be read or has no such dataset of numbers.
-        LayoutError: the partition is of another shape.
-    """
-    comm = ranks_of(ranks, "load")
-    return _stored(comm, path, name).load(ranks, whole, split, options)
-
-
-def read_into(field: Field, path: file_folder.PathLike, name: str | None = None) -> None:
-    """Fill a field from the dataset of its name; if that fails it stays as it was. Collective.
-
-    Args:
-        name: of the dataset, if it is another one.
-
-    Raises:
-        LayoutError, DtypeError: the dataset has another shape or dtype.
-        TransportError: on every rank, if it cannot be read.
-    """
-    demand(field, Field, "what read_into was given", "read_into", "hdf5.read_into(field, path)")
-    _stored(field.comm, path, name or field.name or None).into(field)
 
 
 def explain() -> str:
@@ -344,26 +304,16 @@ def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
 
 
 # -- reading ------------------------------------------------------------------------------------------------
-def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
-    _library()
-    path = file_folder.target_path(path, "load", comm)
-    name, shape, dtype, unit, offset, held = file_folder.from_root(
-        comm, "load", path, lambda: _look(path, name)
-    )
-
-    def read(field: Field, out: object) -> Any:
-        if offset is not None:
-            return npy.values(field, held, offset, out=out)
-        return values(field, lambda box: _read_box(path, name, box), path)
-
-    return file_folder.Stored(path, shape, dtype, read, name.rpartition("/")[2], unit)
+def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
+    offset, held = found.place
+    if offset is not None:
+        return npy.values(field, held, offset, out=out)
+    return values(field, lambda box: _read_box(path, found.name, box), path)
 
 
-def _look(
-    path: Path, name: str | None
-) -> tuple[str, tuple[int, ...], np.dtype[np.generic], str, int | None, str]:
-    """Name, shape, dtype and unit of the dataset; where its data begin, if that is all there is to it, and in
-    which file (that of an external link is another one)."""
+def _look(path: Path, name: str | None) -> Found:
+    """The dataset; where its data begin, if that is all there is to it, and in which file (that of an
+    external link is another one)."""
     import h5py
 
     with h5py.File(path, "r") as file:
@@ -378,7 +328,7 @@ def _look(
         unit = dataset.attrs.get("unit", "")
         dtype = np.dtype(dataset.dtype.str).newbyteorder("=")
         unit = unit if isinstance(unit, str) else ""
-        return wanted, tuple(dataset.shape), dtype, unit, offset, dataset.file.filename
+        return Found(wanted, tuple(dataset.shape), dtype, unit, (offset, dataset.file.filename))
 
 
 def _dataset_called(file: Any, name: str | None) -> tuple[str, Any]:
@@ -407,3 +357,7 @@ def _read_box(path: file_folder.PathLike, name: str, box: Box) -> Any:
 
     with h5py.File(path, "r") as file:
         return file[name][box.slices()]
+
+
+_reader = Reader("hdf5", _library, _look, _read)
+load, read_into = _reader.load, _reader.read_into

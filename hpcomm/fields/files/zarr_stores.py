@@ -8,14 +8,11 @@ from types import ModuleType
 from typing import Any
 
 from ..._lazy import np
-from ...communicator.communicator import Communicator
-from ...communicator.mesh import Mesh, ranks_of
-from ...core.partition import Partition, Points, Split
-from ...errors import HpcommError, MissingError, demand
+from ...errors import HpcommError, MissingError
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder
-from .chunks import Chunks, boxes, chunk_shape, share, values
+from .chunks import Chunks, Found, Reader, boxes, chunk_shape, share, values
 
 _COMPLETE = "all_chunks_written"  # attribute of an array
 
@@ -78,46 +75,6 @@ def save(
         file_folder.publish(comm, part, path)
 
 
-def load(
-    path: file_folder.PathLike,
-    ranks: Mesh | Communicator,
-    name: str | None = None,
-    whole: Partition | Points | None = None,
-    *,
-    split: Sequence[Split] | None = None,
-    **options: object,
-) -> Field:
-    """Read an array of a zarr store (format 2 or 3) into a new field over ranks. Collective.
-
-    Args:
-        path: of a group or of one array.
-        name: of the array in the group; may be left out if there is only one.
-        whole, split: how to cut it, as Field takes them; default: over the mesh, or by rows.
-        options: halo, periodic, ... as Field takes them.
-
-    Raises:
-        MissingError: zarr is not installed, or is older than 3.
-        TransportError: on every rank, if the store cannot be read or has no such array of numbers.
-        LayoutError: the partition is of another shape.
-    """
-    comm = ranks_of(ranks, "load")
-    return _stored(comm, path, name).load(ranks, whole, split, options)
-
-
-def read_into(field: Field, path: file_folder.PathLike, name: str | None = None) -> None:
-    """Fill a field from the array of its name; if that fails it stays as it was. Collective.
-
-    Args:
-        name: of the array, if it is another one.
-
-    Raises:
-        LayoutError, DtypeError: the array has another shape or dtype.
-        TransportError: on every rank, if it cannot be read.
-    """
-    demand(field, Field, "what read_into was given", "read_into", "zarr.read_into(field, path)")
-    _stored(field.comm, path, name or field.name or None).into(field)
-
-
 # -- how ----------------------------------------------------------------------------------------------------
 def _library() -> ModuleType:
     hint = "pip install 'hpcomm[zarr]'"
@@ -127,23 +84,15 @@ def _library() -> ModuleType:
     return zarr
 
 
-def _stored(comm: Communicator, path: file_folder.PathLike, name: str | None) -> file_folder.Stored:
-    _library()
-    path = file_folder.target_path(path, "load", comm)
-    place, name, shape, dtype, unit = file_folder.from_root(
-        comm, "load", path, lambda: _look(file_folder.standing(path), name)
-    )
-
-    def read(field: Field, out: object) -> Any:
-        return values(field, lambda box: np.asarray(_array(place, name)[box.slices()]), path)
-
-    return file_folder.Stored(path, shape, dtype, read, name, unit)
+def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
+    return values(field, lambda box: np.asarray(_array(found.place, found.name)[box.slices()]), path)
 
 
-def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], np.dtype[np.generic], str]:
-    """Path, name (empty for path itself), shape, native dtype and unit of the array."""
+def _look(path: Path, name: str | None) -> Found:
+    """The array, whose name is empty where path is one, and the path."""
     import zarr
 
+    path = file_folder.standing(path)
     if not path.is_dir():  # zarr would speak of a node
         raise FileNotFoundError(f"No such folder: {path}")
     store: Any = zarr.open(path, mode="r")
@@ -158,7 +107,7 @@ def _look(path: Path, name: str | None) -> tuple[Path, str, tuple[int, ...], np.
     if lost:
         raise ValueError(f"{lost} of its {store.nchunks} chunks are lost")
     unit = str(store.attrs.get("unit", ""))
-    return path, wanted, tuple(store.shape), np.dtype(dtype.newbyteorder("=").str), unit
+    return Found(wanted, tuple(store.shape), np.dtype(dtype.newbyteorder("=").str), unit, path)
 
 
 def _array(path: Path, name: str) -> Any:
@@ -166,3 +115,7 @@ def _array(path: Path, name: str) -> Any:
 
     found: Any = zarr.open(path, mode="r")
     return found[name] if name else found
+
+
+_reader = Reader("zarr", _library, _look, _read)
+load, read_into = _reader.load, _reader.read_into
