@@ -75,7 +75,7 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
                    .direct = 1,
                    .direct_from = from,
                    .timeout =
-                       signal_number == SIGSTOP ? 30000000u : 2000000000u};
+                       signal_number == SIGSTOP ? 0.03 : 2};
   static float x[MOST], out[MOST * 4];
   node_attach(&n, segment, place, rank);
   for (int i = 0; i < CALLS; i++) {

@@ -306,7 +306,7 @@ static void *rank(void *arg) {
     }
     pause_a_little(&own, synchronous ? 10 : 5, synchronous ? 1500000 : 100000);
     if (synchronous)
-      n.timeout = 1 + draw(&own) % 1000000;
+      n.timeout = (double)(1 + draw(&own) % 1000000) * 1e-9;
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
     look_at_logs(&n, &own);

@@ -133,8 +133,8 @@ int node_wait_for_rank(struct node *n, int rank) {
   if (result && n->synchronous) {
     int withdrawn = withdraw(n);
     if (result == -WHY_LATE && !withdrawn) { /* all have come: whoever doubts too makes up his mind soon */
-      const uint64_t limit = n->limit;
-      n->limit = UINT64_MAX;
+      const double limit = n->limit;
+      n->limit = NODE_FOR_EVER;
       result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
       n->limit = limit;
     }

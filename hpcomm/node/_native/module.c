@@ -260,7 +260,7 @@ static PyObject *arrive_and_wait(PyObject *me, PyObject *const *a, Py_ssize_t co
   const uint64_t signature = read_signature(a[0]);
   const double seconds = count > 1 && a[1] != Py_None && !PyErr_Occurred() ? PyFloat_AsDouble(a[1]) : 0;
   if (PyErr_Occurred() || enter_call(self)) return NULL;
-  n->limit = seconds > 0 ? ns_of(seconds) + 1 : 0;
+  n->limit = seconds;
   const int bad = node_arrive_and_wait(n, signature, NULL, 0);
   n->limit = 0;
   self->busy = 0;
@@ -345,7 +345,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                              .checks = checks,
                              .synchronous = synchronous,
                              .most = UINT64_MAX,
-                             .timeout = ns_of(timeout),
+                             .timeout = timeout,
                              .direct = direct,
                              .direct_from = DIRECT_FROM};
   node_attach(&self->node, &segment->segment, place, rank);
@@ -407,14 +407,14 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
 }
 
 static PyObject *get_timeout(PyObject *me, void *none) {
-  return (void)none, PyFloat_FromDouble((double)((Node *)me)->node.timeout * 1e-9);
+  return (void)none, PyFloat_FromDouble(((Node *)me)->node.timeout);
 }
-static int set_timeout(PyObject *me, PyObject *value, void *none) {
+static int set_timeout(PyObject *me, PyObject *value, void *none) { /* a member would be -1 after a bad value */
   (void)none;
   if (!value) return PyErr_SetString(PyExc_AttributeError, "cannot be deleted"), -1;
   const double seconds = PyFloat_AsDouble(value);
   if (PyErr_Occurred()) return -1;
-  return ((Node *)me)->node.timeout = ns_of(seconds), 0;
+  return ((Node *)me)->node.timeout = seconds, 0;
 }
 
 /* -- functions of the module --------------------------------------------------------------------------------------- */

@@ -31,9 +31,6 @@ extern const struct node_host python_host; /* module.c */
 extern int node_forks; /* since the first process: what asks for its pid at each call costs as much */
 int enter_call(Node *);   /* module.c: 0, or an exception: this thread may not */
 uint64_t read_signature(PyObject *); /* module.c: or an exception: more than 63 bits */
-static inline uint64_t ns_of(double seconds) { /* 0: for ever, also where it is no number */
-  return seconds > 0 ? (uint64_t)((seconds < 1e9 ? seconds : 1e9) * 1e9) : 0;
-}
 PyObject *node_share(PyObject *, PyObject *const *, Py_ssize_t); /* parcels.c */
 PyObject *node_tell(PyObject *, PyObject *const *, Py_ssize_t);
 extern PyTypeObject *segment_type;

@@ -38,6 +38,7 @@
 #define NODE_CELL 4224u       /* bytes of a cell: for 4 KiB of data, and some more */
 #define NODE_INLINE (NODE_CELL - 16u)
 #define NODE_LINE 64
+#define NODE_FOR_EVER 1e18 /* seconds */
 #define NODE_APART 128 /* words of different writers: processors fetch lines in pairs */
 
 typedef _Atomic uint64_t node_word;
@@ -152,8 +153,8 @@ struct node {
   int spins;                       /* looks before a wait gets slow; 0: more ranks than cores */
   int checks;                      /* compare signatures */
   int synchronous;                 /* every call waits for all, and may be withdrawn */
-  uint64_t timeout;                /* ns; 0: for ever */
-  uint64_t limit;                  /* ns, of this wait in place of timeout; 0: timeout holds */
+  double timeout;                  /* seconds; 0: for ever */
+  double limit;                    /* of this wait in place of timeout; 0: timeout holds */
   uint64_t most;                   /* bytes of a rank's block, above which module.c takes no call */
   uint64_t calls;                  /* number of the call under way */
   uint64_t published;              /* last number of which our arrival stands in its cell */
@@ -172,7 +173,7 @@ struct node {
 };
 
 struct channel {
-  struct node node; /* for its waits: host, spins, timeout */
+  struct node node; /* for its waits: host, spins */
   struct node_channel *at;
   uint64_t count; /* boxes that went through */
   int peer;       /* rank told to the host */

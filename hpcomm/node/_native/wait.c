@@ -85,8 +85,8 @@ int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want
   }
   while (!(holds = node_holds(how, node_load(at), want))) {
     uint64_t now = node_now();
-    const uint64_t most = n->limit ? n->limit : n->timeout;
-    if (most && now - begin > most) { /* look again: this process may have stood still since the last one */
+    const double most = n->limit > 0 ? n->limit : n->timeout;
+    if (most > 0 && (double)(now - begin) > most * 1e9) { /* look again: this process may have stood still since */
       holds = node_holds(how, node_load(at), want);
       if (!holds) holds = -WHY_LATE;
       break;
