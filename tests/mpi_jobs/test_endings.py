@@ -272,7 +272,7 @@ print("went on\\n", end="")
 @pytest.mark.once
 @pytest.mark.parametrize("statement", ["raise ValueError('all of us')", "raise SystemExit(3)"])
 def test_all_ranks_failing_alike_print_and_end(job: Any, statement: str) -> None:
-    source = f"import sys, hpcomm\nhpcomm.world.barrier()\nprint('before', flush=True)\n{statement}\n"
+    source = f"import sys, hpcomm\nprint('before', flush=True)\nhpcomm.world.barrier()\n{statement}\n"
     started = steady_time()
     done = job(3, source, timeout=40, expect=None)
     assert steady_time() - started < 20
@@ -304,6 +304,8 @@ def test_a_rank_that_ends_needs_no_new_thread(job: Any) -> None:
 def test_tracebacks_of_several_ranks_are_not_mixed(job: Any) -> None:
     code = """
         import hpcomm
+        from hpcomm.agree import runtime
+        runtime.GRACE_S = 30  # by the clock, until who fails first ends the others
         def fail(depth):
             if depth == 0:
                 raise ValueError(f"here on rank {hpcomm.world.rank}")
