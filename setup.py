@@ -46,7 +46,6 @@ setup(
             "hpcomm.node._native.core",
             sorted(str(path) for path in CORE.glob("*.c")),
             depends=sorted(str(path) for path in CORE.glob("*.h")),
-            define_macros=[("_GNU_SOURCE", None)],
             extra_compile_args=FLAGS,
             extra_link_args=["-s"],  # no symbols: they are half of it
             py_limited_api=True,

@@ -56,15 +56,12 @@ static void publish(struct node *n, uint64_t signature, uint64_t state) {
     node_post(&cell->arrival, arrival);
 }
 
-/* The signature of a rank's call if it is another one than ours, else 0. */
-static uint64_t another(const struct node *n, int rank, uint64_t number, uint64_t ours) {
-  uint64_t theirs = node_signature(n, rank, number);
-  return n->checks && theirs != ours && ours ? theirs : 0;
-}
-
+/* Of a call to which this rank and another one have come: do they mean the same? */
 static int compare(struct node *n, int rank, uint64_t number) {
-  const uint64_t theirs = number > n->told ? another(n, rank, number, node_signature(n, n->rank, number)) : 0;
-  return theirs ? node_mismatch(n, rank, number, theirs) : 0;
+  const uint64_t ours = number == n->calls ? n->signature : node_signature(n, n->rank, number);
+  const uint64_t theirs = node_signature(n, rank, number);
+  const int differ = n->checks && ours != theirs && ours && theirs && number > n->told;
+  return differ ? node_mismatch(n, rank, number, theirs) : 0;
 }
 
 /* Compare our calls that are over, and for which we did not wait, with those who have come to them. */
@@ -139,20 +136,15 @@ int node_wait_for_rank(struct node *n, int rank) {
       n->limit = limit;
     }
   }
-  if (result) return node_fail(n, -result, rank);
-  const uint64_t theirs = another(n, rank, n->calls, n->signature);
-  return theirs ? node_mismatch(n, rank, n->calls, theirs) : 0;
+  return result ? node_fail(n, -result, rank) : compare(n, rank, n->calls);
 }
 
 /* Compare with those for whom we did not wait, as far as they have come: of two ranks that wait for nobody, as two roots
    of one broadcast, the later one hears of it. */
 int node_compare(struct node *n) {
   atomic_thread_fence(memory_order_seq_cst); /* our arrival is out before we look: one of two sees the other */
-  for (int r = 0; r < n->size; r++) {
-    if (r == n->rank || node_load(&node_cell(n, r, n->calls)->arrival) != n->arrival) continue;
-    const uint64_t theirs = another(n, r, n->calls, n->signature);
-    if (theirs) return node_mismatch(n, r, n->calls, theirs);
-  }
+  for (int r = 0; r < n->size; r++)
+    if (r != n->rank && node_load(&node_cell(n, r, n->calls)->arrival) == n->arrival && compare(n, r, n->calls)) return -1;
   return 0;
 }
 

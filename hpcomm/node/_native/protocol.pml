@@ -36,7 +36,7 @@ rank_t rank[P];
 byte passed[CALLS + 1];
 byte failed[CALLS + 1];
 
-inline all_came(k) { /* others have come to call k, whether or not they have withdrawn */
+inline wait_for_all_at(k) { /* others have come to call k, whether or not they have withdrawn */
   q = 0;
   do
   :: q < P ->
@@ -87,7 +87,7 @@ proctype node(byte me) {
         if
         :: seen < published + 2 - CELLS ->
            if
-           :: all_came(published + 2 - CELLS)
+           :: wait_for_all_at(published + 2 - CELLS)
            :: SYNC && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
            fi
         :: else
