@@ -14,23 +14,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import loaded, np
 from ..core import buffer, dtypes
+from ..core.buffer import Buffer, DeviceBuffer, Shape
+from ..core.dtypes import Dtype
 from ..core.operation import Call
+from ..core.request import Stages
+from ..core.types import AnyArray
 from ..device.libraries import LIBRARIES, library_of
 from ..transport.late import host_copy, staging
 from ..transport.progress import Moving
 from .block_channel import part_tag
+from .communicator import Communicator
 from .payload import OnDevice, Payload
-
-if TYPE_CHECKING:
-    from ..core.buffer import Buffer, DeviceBuffer, Shape
-    from ..core.dtypes import Dtype
-    from ..core.request import Stages
-    from ..core.types import AnyArray
-    from .communicator import Communicator
 
 _DEVICE_MARK = b"\x95laden"  # how a manifest begins; no description of a payload does
 _LABEL = struct.Struct("<q32s24sq")  # tag of what follows (-1: it stands behind), library, dtype, axes

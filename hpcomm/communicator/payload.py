@@ -15,16 +15,14 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import NDArray, np
+from ..core.buffer import DeviceBuffer
 from ..core.limits import EAGER_OBJECT, HEADER
+from ..core.types import Bytes
 from ..errors import HpcommError, PeerFailedError
 from .block_channel import part_tag
-
-if TYPE_CHECKING:
-    from ..core.buffer import DeviceBuffer
-    from ..core.types import Bytes
 
 _LEAST_HEADER = 128  # of so many ranks that such headers of all would be more than
 _HEADERS = 1 << 20  # bytes, as long as that is possible

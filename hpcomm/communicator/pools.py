@@ -12,22 +12,19 @@ import pickle
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from functools import cache, partial
 from itertools import islice
 from operator import index
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
 
 from ..agree import runtime
 from ..agree.agreement import refused
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 from ..transport.late import buffer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from types import TracebackType
-
-    from .communicator import Communicator
+from .communicator import Communicator
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mpi4py import MPI
 
+from ..communicator.communicator import Communicator
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., object])  # a method keeps its signature

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mpi4py import MPI
-
-    from .operation import Observer
+from .._lazy import MPI
+from .operation import Observer
 
 
 class Comm(Protocol):

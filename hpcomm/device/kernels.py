@@ -7,16 +7,13 @@ of the `on` that surrounds it, and wait for nothing.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ..core import dtypes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..core.dtypes import Dtype
-    from .driver import Device
+from ..core.dtypes import Dtype
+from .driver import Device
 
 FUNCTIONS = {
     "SUM": "add", "PROD": "multiply", "MIN": "minimum", "MAX": "maximum", "BAND": "bitwise_and",

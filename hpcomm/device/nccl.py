@@ -11,13 +11,11 @@ import importlib.util
 import os
 from ctypes import POINTER, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..core.dtypes import Dtype
 from ..errors import TransportError
 from .library import bound_nccl, loaded
-
-if TYPE_CHECKING:
-    from ..core.dtypes import Dtype
 
 
 class UniqueId(ctypes.Structure):

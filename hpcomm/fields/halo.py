@@ -7,13 +7,11 @@ halo.start(); inside(); halo.wait(); rim()  # overlapped
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from ..communicator.communicator import Communicator
 from ..errors import UsageError, demand, where
 from .exchange import Exchange
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
 
 
 class Faces(NamedTuple):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from .._lazy import np
+from ..communicator.communicator import Communicator
+from ..core.buffer import Buffer
+from ..core.partition import Partition, Points
+from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.late import dtypes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..communicator.communicator import Communicator
-    from ..core.buffer import Buffer
-    from ..core.partition import Partition, Points
-    from ..core.types import AnyArray
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
 _PIECE = 1 << 20  # elements that are added at once: bincount adds in float64, exactly up to 2**53

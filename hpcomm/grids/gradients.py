@@ -8,16 +8,11 @@ has no large weights, whatever the shapes of the cells are.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ..core.types import Floats, Ints
+from ..grids.grid import Rectangles
 from .geometry import across, repeated
-
-if TYPE_CHECKING:
-    from ..core.types import Floats, Ints
-    from ..grids.grid import Rectangles
-
 
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _FEW = 4  # neighbours: from fewer a gradient has no second order

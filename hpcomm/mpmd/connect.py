@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +16,10 @@ from .coupling.coupler import Incoming, Outgoing, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import Schedule
 from .coupling.wire import Wire
+from .link import Link
+from .record import Recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, GridSpec, JobSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from .link import Link
-    from .record import Recorder
 
 _FIRST_TAG = 10
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ConfigError, did_you_mean
 from ..grids.methods import GRID_KEYS
+from ..job.spec.programs import ProgramSpec
 from ..job.spec.toml_tables import LONGEST_S, Tables
 from .coupling import unit
 from .route import grid_checks
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, GridSpec, is_uncovered
-
-if TYPE_CHECKING:
-    from ..job.spec.programs import ProgramSpec
 
 _ON_SPHERE = {"latlon": True, "gaussian": True, "plane": False}
 _MOST_POINTS = 1 << 40  # of a grid

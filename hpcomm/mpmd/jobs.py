@@ -15,20 +15,17 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ..agree import runtime
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
 from ..job import own_files
 from .link import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from .program import Program
+from .program import Program
 
 _LOOK_S = 0.05
 _MPI_S = 30.0  # both are there by then: MPI needs much less

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from .._lazy import MPI, np
 from ..agree import ended_ranks, runtime
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
+from ..job.progress import Progress
 from .coupled_field import A, Field
+from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_channel import TIMEOUT_S, Channel, Turns
 from .coupling.coupling_clock import check_time, is_number
+from .coupling.wire import Wire
 from .plain_link import PlainCommunicator
 from .record import VERDICTS, Recorder
 from .report import link_lines
-
-if TYPE_CHECKING:
-    from ..job.progress import Progress
-    from .coupling.coupler import Incoming, Outgoing
-    from .coupling.wire import Wire
 
 
 class Link:

@@ -6,20 +6,16 @@ ocean.0.heat.npz, the weights of its mapping; ocean.0..verdicts, what leaders of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 
+from .._lazy import NDArray
+from ..core.types import AnyArray
 from ..errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from ..core.types import AnyArray
-    from .coupled_field import Field
+from .coupled_field import Field
 
 VERDICTS = ".verdicts"  # no field is called so
 

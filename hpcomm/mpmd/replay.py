@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, cast
+from collections.abc import Iterable
+from typing import NoReturn, cast
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..errors import UsageError
+from .coupled_field import Field
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import Schedule
 from .link import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ..communicator.communicator import Communicator
-    from .coupled_field import Field
-    from .record import Recorder
-    from .spec.spec_file import FieldSpec, JobSpec
+from .record import Recorder
+from .spec.spec_file import FieldSpec, JobSpec
 
 
 class Absent(Link):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..job.command_line import table as laid_out
 from .coupled_field import host, width_of
 from .coupling import trial
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from ..communicator.communicator import Communicator
-    from .coupling.coupler import Incoming, Outgoing
-    from .coupling.wire import Wire
+from .coupling.coupler import Incoming, Outgoing
+from .coupling.wire import Wire
 
 _WHOLE = 1e-6  # parts that are missing and not worth a word
 _GAIN = 0.95  # of the time now: less to win is not worth a word

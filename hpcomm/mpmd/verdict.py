@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from ..communicator.communicator import Communicator
 from ..errors import HpcommError, PeerFailedError, where
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ..communicator.communicator import Communicator
 
 
 class Refusal(NamedTuple):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from .stream import Schedule
+from .._lazy import NDArray
+from .stream import Schedule
 
 
 def edges(schedule: Schedule, count: int) -> NDArray[np.int64]:

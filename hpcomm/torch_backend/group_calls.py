@@ -8,21 +8,18 @@ cuda_streams.py sees to tensors that lie elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 
+from ..communicator.communicator import Communicator
 from ..core.limits import TORCH_LIST_COPIED
+from ..core.reduction import Op
+from ..core.request import Request
+from ..core.types import Operator
 from ..errors import DtypeError, LayoutError
 from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import check_layout, is_onboard, staged
 from .network_collectives import NetworkCollectives, compare_parts, exchange
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
-    from ..core.reduction import Op
-    from ..core.request import Request
-    from ..core.types import Operator
 
 Run = Callable[[], None]
 Tensor = torch.Tensor

@@ -7,19 +7,17 @@ import time
 from array import array
 from collections.abc import Callable, Container, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..communicator.communicator import Communicator
 from ..core import dtypes
 from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE, TORCH_HALVES_BY_BLOCKS, TORCH_PASSAGE
+from ..core.types import OPERATORS
 from .calls import WHOLE, nothing
+from .entry_barrier import EntryBarrier
 from .network_watchdog import watch
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
-    from ..core.types import OPERATORS
-    from .entry_barrier import EntryBarrier
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
 
+from ..communicator.communicator import Communicator
 from ..core.buffer import Buffer, as_buffer
 from ..errors import HpcommError
 from ..node import native
+from .entry_barrier import EntryBarrier
 from .network_collectives import NetworkCollectives
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
-    from .entry_barrier import EntryBarrier
 
 Tensor = torch.Tensor
 

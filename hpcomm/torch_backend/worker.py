@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
 
 from ..core.limits import WORKER_POLL_S
-
-if TYPE_CHECKING:
-    from .work import MessageWork, QueuedWork
+from .work import MessageWork, QueuedWork
 
 
 class Worker:

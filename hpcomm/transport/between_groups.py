@@ -8,14 +8,12 @@ a gather they count it.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
 from .._lazy import np
-
-if TYPE_CHECKING:
-    from ..core.operation import Call
+from ..core.operation import Call
 
 
 def have_counted(call: Call) -> None:

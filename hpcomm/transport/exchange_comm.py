@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from .._lazy import MPI
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
+from ..core.comm import Comm
 
 
 class Channel(NamedTuple):

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from .._lazy import NDArray
 from ..agree.agreement import open_node
 from ..core import buffer, dtypes, reduction
+from ..core.buffer import Buffer, Shape
+from ..core.comm import Comm
+from ..core.dtypes import Dtype
 from ..core.limits import HALVES_BY_BLOCKS
 from ..core.operation import Call
+from ..core.reduction import Reduction
+from ..core.types import AnyArray
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, ROOTED
 from ..errors import HpcommError, LayoutError, UsageError
 from ..node import native
 from . import mpi as transport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from ..core.buffer import Buffer, Shape
-    from ..core.comm import Comm
-    from ..core.dtypes import Dtype
-    from ..core.reduction import Reduction
-    from ..core.types import AnyArray
 
 _MOVES_FOR_REDUCTION = {
     "reduce": "gather",

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from ..core.operation import Call
 from ..core.signature import marked
 from ..errors import UsageError
 from . import mpi_control_variables
 from .mpi import pieces
 from .scheduled.comm_cache import own
-
-if TYPE_CHECKING:
-    from ..core.operation import Call
 
 _NOT_IN_PLACE = ("sparbit",)  # of Open MPI 5.0, which moves nothing then (3 ranks)
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
 from ..core import buffer
+from ..core.comm import Comm
 from ..core.limits import REQUEST_PAUSE_S
 from ..core.request import Request, birth, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, passing
 from . import mpi as transport
 from .matching import fill
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 
 class _Words:

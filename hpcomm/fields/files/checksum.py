@@ -12,14 +12,11 @@ of one as long as the array. Cost: about one multiplication and one addition for
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ..._lazy import NDArray, np
 from ...core.partition import Points
-
-if TYPE_CHECKING:
-    from ...core.types import AnyArray
-    from ..field import Field
+from ...core.types import AnyArray
+from ..field import Field
 
 _BLOCK = 1 << 16  # units that are widened at a time: what fits into the cache
 

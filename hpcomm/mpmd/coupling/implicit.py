@@ -13,21 +13,17 @@ The vectors are spread over the leader's ranks; each iteration costs one small a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
+from ...communicator.communicator import Communicator
+from ...core.types import Floats
 from ...errors import ConfigError, HpcommError
 from ..coupled_field import Field, host, scatter
+from ..link import Link
 from .coupling_clock import is_number
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ...communicator.communicator import Communicator
-    from ...core.types import Floats
-    from ..link import Link
-
 
 SCHEMES = ("constant", "aitken", "iqn-ils")
 _SINGULAR = 1e-10  # columns that others span up to this are left out

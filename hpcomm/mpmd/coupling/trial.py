@@ -6,22 +6,18 @@ between the points are not known. So a known function is sent through the same m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
+from ..._lazy import NDArray
+from ...communicator.communicator import Communicator
 from ...grids import remap
+from .coupler import Incoming, Outgoing
 from .coupling_channel import Channel, Part
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ...communicator.communicator import Communicator
-    from .coupler import Incoming, Outgoing
-    from .wire import Wire
+from .wire import Wire
 
 _FIRST_TAG = 1 << 14  # beyond those of fields
 _SAME = 1e-9  # areas of both sides that differ by more are of different regions

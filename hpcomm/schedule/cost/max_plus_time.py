@@ -11,18 +11,15 @@ stretches of iterations whose powers have closed forms (max_plus_powers.py, ring
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ...core.types import NpArray
 from ..stream import COPY, Run, Schedule, Stream
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ...core.types import NpArray
-    from .machine_model import Machine
+from .machine_model import Machine
 
 _SHORT = 8  # messages into one rank, or out of one, up to which they are summed without sorting
 

@@ -14,18 +14,14 @@ are left.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
+from ...core.types import NpArray
 from ..stream import COPY, Run, Schedule, Stream
+from .machine_model import Machine
 from .max_plus_time import Clock, Map, Rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...core.types import NpArray
-    from .machine_model import Machine
 
 
 def few(schedule: Schedule, on: Machine) -> int:

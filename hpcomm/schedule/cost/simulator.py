@@ -28,19 +28,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...core.types import NpArray
 from ..registry import build, cut, parameters
+from ..stream import Schedule, Stream
+from .machine_model import Machine
 from .max_plus_powers import short_ways, ways
 from .max_plus_time import Clock, phases
 from .ring_cost import few
-
-if TYPE_CHECKING:
-    from ...core.types import NpArray
-    from ..stream import Schedule, Stream
-    from .machine_model import Machine
 
 
 @dataclass

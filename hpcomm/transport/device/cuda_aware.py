@@ -16,19 +16,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
+from ...core.request import Pending, Stages
+from ...core.types import AnyArray, Operator
+from ...device.arrays import Place
 from ...job.installation import loaded_library
+from .device_columns import Moved
 from .staging import Reached
-
-if TYPE_CHECKING:
-    from ...core.request import Pending, Stages
-    from ...core.types import AnyArray, Operator
-    from ...device.arrays import Place
-    from .device_columns import Moved
-    from .workspace import Workspace
+from .workspace import Workspace
 
 OPERATIONS = (
     "send", "broadcast", "all_reduce", "reduce", "all_gather", "gather", "scatter", "all_to_all",

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ...core.buffer import Buffer, DeviceBuffer
+from ...core.operation import Call
 from ...core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS
+from ...device.arrays import Place
 from ...device.libraries import kernels
 from ...errors import LayoutError, UsageError
+from ..prepare import Arrays
 from . import device_columns
 from .staging import NoSink, NoSource, Sink, Source, sink_of, source_of, station
-
-if TYPE_CHECKING:
-    from ...core.operation import Call
-    from ...device.arrays import Place
-    from ..prepare import Arrays
 
 
 class Job:

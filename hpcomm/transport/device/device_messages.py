@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from ...core.buffer import Buffer, DeviceBuffer, as_buffer, detached
+from ...core.operation import Call
+from ...core.request import Stages
+from ...device.arrays import Place
+from ...device.driver import Device
 from ...errors import ConfigError, LayoutError, MismatchError, where
 from .. import mpi as transport
 from ..guarded_receive import guarded, most
@@ -28,12 +32,6 @@ from .device_headers import HEADER, Answer, Header, announced_length, is_header,
 from .path_choice import Choice, choose_message
 from .pipeline import Line, cut, receive_pieces, send_pieces
 from .staging import After, DeviceSink, DeviceSource, Sink, Source, sink_of, source_of, station
-
-if TYPE_CHECKING:
-    from ...core.operation import Call
-    from ...core.request import Stages
-    from ...device.arrays import Place
-    from ...device.driver import Device
 
 _WHY = 120  # characters of a reason
 _opened = ipc.Opened()

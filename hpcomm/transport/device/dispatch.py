@@ -16,15 +16,19 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ...core.buffer import Buffer, DeviceBuffer
+from ...core.comm import Comm
+from ...core.dtypes import Dtype
 from ...core.limits import DEVICE_EAGER
 from ...core.operation import Call
+from ...core.request import Stages
 from ...core.signature import describe, marked, signature
 from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.driver import watching
@@ -45,13 +49,6 @@ from .path_choice import PATHS, Choice, Facts, choose
 from .pipeline import cut
 from .staging import After, pieces
 from .workspace import Workspace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ...core.comm import Comm
-    from ...core.dtypes import Dtype
-    from ...core.request import Stages
 
 _SAID = 4096  # bytes of what is said about MPI and device memory
 # What each rank says before a large call; what all say is true of the call:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...core import buffer
+from ...core.buffer import Buffer, DeviceBuffer, Shape
 from ...core.limits import HOST_COPY_PIECE
+from ...core.operation import Call
+from ...core.request import Stages
+from ...core.types import AnyArray
 from .staging import After, DeviceSink, DeviceSource, pieces
-
-if TYPE_CHECKING:
-    from ...core.buffer import Buffer, DeviceBuffer, Shape
-    from ...core.operation import Call
-    from ...core.request import Stages
-    from ...core.types import AnyArray
 
 
 def to_host(look: DeviceBuffer) -> AnyArray:

@@ -15,19 +15,17 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...core.limits import IPC_DIRECT, IPC_SLOT
+from ...core.request import Stages
+from ...device.arrays import Place
+from ...device.driver import Device
 from ...errors import TransportError
+from .pipeline import Line
 from .staging import Station, station
-
-if TYPE_CHECKING:
-    from ...core.request import Stages
-    from ...device.arrays import Place
-    from ...device.driver import Device
-    from .pipeline import Line
 
 SLOTS = 8
 PER_MESSAGE = 2  # slots that a message uses in turn

@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
+from ...core.dtypes import Dtype
+from ...core.request import Stages
 from ...core.verbs import PREFIXES
+from ...device.arrays import Place
+from ...device.cuda import NcclHere
+from ...device.driver import Device
 from ...device.nccl import DTYPES, OPS
 from ...errors import HpcommError
 from ..progress import Thread, in_thread
+from .device_columns import Moved
+from .pipeline import Line
 from .staging import Reached, station
-
-if TYPE_CHECKING:
-    from ...core.dtypes import Dtype
-    from ...core.request import Stages
-    from ...device.arrays import Place
-    from ...device.cuda import NcclHere
-    from ...device.driver import Device
-    from .device_columns import Moved
-    from .pipeline import Line
-    from .workspace import Header, Workspace
+from .workspace import Header, Workspace
 
 LIMIT_S = 60.0  # for a group to come together
 _WHY = 160  # bytes of what went wrong there

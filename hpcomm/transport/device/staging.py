@@ -7,20 +7,17 @@ An array is blocks * count elements; columns low..high-1 are those elements of e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core import buffer
+from ...core.buffer import Buffer
 from ...core.limits import PINNED_KEPT
+from ...core.types import NpArray
+from ...device.arrays import Place
+from ...device.driver import Device
 from ...errors import UsageError
-
-if TYPE_CHECKING:
-    from ...core.buffer import Buffer
-    from ...core.types import NpArray
-    from ...device.arrays import Place
-    from ...device.driver import Device
-
 
 _LEAST = 4096  # bytes of the smallest slot
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ...core.limits import WORKSPACE
+from ...core.request import Stages
+from ...device.driver import Device
 from ...errors import TransportError
 from .ipc import node
 from .staging import Reached, station
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ...core.request import Stages
-    from ...device.driver import Device
 
 HEAD = 256  # bytes before the working memory: the pattern
 _HEADER, _WHY = 768, 160  # bytes of what ranks tell

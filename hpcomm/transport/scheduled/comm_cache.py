@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from ...core.comm import Comm
+from ...core.types import NpArray
 from .. import mpi_control_variables
 from ..mpi import largest_tag
 from . import tuned
+from .executor import Channel, Executor
 from .schedule_channels import LARGEST, Lasting, release, wait
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
-    from ...core.types import NpArray
-    from .executor import Channel, Executor
-
 
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ...core.operation import Call
+from ...core.reduction import Reduction
+from ...core.request import Stages
 from ...core.signature import marked
+from ...core.types import NpArray
 from ...errors import UsageError
 from ...schedule import exact
 from ...schedule.rank_program import program
@@ -12,12 +14,6 @@ from .comm_cache import own
 from .executor import Channel, Executor
 from .proved import proved
 from .schedule_channels import Passing, Running, background
-
-if TYPE_CHECKING:
-    from ...core.operation import Call
-    from ...core.reduction import Reduction
-    from ...core.request import Stages
-    from ...core.types import NpArray
 
 
 def deterministic_call(

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ...core import dtypes
+from ...core.types import NpArray
+from ...schedule.rank_program import Message, Program, Round
 from ...schedule.stream import AFTER, COPY
-
-if TYPE_CHECKING:
-    from ...core.types import NpArray
-    from ...schedule.rank_program import Message, Program, Round
-
 
 Operator = Callable[..., Any]  # reduce(a, b, out=c): c = a op b
 CollectiveSteps = list[Callable[[], Any]]

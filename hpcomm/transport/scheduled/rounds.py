@@ -8,22 +8,19 @@ pinned memory, in pieces. The host passes words, and waits for no device but for
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 from mpi4py import MPI
 
 from ...core.limits import SCHEDULE_RING
+from ...core.request import Stages
+from ...device.kernels import Kernels
+from ...schedule.rank_program import Message
 from ...schedule.stream import AFTER, COPY
+from ..device.device_columns import Moved
 from ..device.pipeline import Line, receive_bytes, send_bytes
+from ..device.workspace import Workspace
 from ..progress import Together
 from .proved import part, proved
-
-if TYPE_CHECKING:
-    from ...core.request import Stages
-    from ...device.kernels import Kernels
-    from ...schedule.rank_program import Message
-    from ..device.device_columns import Moved
-    from ..device.workspace import Workspace
 
 TAGS = 3  # tags of the channel that rounds use, from 0
 _WORD, _ANSWER, _DATA = range(TAGS)
