@@ -18,14 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from .process_role import world_rank
 from .program_watch import MARK, status_words
 from .progress import DONE, JOINED, PIPE
-from .spec.programs import RunSpec, read_programs
-from .spec.toml_tables import Tables
 from .torch_variables import variables
+
+if TYPE_CHECKING:
+    from .spec.programs import RunSpec
 
 _FLAGS = ("--label", "--head", "--colour")  # options without a value
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
@@ -42,9 +43,11 @@ def main(argv: Sequence[str]) -> int:
         options[option] = "" if option in _FLAGS else words.pop(0)
     signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it is for the program, which prints its stacks then
     if "--spec" in options:
-        spec, name = read_programs(Tables(Path(options["--spec"])), here=False), words[0]
+        from .spec import programs, toml_tables  # which a command's rank need not wait for
+
+        spec, name = programs.read_programs(toml_tables.Tables(Path(options["--spec"])), here=False), words[0]
         if "--replay" in options:
-            spec = RunSpec(spec.path, spec.name, {name: spec.programs[name]})
+            spec = programs.RunSpec(spec.path, spec.name, {name: spec.programs[name]})
         return _run_program(spec, name, options)
     rank, folder = world_rank(), options.get("--output")
     kept = [(_opened(folder, f"rank-{rank}"), b"")] if folder else []
