@@ -144,7 +144,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n"]
         programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
-    yield [jobs[:1], programs[::-1], [*hosts, *jobs[1:]]]  # of about the same length
+    yield [jobs[:1], programs[:1], [*hosts, *programs[1:], *jobs[1:]]]  # of about the same length
 
 
 def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:

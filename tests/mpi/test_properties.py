@@ -142,7 +142,7 @@ nested = st.recursive(
 )
 
 
-@steady
+@settings(steady, max_examples=20)  # it takes longer to draw them than to send them
 @given(st.lists(nested, min_size=4, max_size=4))
 def test_any_nesting_of_objects_arrives_equal(comm: Any, together: Together, objects: list[Any]) -> None:
     def body() -> None:

@@ -293,7 +293,6 @@ assert not races, races[:3]
     ("eager", "sizes"),
     [
         pytest.param(90, {"a": 1, "b": 2}, marks=pytest.mark.once),
-        pytest.param(90, {"b": 1, "a": 2}, marks=pytest.mark.once),
         (1 << 20, {"b": 1, "a": 2}),
     ],
     ids=str,

@@ -141,7 +141,7 @@ def test_side_by_side_go_those_of_one_rank_and_jobs_beside_several_programs(runn
     beside = list(runner.steps({"a": "python-a", "b": "python-b"}))
     assert [[[step.name for step in lane] for lane in lanes] for lanes in beside if len(lanes) > 1] == [
         [["pure"], ["a, 1 rank", "b, 1 rank"]],
-        [["a, jobs"], ["b, mpmd", "a, mpmd"], ["a, hosts", "b, hosts", "b, jobs"]],
+        [["a, jobs"], ["a, mpmd"], ["a, hosts", "b, hosts", "b, mpmd", "b, jobs"]],
     ]
 
 
