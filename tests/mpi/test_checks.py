@@ -15,6 +15,7 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.agree import watchdog
 
 pytestmark = pytest.mark.few
 
@@ -231,14 +232,16 @@ def test_background_and_blocking_calls_may_alternate(own_comm: Any) -> None:
     ]
 
 
-def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement(own_comm: Any) -> None:
+def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the watchdog's patience, so that it looks at a call that others have not reached."""
-    if own_comm.rank == 0:
-        time.sleep(2.0)
-    assert own_comm.all_reduce(np.ones(1)).tolist() == [own_comm.size]
-    if own_comm.rank == own_comm.size - 1:
-        time.sleep(1.5)
-    own_comm.barrier()
+    monkeypatch.setattr(watchdog, "WATCHDOG_GLANCE_S", 0.1)
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="slow") as comm:
+        if comm.rank == 0:
+            time.sleep(0.8)
+        assert comm.all_reduce(np.ones(1)).tolist() == [comm.size]
+        if comm.rank == comm.size - 1:
+            time.sleep(0.6)
+        comm.barrier()
 
 
 def test_communicators_do_not_count_for_each_other(own_comm: Any) -> None:

@@ -145,7 +145,7 @@ def test_late_results_are_a_timeout_and_progress_is_told(comm: Any, capsys: Any)
     with comm.pool() as pool:
         if pool:
             with pytest.raises(hpcomm.WaitTimeoutError, match="of 1 tasks are not done after"):
-                list(pool.map(time.sleep, [0.3], timeout=0.05))
+                list(pool.map(time.sleep, [0.8], timeout=0.05))
             list(pool.map(square, range(4), progress=True))
             pool.shutdown()
             assert "pool: 4 of 4 tasks" in capsys.readouterr().err

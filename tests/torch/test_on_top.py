@@ -136,7 +136,9 @@ def test_ddp_join_with_uneven_inputs(rank: int) -> None:
 
 def test_ddp_refuses_models_that_differ(rank: int, size: int) -> None:
     """torch itself lets rank 0 go on; it then waits for the others, but not for ever."""
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=1))
+    group = dist.new_group(list(range(size)))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1.5), group)  # not for making it
+    dist.barrier()
     words = r"waited [\d.]+ s for rank" if rank == 0 else r"params\[0\] in this process"
     with pytest.raises(RuntimeError, match=words):
         DistributedDataParallel(nn.Linear(3 + rank, 2), process_group=group)
@@ -147,8 +149,10 @@ def test_ddp_names_a_rank_that_does_not_come(hooked: bool, rank: int, size: int)
     """DDP waits for futures in C++, which knows errors, but not a future's set_exception()."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
+    group = dist.new_group(list(range(size)))
     model = DistributedDataParallel(nn.Linear(3, 2), process_group=group)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)  # not for making either
+    dist.barrier()
     if hooked:
         model.register_comm_hook(group, default_hooks.allreduce_hook)
     if rank != size - 1:

@@ -257,12 +257,14 @@ def test_errors_can_be_sent_as_objects(rank: int, size: int) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int, size: int) -> None:
-    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=0.5))
+    group = dist.new_group(list(range(size)))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)  # not for making it
+    dist.barrier()
     if rank != size - 1:
         begin = steady_time()
         with pytest.raises(hpcomm.WaitTimeoutError, match=rf"waited [\d.]+ s for rank {size - 1}\n"):
             dist.all_reduce(torch.ones(2), group=group)
-        assert steady_time() - begin < 5
+        assert steady_time() - begin < 8
         with pytest.raises(hpcomm.WaitTimeoutError):  # this group is broken for good, and says so at once
             dist.all_reduce(torch.ones(2), group=group)
     dist.barrier()
@@ -293,7 +295,7 @@ def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.Mo
 
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
     """As without a node segment: disagreement is told, and who does not come is named."""
-    group, hasty = dist.new_group(list(range(size))), dist.new_group(timeout=timedelta(seconds=1))
+    group, hasty = dist.new_group(list(range(size))), dist.new_group()
     for each in group, hasty:
         meets_by_messages(each)
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
@@ -313,6 +315,8 @@ def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:
             assert all(torch.equal(a, b) for a, b in zip(far, found, strict=True)), (dtype, n)
     with pytest.raises(hpcomm.MismatchError, match=r"(?s)rank 0: all_reduce.* \(2,\).*rank 1: .* \(3,\)"):
         dist.all_reduce(torch.ones(2 + rank), group=group)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), hasty)
+    dist.barrier()
     if rank != size - 1:
         with pytest.raises(hpcomm.WaitTimeoutError, match=rf"call #\d+ .* for rank {size - 1}\n"):
             dist.barrier(hasty)
