@@ -210,29 +210,17 @@ def job_command(
     Every rank is a supervisor that reads the spec itself, so nothing but its place has to pass through
     the launcher: environment, folder and devices are the same under all of them.
     """
-    words = {
-        name: (
-            sys.executable,
-            "-m",
-            "hpcomm.job.rank_supervisor",
-            *options,
-            "--spec",
-            str(spec.path.resolve()),
-            name,
-        )
-        for name in spec.programs
-    }
+    supervisor = (sys.executable, "-m", "hpcomm.job.rank_supervisor", *options)
+    words = {name: (*supervisor, "--spec", str(spec.path.resolve()), name) for name in spec.programs}
     placed = any(program.hosts for program in spec.programs.values())
     if mpi.is_srun and not placed:
         return _multi_prog(spec, mpi, machine, words)
-    hosts = None
-    programs = []
-    for name, program in spec.programs.items():
-        programs.append(launch.Program(program.ranks, words[name], _placement(program, mpi)))
-    if placed and not mpi.is_srun and mpi.vendor != "openmpi":  # it takes one list for all, in rank order
-        hosts = _host_list(spec)
-        programs = [program._replace(options=()) for program in programs]
-    job = launch.Job(tuple(programs), hosts=hosts)
+    takes_list = placed and not mpi.is_srun and mpi.vendor != "openmpi"  # one for all, in rank order
+    programs = (
+        launch.Program(program.ranks, words[name], () if takes_list else _placement(program, mpi))
+        for name, program in spec.programs.items()
+    )
+    job = launch.Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
     command, added = launch.launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
         command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]

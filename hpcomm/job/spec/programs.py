@@ -131,10 +131,8 @@ def _command(tables: Tables, table: dict[str, Any], workdir: Path, here: bool) -
 
 def _device(tables: Tables, table: dict[str, object]) -> tuple[str, tuple[int, ...]]:
     device = tables.choice(table, "device", ("cpu", "gpu"), "cpu")
-    gpus = table.get("gpus", [])
-    if not isinstance(gpus, list) or any(
-        isinstance(g, bool) or not isinstance(g, int) or g < 0 for g in gpus
-    ):
+    gpus: Any = table.get("gpus", [])
+    if not isinstance(gpus, list) or not all(type(each) is int and each >= 0 for each in gpus):
         tables.fail(f"gpus must be a list of numbers from 0, not {gpus!r}", "gpus = [0, 1]", "gpus")
     if gpus and device == "cpu":
         tables.fail("gpus are given, but device is cpu", 'device = "gpu"', "gpus")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from numbers import Real
 from pathlib import Path
 
@@ -25,10 +26,7 @@ class GridSpec:
 
     @property
     def size(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
+        return prod(self.shape)
 
 
 @dataclass(frozen=True)
