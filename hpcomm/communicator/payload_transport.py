@@ -423,21 +423,26 @@ def _open_all(
             their ranks.
     """
     view = memoryview(headers)
-    if (
-        not sends and not moving and type(own) is not DevicePayload and are_whole(headers, nbytes)
-    ):  # as most often
+    waits = sends or moving or type(own) is DevicePayload
+    if not waits and are_whole(headers, nbytes):  # as most often
         return (Payload.of([only_block(view, at)]) for at in range(0, len(headers), nbytes))
     of = yield from (arrive or partial(_fetch_all, comm, view, nbytes))(sends)
     ranks, me = range(len(headers) // nbytes), -1 if own is None or comm.is_inter else comm.rank
     if comm.devices is None:
         return (own if r == me else of(r) for r in ranks)
-    got = {r: of(r) for r in ranks if r != me}
-    device_payloads = {r: packed for r, packed in got.items() if device_payload.has_device_arrays(packed)}
-    coming = {r: Moving(device_payload.unload(comm, packed, r)) for r, packed in device_payloads.items()}
+    return (yield from _unloaded_all(comm, [own if r == me else of(r) for r in ranks], me, moving))
+
+
+def _unloaded_all(comm: Communicator, got: list[Any], me: int, moving: list[Moving]) -> Stages:
+    """The payloads of all ranks, with what follows them for devices; this rank's own as it is."""
+    coming = {
+        r: Moving(device_payload.unload(comm, packed, r))
+        for r, packed in enumerate(got)
+        if r != me and device_payload.has_device_arrays(packed)
+    }
     if moving or coming:
         yield [*moving, *coming.values()]
-    got |= {r: each.result for r, each in coming.items()}
-    return [got.get(r, own) for r in ranks]
+    return [coming[r].result if r in coming else packed for r, packed in enumerate(got)]
 
 
 def _fetch_all(comm: Communicator, headers: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:

@@ -10,6 +10,7 @@ import copyreg
 import os
 import pickle
 import sys
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
@@ -22,8 +23,6 @@ from ..transport.late import buffer
 from .payload import DevicePayload, OnDevice, Payload, check_came
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy as np
 
     from ..device import libraries
@@ -105,11 +104,19 @@ def encode(obj: object, pickler: Pickler | None = None) -> Payload:
     return made
 
 
-class _Ways(dict[type, Any]):
-    """How types are pickled: arrays in our own way, all else as the pickler, or copyreg, says."""
+class Ways(dict[type, Any]):
+    """How types are pickled: some in a way of our own, all else as the pickler, or copyreg, says.
 
-    def __init__(self, others: Mapping[type, object] | None) -> None:
-        self._others = others
+    Args:
+        pickler: a class of picklers. What it says stands in its table; pickle's own has none.
+        own: gives the way of a type, or None.
+    """
+
+    def __init__(self, pickler: Any, own: Callable[[type], Callable[[Any], object] | None]) -> None:
+        others: Any = getattr(pickler, "dispatch_table", None)  # of pickle's a descriptor
+        self.of_pickler = hasattr(others, "get")
+        self._others: Mapping[type, object] = others if self.of_pickler else copyreg.dispatch_table
+        self._own = own
 
     def get(self, kind: type, default: object = None) -> Any:  # a pickler in Python asks so
         try:
@@ -118,18 +125,21 @@ class _Ways(dict[type, Any]):
             return default
 
     def __missing__(self, kind: type) -> object:
-        if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
-            self[kind] = _take_array_apart
-        elif kind is getattr(sys.modules.get("torch"), "Tensor", None):
-            self[kind] = _take_tensor_apart
-        elif any(
-            kind is getattr(sys.modules.get(name), its.array, None)
-            for name, its in libraries.LIBRARIES.items()
-        ):
-            self[kind] = _take_device_array_apart
-        else:
-            return (copyreg.dispatch_table if self._others is None else self._others)[kind]
-        return self[kind]
+        way = self._own(kind)
+        if way is None:
+            return self._others[kind]
+        self[kind] = way
+        return way
+
+
+def _way_of_arrays(kind: type) -> Callable[[Any], object] | None:
+    if kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+        return _take_array_apart
+    if kind is getattr(sys.modules.get("torch"), "Tensor", None):
+        return _take_tensor_apart
+    known = libraries.LIBRARIES.items()
+    is_known = any(kind is getattr(sys.modules.get(name), its.array, None) for name, its in known)
+    return _take_device_array_apart if is_known else None
 
 
 class _Wrapping:
@@ -140,13 +150,12 @@ class _Wrapping:
         self._blocks: list[Any] = []
         self._written: list[Any] = []  # one piece of bytes, mostly
         self._is_laden = False
-        own: Any = getattr(make, "dispatch_table", None)  # of its class; pickle's is a descriptor
-        has_own = hasattr(own, "get")
-        if has_own:  # cloudpickle's, which is read where a pickler is made, and not again
-            make = type(make.__name__, (make,), {"dispatch_table": _Ways(own)})
+        ways = Ways(make, _way_of_arrays)
+        if ways.of_pickler:  # cloudpickle's table is read where a pickler is made, and not again
+            make = type(make.__name__, (make,), {"dispatch_table": ways})
         self._pickler = make(SimpleNamespace(write=self._written.append), 5, buffer_callback=self._keeps_in)
-        if not has_own:
-            self._pickler.dispatch_table = _Ways(None)
+        if not ways.of_pickler:
+            self._pickler.dispatch_table = ways
 
     def _keeps_in(self, buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()

@@ -6,13 +6,12 @@ what cannot be pickled is told where it was submitted.
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from functools import cache, partial
 from itertools import islice
@@ -25,6 +24,7 @@ from ..agree.agreement import refused
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 from ..transport.late import buffer
 from .communicator import Communicator
+from .pickling import Ways
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -230,26 +230,12 @@ def _by(module: Any, obj: object) -> _Packed:
 
 @cache
 def _pickler(base: Any) -> Any:
-    """A class of picklers that knows of tensors. They look at their class for how types are pickled."""
-    own = getattr(base, "dispatch_table", None)  # pickle's is a descriptor
-    return type(base.__name__, (base,), {"dispatch_table": _Ways(own if hasattr(own, "get") else None)})
+    """A class of picklers that know of tensors: these are pickled only if no gradient is lost."""
+    return type(base.__name__, (base,), {"dispatch_table": Ways(base, _way_of_tensors)})
 
 
-class _Ways(dict[type, Any]):
-    """How types are pickled: as the pickler, or copyreg, says; tensors only if no gradient is lost."""
-
-    def __init__(self, others: Mapping[type, object] | None) -> None:
-        self._others = copyreg.dispatch_table if others is None else others
-
-    def get(self, kind: type, default: object = None) -> Any:  # a pickler in Python asks so
-        try:
-            return self[kind]
-        except KeyError:
-            return default
-
-    def __missing__(self, kind: type) -> object:
-        is_tensor = kind is getattr(sys.modules.get("torch"), "Tensor", None)
-        return _take_tensor_apart if is_tensor else self._others[kind]
+def _way_of_tensors(kind: type) -> Callable[[Any], object] | None:
+    return _take_tensor_apart if kind is getattr(sys.modules.get("torch"), "Tensor", None) else None
 
 
 def _take_tensor_apart(tensor: Any) -> object:
