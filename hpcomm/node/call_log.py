@@ -36,18 +36,15 @@ class CallLog:
         return self._node.log_call(signature)
 
     def posted(self, call: int) -> int | None:
-        """The signature of a call, or None if its rank has not come to it or is so far on that it is gone."""
-        try:
-            return self._node.logged_call(self._rank, call) if call > 0 else None
-        except ValueError:  # the communicator is closed
-            return None
+        """The signature of a call, or None if its rank has not come to it or is so far on that it is gone.
+
+        None, too, where the communicator is closed, as by another thread.
+        """
+        return self._node.logged_call(self._rank, call) if call > 0 else None
 
     def last_call(self) -> int:
-        """The number of the last call that its rank has come to; 0 before the first."""
-        try:
-            return self._node.last_logged(self._rank)
-        except ValueError:
-            return 0
+        """The number of the last call that its rank has come to; 0 before the first, and once closed."""
+        return self._node.last_logged(self._rank)
 
     def refuse(self, call: int, why: str) -> None:
         """Leave why this rank refuses a call, before that is posted."""

@@ -279,7 +279,7 @@ static PyObject *arrive(PyObject *me, PyObject *given) {
 }
 
 /* log_call(signature), last_logged(rank), logged_call(rank, number): the log of calls that are carried out elsewhere. They
-   wait for nobody, so a thread may look while another one is in a call; but only our own process writes. */
+   wait for nobody, so a thread may look while another one is in a call, or closes the node; only our process writes. */
 static struct node *open_node(PyObject *me) {
   Node *self = (Node *)me;
   if (self->segment) return &self->node;
@@ -297,6 +297,7 @@ static int rank_of(const struct node *n, PyObject *given) {
   return PyErr_Occurred() ? -1 : (int)rank;
 }
 static PyObject *last_logged(PyObject *me, PyObject *given) {
+  if (!((Node *)me)->segment) return PyLong_FromLong(0);
   struct node *n = open_node(me);
   int rank = rank_of(n, given);
   return rank < 0 ? NULL : PyLong_FromUnsignedLongLong(node_load(&n->place->rank[rank].log.calls));
@@ -307,6 +308,7 @@ static PyObject *words(PyObject *me, PyObject *given) { /* where those of a rank
   return rank < 0 ? NULL : PyLong_FromSize_t((size_t)((char *)n->place->rank[rank].words - (char *)n->segment->head));
 }
 static PyObject *logged_call(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+  if (!((Node *)me)->segment) Py_RETURN_NONE;
   struct node *n = open_node(me);
   uint64_t signature;
   if (count != 2) return PyErr_Format(PyExc_TypeError, "logged_call takes a rank and a number");
