@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
 import torch
@@ -22,6 +22,30 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..core.types import Operator
+
+
+class Call(NamedTuple):
+    """A collective call as torch asks for it.
+
+    Attributes:
+        like: tensor that tells dtype, and number of elements where elements does not.
+        elements: how many all ranks compare, or those of each tensor of a list. all_to_all's differ.
+        opts: torch's options: whether the caller waits, and the call's own timeout.
+    """
+
+    verb: str
+    like: torch.Tensor | None = None
+    op: Any = None
+    root: int = 0
+    elements: int | list[int] | None = None
+    opts: Any = None
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        """What words() takes."""
+        listed = self.elements if isinstance(self.elements, list) and len(self.elements) > 1 else None
+        return *self[:4], listed
+
 
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 

@@ -11,6 +11,7 @@ from ..errors import HpcommError
 from . import group_calls, monitored_barrier
 from .calls import (
     OPERATORS,
+    Call,
     array,
     by_name,
     check_length,
@@ -28,7 +29,7 @@ from .names import options
 from .process_group_base import CommProcessGroup
 from .profile import recorded, recording
 from .torch_errors import as_torch
-from .work import MessageWork, Work
+from .work import Message, MessageWork, Work
 
 _AllreduceOptions = options.AllreduceOptions
 _AllgatherOptions = options.AllgatherOptions
@@ -57,7 +58,9 @@ class ProcessGroupMPI(CommProcessGroup):
         op = operator(opts.reduceOp)
         run = in_turn(self._by, [group_calls.all_reduce(self._by, each, op) for each in tensors])
         count = lengths(tensors)
-        return self._call("all_reduce", run, tensors, x, op=op, count=count, opts=opts, inputs=tensors)
+        return self._call(
+            Call("all_reduce", x, op=op, elements=count, opts=opts), run, tensors, inputs=tensors
+        )
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         opts = made_options(opts, options.AllreduceCoalescedOptions)
@@ -66,13 +69,9 @@ class ProcessGroupMPI(CommProcessGroup):
         op = operator(opts.reduceOp)
         run = group_calls.all_reduce_coalesced(self._by, tensors, op)
         return self._call(
-            "all_reduce",
+            Call("all_reduce", tensors[0], op=op, elements=lengths(tensors), opts=opts),
             run,
             tensors,
-            tensors[0],
-            op=op,
-            count=lengths(tensors),
-            opts=opts,
             inputs=tensors,
         )
 
@@ -88,7 +87,9 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(x):
             return self._inner.broadcast(tensors, opts)
         run = in_turn(self._by, [group_calls.broadcast(self._by, x, root) for x in tensors])
-        return self._call("broadcast", run, tensors, tensors[0], root=root, count=lengths(tensors), opts=opts)
+        return self._call(
+            Call("broadcast", tensors[0], root=root, elements=lengths(tensors), opts=opts), run, tensors
+        )
 
     def reduce(
         self, tensors: Any = None, opts: Any = None, op: Any = None, *more: object, **named: object
@@ -101,7 +102,7 @@ class ProcessGroupMPI(CommProcessGroup):
             return self._inner.reduce(tensors, opts)
         root, op = opts.rootRank, operator(opts.reduceOp)
         run = group_calls.reduce(self._by, tensors[0], op, root)
-        return self._call("reduce", run, tensors, tensors[0], op=op, root=root, opts=opts)
+        return self._call(Call("reduce", tensors[0], op=op, root=root, opts=opts), run, tensors)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: object, **named: object
@@ -119,7 +120,7 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = refusing(self._by, x, places)
         else:
             run = group_calls.all_gather(self._by, places, x)
-        return self._call("all_gather", run, outputs, x, count=count, opts=opts)
+        return self._call(Call("all_gather", x, elements=count, opts=opts), run, outputs)
 
     def all_gather_single(
         self,
@@ -135,7 +136,7 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(x):
             return getattr(self._inner, spelling("all_gather_single", "_allgather_base"))(output, x, opts)
         run = group_calls.all_gather_into(self._by, output, x)
-        return self._call("all_gather", run, [output], x, opts=opts)
+        return self._call(Call("all_gather", x, opts=opts), run, [output])
 
     _allgather_base = all_gather_single
 
@@ -151,13 +152,7 @@ class ProcessGroupMPI(CommProcessGroup):
             [group_calls.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)],
         )
         return self._call(
-            "all_gather",
-            run,
-            outputs,
-            inputs[0],
-            count=lengths(inputs),
-            opts=opts,
-            inputs=inputs,
+            Call("all_gather", inputs[0], elements=lengths(inputs), opts=opts), run, outputs, inputs=inputs
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -175,12 +170,9 @@ class ProcessGroupMPI(CommProcessGroup):
             for i, x in enumerate(inputs)
         ]
         return self._call(
-            "all_gather",
+            Call("all_gather", inputs[0], elements=lengths(inputs), opts=opts),
             in_turn(self._by, parts),
             outputs,
-            inputs[0],
-            count=lengths(inputs),
-            opts=opts,
             inputs=inputs,
         )
 
@@ -203,7 +195,9 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = refusing(self._by, x, here)
         else:
             run = group_calls.gather(self._by, here, x, root)
-        return self._call("gather", run, outputs, x, root=root, count=count, opts=opts, inputs=inputs)
+        return self._call(
+            Call("gather", x, root=root, elements=count, opts=opts), run, outputs, inputs=inputs
+        )
 
     def scatter(
         self,
@@ -229,7 +223,9 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = refusing(self._by, x, here)
         else:
             run = group_calls.scatter(self._by, x, here, root)
-        return self._call("scatter", run, outputs, x, root=root, count=count, opts=opts, others=here or ())
+        return self._call(
+            Call("scatter", x, root=root, elements=count, opts=opts), run, outputs, others=here or ()
+        )
 
     def reduce_scatter(
         self,
@@ -254,14 +250,7 @@ class ProcessGroupMPI(CommProcessGroup):
         else:
             run = group_calls.reduce_scatter(self._by, out, blocks, op)
         return self._call(
-            "reduce_scatter",
-            run,
-            outputs,
-            out,
-            op=op,
-            count=count,
-            opts=opts,
-            inputs=inputs[0],
+            Call("reduce_scatter", out, op=op, elements=count, opts=opts), run, outputs, inputs=inputs[0]
         )
 
     def reduce_scatter_single(
@@ -283,7 +272,7 @@ class ProcessGroupMPI(CommProcessGroup):
             )
         op = operator(opts.reduceOp)
         run = group_calls.reduce_scatter_into(self._by, output, x, op)
-        return self._call("reduce_scatter", run, [output], x, op=op, opts=opts)
+        return self._call(Call("reduce_scatter", x, op=op, opts=opts), run, [output])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -304,13 +293,9 @@ class ProcessGroupMPI(CommProcessGroup):
             ],
         )
         return self._call(
-            "reduce_scatter",
+            Call("reduce_scatter", inputs[0], op=op, elements=lengths(inputs), opts=opts),
             run,
             outputs,
-            inputs[0],
-            op=op,
-            count=lengths(inputs),
-            opts=opts,
             others=inputs,
         )
 
@@ -341,7 +326,7 @@ class ProcessGroupMPI(CommProcessGroup):
             run, count = group_calls.all_to_all_single(self._by, output, x), None
         else:
             run, count = group_calls.all_to_all_uneven(self._by, output, x, output_sizes, input_sizes)
-        return self._call("all_to_all", run, [output], x, count=count, opts=opts)
+        return self._call(Call("all_to_all", x, elements=count, opts=opts), run, [output])
 
     alltoall_base = all_to_all_single
 
@@ -354,19 +339,13 @@ class ProcessGroupMPI(CommProcessGroup):
         check_length("all_to_all", "input_tensor_list", inputs, self)
         run = group_calls.all_to_all(self._by, outputs, inputs)
         return self._call(
-            "all_to_all",
-            run,
-            outputs,
-            inputs[0],
-            count=lengths(inputs),
-            opts=opts,
-            inputs=inputs,
+            Call("all_to_all", inputs[0], elements=lengths(inputs), opts=opts), run, outputs, inputs=inputs
         )
 
     def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Work:
         opts = made_options(opts, options.BarrierOptions, timeout)
         self._poller.finish(0.0)
-        return self._call("barrier", nothing, (), opts=opts)
+        return self._call(Call("barrier", opts=opts), nothing, ())
 
     def monitored_barrier(
         self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
@@ -400,7 +379,7 @@ class ProcessGroupMPI(CommProcessGroup):
         except HpcommError as error:
             raise as_torch(error, words, self.where) from None
         end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
-        work = MessageWork(self, request, [x], peer, words, give, end)
+        work = MessageWork(self, Message(request, peer, words, give), [x], end)
         if not work.poll():
             self._poller.add(work)
         return self._keep(work)

@@ -21,7 +21,7 @@ import torch
 from ..communicator.communicator import Communicator
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
-from .calls import SAYS_LATER, UNSET, flat, head_of, later, nothing, own_seconds, words
+from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds, words
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import Ended, EntryBarrier
 from .names import backends, c10d, dist, label
@@ -195,51 +195,39 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _call(
         self,
-        verb: str,
+        call: Call,
         run: Callable[[], None],
         outputs: object,
-        like: torch.Tensor | None = None,
-        *,
-        op: Any = None,
-        root: int = 0,
-        count: int | list[int] | None = None,
-        opts: Any = None,
         inputs: Any = None,
         others: Sequence[object] = (),
     ) -> Work:
         """Meet the other ranks for this call and run it: now, or behind what is queued.
 
         Args:
-            inputs: tensors whose shapes a profile shows; default: like.
-            others: tensors that take part beside like, inputs and outputs.
-            count: elements that all ranks compare, or those of each tensor of a list. all_to_all's differ.
-            like: tensor that tells dtype, and number of elements where count does not.
-            opts: torch's options: whether the caller waits, and the call's own timeout.
+            inputs: tensors whose shapes a profile shows; default: call.like.
+            others: tensors that take part beside call.like, inputs and outputs.
         """
-        listed = count if isinstance(count, list) and len(count) > 1 else None
-        like_list = [] if like is None else [like]
-        inputs = like_list if inputs is None else inputs
+        like = [] if call.like is None else [call.like]
+        inputs = like if inputs is None else inputs
         try:
-            mine = self._signature(verb, like, op, root, count)
+            mine = self._signature(call)
         except HpcommError as error:
             self.refuse()
-            raise as_torch(error, words(verb, like, op, root), self.where) from None
+            raise as_torch(error, words(*call[:4]), self.where) from None
         self._calls += 1
-        told = verb, like, op, root, listed
-        tensors = [*like_list, *flat(outputs)]
+        tensors = [*like, *flat(outputs)]
         if any(map(_is_inference, tensors)):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
-        seconds = own_seconds(opts) or self.seconds
-        deed: Callable[[], None] = partial(self._meet_and_run, run, mine, seconds, words, told)
+        seconds = own_seconds(call.opts) or self.seconds
+        deed: Callable[[], None] = partial(self._meet_and_run, run, mine, seconds, words, call.told)
         if recording():
-            deed = _ending(deed, recorded(verb, inputs))
+            deed = _ending(deed, recorded(call.verb, inputs))
         touched = [*tensors, *inputs, *others] if mine & BACKGROUND else []
-        return self._now_or_later(deed, outputs, partial(words, *told), later(opts), touched)
+        return self._now_or_later(deed, outputs, partial(words, *call.told), later(call.opts), touched)
 
-    def _signature(
-        self, verb: str, like: torch.Tensor | None, op: Any, root: int, count: int | list[int] | None
-    ) -> int:
+    def _signature(self, call: Call) -> int:
         """What all ranks compare; refuses what cannot be done before any of them commits."""
+        verb, like, op, root, count, _ = call
         if isinstance(count, list):
             several = len(count) > 1
             count = 0 if verb == "all_to_all" else crc32(repr(count).encode()) if several else count[0]

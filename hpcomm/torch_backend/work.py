@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.futures import Future
@@ -169,6 +169,15 @@ class QueuedWork(Work):
         return self._over and (self._aside is None or self._aside.done())
 
 
+class Message(NamedTuple):
+    """A message begun. peer: None for anybody. give: what is left to do once the message is there."""
+
+    request: Request[object]
+    peer: int | None
+    words: str
+    give: Callable[[], object] | None
+
+
 class MessageWork(Work):
     """A message under way. The group's poller progresses it while nobody waits."""
 
@@ -178,16 +187,12 @@ class MessageWork(Work):
     def __init__(
         self,
         group: ProcessGroupMPI,
-        request: Request[object],
+        message: Message,
         outputs: object,
-        peer: int | None,
-        words: str,
-        give: Callable[[], object] | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(outputs)
-        self._group, self._request, self._peer, self._words = group, request, peer, words
-        self._give = give  # what is left to do once the message is there
+        self._group, (self._request, self._peer, self._words, self._give) = group, message
         self._close = close  # ends its record in a profile
         self._turn = threading.Lock()
 
