@@ -205,7 +205,7 @@ def over(requests: Any) -> bool:
 def communicator(p: int) -> tuple[Communicator, Echo]:
     mpi = Echo(p, p // 2 % NODE)
     made = object.__new__(Communicator)
-    made.adopt(mpi, "many", None)  # type: ignore[arg-type]
+    made.adopt(mpi, "many")  # type: ignore[arg-type]
     return made, mpi
 
 

@@ -120,20 +120,19 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         groups.require_known(check, gpu)
         pickler = pickling.chosen(pickler)
         runtime.start()
-        groups.mapped(
-            None, "Communicator", lambda: self.adopt(mpi.Dup(), name, check, gpu=gpu, pickler=pickler)
-        )
+        settings = groups.Settings(check, gpu, pickler)
+        groups.mapped(None, "Communicator", lambda: self.adopt(mpi.Dup(), name, settings))
 
     def adopt(
-        self, mpi: MPI.Comm | None, name: str | None, check: str | None, plain: bool = False,
-        gpu: str | None = None, parent: Communicator | None = None, pickler: Pickler | None = None,
+        self, mpi: MPI.Comm | None, name: str | None, settings: groups.Settings = groups.INHERITED,
+        plain: bool = False, parent: Communicator | None = None,
     ) -> None:  # fmt: skip
         """Become the owner of mpi, which nobody else uses; None: of a duplicate of parent's, within a node.
 
         plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
         parent: one that has all ranks of mpi.
         """
-        level = groups.require_known(check, gpu)
+        level, gpu, pickler = groups.require_known(settings.check, settings.gpu), *settings[1:]
         twin = parent if mpi is None else None
         self.name: str = name or "comm"
         if mpi is not None:
@@ -148,8 +147,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
             self.rank, self.size, self.is_inter = twin.rank, twin.size, False
             self.has_foreigners, self.is_duplicate = twin.has_foreigners, True
         self.pickler = pickler if parent else pickler or pickling.chosen(None)
-        self._gpu = gpu
-        self.asked_check = level  # what was asked for, and is again of communicators made of this one,
+        self._settings = groups.Settings(level, gpu, self.pickler)  # of communicators made of this one, too
+        self.asked_check = level  # what was asked for,
         if level == "light" and self.has_foreigners:
             level = "full"  # ranks of two jobs see no records of each other's
         self.compared = "off" if plain or self.size == 1 else level  # and what all can do
@@ -296,15 +295,12 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     as_process_group = groups.as_process_group
 
     def derive(
-        self, mpi: MPI.Comm | None, name: str, check: str | None = None, gpu: str | None = None,
-        kind: type[Communicator] | None = None, pickler: Pickler | None = None,
+        self, mpi: MPI.Comm | None, name: str, settings: groups.Settings = groups.INHERITED,
+        kind: type[Communicator] | None = None,
     ) -> Communicator:  # fmt: skip
         """One of mpi's ranks, which are some of this one's; None: of the same ranks, all of a node."""
         made = object.__new__(kind or Communicator)
-        made.adopt(
-            mpi, name, check or self.asked_check, gpu=gpu or self._gpu, parent=self,
-            pickler=pickler or self.pickler,
-        )  # fmt: skip
+        made.adopt(mpi, name, settings.over(self._settings), parent=self)
         if self.timeout_s is not None:
             made.timeout = self.timeout_s
         return made

@@ -7,9 +7,8 @@ import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 from zlib import crc32
 
 from .._lazy import MPI
@@ -42,6 +41,20 @@ LEVELS = ("off", "light", "full")
 _MOST = 2**31 - 1
 _WHY = 1024  # bytes of what a refusal says to the other group
 _NAMED = 16  # ranks that are named one by one
+
+
+class Settings(NamedTuple):
+    """What a communicator takes over from the one that makes it, where it is None: as Communicator has it."""
+
+    check: str | None = None
+    gpu: str | None = None
+    pickler: Pickler | None = None
+
+    def over(self, its: Settings) -> Settings:
+        return Settings(self.check or its.check, self.gpu or its.gpu, self.pickler or its.pickler)
+
+
+INHERITED = Settings()
 
 
 @overload
@@ -175,7 +188,7 @@ def dup(
         raise refused(comm, "dup", error) from None
     with agreed(comm, "dup"):
         make = comm.mpi_handle.Dup if comm.node is None else None
-        return made(comm, "dup", name or f"{comm.name}.dup", make, check=check, gpu=gpu, pickler=by)
+        return made(comm, "dup", name or f"{comm.name}.dup", make, settings=Settings(check, gpu, by))
 
 
 def create_intercomm(
@@ -316,19 +329,15 @@ def made(
     name: str,
     make: Callable[..., MPI.Comm] | None,
     *arguments: object,
-    check: str | None = None,
-    gpu: str | None = None,
+    settings: Settings = INHERITED,
     kind: type[Communicator] | None = None,
-    pickler: Pickler | None = None,
 ) -> Communicator:
     """One that MPI makes by make(*arguments), or a duplicate within a node (None).
 
     kind: its class; None: Communicator.
     """
     mpi = None if make is None else mapped(comm, verb, make, *arguments)
-    new = mapped(
-        comm, verb, partial(comm.derive, check=check, gpu=gpu, kind=kind, pickler=pickler), mpi, name
-    )
+    new = mapped(comm, verb, comm.derive, mpi, name, settings, kind)
     if verb not in ("group", "create_intercomm"):  # not all of its ranks are comm's, or the reverse
         comm.children.add(new)
     return new

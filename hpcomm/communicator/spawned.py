@@ -164,7 +164,7 @@ def main() -> None:
     world = named("world")
     runtime.expect_foreigners()
     _parent = object.__new__(Communicator)
-    _parent.adopt(MPI.Comm.Get_parent(), "parent", None)
+    _parent.adopt(MPI.Comm.Get_parent(), "parent")
     _watch(world, _parent, "parent")
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -304,7 +304,7 @@ class Link:
 def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False, made: Communicator | None = None) -> Communicator:
     """A Communicator that owns mpi; plain: it leads to a program without hpcomm. made: the one to be it."""
     made = made or object.__new__(PlainCommunicator if plain else Communicator)
-    made.adopt(mpi, name, None, plain)
+    made.adopt(mpi, name, plain=plain)
     return made
 
 
