@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..agree.agreement import refused
-from ..core.operation import Call
+from ..core.operation import Arguments, Call
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
 from ..transport.late import host_copy, prepare, schedule_transport, transport
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..core.request import Request
-    from ..core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Operator, Scalar
+    from ..core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Scalar
     from .communicator import Communicator
 
 
@@ -88,7 +88,7 @@ def broadcast(
         done = comm.direct.broadcast(x, root, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "broadcast", x, out, None, root, async_op, algorithm)
+    return careful(comm, Arguments("broadcast", x, out, root=root), async_op, algorithm)
 
 
 # fmt: off
@@ -155,7 +155,7 @@ def gather(
         done = comm.direct.gather(x, root, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "gather", x, out, None, root, async_op, algorithm)
+    return careful(comm, Arguments("gather", x, out, root=root), async_op, algorithm)
 
 
 # fmt: off
@@ -218,7 +218,7 @@ def all_gather(
         done = comm.direct.all_gather(x, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "all_gather", x, out, None, 0, async_op, algorithm)
+    return careful(comm, Arguments("all_gather", x, out), async_op, algorithm)
 
 
 # fmt: off
@@ -285,7 +285,7 @@ def scatter(
         done = comm.direct.scatter(x, root, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "scatter", x, out, None, root, async_op, algorithm)
+    return careful(comm, Arguments("scatter", x, out, root=root), async_op, algorithm)
 
 
 # fmt: off
@@ -327,7 +327,7 @@ def all_to_all(
         done = comm.direct.all_to_all(x, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "all_to_all", x, out, None, 0, async_op, algorithm)
+    return careful(comm, Arguments("all_to_all", x, out), async_op, algorithm)
 
 
 @overload
@@ -359,51 +359,52 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
 
 
 def careful(
-    comm: Communicator, verb: str, x: ArrayLike | None, out: ArrayLike | None, op: Operator | None, root: int,
-    async_op: bool, algorithm: str | None = None, deterministic: bool = False,
+    comm: Communicator, given: Arguments, async_op: bool, algorithm: str | None = None,
+    deterministic: bool = False,
 ) -> object:  # fmt: skip
     """The general path of every collective but barrier: look, check, agree, carry out."""
-    call = _prepared(comm, verb, x, out, op, root, async_op, algorithm, deterministic)
+    call = _prepared(comm, given, async_op, algorithm, deterministic)
     if comm.timeout_s is None or async_op or call.by_core:
         return carry_out(call, async_op)
-    call = _prepared(comm, verb, x, out, op, root, True, algorithm, deterministic)
     return timeouts.waited(comm, carry_out(call, True))
 
 
 def _prepared(
-    comm: Communicator, verb: str, x: ArrayLike | None, out: ArrayLike | None, op: Operator | None, root: int,
-    async_op: bool, algorithm: str | None, deterministic: bool,
-) -> Call:  # fmt: skip
+    comm: Communicator, given: Arguments, async_op: bool, algorithm: str | None, deterministic: bool
+) -> Call:
     try:
-        comm.check_open(verb)
+        comm.check_open(given.verb)
         own = algorithm is not None or deterministic
         tuned = algorithm == "tuned" and not deterministic
         if tuned and comm.devices is not None:  # that may look at them twice
-            x, out = _beside(x, out)
+            given = _beside(given)
         by = algorithm if own and not deterministic and schedule_transport.takes_devices(algorithm) else None
-        call = prepare.compose_call(comm, verb, x, out, op, root, not (async_op or own), own, by)
+        call = prepare.compose_call(comm, given, not (async_op or own), own, by)
         code = marked(call.code, "tuned") if tuned else 0
         if tuned:
-            algorithm = schedule_transport.tuned_for(call, op)
+            algorithm = schedule_transport.tuned_for(call, given.op)
             if algorithm is not None:
-                call = schedule_transport.schedule_call(call, algorithm, op)
+                call = schedule_transport.schedule_call(call, algorithm, given.op)
             elif not async_op:
-                call = prepare.compose_call(comm, verb, x, out, op, root, blocking=True, hosts=True)
+                call = prepare.compose_call(comm, given, blocking=True, hosts=True)
         elif own and call.after is None:
-            call = schedule_transport.schedule_call(call, algorithm, op, deterministic)
+            call = schedule_transport.schedule_call(call, algorithm, given.op, deterministic)
         if tuned:
             call.code = code  # which one it stands for, all ranks know alike
     except Exception as error:
-        raise refused(comm, verb, error) from (None if isinstance(error, HpcommError) else error.__cause__)
+        raise refused(comm, given.verb, error) from (
+            None if isinstance(error, HpcommError) else error.__cause__
+        )
     return call
 
 
-def _beside(x: ArrayLike | None, out: ArrayLike | None) -> tuple[ArrayLike | None, ArrayLike | None]:
-    """x and out, or memory of the host in their place."""
+def _beside(given: Arguments) -> Arguments:
+    """The same of memory of the host in place of x and out."""
+    x, out = given.x, given.out
     there = None if x is None else host_copy.beside(prepare.buffer_of(x, "x"), True)
     if out is None or out is x:
-        return there, there if out is x else None
-    return there, host_copy.beside(prepare.buffer_of(out, "out"), False)
+        return given._replace(x=there, out=there if out is x else None)
+    return given._replace(x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
 
 
 @overload

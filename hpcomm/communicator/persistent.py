@@ -11,7 +11,7 @@ from .._lazy import MPI, NDArray
 from ..agree.agreement import refused
 from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
-from ..core.operation import Call
+from ..core.operation import Arguments, Call
 from ..core.request import Request, Stages, T_co, abandon, deadline
 from ..core.signature import MAKERS, NEIGHBOURS, VERBS, head
 from ..core.verbs import REDUCTIONS, TABLE
@@ -437,7 +437,7 @@ def plan(
                 raise UsageError(what, hint="comm.cart(...) or comm.graph(...), and its plan(), without one")
             call = comm.planned(verb, x, out)  # type: ignore[attr-defined]  # it is a Topology
         else:
-            call = _composed(comm, verb, x, out, op, root, algorithm)
+            call = _composed(comm, Arguments(verb, x, out, op, root), algorithm)
     except HpcommError as error:
         if verb in ("send", "recv"):
             raise error.located(f"plan of {verb}", comm) from None
@@ -461,17 +461,16 @@ def _make(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Plan[obje
     return Plan(comm, call, prepared, tensors)
 
 
-def _composed(
-    comm: Communicator, verb: str, x: object, out: object, op: Operator, root: int, algorithm: str | None
-) -> Call:
-    if verb == "barrier":
+def _composed(comm: Communicator, given: Arguments, algorithm: str | None) -> Call:
+    if given.verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
     else:
         own = algorithm is not None
         by = algorithm if own and schedule_transport.takes_devices(algorithm) else None
-        call = prepare.compose_call(comm, verb, x, out, op, root, False, own, by)
+        call = prepare.compose_call(comm, given, False, own, by)
     if algorithm is not None and call.after is None:
-        call = schedule_transport.schedule_call(call, algorithm, op if verb in REDUCTIONS else None)
+        op = given.op if given.verb in REDUCTIONS else None
+        call = schedule_transport.schedule_call(call, algorithm, op)
     return call
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from ..agree.agreement import refused
+from ..core.operation import Arguments
 from ..core.request import Request, StagesOf
 from ..errors import HpcommError
 from ..transport.late import buffer, reduction
@@ -71,7 +72,7 @@ def reduce(
         done = comm.direct.reduce(x, op, root, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "reduce", x, out, op, root, async_op, algorithm)
+    return careful(comm, Arguments("reduce", x, out, op, root), async_op, algorithm)
 
 
 # fmt: off
@@ -132,7 +133,7 @@ def all_reduce(
         done = comm.direct.all_reduce(x, op, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "all_reduce", x, out, op, 0, async_op, algorithm, deterministic)
+    return careful(comm, Arguments("all_reduce", x, out, op), async_op, algorithm, deterministic)
 
 
 # fmt: off
@@ -189,7 +190,7 @@ def reduce_scatter(
         done = comm.direct.reduce_scatter(x, op, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "reduce_scatter", x, out, op, 0, async_op, algorithm)
+    return careful(comm, Arguments("reduce_scatter", x, out, op), async_op, algorithm)
 
 
 # fmt: off
@@ -227,7 +228,7 @@ def scan(
         done = comm.direct.scan(x, op, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "scan", x, out, op, 0, async_op, algorithm)
+    return careful(comm, Arguments("scan", x, out, op), async_op, algorithm)
 
 
 # fmt: off
@@ -266,7 +267,7 @@ def exscan(
         done = comm.direct.exscan(x, op, out)
         if done is not NotImplemented:
             return done
-    return careful(comm, "exscan", x, out, op, 0, async_op, algorithm)
+    return careful(comm, Arguments("exscan", x, out, op), async_op, algorithm)
 
 
 @overload

@@ -6,7 +6,7 @@ Verbs make a Call, the agreement compares its signature, observers look at it, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,11 +18,22 @@ def _nothing(status: MPI.Status | None) -> None:
     return None
 
 
+class Arguments(NamedTuple):
+    """What a collective verb is called with; op: None where the verb does not reduce."""
+
+    verb: str
+    x: Any
+    out: Any
+    op: Any = None
+    root: int = 0
+
+
 class Call:
     """One communication in words; str(call) serves messages.
 
     Attributes:
         comm, verb, root: as the user gave them.
+        mpi: the communicator of MPI's that carries it.
         peer, tag: dest or source of a message, and its tag.
         send, recv: (contiguous array, elements per rank, MPI type), MPI.IN_PLACE or None.
         op: MPI's operator.
@@ -45,15 +56,15 @@ class Call:
 
     __slots__ = (
         "after", "beside", "by_core", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give",
-        "look", "moves", "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag", "verb",
+        "look", "moves", "mpi", "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag",
+        "verb",
     )  # fmt: skip
 
-    def __init__(
-        self, comm: Comm, verb: str, *, root: int = 0, peer: int = 0, tag: int = 0, code: int = 0
-    ) -> None:
+    def __init__(self, comm: Comm, verb: str, *, peer: int = 0, tag: int = 0, code: int = 0) -> None:
         self.comm = comm
+        self.mpi = comm.mpi_handle
         self.verb = verb
-        self.root = root
+        self.root = 0
         self.peer = peer
         self.tag = tag
         self.code = code
@@ -74,6 +85,12 @@ class Call:
         self.chosen: Any = None
         self.settle: Callable[[], Any] | None = None
         self.look: Any = ""
+
+    def again(self) -> Call:
+        """The same call, to be carried out in another way."""
+        made = Call(self.comm, self.verb, code=self.code)
+        made.root, made.count, made.look = self.root, self.count, self.look
+        return made
 
     def then_fill(self, step: Callable[[], object]) -> None:
         """Do step now, and at each start of a plan after what is done there already."""

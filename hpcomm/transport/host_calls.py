@@ -83,8 +83,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
     def carry() -> None:
         done = getattr(open_node(comm, verb), verb)(x, *how, *root, out, dtype.code)
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
-            again = Call(comm, verb, root=call.root)
-            again.code, again.count, again.look = call.code, call.count, call.look
+            again = call.again()
             comm.agreement.enter(call.code, call.agreed)
             transport.run(on_hosts(again, _like(packed, call.look), _like(received, call.look), reduce, True))
             comm.agreement.leave()
@@ -376,7 +375,7 @@ def _reduce_blocks(call: Call, send: Buffer, recv: Buffer, reduce: Reduction) ->
 
     def carry() -> None:
         parts = np.empty((p, mine), np.uint16)
-        comm.mpi_handle.Alltoallv(
+        call.mpi.Alltoallv(
             (packed, counts, starts, MPI.UINT16_T),
             (parts, [mine] * p, [r * mine for r in range(p)], MPI.UINT16_T),
         )
@@ -386,7 +385,7 @@ def _reduce_blocks(call: Call, send: Buffer, recv: Buffer, reduce: Reduction) ->
             if reduce.op.name == "avg":
                 reduced /= np.float32(p)
         narrow = dtypes.narrow(reduced, send.dtype)
-        comm.mpi_handle.Allgatherv((narrow, mine, MPI.UINT16_T), (received, counts, starts, MPI.UINT16_T))
+        call.mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (received, counts, starts, MPI.UINT16_T))
 
     call.carry = carry
     _deliver(call, recv, received)

@@ -80,7 +80,7 @@ def function_of(comm: Comm, verb: str) -> str:
 
 def by_library(call: Call, status: MPI.Status | None = None) -> None:
     """Let the library move what a call says, and do no more."""
-    mpi = call.comm.mpi_handle
+    mpi = call.mpi
     for name, arguments in pieces(call):
         if name == "Recv":
             part, source, tag = arguments
@@ -123,17 +123,14 @@ def prepare(call: Call) -> list[MPI.Prequest]:
     try:
         if call.prepare is not None:
             return [call.prepare()]
-        return [
-            getattr(call.comm.mpi_handle, f"{name}_init")(*arguments)
-            for name, arguments in pieces(call, False)
-        ]
+        return [getattr(call.mpi, f"{name}_init")(*arguments) for name, arguments in pieces(call, False)]
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
 
 
 def background(call: Call) -> Stages:
     """The stages of call: one, over the library's nonblocking function."""
-    mpi = call.comm.mpi_handle
+    mpi = call.mpi
     mpi_error = MPI.Exception  # a local name: when the interpreter ends, globals go first
     try:
         statuses = yield [

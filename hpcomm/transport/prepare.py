@@ -9,7 +9,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core import buffer, reduction
-from ..core.operation import Call
+from ..core.operation import Arguments, Call
 from ..core.signature import head
 from ..core.verbs import (
     GATHERING,
@@ -46,24 +46,17 @@ class Arrays(NamedTuple):
 
 
 def compose_call(
-    comm: Comm,
-    verb: str,
-    x: object,
-    out: object,
-    op: Any,
-    root: int,
-    blocking: bool,
-    hosts: bool = False,
-    algorithm: str | None = None,
+    comm: Comm, given: Arguments, blocking: bool, hosts: bool = False, algorithm: str | None = None
 ) -> Call:
     """Look at the arrays, check all that one rank can check, and say what is to be done as a Call.
 
     Args:
+        blocking: the caller waits for it: with a deadline, unless the core carries it, as for the background.
         hosts: all ranks know that the hosts' messages carry it, as where an algorithm is named: of an array
             on a device a copy takes part.
         algorithm: but this one can move large arrays from device to device; the call has `after`, then.
     """
-    call, arrays = _described(comm, verb, x, out, op, root)
+    call, arrays = _described(comm, given)
     send, recv, reduce = arrays
     devices, nbytes = comm.devices, call.count * call.look.dtype.itemsize
     if not hosts:
@@ -71,13 +64,15 @@ def compose_call(
             return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
         if blocking and comm.node is not None and core_takes(call.look.dtype, reduce):
             return by_core(call, send, recv, reduce)
+    blocking = blocking and comm.timeout_s is None
     if devices is None:  # no rank of comm has a device
         return on_hosts(call, send, recv, reduce, blocking)
     return _beside_devices(call, arrays, blocking, algorithm)
 
 
-def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int) -> tuple[Call, Arrays]:
+def _described(comm: Comm, given: Arguments) -> tuple[Call, Arrays]:
     """The call in words, and its arrays; all that one rank can check is right."""
+    verb, x, out, op, root = given
     sends, receives = _roles(comm, verb, root)
     if type(x) is bool and verb in REDUCTIONS:
         x = reduction.counted(x, op)
@@ -90,8 +85,8 @@ def _described(comm: Comm, verb: str, x: object, out: object, op: Any, root: int
         _check_out(verb, send, recv, shape)
     elif receives:
         recv = template.make(shape)
-    call, reduce, op_code = Call(comm, verb, root=root), None, 0
-    call.look, call.count = template, block
+    call, reduce, op_code = Call(comm, verb), None, 0
+    call.root, call.look, call.count = root, template, block
     if verb in REDUCTIONS:
         reduce = _reduction(call, x, op, send)
         op_code = reduce.code

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcomm.core.operation import Arguments
 from hpcomm.errors import HpcommError
 from hpcomm.transport import prepare
 
@@ -54,7 +55,7 @@ def core_takes(node: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bo
 
 def package_takes(comm: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bool:
     try:
-        prepare.compose_call(comm, verb, x, out, op, root, blocking=True)
+        prepare.compose_call(comm, Arguments(verb, x, out, op, root), blocking=True)
     except HpcommError:
         return False
     return True

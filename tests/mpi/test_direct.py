@@ -10,6 +10,7 @@ import pytest
 import hpcomm
 from hpcomm.communicator.collectives import careful
 from hpcomm.communicator.direct import ByLibrary
+from hpcomm.core.operation import Arguments
 
 pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
 P = "p"
@@ -38,7 +39,8 @@ def test_a_direct_call_gives_what_the_general_path_gives(comm: Any, verb: str, d
     shape = tuple(comm.size if n == P else n for n in CALLS[verb])
     x = (np.arange(np.prod(shape)).reshape(shape) * (comm.rank + 1)).astype(dtype)
     kept, root = x.copy(), comm.size - 1
-    expected = careful(comm, verb, x, None, "sum" if verb in REDUCES else None, root, False)
+    given = Arguments(verb, x, None, "sum" if verb in REDUCES else None, root)
+    expected = careful(comm, given, False)
     into = None if expected is None else np.empty_like(expected)
     for out in (None, into):
         if verb == "broadcast" and out is not None:

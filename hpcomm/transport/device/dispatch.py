@@ -17,7 +17,6 @@ import json
 import os
 import struct
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,8 +32,9 @@ from ...core.signature import describe, marked, signature
 from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.driver import watching
 from ...errors import ConfigError, MismatchError, UsageError, where
-from .. import host_calls, prepare
+from .. import host_calls
 from .. import mpi as transport
+from ..prepare import Arrays
 from ..progress import Thread, drive
 from ..scheduled import schedule_transport
 from ..scheduled.comm_cache import own
@@ -141,7 +141,7 @@ class DeviceDispatch:
 
     # -- collectives ---------------------------------------------------------------------------------
 
-    def carry(self, call: Call, arrays: prepare.Arrays, blocking: bool, algorithm: str | None = None) -> Call:
+    def carry(self, call: Call, arrays: Arrays, blocking: bool, algorithm: str | None = None) -> Call:
         """Let call, on arrays of which some may lie on devices, be carried out here.
 
         algorithm: an own schedule that the user names, for a large call.
@@ -153,6 +153,8 @@ class DeviceDispatch:
         node = None if large or not blocking else call.comm.node
         if node is not None and host_calls.core_takes(call.look.dtype, reduce):
             call.by_core = True
+        elif call.comm.timeout_s is not None:  # else it is begun, and waited for
+            blocking = False
         call.after = After()
         job = Job(call, arrays, blocking)
         if algorithm is not None:
@@ -222,9 +224,7 @@ class DeviceDispatch:
 
     def _composed(self, job: Job, x: Buffer | None, out: Buffer | None) -> Call:
         """What the call is where its arrays are these, in host memory."""
-        here = Call(job.call.comm, job.call.verb, root=job.call.root)
-        here.look, here.count = job.call.look, job.call.count
-        return host_calls.on_hosts(here, x, out, job.reduce, blocking=False)
+        return host_calls.on_hosts(job.call.again(), x, out, job.reduce, blocking=False)
 
     def _mover(self, job: Job, path: str) -> Stages:
         call, reduce, space = job.call, job.reduce, self.workspace
@@ -351,16 +351,9 @@ class DeviceDispatch:
             MPI                    | p0    | p1    | p2
             pinned to device               | p0    | p1    | p2
 
-        Each piece is a call of its own, prepared as any call on host memory is; `here` stands for the
-        communicator, with the MPI communicator to be used, and without devices.
+        Each piece is a call of its own on host memory, by the MPI communicator given, or by the core.
         """
-        call, comm, verb = job.call, job.call.comm, job.call.verb
-        here = SimpleNamespace(
-            rank=comm.rank, size=comm.size, is_inter=comm.is_inter, name=comm.name,
-            remote_size=comm.remote_size, mpi_handle=mpi, devices=None, check="off",
-            node=comm.node if call.by_core else None, agreement=comm.agreement,
-        )  # fmt: skip
-        in_turn, op = mpi is self.channel, None if job.reduce is None else job.reduce.op
+        call, verb, in_turn = job.call, job.call.verb, mpi is self.channel
         source, sink, parts = job.source(piece), job.sink(piece), pieces(call.count, piece)
         source.begin(job.event("send"))
         source.bring(*parts[0])
@@ -377,7 +370,12 @@ class DeviceDispatch:
             out = x if job.is_one else piece_of(sink, low, high, call, verb in OUTPUT_BLOCKS)
             if i + 1 < len(parts):
                 source.bring(*parts[i + 1])
-            part = prepare.compose_call(here, verb, x, out, op, call.root, job.blocking)
+            part = call.again()
+            part.mpi, part.count = mpi, high - low
+            if call.by_core:
+                part = host_calls.by_core(part, x, out, job.reduce)
+            else:
+                part = host_calls.on_hosts(part, x, out, job.reduce, job.blocking)
             if job.blocking:
                 transport.run(part)
             else:
