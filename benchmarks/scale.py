@@ -19,6 +19,7 @@ import time
 import tracemalloc
 from collections import Counter, deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -384,7 +385,10 @@ def absent(p: int) -> Callable[[], Any]:
 def partners(p: int) -> Any:
     """A link between two programs, and the farewell to all ranks of the other one."""
     mpi = Echo(p // 2, 0, p // 2)
-    made = Partners(mpi, (), "air")  # type: ignore[arg-type]
+    link: Any = SimpleNamespace(
+        mpi_handle=mpi, object_comm=mpi, block_channel=mpi, remote_size=mpi.remote_size, begun=0
+    )
+    made = Partners(link, "air")
     made.say_farewell()
     return made, mpi.told
 

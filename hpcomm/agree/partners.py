@@ -12,18 +12,18 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..job.launcher import began_of
 from ..node import segment
 from . import runtime
-from .ended_ranks import EndedRanks, informed
+from .ended_ranks import FEW, EndedRanks, informed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from ..core.comm import Comm
     from ..node.segment import Region
 
 _BYE = 32099  # tag
@@ -33,35 +33,28 @@ _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of mes
 
 
 class Partners:
-    """The ranks of the program called name, at the other side of inter, a duplicate of the link's own.
+    """The ranks of the program called name, at the other side of comm, an inter-communicator.
 
     Made collectively by both sides, unless the other is plain: a program without hpcomm, which can
-    send an end notice only. foreign: it is of another job. mates: this program's ranks, if they are many,
-    on a communicator for this alone. begun: how many collective calls of both this rank has begun.
+    send an end notice only. local: this program's ranks, which ask each other if they are many.
     """
 
     _notary: EndedRanks | None = None
 
-    def __init__(
-        self,
-        inter: MPI.Intercomm,
-        carries: tuple[MPI.Comm, ...],
-        name: str,
-        foreign: bool = False,
-        plain: bool = False,
-        mates: MPI.Comm | None = None,
-        begun: Callable[[], int] = lambda: -1,
-    ) -> None:
-        if mates is not None:
-            self._notary = EndedRanks(mates, inter.remote_size)
+    def __init__(self, comm: Comm, name: str, local: Comm | None = None, *, plain: bool = False) -> None:
+        if local is not None and local.size > FEW:
+            self._notary = EndedRanks(local.mpi_handle.Dup(), comm.remote_size)
             runtime.farewells.append(self._leave_mates)
+        inter: Any = comm.object_comm if plain else comm.mpi_handle.Dup()
 
         self.name = name
-        self._foreign, self._is_plain = foreign, plain
-        self._inter = inter
-        self._carries = carries
+        self._foreign, self._is_plain = segment.has_foreigners(inter), plain
+        self._inter, self._comm = inter, comm
+        self._carries = (
+            (comm.mpi_handle,) if plain else (comm.mpi_handle, comm.object_comm, comm.block_channel)
+        )
         self._gone: set[int] = set()
-        self._begun, self._they_began = begun, dict[int, int]()  # the latter: of those that said farewell
+        self._they_began: dict[int, int] = {}  # how many collective calls, of those that said farewell
         self._is_told = self._notary is None or self._notary.is_told  # else they say it to others
         self._call, self._came_not = -1, set[int]()  # of which call others are asked; who did not come to it
         self._since: dict[int, float] = {}  # when lost() first heard of it
@@ -145,7 +138,7 @@ class Partners:
 
         if not self._inter:
             return  # it has parted
-        said = struct.pack("q", self._begun())
+        said = struct.pack("q", self._comm.begun)
         for rank in informed(self._inter.remote_size):
             self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign

@@ -136,13 +136,9 @@ def _info() -> MPI.Info:
 
 def _watch(local: Communicator, inter: Communicator, name: str) -> None:
     """See from now on which ranks of the other side, called name, have ended. Collective over both."""
-    from ..agree.ended_ranks import FEW
     from ..agree.partners import Partners
 
-    mates = local.mpi_handle.Dup() if local.size > FEW else None
-    carries = (inter.mpi_handle, inter.object_comm, inter.block_channel)
-    mpi = cast("MPI.Intercomm", inter.mpi_handle.Dup())
-    inter.partners = Partners(mpi, carries, name, foreign=True, mates=mates, begun=lambda: inter.begun)
+    inter.partners = Partners(inter, name, local)
     runtime.farewells.append(inter.close)
 
 

@@ -88,7 +88,7 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
     finally:
         if port:
             MPI.Close_port(port)
-    link = Link.over(me.name, found.peer, me.comm, inter, foreign=True)
+    link = Link.over(me.name, found.peer, me.comm, inter)
     me.admit(link)
     return link
 

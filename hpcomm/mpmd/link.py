@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from .._lazy import MPI, np
-from ..agree import ended_ranks, runtime
+from ..agree import runtime
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from ..job.progress import Progress
 from .coupled_field import A, Field
 from .coupling.coupler import Incoming, Outgoing
-from .coupling.coupling_channel import TIMEOUT_S, Channel, Turns
+from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import check_time, is_number
-from .coupling.wire import Wire
+from .coupling.wire import TIMEOUT_S, Wire
 from .plain_link import PlainCommunicator
 from .record import VERDICTS, Recorder
 from .report import link_lines
@@ -39,15 +38,13 @@ class Link:
         busy_s: seconds spent in put, get and exchange.
     """
 
-    def __init__(
-        self, name: str, peer: str, local: Communicator, comm: Communicator, *, is_first: bool, plain: bool
-    ) -> None:
+    def __init__(self, name: str, peer: str, local: Communicator, comm: Communicator, *, plain: bool) -> None:
         self.name = name
         self.peer = peer
         self.local = local
         self.comm = comm
         self.recorder: Recorder | None = None
-        self.is_first = is_first
+        self.is_first = name < peer
         self.is_plain = plain
         self.timeout_s = TIMEOUT_S
         self.deadline_s = TIMEOUT_S
@@ -69,25 +66,17 @@ class Link:
         inter: MPI.Intercomm,
         *,
         plain: bool = False,
-        foreign: bool = False,
     ) -> Link:
         """A link that owns inter. Collective over both programs.
 
         Args:
             plain: whether the peer speaks MPI only.
-            foreign: whether it is of another job.
         """
         comm = adopt(inter, f"{name}<->{peer}", plain=plain)
-        mates = local.mpi_handle.Dup() if local.size > ended_ranks.FEW else None
-        if plain:
-            shadow = cast("MPI.Intercomm", comm.object_comm)
-            comm.partners = Partners(shadow, (comm.mpi_handle,), peer, plain=True, mates=mates)
-        else:
-            carries = (comm.mpi_handle, comm.object_comm, comm.block_channel)
-            begun = partial(getattr, comm, "begun")
-            comm.partners = Partners(inter.Dup(), carries, peer, foreign, mates=mates, begun=begun)
+        comm.partners = Partners(comm, peer, local, plain=plain)
+        if not plain:
             runtime.farewells.append(comm.partners.say_farewell)
-        return cls(name, peer, local, comm, is_first=name < peer, plain=plain)
+        return cls(name, peer, local, comm, plain=plain)
 
     @property
     def deadline_s(self) -> float | None:

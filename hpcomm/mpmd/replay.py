@@ -22,7 +22,7 @@ class Absent(Link):
 
     def __init__(self, name: str, peer: str, local: Communicator, size: int, recorder: Recorder) -> None:
         inter = cast("Communicator", _Silent(peer, size))
-        super().__init__(name, peer, local, inter, is_first=name < peer, plain=True)
+        super().__init__(name, peer, local, inter, plain=True)
         self._kept = recorder
 
     def report(self) -> str:

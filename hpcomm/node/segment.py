@@ -188,13 +188,16 @@ class NodeSegment(NamedTuple):
 
 
 def has_foreigners(mpi: MPI.Comm) -> bool:
-    """Whether some of mpi's ranks are of another job, such as spawned ones: the same on all. Asks nobody.
+    """Whether some of mpi's ranks, or those at its other side, are of another job, such as spawned ones.
+
+    The same on all. Asks nobody.
 
     Of many, the first and the last are looked at: where two jobs are merged, one of them is a foreigner.
     """
     from mpi4py import MPI
 
-    mine, its = MPI.COMM_WORLD.Get_group(), mpi.Get_group()
+    mine = MPI.COMM_WORLD.Get_group()
+    its = mpi.Get_remote_group() if isinstance(mpi, MPI.Intercomm) else mpi.Get_group()
     looked_at = range(its.size) if its.size <= _LOOKED_AT else (0, its.size - 1)
     try:
         return MPI.UNDEFINED in its.Translate_ranks(looked_at, mine)
