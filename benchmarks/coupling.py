@@ -94,12 +94,13 @@ def contenders(me: Any, field: Any, total: int) -> dict[str, Any]:
 def _alone(link: Any, field: Any) -> Any:
     """link.exchange() of this field only."""
     from hpcomm.mpmd.coupling.coupling_channel import Channel, Turns
+    from hpcomm.mpmd.coupling.wire import Lane
 
     sends = field.name in link.gives
     side = link.gives[field.name] if sends else link.takes[field.name]
 
     def channel() -> Channel:
-        return Channel(link.wire, [side.part], 3, sends=sends, direct=True)
+        return Channel(Lane(link.wire, 3), [side.part], sends=sends)
 
     together = (None, Turns(channel, 2)) if sends else (channel(), None)
 

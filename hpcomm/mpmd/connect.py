@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import misfit
 from .coupled_field import Field
 from .coupling import unit
-from .coupling.coupler import Incoming, Outgoing, sent_dtype
+from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import Schedule
-from .coupling.wire import Wire
+from .coupling.wire import Lane, Part, Wire
 from .link import Link
 from .record import Recorder
 from .route import coupled_route
@@ -199,12 +199,18 @@ def _cuts(each: FieldSpec) -> str:
     return "a conversion of units" if each.source_unit != each.target_unit else ""
 
 
+class Declared(NamedTuple):
+    """Fields that this program gives and takes, and what the other one says of its own."""
+
+    gives: dict[str, Field]
+    takes: dict[str, tuple[Field, FieldSpec]]
+    theirs: dict[str, Any]
+
+
 def connect(
     link: Link,
     fields: list[FieldSpec],
-    gives: dict[str, Field],
-    takes: dict[str, tuple[Field, FieldSpec]],
-    theirs: dict[str, Any],
+    declared: Declared,
     recorder: Recorder | None,
     start_s: float,
     steps: Mapping[str, float | None],
@@ -217,6 +223,7 @@ def connect(
     Raises:
         ConfigError: points that are taken and given by nobody, or given twice.
     """
+    gives, takes, theirs = declared
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
     ends = {name: field for name, (field, _) in takes.items()}
     planned = [
@@ -226,29 +233,15 @@ def connect(
     for number, (each, (field, weights, rows, device_side)) in enumerate(zip(fields, planned, strict=True)):
         # Nothing here needs other ranks, so one that fails keeps nobody.
         is_giver = each.source == link.name
-        schedule = Schedule(each.every_s, each.lag_s, each.time)
+        schedule = Schedule(each.every_s, each.lag_s, each.time, start_s)
+        lane = Lane(wire, _FIRST_TAG + number, each.timeout_s)
+        dtype = field.dtype if is_giver else np.dtype(theirs["gives"][each.name]["dtype"])
+        part = Part(field, rows, sent_dtype(dtype, each.time), device_side)
         if is_giver:
-            ahead = schedule.ahead(steps.get(each.target))
-            link.gives[each.name] = Outgoing(
-                wire, field, rows, schedule, _FIRST_TAG + number, each.timeout_s, ahead, device_side
-            )
+            link.gives[each.name] = Outgoing(lane, part, schedule, schedule.ahead(steps.get(each.target)))
         else:
-            dtype = sent_dtype(np.dtype(theirs["gives"][each.name]["dtype"]), each.time)
-            link.takes[each.name] = Incoming(
-                wire,
-                field,
-                rows,
-                schedule,
-                _FIRST_TAG + number,
-                each.timeout_s,
-                dtype=dtype,
-                weights=weights,
-                conversion=_conversion(each),
-                recorder=recorder,
-                start_s=start_s,
-                device_side=device_side,
-                uncovered=each.uncovered,
-            )
+            arrival = Arrival(weights, _conversion(each), each.uncovered)
+            link.takes[each.name] = Incoming(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
@@ -353,8 +346,6 @@ def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> 
     mine, its = _TOGETHER if link.is_first else _TOGETHER[::-1]
     come, go = [link.takes[name].part for name in in_], [link.gives[name].part for name in out]
     link.together = (
-        Channel(wire, come, its, sends=False, direct=True, timeout_s=timeout_s) if come else None,
-        Turns(lambda: Channel(wire, go, mine, sends=True, direct=True, timeout_s=timeout_s), 2)
-        if go
-        else None,
+        Channel(Lane(wire, its, timeout_s), come, sends=False) if come else None,
+        Turns(lambda: Channel(Lane(wire, mine, timeout_s), go, sends=True), 2) if go else None,
     )

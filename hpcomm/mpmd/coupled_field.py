@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import TypeVar
 
-    from ..communicator.communicator import Communicator
     from ..core.dtypes import Dtype
     from ..core.types import AnyArray
     from ..grids.grid import Grid
@@ -40,9 +39,7 @@ class Field(Generic[A]):
         grid: the grid that has these points, for mappings. None: indices mean the same on both sides.
     """
 
-    def __init__(
-        self, comm: Communicator, name: str, values: A, points: ArrayLike | None, grid: Grid | None, verb: str
-    ) -> None:
+    def __init__(self, name: str, values: A, points: ArrayLike, grid: Grid | None, verb: str) -> None:
         self.name = name
         self.values = values
         self.grid = grid
@@ -54,9 +51,7 @@ class Field(Generic[A]):
                 verb,
                 "an array of shape (points, ...), as numpy.asarray(values) makes one of a list",
             )
-        self.points = (
-            coupled_route.concatenated(comm, shape[0]) if points is None else _indices(name, points, verb)
-        )
+        self.points = _indices(name, points, verb)
         if len(self.points) != shape[0]:
             raise LayoutError(
                 f"field {name!r} has {len(self.points)} points here, but values of shape {shape}",

@@ -17,11 +17,12 @@ from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .coupled_field import A, Field
-from .coupling.coupling_channel import TIMEOUT_S
 from .coupling.coupling_clock import check_time, divides, is_number
+from .coupling.wire import TIMEOUT_S
 from .link import Link, no_field
 from .record import recorder
 from .record_reader import read
+from .route import coupled_route
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
 from .verdict import Refusal, first_refusal, judge
 
@@ -114,7 +115,7 @@ class Program:
             grid: the grid (of hpcomm.regrid) that has these points, if a mapping needs it.
         """
         self._declare("gives", name)
-        made = Field(self.comm, name, values, points, grid, "gives")
+        made = Field(name, values, self._numbered(values, points), grid, "gives")
         self._gives[name] = made
         return made
 
@@ -150,9 +151,14 @@ class Program:
         times = every, lag, time, None, None, neighbours, False, timeout
         wish = FieldSpec(name, "", self.name, mapping, None, None, *times, uncovered=uncovered)
         _check_wish(wish)
-        made = Field(self.comm, name, values, points, grid, "takes")
+        made = Field(name, values, self._numbered(values, points), grid, "takes")
         self._takes[name] = made, wish
         return made
+
+    def _numbered(self, values: object, points: ArrayLike | None) -> ArrayLike:
+        """The points, or as many as there are values here, one rank after the other."""
+        shape = getattr(values, "shape", ()) or (0,)
+        return coupled_route.concatenated(self.comm, shape[0]) if points is None else points
 
     def _declare(self, role: str, name: str) -> None:
         if self.is_connected:
@@ -231,10 +237,10 @@ class Program:
             seconds, peer = timeout or max(link.timeout_s, TIMEOUT_S), link.peer
             late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
             late += " prints, or at the network; me.connect(timeout=) if it is only slow"
-            ends = self._gives, self._takes, theirs[peer]
+            declared = connecting.Declared(self._gives, self._takes, theirs[peer])
             with within(seconds, late):
                 try:
-                    connecting.connect(link, fields[peer], *ends, self._recorder, time, steps)
+                    connecting.connect(link, fields[peer], declared, self._recorder, time, steps)
                 except HpcommError as error:  # on all ranks of both, or after all that needs others
                     wrong = wrong or error
         return wrong

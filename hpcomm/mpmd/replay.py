@@ -10,8 +10,9 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
 from .coupled_field import Field
-from .coupling.coupler import Incoming, Outgoing
+from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
 from .coupling.coupling_clock import Schedule
+from .coupling.wire import Part
 from .link import Link
 from .record import Recorder
 from .spec.spec_file import FieldSpec, JobSpec
@@ -73,7 +74,8 @@ def connect(
             each = listed.get((name, link.name, link.peer))
             if each or not listed:
                 schedule = Schedule(each.every_s, each.lag_s, each.time) if each else Schedule()
-                link.gives[name] = Outgoing(None, field, [], schedule, 0)
+                part = Part(field, [], sent_dtype(field.dtype, schedule.time))
+                link.gives[name] = Outgoing(None, part, schedule)
         for name, (field, wish) in takes.items():
             if (name, link.peer, link.name) in listed or not listed:
                 wish = listed.get((name, link.peer, link.name), wish)
@@ -87,14 +89,5 @@ def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Inco
         from ..grids import remap
 
         weights = remap.Weights.load(kept)
-    return Incoming(
-        None,
-        field,
-        [(0, slice(0, len(field.points)))],
-        Schedule(),
-        0,
-        dtype=np.dtype(field.dtype),
-        weights=weights,
-        recorder=recorder,
-        uncovered=uncovered,
-    )
+    part = Part(field, [(0, slice(0, len(field.points)))], np.dtype(field.dtype))
+    return Incoming(None, part, Schedule(), Arrival(weights, uncovered=uncovered), recorder)

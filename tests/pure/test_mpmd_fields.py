@@ -14,6 +14,7 @@ from hpcomm.mpmd.connect import agreed
 from hpcomm.mpmd.coupled_field import Field
 from hpcomm.mpmd.coupling import coupler
 from hpcomm.mpmd.coupling.coupling_clock import Schedule
+from hpcomm.mpmd.coupling.wire import Part
 from hpcomm.mpmd.spec.spec_file import FieldSpec
 
 BITS = "such fields can only be moved as they are"
@@ -84,7 +85,7 @@ def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
 
 @pytest.mark.parametrize(("start", "first"), [(0.0, 0), (3.0, 2), (4.0, 2), (4.1, 3), (4.0 + 1e-9, 2)])
 def test_a_run_that_starts_between_two_versions_begins_with_the_next(start, first):
-    assert Schedule(2.0).first(start) == first
+    assert Schedule(2.0, start_s=start).first() == first
 
 
 SET_ANEW = {
@@ -101,7 +102,7 @@ SET_ANEW = {
 @pytest.mark.parametrize("case", SET_ANEW, ids=" ".join)
 def test_values_set_anew_are_of_a_kind_that_keeps_them(case):
     verb, declared, now = case
-    field = Field(None, "f", np.zeros(3, declared), np.arange(3), None, verb)
+    field = Field("f", np.zeros(3, declared), np.arange(3), None, verb)
     if SET_ANEW[case] is None:
         field.check(np.zeros(3, now))
     else:
@@ -128,7 +129,7 @@ def test_what_arrives_is_computed_in_float64_and_rounded_once(case):
     wide = complex if source.startswith("c") else float
     put = (np.random.default_rng(3).random((2, 50, 3)) * 200).astype(source)
     dtype, schedule = coupler.sent_dtype(np.dtype(source), time), Schedule(2.0, 0.0, time)
-    field = Field(None, "f", np.zeros((50, 3), target), np.arange(50), None, "takes")
+    field = Field("f", np.zeros((50, 3), target), np.arange(50), None, "takes")
     weights = None
     if mapping == "weights":
         sparse = pytest.importorskip("scipy.sparse")
@@ -136,15 +137,13 @@ def test_what_arrives_is_computed_in_float64_and_rounded_once(case):
             50, format="csr"
         )
         weights = Weights(matrix.tocsr(), np.arange(50), np.ones(50))
-    taking = coupler.Incoming(
-        None, field, [(0, slice(0, 50))], schedule, 1, dtype=dtype, weights=weights, conversion=unit
-    )
+    part = Part(field, [(0, slice(0, 50))], dtype)
+    taking = coupler.Incoming(None, part, schedule, coupler.Arrival(weights, unit))
     taking._channel = SimpleNamespace(start=lambda: None, finish=lambda: None, stamp=(0.0, 0.0))
     sent = []
     if time == "mean":
-        giving = coupler.Outgoing(
-            None, Field(None, "f", put[0].copy(), np.arange(50), None, "gives"), [], schedule, 1
-        )
+        given = Field("f", put[0].copy(), np.arange(50), None, "gives")
+        giving = coupler.Outgoing(None, Part(given, [], dtype), schedule)
         giving.put(0.0)
         for t, giving.field.values in ((1.0, put[0]), (2.0, put[1])):
             giving.put(t)
@@ -191,7 +190,7 @@ def test_a_giver_may_be_ahead_by_the_lag_and_by_a_step_of_its_taker(lag, step, a
     [("int32", 0.5), ("uint8", -1), ("uint8", 300), ("float32", "keep"), ("int64", math.nan)],
 )
 def test_what_fills_uncovered_points_must_fit_the_field(kind, fill):
-    field = Field(None, "f", np.zeros((3, 2), kind), np.arange(3), None, "takes")
+    field = Field("f", np.zeros((3, 2), kind), np.arange(3), None, "takes")
     rows = np.array([0, 2])
     if fill == "keep":
         assert coupler._filling(field, rows, fill) is None

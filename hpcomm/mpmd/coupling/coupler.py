@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...errors import ConfigError, UsageError
 from ..coupled_field import Field, chooses, copied, host, scatter
-from .coupling_channel import TIMEOUT_S, Channel, Part, Turns, goes_aboard, memory_of
+from .coupling_channel import Channel, Turns, goes_aboard, memory_of
 from .coupling_clock import Schedule
 from .device_operations import DeviceOperations, Mapped, Picked
+from .wire import TIMEOUT_S
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,45 +21,36 @@ if TYPE_CHECKING:
     from ...core.types import AnyArray
     from ..record import Recorder
     from ..route.coupled_route import Selection
-    from .wire import Wire
+    from .wire import Lane, Part
 
 
 class Outgoing:
     """One field on its way out.
 
-    wire: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
-    for the first of them. device_side: see Part.
+    lane: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
+    for the first of them.
     """
 
-    def __init__(
-        self,
-        wire: Wire | None,
-        field: Field,
-        rows: list[tuple[int, Selection]],
-        schedule: Schedule,
-        tag: int,
-        timeout_s: float = TIMEOUT_S,
-        ahead: int = 1,
-        device_side: frozenset[int] = frozenset(),
-    ) -> None:
-        self.field = field
+    def __init__(self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1) -> None:
+        self.field, self.part = part.field, part
+        field = self.field
         self.schedule = schedule
-        self.timeout_s = timeout_s
+        self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
-        dtype = sent_dtype(field.dtype, schedule.time)
-        self.part = Part(field, rows, dtype, device_side)
         self._timed = schedule.every_s is not None
         self._sent = copy(field)
-        if dtype != field.dtype:
-            self._sent.plain_dtype = dtype
+        if part.dtype != field.dtype:
+            self._sent.plain_dtype = part.dtype
         self._turns: Turns | None = None
-        if wire is not None:
-            part, stamped = Part(self._sent, rows, dtype, device_side), self._timed
-            self._turns = Turns(
-                lambda: Channel(wire, [part], tag, sends=True, stamped=stamped, timeout_s=timeout_s), ahead
+        if lane is not None:
+            parts, stamped, copied = (
+                [part._replace(field=self._sent)],
+                self._timed,
+                lane._replace(direct=False),
             )
-        reduces = schedule.time in ("mean", "sum") and _stays(wire, self.part)
+            self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamped=stamped), ahead)
+        reduces = schedule.time in ("mean", "sum") and _stays(lane, self.part)
         self._there = DeviceOperations(field.values) if reduces else None
         self._sum: Any = None
         self._count = 0
@@ -137,39 +129,40 @@ class Outgoing:
             self._turns.start(stamp)
 
 
+class Arrival(NamedTuple):
+    """What is done with what arrives.
+
+    weights: from it to the field's points; None: as it is. conversion: factor and offset of its unit.
+    uncovered: what becomes of points that nothing reaches.
+    """
+
+    weights: Any = None
+    conversion: tuple[float, float] = (1.0, 0.0)
+    uncovered: str | float = "keep"
+
+
 class Incoming:
     """One field on its way in.
 
-    wire: None if it is read from a file. weights: from what arrives to the field's points; None: as it is.
+    lane: None if it is read from a file.
     """
 
     def __init__(
         self,
-        wire: Wire | None,
-        field: Field,
-        rows: list[tuple[int, Selection]],
+        lane: Lane | None,
+        part: Part,
         schedule: Schedule,
-        tag: int,
-        timeout_s: float = TIMEOUT_S,
-        *,
-        dtype: np.dtype[np.generic],
-        weights: Any = None,
-        conversion: tuple[float, float] = (1.0, 0.0),
+        arrival: Arrival,
         recorder: Recorder | None = None,
-        start_s: float = 0.0,
-        device_side: frozenset[int] = frozenset(),
-        uncovered: str | float = "keep",
     ) -> None:
-        self.field = field
+        field, dtype = part.field, part.dtype
+        self.field, self.part = field, part
         self.schedule = schedule
-        self.timeout_s = timeout_s
+        self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
         self.mapping = "none"
         self.peer_kind: str | None = None  # of the grid at the other side
-        self.weights = weights
-        self.uncovered = uncovered
+        self.weights, self.conversion, self.uncovered = weights, conversion, uncovered = arrival
         self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
-        self.conversion = conversion
-        self.part = Part(field, rows, dtype, device_side)
         self._recorder = recorder
         self._timed = schedule.every_s is not None
         # Values that are right as they come go straight to their places; others to an inbox first.
@@ -182,7 +175,7 @@ class Incoming:
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
         self._there: DeviceOperations | None = None
-        if not self._as_it_comes and _stays(wire, self.part) and (weights is None or Mapped.suits(weights)):
+        if not self._as_it_comes and _stays(lane, part) and (weights is None or Mapped.suits(weights)):
             self._there = DeviceOperations(field.values)
             self._inbox.values = self._there.empty((count, *field.shape), dtype)
             self._came = (
@@ -190,18 +183,12 @@ class Incoming:
                 if weights is None
                 else Mapped(self._there, weights, 1 + len(field.shape))
             )
-        if wire is not None:
+        if lane is not None:
             self._channel = Channel(
-                wire,
-                [Part(self._inbox, rows, dtype, device_side)],
-                tag,
-                sends=False,
-                stamped=self._timed,
-                direct=True,
-                timeout_s=timeout_s,
+                lane, [part._replace(field=self._inbox)], sends=False, stamped=self._timed
             )
         self.version = -1  # of newer
-        self._first = schedule.first(start_s) if self._timed else 0
+        self._first = schedule.first() if self._timed else 0
         self._seen: Any = None  # values that have been checked
         self._older: Any = None
         self._newer: Any = None
@@ -314,16 +301,16 @@ def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> A
     return made
 
 
-def _stays(wire: Wire | None, part: Part) -> bool:
+def _stays(lane: Lane | None, part: Part) -> bool:
     """Whether what is done with a field is done on its device: where large shares of it come, or go, there.
 
     Of small ones the host is quicker, and whole numbers and half types travel as bits of other ones.
     """
-    if wire is None or wire.carrier is None or not chooses(part.field.values):
+    if lane is None or lane.wire.carrier is None or not chooses(part.field.values):
         return False
     if not {part.dtype.str[1:], part.field.dtype.str[1:]} <= {"f4", "f8"}:
         return False
-    return any(goes_aboard(wire, part, rank, rows) for rank, rows in part.rows)
+    return any(goes_aboard(lane.wire, part, rank, rows) for rank, rows in part.rows)
 
 
 def _as(values: AnyArray, dtype: np.dtype[np.generic]) -> AnyArray:

@@ -7,7 +7,7 @@ memory that the channel keeps. The requests are persistent.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -23,24 +23,11 @@ if TYPE_CHECKING:
 
     from ...core.types import AnyArray
     from ..route.coupled_route import Selection
-    from .wire import Wire
+    from .wire import Lane, Part, Wire
 
 HEADER = 16  # bytes: number of the coupling time, and the time itself
-TIMEOUT_S = 300.0
 _LARGE_PAGE = 1 << 21  # bytes
 _COPIED = 64 << 10  # bytes of a message that is sooner copied than waited for
-
-
-class Part(NamedTuple):
-    """A field's share in a channel: its rows for each partner rank, and the dtype that travels.
-
-    device_side: the partner ranks between which and this one an end of it lies on a device
-    """
-
-    field: Field
-    rows: list[tuple[int, Selection]]
-    dtype: np.dtype[Any]
-    device_side: frozenset[int] = frozenset()
 
 
 class Channel:
@@ -49,32 +36,17 @@ class Channel:
     Args:
         sends: whether this side sends.
         stamped: whether messages begin with the time.
-        direct: whether values may travel from, or into, their own memory; small ones are copied first.
-        timeout_s: seconds that it waits for the other program.
 
     Attributes:
         lends: whether what is sent travels from its own memory, which must not change meanwhile.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        parts: Sequence[Part],
-        tag: int,
-        *,
-        sends: bool,
-        stamped: bool = False,
-        direct: bool = False,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self.wire = wire
+    def __init__(self, lane: Lane, parts: Sequence[Part], *, sends: bool, stamped: bool = False) -> None:
+        self.wire, self._tag, self.timeout_s, self._direct = self._lane = lane
         self.parts = parts
         self.sends = sends
         self.stamp = (-1.0, -1.0)
-        self.timeout_s = timeout_s
         self._stamped = stamped
-        self._direct = direct
-        self._tag = tag
         self._made_for: list[tuple[Field, Any]] | None = None
         self._requests: list[MPI.Prequest] = []
         self._launch: Callable[[], Any]
@@ -183,11 +155,7 @@ class Channel:
 
     def _share(self, rank: int, part: Part, rows: Selection) -> None:
         """Add a message by the carrier."""
-        assert self.wire.carrier is not None
-        peer, options = rank + self.wire.shift, {"sends": self.sends, "own": self._direct}
-        self._shares.append(
-            Share(self.wire.carrier, peer, self._tag, part.field, rows, part.dtype, **options)
-        )
+        self._shares.append(Share(self._lane, rank, part, rows, sends=self.sends))
         self.lends |= self._shares[-1].lends
 
     def _own_memory(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8] | None:

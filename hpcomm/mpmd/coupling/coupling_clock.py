@@ -42,11 +42,12 @@ def divides(step: float, whole: float) -> bool:
 
 
 class Schedule(NamedTuple):
-    """every_s None: each put is taken by one get, and times mean nothing."""
+    """every_s None: each put is taken by one get, and times mean nothing. start_s: when the run begins."""
 
     every_s: float | None = None
     lag_s: float = 0.0
     time: str = "instant"
+    start_s: float = 0.0
 
     def is_due(self, t: float) -> int | None:
         """The version that a put at time t completes; None if it only adds to one."""
@@ -71,7 +72,7 @@ class Schedule(NamedTuple):
         step_s = max(self.every_s, step_s or 0.0)
         return min(_AHEAD, 1 + math.ceil((self.lag_s + step_s) / self.every_s - _NEAR))
 
-    def first(self, start: float) -> int:
-        """The first version of a run that starts at this time."""
+    def first(self) -> int:
+        """The first version of the run."""
         assert self.every_s is not None
-        return math.ceil(start / self.every_s - _NEAR)
+        return math.ceil(self.start_s / self.every_s - _NEAR)

@@ -8,34 +8,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...core.buffer import as_buffer
-from ..coupled_field import Field, chooses, copied, gather, index, scatter
+from ..coupled_field import chooses, copied, gather, index, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ...communicator.communicator import Communicator
     from ...core.request import Request
     from ..route.coupled_route import Selection
+    from .wire import Lane, Part
 
 
 class Share:
     """Rows of a field on their way to a rank of the other program, or from there.
 
     Args:
-        carrier: of the ranks of both programs.
-        peer: the other rank there.
-        dtype: what travels, of half types the bits.
-        own: whether they may be sent from their own memory.
+        rank: the other one, in its program.
+        part: whose dtype is what travels, of half types the bits.
 
     Attributes:
         lends: whether they are, and must not change meanwhile.
     """
 
-    def __init__(
-        self, carrier: Communicator, peer: int, tag: int, field: Field, rows: Selection,
-        dtype: np.dtype[np.generic], *, sends: bool, own: bool,
-    ) -> None:  # fmt: skip
-        self._carrier, self._peer, self._tag, self._sends = carrier, peer, tag, sends
+    def __init__(self, lane: Lane, rank: int, part: Part, rows: Selection, *, sends: bool) -> None:
+        assert lane.wire.carrier is not None
+        field, dtype = part.field, part.dtype
+        self._carrier, self._peer = lane.wire.carrier, rank + lane.wire.shift
+        self._tag, self._sends = lane.tag, sends
         self._request: Request[object] | None = None
         self._scatter: Callable[[], None] = lambda: None
         self.lends = False
@@ -49,7 +47,7 @@ class Share:
             return
         at = index(values, rows)
         lies = is_range and as_buffer(values[at]).place.strides is None  # type: ignore[union-attr]
-        self.lends = sends and own and lies
+        self.lends = sends and lane.direct and lies
         if lies and (self.lends or not sends):
             self._received = values[at]
             self._given = lambda: self._received

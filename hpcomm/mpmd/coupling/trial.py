@@ -16,8 +16,8 @@ from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
 from ...grids import remap
 from .coupler import Incoming, Outgoing
-from .coupling_channel import Channel, Part
-from .wire import Wire
+from .coupling_channel import Channel
+from .wire import Lane, Part, Wire
 
 _FIRST_TAG = 1 << 14  # beyond those of fields
 _SAME = 1e-9  # areas of both sides that differ by more are of different regions
@@ -55,9 +55,7 @@ def measure(
     carrier.values, carrier.plain_dtype, carrier.shape = made, made.dtype, ()
     carrier.points = field.points if weights is None else weights.sources
     part = Part(carrier, side.part.rows, made.dtype)
-    channel = Channel(
-        wire, [part], _FIRST_TAG + number, sends=weights is None, direct=True, timeout_s=side.timeout_s
-    )
+    channel = Channel(Lane(wire, _FIRST_TAG + number, side.timeout_s), [part], sends=weights is None)
     channel.start()
     channel.finish()
     channel.free()

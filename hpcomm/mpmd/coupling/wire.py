@@ -1,16 +1,24 @@
-"""Communicator of both programs' ranks on which a link's messages travel, and waiting on it."""
+"""Communicator of both programs' ranks on which a link's messages travel, waiting on it, and what travels."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..._lazy import MPI
 from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
 from ...device import driver
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..coupled_field import Field
+    from ..route.coupled_route import Selection
+
+TIMEOUT_S = 300.0
 _SPINS = 3  # tests before others may have this core, where ranks are more than cores
 _LOOK_S = 0.2  # between looks at whether the partners still live
 
@@ -74,3 +82,28 @@ class Wire:
                 looked = now
                 judge(now - started)
         self.waited_s += time.monotonic() - started
+
+
+class Lane(NamedTuple):
+    """Where a channel's messages go: a wire, under a tag of their own.
+
+    timeout_s: seconds that one waits for the other program.
+    direct: whether values may travel from, or into, their own memory; small ones are copied first.
+    """
+
+    wire: Wire
+    tag: int
+    timeout_s: float = TIMEOUT_S
+    direct: bool = True
+
+
+class Part(NamedTuple):
+    """A field's share in a channel: its rows for each partner rank, and the dtype that travels.
+
+    device_side: the partner ranks between which and this one an end of it lies on a device
+    """
+
+    field: Field
+    rows: list[tuple[int, Selection]]
+    dtype: np.dtype[Any]
+    device_side: frozenset[int] = frozenset()
