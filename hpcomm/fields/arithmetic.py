@@ -12,6 +12,7 @@ from typing import Any, Self
 from .._lazy import np
 from ..errors import UsageError, where
 from .numpy_protocol import NumpyLike
+from .own_part import A
 
 _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
     "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,
@@ -19,7 +20,7 @@ _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
 }  # fmt: skip
 
 
-class Arithmetic(NumpyLike):
+class Arithmetic(NumpyLike[A]):
     """Python's operators, of a field."""
 
     def _made(self, name: str, *given: object, out: Self | None = None) -> Self:
@@ -31,9 +32,10 @@ class Arithmetic(NumpyLike):
         self.check_whole(name)
         parts = [self._part_of(name, each) for each in given]
         made = _PYTHONS[name](*parts)
-        target = type(self)(self.comm, self.partition, like=made, name=self.name) if out is None else out
+        kind: Any = type(self)
+        target: Any = kind(self.comm, self.partition, like=made, name=self.name) if out is None else out
         target.inner[...] = made
-        return target
+        return target  # type: ignore[no-any-return]  # of this kind
 
     def _part_of(self, name: str, given: Any) -> object:
         if not isinstance(given, type(self)):

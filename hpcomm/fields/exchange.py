@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, np
 from ..core.limits import STARTED_ALONE
@@ -48,6 +48,15 @@ Act = Callable[[], Any]
 Place = tuple[Any, "bool | None"]  # a view, and whether what arrives is added to it; None: it is sent
 
 
+class Moves(NamedTuple):
+    """What goes from and to this rank: (peer, view of memory or Rows), for each pair of ranks in one order at
+    both ends. add: numbers of the receives that are added to what is there."""
+
+    sends: Sequence[tuple[int, Any]]
+    receives: Sequence[tuple[int, Any]]
+    add: Collection[int] = ()
+
+
 class Exchange:
     """A planned exchange between fixed places in memory.
 
@@ -56,8 +65,6 @@ class Exchange:
 
     Args:
         comm: its ranks are the peers; every rank makes its exchanges in the same order.
-        sends, receives: (peer, view of memory or Rows), for each pair of ranks in one order at both ends.
-        add: numbers of the receives that are added to what is there.
         tag: number of the channel, if the caller has taken one for itself.
         device_side: between which (source, dest) one end or both lie on a device, if that is known from an
             earlier exchange of this route.
@@ -75,9 +82,7 @@ class Exchange:
     def __init__(
         self,
         comm: Communicator,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        add: Sequence[int] = (),
+        moves: Moves,
         tag: int | None = None,
         device_side: Collection[tuple[int, int]] | None = None,
         verb: str = "exchange",
@@ -86,7 +91,9 @@ class Exchange:
         self._comm = comm
         self._verb = verb
         lines = channel(comm, peek=tag is not None)
-        number = lines.number if tag is None else tag
+        if tag is not None:
+            lines = lines._replace(number=tag)
+        sends, receives, add = moves
         self._keep: list[Any] | None = [view for _, view in (*sends, *receives)]
         self._types: list[MPI.Datatype] = []
         self._requests: list[MPI.Prequest] = []
@@ -106,7 +113,7 @@ class Exchange:
             terms = self._terms(lines, outgoing, incoming, tag, device_side)
             self.device_side = terms.device_side
             self._sites = sites(self._keep)
-            self._plan(lines, number, outgoing, incoming, terms)
+            self._plan(lines, outgoing, incoming, terms)
         except MPI.Exception as error:
             raise transport.failure(error, verb, comm) from None
         except HpcommError as error:
@@ -250,14 +257,12 @@ class Exchange:
             {peer: [view for view, _ in places] for peer, places in each.items()}
             for each in (outgoing, incoming)
         )
-        number = lines.number if tag is None else tag
-        terms = agreed(self._comm, lines.mpi, number, leaving, arriving, self._verb, near=tag is None)
+        terms = agreed(self._comm, lines, leaving, arriving, self._verb, near=tag is None)
         return terms if tag is None else Capabilities(device_side=terms.device_side)
 
     def _plan(
         self,
         lines: Channel,
-        number: int,
         outgoing: Mapping[int, list[Place]],
         incoming: Mapping[int, list[Place]],
         terms: Capabilities,
@@ -265,8 +270,8 @@ class Exchange:
         """Make the messages, and say in which order they and the copies before and after them are made."""
         # Receives are started first, so that messages find them posted. Within _starts the order is copies
         # out, requests, boxes; within _ends requests, boxes, copies in. Plans of devices add to both.
-        coming, copies_in = self._messages(lines, number, incoming, terms, sending=False)
-        going, copies_out = self._messages(lines, number, outgoing, terms, sending=True)
+        coming, copies_in = self._messages(lines, incoming, terms, sending=False)
+        going, copies_out = self._messages(lines, outgoing, terms, sending=True)
         self._requests = [*coming, *going]
         self._first(copies_out)
         if len(self._requests) <= STARTED_ALONE:
@@ -287,7 +292,6 @@ class Exchange:
     def _messages(
         self,
         lines: Channel,
-        number: int,
         by_peer: Mapping[int, list[Place]],
         terms: Capabilities,
         sending: bool,
@@ -300,11 +304,11 @@ class Exchange:
             if pair in terms.channels:
                 continue
             if self._goes_aboard(pair, places):
-                self._plans += [self._carried(lines, peer, number, *place) for place in places]
+                self._plans += [self._carried(lines, peer, *place) for place in places]
                 continue
             for part in [[place] for place in places] if pair in terms.apart else [places]:
                 there, its = self._described(part, sending)
-                requests.append(init(there, peer, number))
+                requests.append(init(there, peer, lines.number))
                 copies += its
         return requests, copies
 
@@ -370,14 +374,14 @@ class Exchange:
             )
         return pair in self.device_side
 
-    def _carried(self, lines: Channel, peer: int, tag: int, view: Any, adds: bool | None) -> Plan[object]:
+    def _carried(self, lines: Channel, peer: int, view: Any, adds: bool | None) -> Plan[object]:
         """A message of one view by the carrier; adds: see Place."""
         if lines.carrier is None:
             raise LayoutError(
                 "an array lies on a device, and this communicator was made when no rank had one",
                 hint="Communicator(...) after the driver is there",
             )
-        look = None if isinstance(view, Rows) else buffer.as_buffer(view)
+        look, tag = None if isinstance(view, Rows) else buffer.as_buffer(view), lines.number
         direct = look is not None and not adds and in_one_piece(look)
         piece = view if direct else block(view, look)
         self._packed += 0 if direct else count(view) * view.dtype.itemsize

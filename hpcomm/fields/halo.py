@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..communicator.communicator import Communicator
 from ..errors import UsageError, demand, where
-from .exchange import Exchange
+from .exchange import Exchange, Moves
 
 
 class Faces(NamedTuple):
@@ -59,7 +59,7 @@ class Halo(Exchange):
             field.check_whole("halo")
         faces = zip(*(field.faces() for field in fields), strict=True)
         sends, receives = ([*chain(*each)] for each in faces)
-        super().__init__(comm, sends, receives, verb="halo exchange")
+        super().__init__(comm, Moves(sends, receives), verb="halo exchange")
         arrays = [getattr(field, "array", None) for field in fields]
         self.tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))
 
@@ -68,4 +68,4 @@ def reverse(field: HasHalo) -> Exchange:
     """The exchange in which the halo goes back to its owners and is added to what they have."""
     field.check_whole("halo")
     sends, receives = field.faces()
-    return Exchange(field.comm, receives, sends, range(len(sends)), verb="halo, in reverse")
+    return Exchange(field.comm, Moves(receives, sends, range(len(sends))), verb="halo, in reverse")

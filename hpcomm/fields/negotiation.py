@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.types import NpArray
     from ..node._native.core import Channel
+    from ..transport.exchange_comm import Channel as Lines
 
 # Bits of a wish: views as messages of their own, on a device, by a channel:
 _ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4
@@ -42,8 +43,7 @@ class Capabilities(NamedTuple):
 
 def agreed(
     comm: Communicator,
-    mpi: MPI.Comm,
-    tag: int,
+    lines: Lines,
     outgoing: Mapping[int, Sequence[Any]],
     incoming: Mapping[int, Sequence[Any]],
     verb: str,
@@ -60,12 +60,13 @@ def agreed(
     between devices if either end is on one.
 
     Args:
+        lines: for these messages of it.
         near: whether messages may go by channels; the same on all ranks.
 
     Raises:
         MismatchError: the two ends of a message differ about its length.
     """
-    me = comm.rank
+    me, (mpi, tag, _) = comm.rank, lines
     peers = comm.node_regions if near and has_memory() else {}
     wishes = {(me, p): _wish(views, True, p in peers) for p, views in outgoing.items()}
     wishes |= {(p, me): _wish(views, False, p in peers) for p, views in incoming.items()}

@@ -4,58 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from .._lazy import np
-from ..communicator.communicator import Communicator
-from ..core.buffer import Buffer
-from ..core.partition import Partition, Points
 from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.late import dtypes
+from .own_part import A, OwnPart
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
 _PIECE = 1 << 20  # elements that are added at once: bincount adds in float64, exactly up to 2**53
 
 
-class Part:
-    """What a field has, as its parts in other files see it."""
-
-    array: Any
-    comm: Communicator
-    look: Buffer
-    partition: Partition | Points
-
-    name: str
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self,
-            ranks: Communicator,
-            whole: Partition | Points,
-            *,
-            dtype: object = ...,
-            like: object = ...,
-            name: str = ...,
-            unit: str = ...,
-        ) -> None: ...
-        @property
-        def dtype(self) -> Any: ...
-        @property
-        def shape(self) -> tuple[int, ...]: ...
-        @property
-        def is_first(self) -> bool: ...
-        def on_host(self) -> AnyArray: ...
-        def is_like(self, other: Any, /) -> bool: ...
-        @property
-        def inner(self) -> Any: ...
-        @property
-        def indices(self) -> tuple[Any, ...]: ...
-        def check_whole(self, verb: str) -> None: ...
-
-
-class Numbers(Part):
+class Numbers(OwnPart[A]):
     """Numbers over the whole."""
 
     def sum(self, *, deterministic: bool = False) -> Any:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from .._lazy import np
 from ..errors import DtypeError, LayoutError, UsageError, where
 from ..transport.late import dtypes
-from .numbers import Part
+from .own_part import A, OwnPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ _OVER_THE_WHOLE = {  # numpy's function: method of the field
 _OF_THE_WHOLE = ("shape", "ndim", "size")
 
 
-class NumpyLike(Part):
+class NumpyLike(OwnPart[A]):
     """numpy's protocols, of a field."""
 
     @property
@@ -153,9 +153,11 @@ class NumpyLike(Part):
 
     def _as_field(self, verb: str, part: AnyArray, target: Self | None) -> Self:
         if target is None:
-            target = type(self)(self.comm, self.partition, dtype=part.dtype, name=self.name, unit="")
+            made: Any = type(self)
+            target = cast("Self", made(self.comm, self.partition, dtype=part.dtype, name=self.name, unit=""))
         elif not np.can_cast(part.dtype, target.dtype, "same_kind"):
             what = f"{verb} gives {part.dtype}, and out is {target!r}"
             raise DtypeError(what, where(verb, self.comm), f"out of {part.dtype}")
-        target.inner[...] = part
+        filled: Any = target.inner
+        filled[...] = part
         return target

@@ -16,7 +16,7 @@ from ..transport.endpoints import Rows, memory, set_zero, share_memory
 from ..transport.exchange_comm import channel
 from ..transport.late import buffer, dtypes
 from . import routing
-from .exchange import Exchange
+from .exchange import Exchange, Moves
 
 _NOTHING_YET: tuple[Any, Any, Any] = (object(), None, None)  # an x that nobody gives
 
@@ -218,7 +218,8 @@ class Redistribution:
             for p in self._route.receives
         ]
         add = [i for i, p in enumerate(self._route.receives) if p.sum]
-        exchange = Exchange(self.comm, sends, receives, add, self._tag, self._device_side, "redistribution")
+        moves = Moves(sends, receives, add)
+        exchange = Exchange(self.comm, moves, self._tag, self._device_side, "redistribution")
         self._device_side = exchange.device_side
         self._last = (look, made, exchange)
         return exchange

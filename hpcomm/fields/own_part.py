@@ -1,0 +1,140 @@
+"""What a rank has of a field: its own elements, where they lie, and which of the whole they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic
+
+from .._lazy import np
+from ..core.partition import Box, Partition, Points
+from ..errors import LayoutError, where
+from ..transport.endpoints import Rows, memory
+from ..transport.late import buffer, host_copy
+
+if TYPE_CHECKING:
+    from types import EllipsisType
+
+    from numpy.typing import NDArray
+    from typing_extensions import TypeVar
+
+    from ..communicator.communicator import Communicator
+    from ..core.buffer import Buffer
+    from ..core.types import AnyArray
+    from .routing import Region
+
+    A = TypeVar("A", default=Any)
+else:
+    from typing import TypeVar
+
+    A = TypeVar("A")
+
+
+class OwnPart(Generic[A]):
+    """A rank's part of a field. Field sets these attributes, which are described there."""
+
+    array: A
+    comm: Communicator
+    look: Buffer
+    partition: Partition | Points
+    box: Box | None
+    name: str
+    _origin: tuple[int, ...]  # of the box with its halo
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole array."""
+        return self.partition.shape
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the elements, of the array's own library."""
+        array: Any = self.array
+        return array.dtype
+
+    @property
+    def inner(self) -> A:
+        """View of what this rank owns."""
+        array: Any = self.array
+        own: A = array[self._own()]
+        return own
+
+    @property
+    def indices(self) -> tuple[NDArray[np.int64], ...]:
+        """Global indices of inner, one array for each axis, which broadcast against each other."""
+        if isinstance(self.partition, Points):
+            return (self.partition.owned[self.comm.rank],)
+        assert self.box is not None
+        return tuple(np.ogrid[self.box.slices()]) if self.box.start else ()
+
+    def place(self, region: Region) -> Any:
+        """Where a region of this rank's grown box lies in memory."""
+        if isinstance(region, Box):
+            return memory(self.look)[region.slices(self._origin)]
+        points = self.partition
+        assert isinstance(points, Points)
+        assert points.ghosts is not None
+        here = np.concatenate([points.owned[self.comm.rank], points.ghosts[self.comm.rank]])
+        order = np.argsort(here, kind="stable")
+        return Rows(self.look.array, order[np.searchsorted(here[order], region)])
+
+    def _own(self) -> tuple[slice, ...] | slice | EllipsisType:
+        if isinstance(self.partition, Points):
+            return slice(0, len(self.partition.owned[self.comm.rank]))
+        assert self.box is not None
+        return self.box.slices(self._origin) or ...  # without axes () would be the number, not its place
+
+    @property
+    def owned_shape(self) -> tuple[int, ...]:
+        """Of inner."""
+        if isinstance(self.partition, Points):
+            return (len(self.partition.owned[self.comm.rank]), *self.shape[1:])
+        assert self.box is not None
+        return self.box.shape
+
+    def on_host(self) -> AnyArray:
+        """What this rank owns, in host memory, in the numpy dtype that the elements are stored in.
+
+        A view; of an array on a device a copy.
+        """
+        own = self._owned()
+        return own if self.look.place is None else host_copy.to_host(buffer.as_buffer(own))  # type: ignore[arg-type]
+
+    def from_host(self, data: AnyArray) -> None:
+        """Fill inner with an array as on_host gives them."""
+        if self.look.place is None:
+            self.look.array[self._own()] = data
+        else:
+            host_copy.from_host(data, buffer.as_buffer(self._owned()))
+
+    def _owned(self) -> Any:
+        """inner, as an exchange takes it."""
+        buffer.as_buffer(self.array)  # refused where it came to need a gradient
+        return memory(self.look)[self._own()]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether what this rank holds counts: copies count once."""
+        return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
+
+    def is_like(self, other: OwnPart[Any]) -> bool:
+        """Whether every rank holds the same part of both."""
+        a, b = self.partition, other.partition
+        if a is b:
+            return True
+        if isinstance(a, Points) and isinstance(b, Points):
+            return (a.shape, a.size) == (b.shape, b.size) and all(map(np.array_equal, a.owned, b.owned))
+        if isinstance(a, Points) or isinstance(b, Points):
+            return False
+        return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
+
+    def check_whole(self, verb: str) -> None:
+        """Refuse a partial field, whose values are not there yet.
+
+        Raises:
+            LayoutError: it is one.
+        """
+        if isinstance(self.partition, Partition) and self.partition.summands > 1:
+            raise LayoutError(
+                f"{self!r} is partial: its values are sums yet to be made",
+                where(verb, self.comm),
+                "redistribute it to a partition without partial",
+            )
