@@ -41,6 +41,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
@@ -48,8 +49,9 @@ from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, where
+from ..node import segment
 from ..node.call_log import CallLog
-from ..node.segment import NodeSegment, Region
+from ..node.segment import Region
 from . import runtime
 from .call_stack import describe_call
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
@@ -63,6 +65,7 @@ Error = TypeVar("Error", bound=Exception)
 _WHY = 1024  # bytes of what a refusal says between two groups
 
 
+@dataclass(slots=True, eq=False)
 class Agreement:
     """How the ranks of one communicator agree.
 
@@ -72,34 +75,28 @@ class Agreement:
     of step. again() at each start of a plan; None: nobody looks at those.
     """
 
-    __slots__ = ("again", "depart", "enter", "late", "leave", "level", "refuse")
-    again: Callable[[], None] | None
+    level: str
+    enter: Callable[[int, int], None]
+    late: Callable[[int, int], Callable[[], None]]
+    leave: Callable[[], None] = lambda: None
+    refuse: Callable[[str], None] = lambda why: None
+    depart: Callable[[], None] = lambda: None
+    again: Callable[[], None] | None = None
 
-    def __init__(
-        self,
-        level: str,
-        enter: Callable[[int, int], None],
-        leave: Callable[[], None] = lambda: None,
-        late: Callable[[int, int], Callable[[], None]] | None = None,
-        refuse: Callable[[str], None] = lambda why: None,
-        depart: Callable[[], None] = lambda: None,
-    ) -> None:
-        def enter_late(code: int, count: int) -> Callable[[], None]:
-            enter(code, count)
-            return leave
 
-        self.level = level
-        self.again = None
-        self.refuse = refuse
-        self.depart = depart
-        self.enter = enter
-        self.leave = leave
-        self.late = late or enter_late
+def _as_late(enter: Callable[[int, int], None]) -> Callable[[int, int], Callable[[], None]]:
+    """late, of those that have compared all by then."""
+
+    def late(code: int, count: int) -> Callable[[], None]:
+        enter(code, count)
+        return lambda: None
+
+    return late
 
 
 def off() -> Agreement:
     """Compare nothing."""
-    return Agreement("off", lambda code, count: None)
+    return Agreement("off", lambda code, count: None, lambda code, count: lambda: None)
 
 
 def counted(comm: Comm) -> Agreement:
@@ -108,12 +105,10 @@ def counted(comm: Comm) -> Agreement:
     def enter(*_: object) -> None:
         comm.begun += 1
 
-    return Agreement("off", enter)
+    return Agreement("off", enter, _as_late(enter))
 
 
-def light(
-    comm: Comm, node_segment: NodeSegment, log: CallLog, peers: list[tuple[int, Region, CallLog]]
-) -> Agreement:
+def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) -> Agreement:
     """Compare with the ranks of this node on either side.
 
     Args:
@@ -167,7 +162,7 @@ def light(
         if others:
             own = past_call(log, number, comm.size)
             comm.fall_out()
-            raise disagreement(comm, number, node_segment, own, others)
+            raise disagreement(comm, number, own, others)
 
     def refuse_call(why: str) -> None:
         nonlocal number, last
@@ -179,7 +174,7 @@ def light(
     def depart() -> None:
         log.post(LEFT)
 
-    return Agreement("light", enter, leave, late, refuse_call, depart)
+    return Agreement("light", enter, late, leave, refuse_call, depart)
 
 
 def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
@@ -210,7 +205,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
         with _Said(why):
             heard(REFUSED, why)
 
-    return Agreement("full", enter, refuse=refuse_call)
+    return Agreement("full", enter, _as_late(enter), refuse=refuse_call)
 
 
 def between(comm: Comm, both: MPI.Intracomm) -> Agreement:
@@ -249,7 +244,7 @@ def between(comm: Comm, both: MPI.Intracomm) -> Agreement:
         with _Said(why):
             begun(REFUSED, 0, why).Wait()
 
-    return Agreement(comm.compared, lambda *call: begun(*call).Wait(), late=late, refuse=refuse_call)
+    return Agreement(comm.compared, lambda *call: begun(*call).Wait(), late, refuse=refuse_call)
 
 
 def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, why: str) -> Stages:
@@ -357,7 +352,6 @@ def past_call(log: CallLog, number: int, size: int) -> str | None:
 def disagreement(
     comm: Comm,
     number: int,
-    node_segment: NodeSegment,
     own: str | None,
     others: list[tuple[int, Region, CallLog]],
 ) -> HpcommError:
@@ -378,7 +372,7 @@ def disagreement(
         for rank, region, log in others
         if rank not in final
     }
-    return asked_why(comm, total, node_segment, own, final, asked, refusing)
+    return asked_why(comm, total, own, final, asked, refusing)
 
 
 def open_node(comm: Comm, verb: str) -> Any:
@@ -423,7 +417,6 @@ class Asked(NamedTuple):
 def asked_why(
     comm: Comm,
     number: int,
-    node_segment: NodeSegment,
     own: str | None,
     final: dict[int, str],
     asked: dict[int, Asked],
@@ -437,9 +430,10 @@ def asked_why(
         asked: those to ask, by rank.
         refusing: who refused the call.
     """
-    mine = describe_call()
-    if (question := node_segment.mine.question) is not None:
-        node_segment.mine.answer(question, mine)
+    assert segment.current is not None  # the ranks to ask are on this node
+    here, mine = segment.current.mine, describe_call()
+    if (question := here.question) is not None:
+        here.answer(question, mine)
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}", **final}
     questions = {rank: each.region.ask() for rank, each in asked.items()}
     deadline = time.monotonic() + DESCRIPTION_S
@@ -449,8 +443,8 @@ def asked_why(
                 rows[rank] = asked[rank].row(answer)
                 del questions[rank]
         time.sleep(1e-3)
-        if (question := node_segment.mine.question) is not None:
-            node_segment.mine.answer(question, mine)
+        if (question := here.question) is not None:
+            here.answer(question, mine)
     rows |= {rank: asked[rank].row(None) for rank in questions}
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
     return _mismatch(comm, number, text, refusing)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
-from ..node import segment
 from .agreement import Asked, asked_why, call_number, open_node, past_call
 from .call_stack import describe_call
 
@@ -145,14 +144,11 @@ def _has_come(comm: Comm, rank: int) -> bool:
 
 def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
     """A rank that has not come to this call has begun one that is in the call log."""
-    assert segment.current is not None
     region, total = comm.node_regions[rank], call_number(comm)
     comm.fall_out()
     if log.posted(number) == REFUSED:
-        return asked_why(
-            comm, total, segment.current, None, {rank: past_call(log, number, comm.size) or ""}, {}, [rank]
-        )
-    return asked_why(comm, total, segment.current, None, {}, {rank: Asked(region)}, [])
+        return asked_why(comm, total, None, {rank: past_call(log, number, comm.size) or ""}, {}, [rank])
+    return asked_why(comm, total, None, {}, {rank: Asked(region)}, [])
 
 
 def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
@@ -160,8 +156,6 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
     begun, log = _call_between(comm, rank)
     if begun and log is not None:  # it made, or refused, another call before
         return _elsewhere(comm, rank, begun, log)
-    if segment.current is None:
-        raise AssertionError("a node without a segment")
     total = call_number(comm)
     comm.fall_out()
     node = open_node(comm, _verb())
@@ -180,4 +174,4 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
                 final[other] = f"{called}, and has ended"
             else:
                 asked[other] = Asked(region, called, theirs_number > number)
-    return asked_why(comm, total, segment.current, own, final, asked, [])
+    return asked_why(comm, total, own, final, asked, [])

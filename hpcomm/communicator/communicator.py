@@ -482,6 +482,6 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         elif self.watched is None or segment.current is None:
             made = agreement.off()
         else:
-            made = agreement.light(self, segment.current, *self.watched)
+            made = agreement.light(self, *self.watched)
         is_seen = self.compared == "off" or self.has_foreigners or len(self.near_ranks) == self.size
         return made if runtime.end_notices is None else runtime.end_notices.count(self, made, is_seen)

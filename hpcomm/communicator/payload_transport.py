@@ -269,7 +269,7 @@ def gather(comm: Communicator, packed: Payload | None, root: int, blocking: bool
             yield moving
         return None
     assert headers is not None
-    return (yield from _open_all(comm, headers, nbytes, packed, [], []))
+    return (yield from _open_all(comm, headers, packed, [], []))
 
 
 def all_gather(comm: Communicator, packed: Payload, blocking: bool) -> Stages:
@@ -289,7 +289,7 @@ def all_gather(comm: Communicator, packed: Payload, blocking: bool) -> Stages:
         ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
         sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in ranks for p in pieces]
     arrive = partial(_spread, comm, memoryview(headers), header, going, number) if is_large else None
-    return (yield from _open_all(comm, headers, nbytes, packed, sends, moving, arrive))
+    return (yield from _open_all(comm, headers, packed, sends, moving, arrive))
 
 
 def _spread(
@@ -372,7 +372,7 @@ def all_to_all(comm: Communicator, packed_parts: Sequence[Payload], blocking: bo
     name = transport.function_of(comm, "all_to_all")
     yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [headers, nbytes, MPI.BYTE])
     own = None if comm.is_inter else packed_parts[mpi.rank]
-    return (yield from _open_all(comm, headers, nbytes, own, _send_parts(comm, going, made), moving))
+    return (yield from _open_all(comm, headers, own, _send_parts(comm, going, made), moving))
 
 
 def _each_partner(comm: Communicator) -> list[list[int]]:
@@ -409,7 +409,6 @@ def _send_parts(
 def _open_all(
     comm: Communicator,
     headers: bytearray,
-    nbytes: int,
     own: Payload | None,
     sends: list[MPI.Request],
     moving: list[Moving],
@@ -422,7 +421,7 @@ def _open_all(
         arrive: what receives the parts, waits for sends, and gives the payloads, where parts do not come from
             their ranks.
     """
-    view = memoryview(headers)
+    view, nbytes = memoryview(headers), _room(comm)
     waits = sends or moving or type(own) is DevicePayload
     if not waits and are_whole(headers, nbytes):  # as most often
         return (Payload.of([only_block(view, at)]) for at in range(0, len(headers), nbytes))

@@ -86,7 +86,7 @@ def recv_unsized(comm: Communicator, dtype: DTypeLike, envelope: Envelope) -> St
     else:
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
-        yield from comm.devices.announced(call, look, raw, arrival.status, None)
+        yield from comm.devices.announced(call, look, raw, arrival.status)
         nbytes = announced
         arrival.status.Set_elements(MPI.BYTE, nbytes)
     fill(status, arrival.status)

@@ -62,14 +62,14 @@ class Window(ClosedByAll):
         self,
         comm: Communicator,
         mpi: MPI.Win,
-        record: dtypes.Dtype,
+        dtype: object,
         array: AnyArray,
-        as_tensor: bool,
         shapes: NDArray[Any] | None,
     ) -> None:
-        self.comm, self.shape, self.dtype = comm, array.shape, record.name
+        self._record, self._as_tensor = dtypes.parse(dtype)
+        self.comm, self.shape, self.dtype = comm, array.shape, self._record.name
         self._mpi: MPI.Win | None = mpi
-        self._record, self._array, self._as_tensor, self._shapes = record, array, as_tensor, shapes
+        self._array, self._shapes = array, shapes
         self._held: set[tuple[int, int]] = set()  # ranks whose lock a thread of this rank has, and the thread
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
@@ -430,7 +430,7 @@ def window(
     comm.check_one_group("window")
     try:
         lengths = shape_of(shape)
-        record, as_tensor = dtypes.parse(dtype)
+        record, _ = dtypes.parse(dtype)
     except HpcommError as error:
         raise refused(comm, "window", error) from None
     with agreed(comm, "window"):
@@ -455,7 +455,7 @@ def window(
     array = np.frombuffer(memory, array.dtype, array.size, _HEAD).reshape(lengths)
     mpi.Lock_all()
     shapes = comm.all_gather(np.array(lengths, np.int64)) if ragged else None
-    made = Window(comm, mpi, record, array, as_tensor, shapes)
+    made = Window(comm, mpi, dtype, array, shapes)
     made.fence()
     return made
 
