@@ -11,7 +11,7 @@ import importlib.util
 import os
 from ctypes import POINTER, c_int, c_size_t, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.dtypes import Dtype
 from ..errors import TransportError
@@ -104,19 +104,28 @@ class Nccl:
         return Group(self, self.call("ncclCommInitRank", size, unique, rank), size, rank)
 
 
+class Collective(NamedTuple):
+    """elements: of a slot. op: None where nothing is reduced."""
+
+    verb: str
+    elements: int
+    dtype: Dtype
+    op: str | None
+    root: int
+
+
 class Group:
     """A communicator of NCCL's."""
 
     def __init__(self, library: Nccl, comm: Any, size: int, rank: int) -> None:
         self._call, self._comm, self.size, self.rank = library.call, comm, size, rank
 
-    def carry(
-        self, verb: str, work: int, count: int, dtype: Dtype, op: str | None, root: int, stream: int
-    ) -> None:
-        """Put a collective into stream, in place on slots of count elements from work on.
+    def carry(self, what: Collective, work: int, stream: int) -> None:
+        """Put a collective into stream, in place on slots from work on.
 
         Slots are those of schedule.stream.Schedule. The device's context must be current.
         """
+        verb, count, dtype, op, root = what
         block, there = count * dtype.itemsize, (self._comm, stream)
         own = work + self.rank * block
         if op is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from device_model.queues import Waited, complete
 
 from hpcomm.device.kernels import FUNCTIONS
+from hpcomm.device.nccl import Collective
 
 
 class ModelNccl:
@@ -45,9 +46,8 @@ class ModelNccl:
     def close(self) -> None:
         self.calls.append("close")
 
-    def carry(
-        self, verb: str, work: int, count: int, dtype: Any, op: str | None, root: int, stream: int
-    ) -> None:
+    def carry(self, what: Collective, work: int, stream: int) -> None:
+        verb, count, dtype, op, root = what
         self.calls.append(verb)
         p, rank, block = self.mpi.size, self.mpi.rank, count * dtype.itemsize
         gives = {"all_gather": (rank, 1), "gather": (rank, 1)}.get(verb, (0, 1))

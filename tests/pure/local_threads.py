@@ -10,7 +10,7 @@ import numpy as np
 
 from hpcomm.errors import WaitTimeoutError
 from hpcomm.schedule.rank_program import program
-from hpcomm.transport.scheduled.executor import Executor
+from hpcomm.transport.scheduled.executor import Executor, memory_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,8 @@ def run(
         try:
             part = program(schedule, r, memory[r].size // schedule.slots, staged=wire is not None)
             x = given[r] if wire is None else None
-            Executor(part, hub.channel(r), memory[r].dtype, op, wire, memory[r], given=x).run()
+            where = memory_for(part, memory[r].dtype, wire, memory[r])._replace(given=x)
+            Executor(part, hub.channel(r), where, op, wire).run()
         except BaseException as error:
             failed.append(error)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import hpcomm
 from hpcomm.device.cuda import CudaDriver
+from hpcomm.device.nccl import Collective
 from hpcomm.core.dtypes import BY_NAME
 
 rank, p, unique = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
@@ -49,27 +50,27 @@ for dtype in ("float32", "int64", "complex64", "uint8"):
         if dtype == "complex64" and op == "MAX":
             continue
         on_device(x[rank][0])
-        group.carry("all_reduce", base, n, kind, op, 0, stream)
+        group.carry(Collective("all_reduce", n, kind, op, 0), base, stream)
         assert (back((n,), dtype) == fold.reduce([each[0] for each in x])).all()
     on_device(x[rank][0])
-    group.carry("reduce", base, n, kind, "SUM", p - 1, stream)
+    group.carry(Collective("reduce", n, kind, "SUM", p - 1), base, stream)
     assert rank != p - 1 or (back((n,), dtype) == sum(each[0] for each in x)).all()
     on_device(x[rank])
-    group.carry("reduce_scatter", base, n, kind, "SUM", 0, stream)
+    group.carry(Collective("reduce_scatter", n, kind, "SUM", 0), base, stream)
     assert (back((n,), dtype, rank * x[0][0].nbytes) == sum(each[rank] for each in x)).all()
     on_device(x[rank][0])
-    group.carry("broadcast", base, n, kind, None, p - 1, stream)
+    group.carry(Collective("broadcast", n, kind, None, p - 1), base, stream)
     assert (back((n,), dtype) == x[p - 1][0]).all()
     whole = np.stack([each[r] for r, each in enumerate(x)])
     for verb in ("all_gather", "gather"):
         on_device(x[rank])
-        group.carry(verb, base, n, kind, None, 0, stream)
+        group.carry(Collective(verb, n, kind, None, 0), base, stream)
         assert (verb == "gather" and rank) or (back((p, n), dtype) == whole).all(), verb
     on_device(x[rank])
-    group.carry("scatter", base, n, kind, None, p - 1, stream)
+    group.carry(Collective("scatter", n, kind, None, p - 1), base, stream)
     assert (back((n,), dtype, rank * x[0][0].nbytes) == x[p - 1][rank]).all()
     on_device(x[rank])
-    group.carry("all_to_all", base, n, kind, None, 0, stream)
+    group.carry(Collective("all_to_all", n, kind, None, 0), base, stream)
     assert (back((p, n), dtype, x[0].nbytes) == np.stack([each[rank] for each in x])).all()
 
 on_device(x[rank])
@@ -80,10 +81,10 @@ if p == 2 and rank == 1:
     assert (back((p, n), dtype) == x[0]).all()
 
 for name, arguments in {
-    "calls that do not match": ("all_reduce", base, n + (rank == 1), kind, "SUM", 0, stream),
-    "no stream": ("all_reduce", base, n, kind, "SUM", 0, 0),
-    "host memory": ("all_reduce", at, n, kind, "SUM", 0, stream),
-    "no such root": ("broadcast", base, n, kind, None, p, stream),
+    "calls that do not match": (Collective("all_reduce", n + (rank == 1), kind, "SUM", 0), base, stream),
+    "no stream": (Collective("all_reduce", n, kind, "SUM", 0), base, 0),
+    "host memory": (Collective("all_reduce", n, kind, "SUM", 0), at, stream),
+    "no such root": (Collective("broadcast", n, kind, None, p), base, stream),
 }.items() if p > 2 else ():
     try:
         group.carry(*arguments)

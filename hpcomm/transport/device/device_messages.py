@@ -17,10 +17,11 @@ import numpy as np
 from mpi4py import MPI
 
 from ...core.buffer import Buffer, DeviceBuffer, as_buffer, detached
+from ...core.comm import Comm
 from ...core.operation import Call
 from ...core.request import Stages
 from ...device.arrays import Place
-from ...device.driver import Device
+from ...device.driver import Device, watching
 from ...errors import ConfigError, LayoutError, MismatchError, where
 from .. import mpi as transport
 from ..guarded_receive import guarded, most
@@ -86,15 +87,10 @@ class Messages:
     """
 
     def __init__(
-        self,
-        plain: MPI.Comm,
-        apart: MPI.Comm,
-        channel: MPI.Comm,
-        own: int,
-        forced: str,
-        whole: Callable[[int], bool],
+        self, comm: Comm, plain: MPI.Comm, channel: MPI.Comm, forced: str, whole: Callable[[int], bool]
     ) -> None:
-        self.plain, self._apart, self.channel, self._own = plain, apart, channel, own
+        self.plain, self._apart, self.channel = plain, watching(comm.block_channel), channel
+        self._own = MPI.UNDEFINED if comm.is_inter else comm.rank
         self.forced, self._goes_whole = forced, whole
         self._serial = itertools.count()
         self.opened = _opened
@@ -244,7 +240,7 @@ class Messages:
             header = bytearray(HEADER)
             yield [(apart or self._apart).Irecv([header, MPI.BYTE], call.peer, call.tag)]
             seen.Set_source(call.peer)
-            yield from self.announced(call, look, header, seen, call.after, event)
+            yield from self.announced(call, look, header, seen, event)
         finally:
             self.spare(look, event)
 
@@ -355,13 +351,11 @@ class Messages:
                 _copy_status(statuses[0], seen)
             if not is_header(header):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
-            yield from self.announced(call, look, header, seen, call.after, event)
+            yield from self.announced(call, look, header, seen, event)
         finally:
             self.spare(look, event)
 
-    def announced(
-        self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, after: After | None, event: int = 0
-    ) -> Stages:
+    def announced(self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, event: int = 0) -> Stages:
         """Receive the large message that a header has announced."""
         place, source, header = look.place, seen.Get_source(), unpack(raw)
         if header.nbytes != look.nbytes:
@@ -374,12 +368,11 @@ class Messages:
         path = answer.choice.path
         if path == "ipc":
             assert place is not None
-            assert after is not None
             if isinstance(header.ipc, ipc.Lent):
                 yield from ipc.copies(line, place, header.ipc)
             else:
                 yield from ipc.receives(line, place, self.opened, header.ipc, base, itself)
-            after.leave(station(place.device), station(place.device).up, place)
+            call.after.leave(station(place.device), station(place.device).up, place)
         elif path == "direct":
             assert place is not None
             yield from cuda_aware.passes(line.take, place, event)
@@ -389,7 +382,7 @@ class Messages:
             count, piece = look.size, answer.piece
             sink = Sink(look, 1) if place is None else DeviceSink(place, 1, count, piece)
             yield from receive_pieces(line, sink, look.dtype, count, piece)
-            sink.end(after or After())
+            sink.end(call.after or After())
         seen.Set_elements(MPI.BYTE, header.nbytes)
 
     def _answer(self, header: Header, look: Buffer, source: int) -> Stages:

@@ -70,10 +70,8 @@ class DeviceDispatch:
         self._nccl: Any = None
         self._no_nccl = "nobody has met"
         self._direct = dict.fromkeys(cuda_aware.OPERATIONS, "nobody has met")
-        apart = watching(comm.block_channel)
         self._rank = comm.rank
-        own = MPI.UNDEFINED if self._between else comm.rank
-        self.messages = Messages(self.plain, apart, self.channel, own, self.forced, self.is_whole)
+        self.messages = Messages(comm, self.plain, self.channel, self.forced, self.is_whole)
         self.send, self.recv, self.copy = self.messages.send, self.messages.recv, self.messages.copy
         self.announced, self.length = self.messages.announced, announced_length
         self.look = self.messages.look

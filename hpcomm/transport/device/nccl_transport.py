@@ -19,7 +19,7 @@ from ...core.verbs import PREFIXES
 from ...device.arrays import Place
 from ...device.cuda import NcclHere
 from ...device.driver import Device
-from ...device.nccl import DTYPES, OPS
+from ...device.nccl import DTYPES, OPS, Collective
 from ...errors import HpcommError
 from ..progress import Thread, in_thread
 from .device_columns import Moved
@@ -112,7 +112,8 @@ class ByNccl:
         space, it = self.workspace, self.moved
 
         def carry() -> None:
-            self.group.carry(it.verb, space.work, count, it.dtype, it.op, it.root, space.stream)
+            what = Collective(it.verb, count, it.dtype, it.op, it.root)
+            self.group.carry(what, space.work, space.stream)
 
         if it.verb in self.group.used:
             carry()

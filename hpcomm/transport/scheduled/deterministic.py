@@ -11,7 +11,7 @@ from ...errors import UsageError
 from ...schedule import exact
 from ...schedule.rank_program import program
 from .comm_cache import own
-from .executor import Channel, Executor
+from .executor import Channel, Executor, memory_for
 from .proved import proved
 from .schedule_channels import Passing, Running, background
 
@@ -31,7 +31,8 @@ def deterministic_call(
     plans = [proved("all_to_all", "pairwise", p, 0), proved("all_gather", "ring", p, 0)]
 
     def make(channel: Channel, which: int) -> Executor:
-        return Executor(program(plans[which], comm.rank, each), channel, array.dtype, None)
+        mine = program(plans[which], comm.rank, each)
+        return Executor(mine, channel, memory_for(mine, array.dtype), None)
 
     def scatter(executor: Executor) -> None:
         given = call.send[0] if type(call.send) is tuple else call.recv[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,29 @@ class Channel(Protocol):
     def prepare(self, sends: list[tuple[int, NpArray]], recvs: list[tuple[int, NpArray]]) -> Exchange: ...
 
 
+class Memory(NamedTuple):
+    """work: see Executor. room: for what arrives to be reduced. given: what to begin with, if not with work.
+
+    It is read until all rounds are over.
+    """
+
+    work: NpArray
+    room: NpArray
+    given: NpArray | None = None
+
+
+def memory_for(
+    part: Program, dtype: np.dtype[np.generic], wire: Any = None, work: NpArray | None = None,
+    room: NpArray | None = None,
+) -> Memory:  # fmt: skip
+    """New memory, but for work and the bytes of room where they are given."""
+    kind = np.dtype(np.uint16 if wire is not None else dtype)
+    return Memory(
+        np.zeros(part.schedule.slots * part.count, dtype) if work is None else work,
+        np.empty(part.room, kind) if room is None else room[: part.room * kind.itemsize].view(kind),
+    )
+
+
 class Executor:
     """One rank's part of a schedule on memory of its own, to be run any number of times.
 
@@ -42,25 +65,16 @@ class Executor:
         last: what is left to do after all rounds.
 
     Args:
+        memory: for this part and wire.
         wire: None, "float16" or "bfloat16": float32 travels narrower, and the result is what has travelled.
-        work: memory to take instead of new one.
-        room: bytes to take instead of new ones for what arrives to be reduced; part.room elements.
-        given: what to begin with, where work does not hold it yet; is read until all rounds are over.
     """
 
     def __init__(
-        self, part: Program, channel: Channel, dtype: np.dtype[np.generic], reduce: Operator | None,
-        wire: Any = None, work: NpArray | None = None, room: NpArray | None = None,
-        given: NpArray | None = None,
-    ) -> None:  # fmt: skip
+        self, part: Program, channel: Channel, memory: Memory, reduce: Operator | None, wire: Any = None
+    ) -> None:
         self.part = part
-        n = part.schedule.slots * part.count
-        self.work: NpArray = np.zeros(n, dtype) if work is None else work
+        self.work, self.room, given = memory
         self.wire = wire
-        kind = np.dtype(np.uint16 if wire is not None else dtype)
-        self.room: NpArray = (
-            np.empty(part.room, kind) if room is None else room[: part.room * kind.itemsize].view(kind)
-        )
         self.reduce = reduce
         self.unwritten = _Unwritten(self.work, given)
         self.rounds = [self._prepare(round_, channel) for round_ in part.rounds]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...core.verbs import ROOTED
 from ...schedule.assured import assured
@@ -18,17 +19,24 @@ def proved(verb: str, algorithm: str, p: int, root: int) -> Schedule:
     return assured(verb, algorithm, p, root if verb in ROOTED else 0)
 
 
+class Which(NamedTuple):
+    """What a schedule is known by."""
+
+    verb: str
+    algorithm: str
+    p: int
+    root: int
+
+
 @lru_cache(maxsize=64)
-def part(
-    verb: str, algorithm: str, p: int, root: int, rank: int, count: int, staged: bool = False
-) -> Program:
-    return program(proved(verb, algorithm, p, root), rank, count, staged=staged)
+def part(key: Which, rank: int, count: int, staged: bool = False) -> Program:
+    return program(proved(*key), rank, count, staged=staged)
 
 
 @lru_cache(maxsize=256)
-def _in_order_of(key: tuple[str, str, int, int]) -> bool:
+def _in_order_of(key: Which) -> bool:
     return keeps_order(build(*key))
 
 
 def in_order(schedule: Schedule) -> bool:
-    return _in_order_of((schedule.verb, schedule.name, schedule.size, schedule.root))
+    return _in_order_of(Which(schedule.verb, schedule.name, schedule.size, schedule.root))

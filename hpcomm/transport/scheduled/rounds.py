@@ -20,7 +20,7 @@ from ..device.device_columns import Moved
 from ..device.pipeline import Line, receive_bytes, send_bytes
 from ..device.workspace import Workspace
 from ..progress import Together
-from .proved import part, proved
+from .proved import Which, part, proved
 
 TAGS = 3  # tags of the channel that rounds use, from 0
 _WORD, _ANSWER, _DATA = range(TAGS)
@@ -41,10 +41,11 @@ def algorithm(verb: str, p: int, nbytes: int) -> str:
 
 def fitting(space: Workspace, verb: str, name: str, root: int, itemsize: int) -> int:
     """Elements of a slot so that work memory and this rank's temporary fit into its workspace; 0: none do."""
-    slots = proved(verb, name, space.size, root).slots
+    key = Which(verb, name, space.size, root)
+    slots = proved(*key).slots
     count = space.nbytes // (slots * itemsize)
     while count:
-        need = (slots * count + part(verb, name, space.size, root, space.rank, count).room) * itemsize
+        need = (slots * count + part(key, space.rank, count).room) * itemsize
         if need <= space.nbytes:
             break
         count = min(count - 1, count * space.nbytes // need)
@@ -58,14 +59,14 @@ class Rounds:
         self, space: Workspace, channel: MPI.Comm, kernels: Kernels | None, name: str, moved: Moved
     ) -> None:
         self.workspace, self.channel, self.kernels = space, channel, kernels
-        self.key = moved.verb, name, space.size, moved.root
+        self.key = Which(moved.verb, name, space.size, moved.root)
         self.op, self.dtype, self.slots = moved.op, moved.dtype, moved.slots
         half = space.nbytes // (2 * moved.slots * moved.dtype.itemsize)
         self.capacity = max(1, half)  # the default ones hold the other half in the temporary
 
     def move(self, count: int) -> Stages:
         """All rounds, on slots of count elements."""
-        own = part(*self.key, self.workspace.rank, count)
+        own = part(self.key, self.workspace.rank, count)
         device, stream, work = self.workspace.device, self.workspace.stream, self.workspace.work
         size = self.dtype.itemsize
         room = work + self.slots * count * size

@@ -23,8 +23,8 @@ from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
 from .deterministic import deterministic_call
-from .executor import Channel, Executor, Operator
-from .proved import in_order, part, proved
+from .executor import Channel, Executor, Operator, memory_for
+from .proved import Which, in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release
 
 if TYPE_CHECKING:
@@ -184,13 +184,16 @@ def _chosen(call: Call, algorithm: str | None, reduce: Reduction | None) -> tupl
     return (verb, name, call.root if verb in ROOTED else 0, count, array.dtype, code, wire, own_op), operator
 
 
-def _executor(comm: Comm, key: Key, operator: Operator, channel: Channel, **memory: Any) -> Executor:
-    """What carries out this rank's part; memory as Executor takes it."""
+def _executor(
+    comm: Comm, key: Key, operator: Operator, channel: Channel, work: Array | None = None,
+    given: Array | None = None,
+) -> Executor:  # fmt: skip
+    """What carries out this rank's part, in work and from given, if that is said."""
     verb, name, root, count, dtype, _, wire, _ = key
-    mine = part(verb, name, comm.size, root, comm.rank, count, staged=wire is not None)
-    if "work" in memory:
-        memory["room"] = own(comm).room(mine.room * dtype.itemsize)
-    return Executor(mine, channel, dtype, operator, wire, **memory)
+    mine = part(Which(verb, name, comm.size, root), comm.rank, count, staged=wire is not None)
+    room = None if work is None else own(comm).room(mine.room * dtype.itemsize)
+    memory = memory_for(mine, dtype, wire, work, room)._replace(given=given)
+    return Executor(mine, channel, memory, operator, wire)
 
 
 def _lasting(comm: Comm, key: Key, operator: Operator) -> Executor:
