@@ -1,15 +1,19 @@
 """Cost of rings and chains in closed form, of any length: a few ranks at both ends are enough.
 
-Groups of ranks that have nothing in common (see Machine.group) are alike. So the clock of a rank with a
-certain place in its group is a function of the number of its group. What happens to such functions is that
-constants are added, that the larger of several is taken, and that the largest value over a stretch of groups
-is taken with a slope: they are convex, and stay so. What is convex is largest at an end: of all groups (the
-result), or of a stretch, which ends near the rank looked at, or at the end of all groups. So no rank in the
-middle counts for those at the ends.
+Why they are. Groups of ranks (see Machine.group) are alike, and numbered g = 0, 1, 2, ... For each place in a
+group, f(g) is the clock of the rank that has this place in group g.
 
-Ranks that are followed but stand near those left out get clocks that are too early. Each stream spoils two
-groups more there, and makes two groups more at either end unlike the rest: `few` follows so many that some
-are left.
+1. Before the first message f is constant, and so convex.
+2. What a stream does to clocks keeps them convex. It adds constants. It takes the larger of several clocks.
+   And a message that runs through groups takes the largest of f(h) + slope * h over a stretch of groups h.
+3. A convex function is largest at an end of a stretch. So the cost, which is the largest clock, is that of the
+   first or the last group. And of a stretch only its two ends count: these are near g, or are the first or
+   the last group.
+
+So ranks near the ends never wait for one in the middle.
+
+How many to follow. Next to ranks that are left out clocks come out too early. Each stream spoils two groups
+more there, and makes two groups more at either end unlike the rest: `few` follows so many that some are left.
 """
 
 from __future__ import annotations
