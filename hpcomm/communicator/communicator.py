@@ -43,7 +43,7 @@ from .carriers import Carriers
 from .direct import NO_DIRECT, ByLibrary
 from .dissemination import inside
 from .dropped import Children, Groups, let_go
-from .known_messages import forget
+from .known_messages import KnownReceive, KnownSend, forget
 from .meeting import exchange_settings, least
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
 from .pickling import Pickler, encode
@@ -155,8 +155,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         self.near_ranks: list[int] = [self.rank]  # on this node,
         self.noting: list[int] = []  # and who else notes calls there, the next one first
         self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
-        self.known_sends: dict[Any, Any] = {}  # see known_messages.py
-        self.known_receives: dict[Any, Any] = {}
+        self.known_sends: dict[object, KnownSend] = {}
+        self.known_receives: dict[object, KnownReceive] = {}
         may_have_devices, may_use_spare = (False, False) if plain else exchange_settings(self, level, twin)
         if twin is not None:
             self.carriers = twin.children.take(may_use_spare, self.name) or twin.carriers.duplicate(self.name)

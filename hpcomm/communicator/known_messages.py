@@ -2,12 +2,9 @@
 
 The general path of a message (p2p.py) looks at everything: the array, the rank, the tag, whether the sender
 has noted that it sends such elements, whether another receive waits already. When it has found a call right,
-that is kept here, by type of array, dtype and rank; comm.known_sends and comm.known_receives hold:
-
-    type of array | dtype | tags that were right | how to look at the next array | what else the verb needs
-
-The look returns the array as mpi4py takes it, or None where it is not contiguous, too long, read-only, or not
-in the host's memory. Then, as for all that is not known, the general path takes over and says what is wrong.
+that is kept, by type of array, dtype and rank, in comm.known_sends and comm.known_receives. Their look
+returns the array as mpi4py takes it, or None where it is not contiguous, too long, read-only, or not in the
+host's memory. Then, as for all that is not known, the general path takes over and says what is wrong.
 Under a rank alone stands the last kind for it, which the next call mostly is of.
 
 Nothing is kept while something needs the general path, and all is forgotten when that begins: an observer, a
@@ -18,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, loaded
 from ..agree.message_kinds import tag_place
@@ -28,6 +25,7 @@ from ..transport.late import transport
 from ..transport.matching import add_tag, is_awaited, is_plain_tag
 
 if TYPE_CHECKING:
+    from ..agree.message_kinds import Noted
     from ..core.dtypes import Dtype
     from .communicator import Communicator
 
@@ -36,6 +34,30 @@ if TYPE_CHECKING:
     Known = tuple[Part, int, set[int]]
 
 _MOST = 1024  # kinds of calls
+
+
+class KnownSend(NamedTuple):
+    """A kind of send: tags that were right, how to look at the next array, and where it is noted."""
+
+    kind: type[Any]
+    dtype: Any
+    tags: set[int]
+    look: Look
+    noted: Noted | None
+
+
+class KnownReceive(NamedTuple):
+    """A kind of receive: tags that were right, and how to look at the next array, also of an irecv.
+
+    probed: from how many elements on the message is to be looked at first.
+    """
+
+    kind: type[Any]
+    dtype: Any
+    tags: set[int]
+    look: Look
+    look_later: Look
+    probed: int
 
 
 def known_send(comm: Communicator, x: Any, dest: Any, tag: Any) -> Part | None:
@@ -62,10 +84,10 @@ def known_receive(
         which the element type has matched.
     """
     try:
-        kind, dtype, tags, look, (look_later, probed) = comm.known_receives[source]
+        kind, dtype, tags, look, look_later, probed = comm.known_receives[source]
         if type(out) is not kind or out.dtype is not dtype:
             key = type(out), out.dtype, source
-            comm.known_receives[source] = _, _, tags, look, (look_later, probed) = comm.known_receives[key]
+            comm.known_receives[source] = _, _, tags, look, look_later, probed = comm.known_receives[key]
         if type(source) is not int or not (tag is None or is_plain_tag(tag)):
             return None
         part = look(out) if waits else look_later(out)
@@ -97,7 +119,7 @@ def remember_send(comm: Communicator, x: object, dtype: Dtype, dest: int) -> Non
         return
     if (look := _look(comm, x, dtype)) is not None:
         noted = None if comm.message_kinds is None else comm.message_kinds.noted(dtype)
-        comm.known_sends[dest] = comm.known_sends[key] = key[0], key[1], set(), look, noted
+        comm.known_sends[dest] = comm.known_sends[key] = KnownSend(*key[:2], set(), look, noted)
 
 
 def remember_receive(comm: Communicator, out: object, dtype: Dtype, source: int) -> None:
@@ -109,9 +131,9 @@ def remember_receive(comm: Communicator, out: object, dtype: Dtype, source: int)
     if guarded_receive.is_needed():
         now, later = (-(-n // dtype.itemsize) for n in (GUARD_PROBED, guarded_receive.most(comm, False)))
     look, look_later = _look(comm, out, dtype, now), _look(comm, out, dtype, later)
-    if look is not None and not is_awaited(comm.mpi_handle):
+    if look is not None and look_later is not None and not is_awaited(comm.mpi_handle):
         tags: set[int] = set()
-        known = key[0], key[1], tags, look, (look_later, now or sys.maxsize)
+        known = KnownReceive(*key[:2], tags, look, look_later, now or sys.maxsize)
         comm.known_receives[source] = comm.known_receives[key] = known
 
 
@@ -121,7 +143,7 @@ def forget(comm: Communicator) -> None:
     comm.known_receives.clear()
 
 
-def _may_be_known(comm: Communicator, known: dict[object, object], peer: int) -> bool:
+def _may_be_known(comm: Communicator, known: dict[Any, Any], peer: int) -> bool:
     if len(known) >= _MOST:
         known.clear()
     if comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s or comm.is_inter:
