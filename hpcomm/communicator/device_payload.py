@@ -106,7 +106,7 @@ def _depart(comm: Communicator, follows: list[tuple[DeviceBuffer, int]], rank: i
                 yield from messages.pass_on(_call(comm, "send", look, rank, tag, after), look, event)
         finally:  # where one was refused, those behind it are not sent
             for look, _, event in going:
-                messages.spare(look, event)
+                messages.return_event(look, event)
         yield [_Over(after)]
 
     return Moving(stages())
@@ -129,7 +129,7 @@ def unload(comm: Communicator, payload: Payload, source: int) -> Stages:
             yield from messages.take_in(_call(comm, "recv", look, source, tag, after), look, event)
     finally:
         for look, _, event in coming:
-            messages.spare(look, event)
+            messages.return_event(look, event)
     yield [_Over(after)]
     return Payload.of(blocks)
 

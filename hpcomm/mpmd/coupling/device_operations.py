@@ -83,7 +83,7 @@ class DeviceOperations:
     def drop(self, values: object) -> None:
         """Let go of an array that was kept: its library knows only of the stream that it was made on."""
         if self._moves and values is not None and self.holds(values):
-            station(self._place.device).hold(self._place.stream(), values)
+            station(self._place.device).keep_array(self._place.stream(), values)
 
 
 class Picked:

@@ -219,8 +219,10 @@ class Direct:
     def move(self, count: int) -> Stages:
         space, (verb, root, _, reduce, dtype) = self.workspace, self.moved
         block = count * dtype.itemsize
-        yield [Reached(space.device, event := space.station.mark(space.stream))]  # MPI knows no streams
-        space.station.spare(event)
+        yield [
+            Reached(space.device, event := space.station.record_event(space.stream))
+        ]  # MPI knows no streams
+        space.station.return_event(event)
         # By name, or a user's: those that reduce on the host must not see a device's memory.
         kind = getattr(MPI, reduce.mpi_type) if reduce else None
         op = getattr(MPI, reduce.mpi_op) if reduce else None

@@ -42,7 +42,7 @@ class Job:
             self.packed = DeviceBuffer(self.send.give(), self.send.packed())
         for name, x in (("send", self.packed), ("recv", self.recv)):
             if x is not None and x.place is not None:
-                self.events[name] = x.place, station(x.place.device).event(x.place)
+                self.events[name] = x.place, station(x.place.device).user_event(x.place)
 
     def source(self, piece: int) -> Source:
         if self.packed is None:
@@ -64,7 +64,7 @@ class Job:
     def end(self) -> None:
         """All that had to come after the events has been told so."""
         for place, event in self.events.values():
-            station(place.device).spare(event)
+            station(place.device).return_event(event)
         self.events.clear()
 
 

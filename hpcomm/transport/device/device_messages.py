@@ -224,10 +224,10 @@ class Messages:
         there = station(look.place.device)
         return self._begin(look.place, there.down if way == "down" else there.up)
 
-    def spare(self, look: Buffer, event: int) -> None:
+    def return_event(self, look: Buffer, event: int) -> None:
         """Give an event back, also one of an array that was not sent or received after all."""
         if look.place is not None:
-            station(look.place.device).spare(event)
+            station(look.place.device).return_event(event)
 
     def pass_on(self, call: Call, look: Buffer, event: int, apart: MPI.Comm | None = None) -> Stages:
         """Send a large message that its receiver knows of, apart from the user's."""
@@ -242,7 +242,7 @@ class Messages:
             seen.Set_source(call.peer)
             yield from self.announced(call, look, header, seen, event)
         finally:
-            self.spare(look, event)
+            self.return_event(look, event)
 
     def _send_large(self, call: Call, look: Buffer, mpi: MPI.Comm | None = None, event: int = 0) -> Stages:
         """Header, answer, data. The header goes in the order of the user's messages, and holds no data."""
@@ -266,7 +266,7 @@ class Messages:
             if kept is not None and slots is not None:
                 kept.free += slots
             if place is not None:
-                station(place.device).spare(event)
+                station(place.device).return_event(event)
 
     def _give(
         self, large: _Large, answer: Answer, kept: ipc.Slab | None, slots: list[ipc.Slot] | None
@@ -297,7 +297,7 @@ class Messages:
     def _begin(self, place: Place, stream: int) -> int:
         """Let stream come after what the user's has been given so far, and return that event."""
         there = station(place.device)
-        event = there.event(place)
+        event = there.user_event(place)
         there.device.wait(stream, event)
         return event
 
@@ -353,7 +353,7 @@ class Messages:
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
             yield from self.announced(call, look, header, seen, event)
         finally:
-            self.spare(look, event)
+            self.return_event(look, event)
 
     def announced(self, call: Call, look: Buffer, raw: bytearray, seen: MPI.Status, event: int = 0) -> Stages:
         """Receive the large message that a header has announced."""

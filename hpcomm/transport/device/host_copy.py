@@ -24,7 +24,7 @@ def to_host(look: DeviceBuffer) -> AnyArray:
 
 
 def down(look: DeviceBuffer, copy: AnyArray, event: int | None = None) -> Stages:
-    """The stages of to_host, into copy; event: what the array holds then (Station.event), not now."""
+    """The stages of to_host, into copy; event: what the array holds then (Station.user_event), not now."""
     flat = copy.reshape(-1)
     piece = _piece(look)
     source, parts = DeviceSource(look.packed(), 1, look.size, piece), pieces(look.size, piece)

@@ -242,7 +242,7 @@ def lends(line: Line, place: Place) -> Stages:
     there, done = station(place.device), np.zeros(1, np.int64)
     yield [line.take_answer(done)]
     place.device.wait(there.down, int(done[0]))
-    there.spare(int(done[0]))
+    there.return_event(int(done[0]))
 
 
 def copies(line: Line, place: Place, lent: Lent) -> Stages:
@@ -250,4 +250,4 @@ def copies(line: Line, place: Place, lent: Lent) -> Stages:
     there = station(place.device)
     place.device.wait(there.up, lent.ready)
     place.device.copy(place.address, lent.address, place.nbytes, there.up)
-    yield [line.give_answer(np.array([there.mark(there.up)], np.int64))]
+    yield [line.give_answer(np.array([there.record_event(there.up)], np.int64))]

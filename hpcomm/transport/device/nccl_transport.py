@@ -172,7 +172,7 @@ class Pair:
 
     def _join(self, line: Line, unique: bytes) -> Stages:
         """Make the group, the receiver as its first rank; or find out, at both ends, why there is none."""
-        self.stream = station(self.device).borrow()
+        self.stream = station(self.device).take_stream()
         version = fact(self.device)
         yield from self._agree(line, version if isinstance(version, str) else "")
         if self.why:
@@ -193,10 +193,10 @@ class Pair:
         """Give the group back; returns when the other end does, too."""
         if self._group is not None:
             there = station(self.device)
-            yield [Reached(self.device, event := there.mark(self.stream))]
-            there.spare(event)
+            yield [Reached(self.device, event := there.record_event(self.stream))]
+            there.return_event(event)
             yield from in_thread(self._group.close)
-            there.give_back(self.stream)
+            there.return_stream(self.stream)
 
 
 class _Turn:

@@ -100,7 +100,7 @@ def receive_bytes(line: Line, device: Device, stream: int, address: int, nbytes:
     """Receive into device memory, by stream."""
     sink = DeviceSink(_bytes(device, address, nbytes), 1, nbytes, cut(nbytes, 1, 1), stream)
     yield from receive_pieces(line, sink, BY_NAME["uint8"], nbytes, cut(nbytes, 1, 1))
-    sink.give_back()
+    sink.return_slots()
 
 
 def _bytes(device: Device, address: int, nbytes: int) -> Place:

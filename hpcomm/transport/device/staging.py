@@ -44,12 +44,12 @@ class After:
 
     def leave(self, station: Station, stream: int, place: Place) -> None:
         """What uses the array at place from now on must come after what stream has been given so far."""
-        self._left.append((station, station.mark(stream), place))
+        self._left.append((station, station.record_event(stream), place))
 
     def renew(self) -> None:
         """A new run of the same call: what the last one left is in order with its waits."""
         for station, event, _ in self._left:
-            station.spare(event)
+            station.return_event(event)
         self._left.clear()
 
     def order(self) -> None:
@@ -58,7 +58,7 @@ class After:
             now = place.stream()
             station.device.wait(now, event)
             if now != place.begun:
-                station.hold(now, place.array)
+                station.keep_array(now, place.array)
 
     def done(self) -> bool:
         return all(station.device.query(event) for station, event, _ in self._left)
@@ -93,18 +93,18 @@ class Station:
         self._free: dict[tuple[str, int], list[_Slot]] = {}  # (direction, bytes) -> slots
         self._kept = 0  # bytes of them
         self._going: list[_Slot] = []  # to be freed once the device is through with them
-        self._marks: list[int] = []
+        self._events: list[int] = []
         self._streams: list[int] = []
         self._held: list[tuple[int, Any]] = []
 
-    def borrow(self) -> int:
-        """A stream that nobody else has, until it is given back."""
+    def take_stream(self) -> int:
+        """A stream that nobody else has, until it is returned."""
         return self._streams.pop() if self._streams else self.device.stream()
 
-    def give_back(self, stream: int) -> None:
+    def return_stream(self, stream: int) -> None:
         self._streams.append(stream)
 
-    def take(self, way: str, nbytes: int) -> _Slot:
+    def take_slot(self, way: str, nbytes: int) -> _Slot:
         """A slot for one direction, of a power of two of bytes. Its last work may not be over: see used."""
         size = max(_LEAST, 1 << (nbytes - 1).bit_length()) if nbytes else _LEAST
         if free := self._free.get((way, size)):
@@ -112,7 +112,7 @@ class Station:
             return free.pop()
         return _Slot(self.device, size)
 
-    def give(self, way: str, slot: _Slot) -> None:
+    def return_slot(self, way: str, slot: _Slot) -> None:
         """Keep a slot for later, or, beyond PINNED_KEPT bytes, free it as soon as the device is through
         with it."""
         nbytes = slot.memory.nbytes
@@ -127,17 +127,17 @@ class Station:
                 self.device.destroy_event(each.event)
                 self.device.unpin(each.memory)
 
-    def mark(self, stream: int) -> int:
-        """An event of its own for the work put into stream so far; to be given to spare() at the end."""
-        event = self._marks.pop() if self._marks else self.device.event()
+    def record_event(self, stream: int) -> int:
+        """An event of its own for the work put into stream so far; at the end for return_event()."""
+        event = self._events.pop() if self._events else self.device.event()
         self.device.record(event, stream)
         return event
 
-    def spare(self, event: int) -> None:
-        self._marks.append(event)
+    def return_event(self, event: int) -> None:
+        self._events.append(event)
 
-    def event(self, place: Place) -> int:
-        """A mark of what the user has put into the current stream of an array so far; for spare(), too.
+    def user_event(self, place: Place) -> int:
+        """An event for what the user has put into the current stream of an array so far, as record_event.
 
         Raises:
             UsageError: that stream is being captured into a graph, which staging cannot be part of.
@@ -148,27 +148,27 @@ class Station:
                 "the current stream is being captured into a CUDA graph",
                 hint="communicate outside the capture",
             )
-        self._let_go()
-        return self.mark(user)
+        self._drop_arrays()
+        return self.record_event(user)
 
-    def hold(self, stream: int, array: object) -> None:
+    def keep_array(self, stream: int, array: object) -> None:
         """Keep an array until stream has come so far.
 
         Its library gives memory out again to the stream that it was made on, and does not know of others.
         """
-        self._held.append((self.mark(stream), array))
+        self._held.append((self.record_event(stream), array))
 
-    def _let_go(self) -> None:
+    def _drop_arrays(self) -> None:
         for each in tuple(self._held):
             if self.device.query(each[0]):
                 self._held.remove(each)
-                self.spare(each[0])
+                self.return_event(each[0])
 
     def follow(self, stream: int, place: Place) -> None:
         """Let stream come after it."""
-        event = self.event(place)
+        event = self.user_event(place)
         self.device.wait(stream, event)
-        self.spare(event)
+        self.return_event(event)
 
 
 _stations: dict[int, Station] = {}  # by the device object
@@ -190,7 +190,7 @@ class Source:
         self._array = array.reshape(blocks, -1)
 
     def begin(self, event: int | None = None) -> None:
-        """Take note of what the array holds now, or held at an event (Station.event)."""
+        """Take note of what the array holds now, or held at an event (Station.user_event)."""
 
     def bring(self, low: int, high: int) -> None:
         """Begin to bring columns; those of two calls are kept."""
@@ -203,7 +203,7 @@ class Source:
         return self._array[:, low:high]
 
     def end(self) -> None:
-        """Give back what is needed no longer."""
+        """Return what is needed no longer."""
 
 
 class Sink:
@@ -261,7 +261,7 @@ class _DeviceEnd:
         self._station = station(place.device)
         self._stream = stream or (self._station.down if self.way == "down" else self._station.up)
         nbytes = blocks * piece * self._itemsize
-        self._slots = [self._station.take(self.way, nbytes) for _ in range(2 if piece < count else 1)]
+        self._slots = [self._station.take_slot(self.way, nbytes) for _ in range(2 if piece < count else 1)]
         self._turn = 0
 
     def begin(self, event: int | None = None) -> None:
@@ -284,9 +284,9 @@ class _DeviceEnd:
         base, step = self._place.address + low * self._itemsize, self._count * self._itemsize
         return [(base + b * step, slot.address + b * row, row) for b in range(self._blocks)]
 
-    def give_back(self) -> None:
+    def return_slots(self) -> None:
         for slot in self._slots:
-            self._station.give(self.way, slot)
+            self._station.return_slot(self.way, slot)
 
 
 class DeviceSource(_DeviceEnd, Source):
@@ -313,7 +313,7 @@ class DeviceSource(_DeviceEnd, Source):
         return found
 
     def end(self) -> None:
-        self.give_back()
+        self.return_slots()
 
 
 class DeviceSink(_DeviceEnd, Sink):
@@ -342,7 +342,7 @@ class DeviceSink(_DeviceEnd, Sink):
 
     def end(self, after: After) -> None:
         after.leave(self._station, self._stream, self._place)
-        self.give_back()
+        self.return_slots()
 
 
 def pieces(count: int, piece: int) -> list[tuple[int, int]]:

@@ -161,9 +161,9 @@ class Workspace:
                     device.copy(address + 16 * r, peer.base, 16, self.stream)
                 except TransportError as error:
                     peer.why = f"cannot be opened: {error.what}"
-        event = self.station.mark(self.stream)
+        event = self.station.record_event(self.stream)
         yield [Reached(device, event)]
-        self.station.spare(event)
+        self.station.return_event(event)
         for r, peer in self._opened():
             if seen[16 * r : 16 * r + 16].tobytes() != self.headers[r].pattern:
                 peer.why = "cannot be opened: what was read there is not what it wrote"
@@ -172,8 +172,8 @@ class Workspace:
     def leave(self, channel: MPI.Comm) -> Stages:
         """Give everything back, all ranks together: what is others' first, and one's own after all did so."""
         device = self.device
-        yield [Reached(device, event := self.station.mark(self.stream))]
-        self.station.spare(event)
+        yield [Reached(device, event := self.station.record_event(self.stream))]
+        self.station.return_event(event)
         for peer in self.peers:
             if peer.base:
                 device.close(peer.base)
