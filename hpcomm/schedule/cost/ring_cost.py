@@ -6,9 +6,9 @@ group, f(g) is the clock of the rank that has this place in group g.
 1. Before the first message f is constant, and so convex.
 2. What a stream does to clocks keeps them convex. It adds constants. It takes the larger of several clocks.
    And a message that runs through groups takes the largest of f(h) + slope * h over a stretch of groups h.
-3. A convex function is largest at an end of a stretch. So the cost, which is the largest clock, is that of the
-   first or the last group. And of a stretch only its two ends count: these are near g, or are the first or
-   the last group.
+3. A convex function is largest at an end of a stretch. So the cost, which is the largest clock, is that of
+   the first or the last group. And of a stretch only its two ends count: these are near g, or are the first
+   or the last group.
 
 So ranks near the ends never wait for one in the middle.
 
