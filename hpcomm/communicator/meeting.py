@@ -65,18 +65,27 @@ def exchange_settings(comm: Communicator, level: str, parent: Communicator | Non
     comm.tag_base = int.from_bytes(mark, "little")
     nowhere, nobody, everybody, compares = map(bool, heard[:4])
     if comm.is_inter:  # programs may have been started with different levels
-        comm.compared = "full" if everybody else "light" if compares else "off"
-        if compares:
-            comm.both = comm.carriers.plain.Merge()  # type: ignore[attr-defined]
-    elif not (nobody or everybody):
-        what = f"check={level!r} on rank {comm.rank}, and {'another one' if is_full else 'full'} elsewhere"
+        _compare_between(comm, compares, everybody)
+    _require_alike(comm, level, comm.is_inter or nobody or everybody, heard[4:] == alike)
+    return Met(not nowhere, is_same)
+
+
+def _compare_between(comm: Communicator, compares: bool, in_full: bool) -> None:
+    comm.compared = "full" if in_full else "light" if compares else "off"
+    if compares:
+        comm.both = comm.carriers.plain.Merge()  # type: ignore[attr-defined]
+
+
+def _require_alike(comm: Communicator, level: str, all_compare: bool, all_pickle: bool) -> None:
+    """Give up a communicator on which some compare in full and others do not, or pickle otherwise."""
+    if not all_compare:
+        there = "another one" if level == "full" else "full"
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
-        _part(comm, what, hint)
-    if heard[4:] != alike:
+        _part(comm, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
+    if not all_pickle:
         its = comm.pickler.__name__ if comm.pickler else "pickle"
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
-    return Met(not nowhere, is_same)
 
 
 def _meet_on_node(
@@ -84,36 +93,48 @@ def _meet_on_node(
 ) -> tuple[bytes, bytes, bool]:
     """Tell the others of this node of own, and hear the least of it, the first one's mark, and whether all
     may use the parent's spare carriers."""
+    _find_near(comm, near, parent)
+    ranks = comm.near_ranks
+    place = None
+    if comm.rank == ranks[0] and len(ranks) > 1:
+        place = near.reserved([comm.node_regions.get(rank, near.mine) for rank in ranks])
+    number = NOTHING if parent is None else parent.children.usable()
+    heard = _heard_near(comm, parent, _ROOM.pack(place or 0, level != "off", number, mark) + own)
+    said = {rank: _ROOM.unpack_from(each) for rank, each in heard.items()}
+    place, _, _, mark = said[ranks[0]]
+    if place:
+        noting = [rank for rank, its in said.items() if its[1] and rank != comm.rank]
+        _take_place(comm, near, place, level, noting)
+    is_same = number != NOTHING and {its[2] for its in said.values()} == {number}
+    return bytes(map(min, own, *{each[_ROOM.size :] for each in heard.values()})), mark, is_same
+
+
+def _find_near(comm: Communicator, near: NodeSegment, parent: Communicator | None) -> None:
+    """Which ranks are on this node."""
     if parent is None:
         records = dict(near.near(comm.mpi_handle))
         comm.near_ranks = [*records]
         comm.node_regions = {rank: near.regions[its] for rank, its in records.items() if rank != comm.rank}
     else:
         comm.near_ranks, comm.node_regions = parent.near_ranks, parent.node_regions
-    ranks = comm.near_ranks
-    first, posts = ranks[0], level != "off"
-    place = None
-    if comm.rank == first and len(ranks) > 1:
-        place = near.reserved([comm.node_regions.get(rank, near.mine) for rank in ranks])
-    number = NOTHING if parent is None else parent.children.usable()
-    entry = _ROOM.pack(place or 0, posts, number, mark) + own
+
+
+def _heard_near(comm: Communicator, parent: Communicator | None, entry: bytes) -> dict[int, bytes]:
+    """What all ranks of this node say, this one's entry first, then the next one's."""
     if parent is None or parent.node is None:
-        heard = segment.exchanged(comm.mpi_handle, ranks, entry)
-    else:
-        told = parent.node.tell(head("dup"), entry)
-        heard = {rank: told[rank] for rank in (*ranks[comm.rank :], *ranks[: comm.rank])}
-    said = {rank: _ROOM.unpack_from(each) for rank, each in heard.items()}
-    place, _, _, mark = said[first]
-    is_same = number != NOTHING and all(its[2] == number for its in said.values())
-    del said[comm.rank]
-    if place:
-        node = native.node(near, place, ranks.index(comm.rank), arrivals.hook(comm), posts)
-        comm.call_logs = CallLogs(node, near.shared)
-        comm.noting = [rank for rank, its in said.items() if its[1]]
-        if len(ranks) == comm.size and level != "full":
-            comm.node = node
-    differing = {each[_ROOM.size :] for each in heard.values()}
-    return bytes(map(min, *differing)) if len(differing) > 1 else own, mark, is_same
+        return segment.exchanged(comm.mpi_handle, comm.near_ranks, entry)
+    told = parent.node.tell(head("dup"), entry)
+    return {rank: told[rank] for rank in (*comm.near_ranks[comm.rank :], *comm.near_ranks[: comm.rank])}
+
+
+def _take_place(comm: Communicator, near: NodeSegment, place: int, level: str, noting: list[int]) -> None:
+    """Have call logs in the core's memory, and its collectives where they are for all."""
+    here = comm.near_ranks.index(comm.rank)
+    node = native.node(near, place, here, arrivals.hook(comm), level != "off")
+    comm.call_logs = CallLogs(node, near.shared)
+    comm.noting = noting
+    if len(comm.near_ranks) == comm.size and level != "full":
+        comm.node = node
 
 
 def _part(comm: Communicator, what: str, hint: str) -> NoReturn:

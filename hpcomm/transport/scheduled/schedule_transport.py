@@ -185,8 +185,8 @@ def _chosen(call: Call, algorithm: str | None, reduce: Reduction | None) -> tupl
 
 
 def _executor(
-    comm: Comm, key: Key, operator: Operator, channel: Channel, work: Array | None = None,
-    given: Array | None = None,
+    comm: Comm, key: Key, operator: Operator, channel: Channel, work: NpArray | None = None,
+    given: NpArray | None = None,
 ) -> Executor:  # fmt: skip
     """What carries out this rank's part, in work and from given, if that is said."""
     verb, name, root, count, dtype, _, wire, _ = key
