@@ -136,9 +136,8 @@ def _torch_call(frame: FrameType) -> str:
 
 
 def owner(frame: FrameType) -> Any:
-    """Whose method a frame is in; of a plan's functions, its state."""
-    names = names_of(frame)
-    found = names.get("self", names.get("state"))
+    """Whose method a frame is in."""
+    found = names_of(frame).get("self")
     return None if isinstance(found, LazyModule) else found  # to ask one for anything imports its module
 
 
@@ -146,7 +145,7 @@ def _arguments(verb: FrameType) -> str:
     parts, names, request = [], names_of(verb), owner(verb)
     if type(request).__name__ in ("Request", "Message"):  # wait() and its kin
         return str(request.call)
-    if type(request).__name__ in ("Plan", "_DirectPlan", "_State"):
+    if type(request).__name__ in ("Plan", "_DirectPlan"):
         call = request._call
         return f"{call!s}, {operator(call.code)}" if call.verb in REDUCTIONS else str(call)
     x = names.get("x", names.get("out"))

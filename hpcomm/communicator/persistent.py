@@ -13,21 +13,22 @@ from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
 from ..core.operation import Arguments, Call
 from ..core.request import Request, Stages, T_co, abandon, deadline
-from ..core.signature import MAKERS, NEIGHBOURS, VERBS, head
+from ..core.signature import NEIGHBOURS, head
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
 from ..transport import matching
 from ..transport.late import buffer, prepare, schedule_transport, transport
-from .planned_message import planned_message
+from .planned_message import planned_receive, planned_send
 from .unknown_length import in_order, recv_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from inspect import Signature
 
     from ..core import types
     from ..core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
     from .communicator import Communicator
+
+_PLANNED = [*TABLE, *NEIGHBOURS, "send", "recv"]
 
 
 class Plan(ClosedByAll, Generic[T_co]):
@@ -40,8 +41,12 @@ class Plan(ClosedByAll, Generic[T_co]):
 
     MPI cannot take some arrays as they are (strided, half types, bool). For these the plan copies to and
     from a buffer of its own, at each start and wait. explain() says so.
+
+    Attributes:
+        is_under_way: whether it was started and not waited for.
     """
 
+    is_under_way = False
     _started: list[Any] | None = None
     _behind: Request[Any] | None = None  # of a start behind receives of unknown length
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
@@ -54,7 +59,6 @@ class Plan(ClosedByAll, Generic[T_co]):
         self._tensors = tensors  # which may come to need a gradient
         self._again = None if call.verb in ("send", "recv") else comm.agreement.again
         self.waits_for = (comm, *awaited(call))
-        self._state = _State(call, self.waits_for)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._started = requests
@@ -89,7 +93,7 @@ class Plan(ClosedByAll, Generic[T_co]):
             self._leave()
         if self._again is not None:
             self._again()
-        self._state.is_under_way = True
+        self.is_under_way = True
         if self._fill is not None:
             self._fill()
         call, mpi = self._call, self._comm.mpi_handle
@@ -114,7 +118,7 @@ class Plan(ClosedByAll, Generic[T_co]):
         if self._started is not None:
             result: T_co = self._started[0].wait(timeout)
             self._started.clear()
-            self._state.is_under_way = False
+            self.is_under_way = False
             return result
         if (behind := self._behind) is not None:
             try:
@@ -122,7 +126,7 @@ class Plan(ClosedByAll, Generic[T_co]):
                 return taken
             finally:
                 if behind.done():
-                    self._behind, self._state.is_under_way = None, False
+                    self._behind, self.is_under_way = None, False
         status = self._status if self._receives else None
         timeout = self._comm.timeout_s if timeout is None else timeout
         try:
@@ -131,9 +135,9 @@ class Plan(ClosedByAll, Generic[T_co]):
             for i in range(self._complete, len(self._prepared)):
                 self._prepared[i].Wait(status)
         except MPI.Exception as error:
-            self._state.is_under_way, self._complete = False, 0
+            self.is_under_way, self._complete = False, 0
             raise transport.failure(error, self._call.verb, self._comm) from None
-        self._state.is_under_way, self._complete = False, 0
+        self.is_under_way, self._complete = False, 0
         if self._leave is not None:
             self._agree()
         finished: T_co = self._call.finish(status)
@@ -161,7 +165,7 @@ class Plan(ClosedByAll, Generic[T_co]):
 
     def forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""
-        self._prepared, self._state.is_under_way = [], False
+        self._prepared, self.is_under_way = [], False
         self.slow_down()
 
     def explain(self) -> str:
@@ -190,11 +194,6 @@ class Plan(ClosedByAll, Generic[T_co]):
         else:
             why = "MPI is told the same on all ranks, in place or not"
         return f"from memory that each start fills from x, because {why}"
-
-    @property
-    def is_under_way(self) -> bool:
-        """Whether it was started and not waited for."""
-        return self._state.is_under_way
 
     def __repr__(self) -> str:
         return f"<Plan {self.explain()}>"
@@ -230,91 +229,54 @@ class Plan(ClosedByAll, Generic[T_co]):
 
 
 class _DirectPlan(Plan[T_co]):
-    """A plan of which each round is two calls of MPI's and nothing else.
+    """A plan of which each round is two calls of MPI's and nothing else, while it is quick."""
 
-    Its start(), wait() and call are functions made for it, in slots, which look at nothing that it does not
-    need: what a call adds to MPI's two is less than half of what methods add.
-    """
-
-    __slots__ = ("__call__", "start", "wait")
+    _is_quick = False  # until all have made it
 
     def __init__(
         self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], tensors: Any, result: T_co
     ) -> None:
         super().__init__(comm, call, prepared, tensors)
-        begin, end = prepared[0].Start, prepared[0].Wait
+        self._end, self._result, self._mpi_error = prepared[0].Wait, result, MPI.Exception
         if tensors:
-            begin = _first_looking(call, tensors, begin)
-        mpi_error, state = MPI.Exception, self._state
-        carefully_start, carefully_wait, carefully_call = self._careful()
+            self._begin = _first_looking(call, tensors, self._begin)
 
-        def start() -> None:
-            if state.is_under_way:
-                carefully_start()
-            begin()
-            state.is_under_way = True
+    def start(self) -> None:
+        if self.is_under_way or not self._is_quick:
+            return super().start()
+        self._begin()
+        self.is_under_way = True
 
-        def wait(timeout: float | None = None) -> T_co:
-            if timeout is not None or not state.is_under_way:
-                return carefully_wait(timeout)
-            state.is_under_way = False
-            try:
-                end()
-            except mpi_error as error:
-                raise transport.failure(error, call.verb, comm) from None
-            return result
+    def wait(self, timeout: float | None = None) -> T_co:
+        if timeout is not None or not (self.is_under_way and self._is_quick):
+            return super().wait(timeout)
+        self.is_under_way = False
+        try:
+            self._end()
+        except self._mpi_error as error:
+            raise transport.failure(error, self._call.verb, self._comm) from None
+        return self._result
 
-        def plan(timeout: float | None = None) -> T_co:
-            if timeout is not None or state.is_under_way:
-                return carefully_call(timeout)
-            try:
-                begin()
-                end()
-            except mpi_error as error:
-                raise transport.failure(error, call.verb, comm) from None
-            return result
-
-        self._quick = start, wait, plan
-        is_quick = call.verb in ("send", "recv") and comm.timeout_s is None
-        self._be(*(self._quick if is_quick else self._careful()))
+    def __call__(self, timeout: float | None = None) -> T_co:
+        if timeout is not None or self.is_under_way or not self._is_quick:
+            return super().__call__(timeout)
+        try:
+            self._begin()
+            self._end()
+        except self._mpi_error as error:
+            raise transport.failure(error, self._call.verb, self._comm) from None
+        return self._result
 
     def _agree(self) -> None:
         super()._agree()
-        if self._comm.timeout_s is None and self._again is None:
-            self._be(*self._quick)
+        self._is_quick = self._comm.timeout_s is None and self._again is None
 
     def slow_down(self) -> None:
-        self._be(*self._careful())
+        self._is_quick = False
 
     def close(self) -> None:
         super().close()
-        self._be(*self._careful())
-
-    @property
-    def __signature__(self) -> Signature:
-        """For inspect.signature(), which looks at a class otherwise."""
-        import inspect
-
-        return inspect.signature(super().__call__)
-
-    def _careful(self) -> tuple[Callable[[], None], types.Waiting[T_co], types.Waiting[T_co]]:
-        """What a plan does that looks at everything."""
-        return super().start, super().wait, super().__call__
-
-    def _be(self, start: Callable[[], None], wait: types.Waiting[T_co], plan: types.Waiting[T_co]) -> None:
-        for name, function in {"start": start, "wait": wait, "__call__": plan}.items():
-            setattr(self, name, function)
-
-
-class _State:
-    """Whether a plan is under way: apart from the plan, where it takes longer to note it."""
-
-    __slots__ = ("_call", "is_under_way", "waits_for")
-
-    def __init__(self, call: Call, needs: tuple[Communicator, int | None, int]) -> None:
-        self.is_under_way = False
-        # for who looks at the functions of a plan: see agree/call_stack.py
-        self._call, self.waits_for = call, needs
+        self.slow_down()
 
 
 def _refuse_gradients(call: Call, tensors: Sequence[Any]) -> None:
@@ -411,38 +373,48 @@ def plan(
         >>> for _ in range(1000):
         ...     step()
     """
+    is_message, tensors = verb in ("send", "recv"), _tensors(x, out)
     try:
         comm.check_open("plan")
-        if any(getattr(x, bit, bool)() for bit in ("is_conj", "is_neg")):
-            raise LayoutError(
-                "x is a tensor with a conjugate or negative bit, whose elements are computed when read",
-                hint="x.resolve_conj().resolve_neg(), filled before each start",
-            )
-        if isinstance(algorithm, str) and (algorithm == "tuned" or algorithm.startswith("mpi:")):
-            raise UsageError(
-                f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
-            )
-        if verb in ("send", "recv"):
-            if algorithm is not None:
-                raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
-            peer = dest if verb == "send" else source
-            return _make(comm, planned_message(comm, verb, x, out, peer, tag), _tensors(x, out))
-        if verb not in VERBS or verb.endswith(("_object", "_ragged", "plan")) or verb in MAKERS:
-            known = [*TABLE, *NEIGHBOURS, "send", "recv"]
-            hint = did_you_mean(verb, known, "a collective verb, 'send' or 'recv'")
-            raise UsageError(f"{verb!r} cannot be planned", hint=hint)
+        _check_plannable(comm, verb, x, algorithm)
+        if verb == "send":
+            return _make(comm, planned_send(comm, x, dest, tag), tensors)
+        if verb == "recv":
+            return _make(comm, planned_receive(comm, x if out is None else out, source, tag), tensors)
         if verb in NEIGHBOURS:
-            if algorithm is not None or not isinstance(getattr(comm, "sources", None), tuple):
-                what = f"{verb} has no algorithm" if algorithm else f"'{comm.name}' has no neighbours"
-                raise UsageError(what, hint="comm.cart(...) or comm.graph(...), and its plan(), without one")
             call = comm.planned(verb, x, out)  # type: ignore[attr-defined]  # it is a Topology
         else:
             call = _composed(comm, Arguments(verb, x, out, op, root), algorithm)
     except HpcommError as error:
-        if verb in ("send", "recv"):
+        if is_message:
             raise error.located(f"plan of {verb}", comm) from None
         raise refused(comm, f"plan of {verb}", error) from None
-    return _collective(comm, call, _tensors(x, out))
+    return _collective(comm, call, tensors)
+
+
+def _check_plannable(comm: Communicator, verb: str, x: object, algorithm: str | None) -> None:
+    """Refuse what no plan can be made of.
+
+    Raises:
+        LayoutError, UsageError: it is such.
+    """
+    if any(getattr(x, bit, bool)() for bit in ("is_conj", "is_neg")):
+        raise LayoutError(
+            "x is a tensor with a conjugate or negative bit, whose elements are computed when read",
+            hint="x.resolve_conj().resolve_neg(), filled before each start",
+        )
+    if str(algorithm) == "tuned" or str(algorithm).startswith("mpi:"):
+        raise UsageError(
+            f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
+        )
+    if verb not in _PLANNED:
+        hint = did_you_mean(verb, _PLANNED, "a collective verb, 'send' or 'recv'")
+        raise UsageError(f"{verb!r} cannot be planned", hint=hint)
+    if algorithm is not None and verb not in TABLE:
+        raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
+    if verb in NEIGHBOURS and not isinstance(getattr(comm, "sources", None), tuple):
+        hint = "comm.cart(...) or comm.graph(...), and its plan(), without one"
+        raise UsageError(f"'{comm.name}' has no neighbours", hint=hint)
 
 
 def _tensors(*given: object) -> tuple[Any, ...]:

@@ -11,49 +11,41 @@ from ..transport import guarded_receive, matching
 from ..transport.late import buffer, transport
 
 if TYPE_CHECKING:
+    from ..core.buffer import Buffer
     from .communicator import Communicator
 
 
-def planned_message(
-    comm: Communicator, verb: str, x: object, out: object, peer: int | None, tag: int | None
-) -> Call:
-    """The call of a plan of a message, looked at.
+def planned_send(comm: Communicator, x: object, dest: int | None, tag: int | None) -> Call:
+    """The call of a plan that sends x.
 
     Raises:
         HpcommError: the array, the rank or the tag cannot be used.
     """
-    sending = verb == "send"
-    target = x if sending else (out if out is not None else x)
-    if target is None:
-        raise UsageError(
-            f"a plan of {verb} needs its array",
-            hint="comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)",
-        )
-    look = buffer.as_buffer(target)
-    device_calls = comm.devices is not None and comm.devices.takes_message(look)
-    if (not device_calls and not look.array.flags.c_contiguous) or (not sending and look.frozen):
-        raise UsageError(
-            "a plan of send or recv needs a contiguous array that can be written",
-            hint="numpy.ascontiguousarray(x)",
-        )
-    number = matching.tag_number(comm, 0 if tag is None and sending else tag, sending=sending)
-    rank = matching.peer_rank(comm, peer, "dest") if sending else matching.source_rank(comm, peer)
-    call = Call(comm, verb, peer=rank, tag=number)
+    look = _looked_at(comm, "send", x)
+    number = matching.tag_number(comm, 0 if tag is None else tag, sending=True)
+    call = Call(comm, "send", peer=matching.peer_rank(comm, dest, "dest"), tag=number)
     call.look = look
-    if device_calls:
-        seen = MPI.Status()
-        call.finish = lambda _: None if sending else look.give()
-        made = comm.devices.send(call, look) if sending else comm.devices.recv(call, look, seen)
-        return made  # type: ignore[no-any-return]
+    if _takes_devices(comm, look):
+        return comm.devices.send(call, look)  # type: ignore[no-any-return]
+    call.send = transport.spec(look.array, look.array.size, look.dtype)
+    if comm.message_kinds is not None:
+        comm.message_kinds.noted(look.dtype).note("send", look, call.peer, number)
+    return call
+
+
+def planned_receive(comm: Communicator, out: object, source: int | None, tag: int | None) -> Call:
+    """The call of a plan that receives into out; raises as planned_send."""
+    look = _looked_at(comm, "recv", out)
+    number, rank = matching.tag_number(comm, tag), matching.source_rank(comm, source)
+    call = Call(comm, "recv", peer=rank, tag=number)
+    call.look = look
+    if _takes_devices(comm, look):
+        call.finish = lambda _: look.give()
+        return comm.devices.recv(call, look, MPI.Status())  # type: ignore[no-any-return]
     part = transport.spec(look.array, look.array.size, look.dtype)
-    if sending:
-        call.send = part
-    else:
-        call.recv = guarded_receive.guarded(part, guarded_receive.most(comm, False))
+    call.recv = guarded_receive.guarded(part, guarded_receive.most(comm, False))
 
     def finish(status: MPI.Status | None) -> object:
-        if sending:
-            return None
         assert status is not None
         if rank != MPI.PROC_NULL:
             if comm.message_kinds is not None:
@@ -62,6 +54,20 @@ def planned_message(
         return look.give()
 
     call.finish = finish
-    if comm.message_kinds is not None and sending:
-        comm.message_kinds.noted(look.dtype).note("send", look, rank, number)
     return call
+
+
+def _takes_devices(comm: Communicator, look: Buffer) -> bool:
+    return comm.devices is not None and comm.devices.takes_message(look)
+
+
+def _looked_at(comm: Communicator, verb: str, array: object) -> Buffer:
+    if array is None:
+        hint = "comm.plan('send', x, dest=1), comm.plan('recv', out=y, source=0)"
+        raise UsageError(f"a plan of {verb} needs its array", hint=hint)
+    look = buffer.as_buffer(array)
+    lies_apart = not (_takes_devices(comm, look) or look.array.flags.c_contiguous)
+    if lies_apart or (verb == "recv" and look.frozen):
+        what = "a plan of send or recv needs a contiguous array that can be written"
+        raise UsageError(what, hint="numpy.ascontiguousarray(x)")
+    return look
