@@ -374,27 +374,39 @@ def _prepared(
 ) -> Call:
     try:
         comm.check_open(given.verb)
-        own = algorithm is not None or deterministic
-        tuned = algorithm == "tuned" and not deterministic
-        if tuned and comm.devices is not None:  # that may look at them twice
-            given = _beside(given)
-        by = algorithm if own and not deterministic and schedule_transport.takes_devices(algorithm) else None
-        call = prepare.compose_call(comm, given, not (async_op or own), own, by)
-        code = marked(call.code, "tuned") if tuned else 0
-        if tuned:
-            algorithm = schedule_transport.tuned_for(call, given.op)
-            if algorithm is not None:
-                call = schedule_transport.schedule_call(call, algorithm, given.op)
-            elif not async_op:
-                call = prepare.compose_call(comm, given, blocking=True, hosts=True)
-        elif own and call.after is None:
-            call = schedule_transport.schedule_call(call, algorithm, given.op, deterministic)
-        if tuned:
-            call.code = code  # which one it stands for, all ranks know alike
+        if algorithm is None and not deterministic:
+            return prepare.compose_call(comm, given, not async_op)
+        if algorithm == "tuned" and not deterministic:
+            return _tuned(comm, given, async_op)
+        return scheduled(comm, given, algorithm, deterministic)
     except Exception as error:
-        raise refused(comm, given.verb, error) from (
-            None if isinstance(error, HpcommError) else error.__cause__
-        )
+        cause = None if isinstance(error, HpcommError) else error.__cause__
+        raise refused(comm, given.verb, error) from cause
+
+
+def scheduled(
+    comm: Communicator, given: Arguments, algorithm: str | None, deterministic: bool = False
+) -> Call:
+    """By one of hpcomm's own schedules, for the background."""
+    by = algorithm if schedule_transport.takes_devices(algorithm) and not deterministic else None
+    call = prepare.compose_call(comm, given, blocking=False, hosts=True, algorithm=by)
+    if call.after is None:
+        call = schedule_transport.schedule_call(call, algorithm, given.op, deterministic)
+    return call
+
+
+def _tuned(comm: Communicator, given: Arguments, async_op: bool) -> Call:
+    """As `hpcomm tune` found it best."""
+    if comm.devices is not None:  # the call may be prepared twice
+        given = _beside(given)
+    call = prepare.compose_call(comm, given, blocking=False, hosts=True)
+    code = marked(call.code, "tuned")  # which one it stands for, all ranks know alike
+    algorithm = schedule_transport.tuned_for(call, given.op)
+    if algorithm is not None:
+        call = schedule_transport.schedule_call(call, algorithm, given.op)
+    elif not async_op:
+        call = prepare.compose_call(comm, given, blocking=True, hosts=True)
+    call.code = code
     return call
 
 

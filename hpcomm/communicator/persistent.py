@@ -18,6 +18,7 @@ from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
 from ..transport import matching
 from ..transport.late import buffer, prepare, schedule_transport, transport
+from .collectives import scheduled
 from .planned_message import planned_receive, planned_send
 from .unknown_length import in_order, recv_behind
 
@@ -384,7 +385,8 @@ def plan(
         if verb in NEIGHBOURS:
             call = comm.planned(verb, x, out)  # type: ignore[attr-defined]  # it is a Topology
         else:
-            call = _composed(comm, Arguments(verb, x, out, op, root), algorithm)
+            reducing = op if verb in REDUCTIONS else None
+            call = _composed(comm, Arguments(verb, x, out, reducing, root), algorithm)
     except HpcommError as error:
         if is_message:
             raise error.located(f"plan of {verb}", comm) from None
@@ -436,14 +438,10 @@ def _make(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Plan[obje
 def _composed(comm: Communicator, given: Arguments, algorithm: str | None) -> Call:
     if given.verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
-    else:
-        own = algorithm is not None
-        by = algorithm if own and schedule_transport.takes_devices(algorithm) else None
-        call = prepare.compose_call(comm, given, False, own, by)
-    if algorithm is not None and call.after is None:
-        op = given.op if given.verb in REDUCTIONS else None
-        call = schedule_transport.schedule_call(call, algorithm, op)
-    return call
+        return call if algorithm is None else schedule_transport.schedule_call(call, algorithm)
+    if algorithm is None:
+        return prepare.compose_call(comm, given, blocking=False)
+    return scheduled(comm, given, algorithm)
 
 
 def _collective(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Plan[Any]:
