@@ -895,7 +895,7 @@ def test_an_object_whose_arrays_cannot_go_the_forced_way_is_refused_by_both_rank
                 going.wait()
             gc.collect()
             # Not how many there are: that grows where both directions happen to be under way at once.
-            taken.append(len(device.events) - len(kept._marks))
+            taken.append(len(device.events) - len(kept._events))
         assert taken[3] <= taken[0]  # those of arrays behind the refused one are used again
 
 
