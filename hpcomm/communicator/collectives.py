@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..agree.agreement import refused
-from ..core.operation import Arguments, Call
+from ..core.operation import Arguments, Call, Carrier
 from ..core.signature import BACKGROUND, head, marked
 from ..errors import HpcommError
 from ..transport.late import host_copy, prepare, schedule_transport, transport
@@ -352,7 +352,7 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     except HpcommError as error:
         raise refused(comm, "barrier", error) from None
     if not (own or async_op) and (node := comm.node) is not None:
-        call.carry, call.by_core = node.barrier, True
+        call.carrier = Carrier(node.barrier, is_core=True)
     if comm.timeout_s is not None and not (async_op or call.by_core):
         return timeouts.waited(comm, carry_out(call, True))
     return carry_out(call, async_op)

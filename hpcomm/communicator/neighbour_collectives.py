@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
-from ..core.operation import Call
+from ..core.operation import Call, Carrier
 from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
@@ -275,7 +275,7 @@ class Topology(RaggedNeighbours):
         begin = getattr(self, verb)
         if out is None and hasattr(given := result.give(), "__dlpack__"):  # not a number
             out = given
-        call.prepare = lambda: _Again(lambda: begin(x, out=out, async_op=True))
+        call.carrier = Carrier(prepare=lambda: _Again(lambda: begin(x, out=out, async_op=True)))
         call.finish = lambda _: result.give() if out is None else out
         return call
 

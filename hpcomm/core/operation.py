@@ -6,6 +6,7 @@ Verbs make a Call, the agreement compares its signature, observers look at it, a
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +29,26 @@ class Arguments(NamedTuple):
     root: int = 0
 
 
+@dataclass(slots=True, eq=False)
+class Carrier:
+    """Who carries out a call in place of one function of MPI's: now, in the background, or many times.
+
+    Attributes:
+        run: carries it out now; is_core: which the native core does.
+        stages: makes the generator that a Request drives.
+        prepare: makes what a plan has in place of persistent requests of MPI.
+        settle: lets the ranks choose a path, all together, without carrying the call out; None: there is
+            nothing to choose. chosen: that path (path_choice.Choice).
+    """
+
+    run: Callable[[], None] | None = None
+    stages: Callable[[], Any] | None = None
+    prepare: Callable[[], Any] | None = None
+    settle: Callable[[], Any] | None = None
+    is_core: bool = False
+    chosen: Any = None
+
+
 class Call:
     """One communication in words; str(call) serves messages.
 
@@ -40,13 +61,8 @@ class Call:
         moves: the verb whose MPI function carries the bytes, where it is not the call's own (ssend).
         fill: copies x into the memory that travels, where that is not x itself; done once already.
         beside: what the ranks do besides, all together, once they have agreed about the call.
-        carry: done instead of one MPI call, where a verb needs several (blocking calls only).
-        by_core: whether carry lets the native core do it, which compares the ranks' calls itself.
-        stages: done instead of one MPI call in the background: makes the generator that a Request drives.
-        prepare: done instead of asking MPI for persistent requests, where a plan is carried out otherwise.
+        carrier: who carries it out, where that is not one function of MPI's.
         finish: what is left to do when the bytes have arrived; returns the result.
-        chosen: the path that the ranks have chosen for it on devices (path_choice.Choice), if they have.
-        settle: lets them choose, all together, without carrying the call out; None: nothing is to be chosen.
         after: what the call leaves on a device, if it has to do with one (device/staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
         code, count: head of the signature and number of elements (see signature.py); code 0: a message,
@@ -55,9 +71,8 @@ class Call:
     """
 
     __slots__ = (
-        "after", "beside", "by_core", "carry", "chosen", "code", "comm", "count", "fill", "finish", "give",
-        "look", "moves", "mpi", "op", "peer", "prepare", "recv", "root", "send", "settle", "stages", "tag",
-        "verb",
+        "after", "beside", "carrier", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
+        "mpi", "op", "peer", "recv", "root", "send", "tag", "verb",
     )  # fmt: skip
 
     def __init__(self, comm: Comm, verb: str, *, peer: int = 0, tag: int = 0, code: int = 0) -> None:
@@ -75,15 +90,10 @@ class Call:
         self.moves = ""
         self.fill: Callable[[], None] | None = None
         self.beside: Callable[[], None] | None = None
-        self.carry: Callable[[], None] | None = None
-        self.by_core = False
-        self.stages: Callable[[], Any] | None = None
-        self.prepare: Callable[[], Any] | None = None
+        self.carrier: Carrier | None = None
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None
         self.after: Any = None
-        self.chosen: Any = None
-        self.settle: Callable[[], Any] | None = None
         self.look: Any = ""
 
     def again(self) -> Call:
@@ -106,8 +116,12 @@ class Call:
 
     def let_go(self) -> None:
         """Forget how it was carried out, once it was: that holds the call, and so its arrays, in a circle."""
-        self.carry = self.stages = self.prepare = self.settle = None
-        self.finish = _nothing
+        self.carrier, self.finish = None, _nothing
+
+    @property
+    def by_core(self) -> bool:
+        """Whether the native core carries it out, which compares the ranks' calls itself."""
+        return self.carrier is not None and self.carrier.is_core
 
     @property
     def agreed(self) -> int:

@@ -15,7 +15,7 @@ from ..core.buffer import Buffer, Shape
 from ..core.comm import Comm
 from ..core.dtypes import Dtype
 from ..core.limits import HALVES_BY_BLOCKS
-from ..core.operation import Call
+from ..core.operation import Call, Carrier
 from ..core.reduction import Reduction
 from ..core.types import AnyArray
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, ROOTED
@@ -88,7 +88,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
             transport.run(on_hosts(again, _like(packed, call.look), _like(received, call.look), reduce, True))
             comm.agreement.leave()
 
-    call.carry, call.by_core = carry, True
+    call.carrier = Carrier(carry, is_core=True)
     _deliver(call, recv, received)
     return call
 
@@ -387,6 +387,6 @@ def _reduce_blocks(call: Call, send: Buffer, recv: Buffer, reduce: Reduction) ->
         narrow = dtypes.narrow(reduced, send.dtype)
         call.mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (received, counts, starts, MPI.UINT16_T))
 
-    call.carry = carry
+    call.carrier = Carrier(carry)
     _deliver(call, recv, received)
     return call

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from mpi4py import MPI
 
-from ..core.operation import Call
+from ..core.operation import Call, Carrier
 from ..core.signature import marked
 from ..errors import UsageError
 from . import mpi_control_variables
@@ -38,5 +38,5 @@ def library_call(call: Call, name: str) -> Call:
             with nullcontext() if is_kept else mpi_control_variables.forced(verb, name):
                 chosen(*arguments)
 
-    call.carry = carry
+    call.carrier = Carrier(carry)
     return call

@@ -32,6 +32,7 @@ class Job:
         self.kernels = None if isinstance(found, str) else found
         self.events: dict[str, tuple[Place, int]] = {}
         self.algorithm: str | None = None  # that the user names
+        self.path = ""  # that the ranks have chosen, if they have
         self.here: Call | None = None  # where all arrays lie in host memory: what it does on them by that
 
     def begin(self) -> None:

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from ...core.buffer import Buffer, DeviceBuffer, as_buffer, detached
 from ...core.comm import Comm
-from ...core.operation import Call
+from ...core.operation import Call, Carrier
 from ...core.request import Stages
 from ...device.arrays import Place
 from ...device.driver import Device, watching
@@ -38,8 +38,10 @@ _WHY = 120  # characters of a reason
 _opened = ipc.Opened()
 
 
-def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = None) -> Call:
-    """Let call be carried out by stages, now or in the background."""
+def carried(
+    call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = None, is_core: bool = False
+) -> Call:
+    """Let call be carried out by stages, now or in the background. is_core: see Carrier."""
     after = call.after
 
     def carry() -> None:
@@ -52,7 +54,7 @@ def carried(call: Call, stages: Callable[[], Stages], seen: MPI.Status | None = 
         yield from stages()
         return call.finish(seen)
 
-    call.carry, call.stages = carry, background
+    call.carrier = Carrier(carry, background, is_core=is_core)
     return call
 
 

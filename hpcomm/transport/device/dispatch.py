@@ -119,9 +119,9 @@ class DeviceDispatch:
             return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
         if message:
             return f"{here}, {self._way_of_messages(call)}"
-        if call.chosen is None:
+        if call.carrier is None or call.carrier.chosen is None:
             return f"{here}; ranks tell each other at each call where their arrays lie (gpu: {self.forced})"
-        return "\n  ".join([f"{here}, by {call.chosen}", *self._pairs()])
+        return "\n  ".join([f"{here}, by {call.carrier.chosen}", *self._pairs()])
 
     def _way_of_messages(self, call: Call) -> str:
         way = self.messages.paths.get(("to" if call.verb == "send" else "from", call.peer))
@@ -149,9 +149,8 @@ class DeviceDispatch:
         nbytes = call.count * call.look.dtype.itemsize
         large = not self.is_one_call(nbytes)
         node = None if large or not blocking else call.comm.node
-        if node is not None and host_calls.core_takes(call.look.dtype, reduce):
-            call.by_core = True
-        elif call.comm.timeout_s is not None:  # else it is begun, and waited for
+        is_core = node is not None and host_calls.core_takes(call.look.dtype, reduce)
+        if not is_core and call.comm.timeout_s is not None:  # then it is begun, and waited for
             blocking = False
         call.after = After()
         job = Job(call, arrays, blocking)
@@ -166,15 +165,17 @@ class DeviceDispatch:
             job.begin()  # what the current stream holds now is what counts
             return self._in_turn(self._large(job)) if large else self._pipeline(job, self.plain, call.count)
 
-        call.settle = (lambda: drive(self._in_turn(self._agree(job)))) if large else None
         call.finish = lambda status: recv.give() if recv is not None else None
-        return carried(call, stages)
+        carried(call, stages, is_core=is_core)
+        if large and call.carrier is not None:
+            call.carrier.settle = lambda: drive(self._in_turn(self._agree(job)))
+        return call
 
     def _large(self, job: Job) -> Stages:
         """A collective of which the ranks first agree about the path."""
         call = job.call
         on_devices = yield from self._agree(job)
-        path = call.chosen.path if on_devices and call.chosen is not None else "pipeline"
+        path = job.path if on_devices else "pipeline"
         if job.algorithm is not None and path == "pipeline":
             yield from self._on_copies(job, job.algorithm)
             return
@@ -276,7 +277,10 @@ class DeviceDispatch:
             return False
         if said & _DEVICE and self.forced != "pipeline" and not said & _MET:
             yield from self._meet(device)
-        call.chosen = self._choice(job, said)
+        choice = self._choice(job, said)
+        job.path = choice.path
+        if call.carrier is not None:
+            call.carrier.chosen = choice
         return True
 
     def _choice(self, job: Job, said: int) -> Choice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.operation import Call
+from ...core.operation import Call, Carrier
 from ...core.reduction import Reduction
 from ...core.request import Stages
 from ...core.signature import marked
@@ -72,5 +72,5 @@ def deterministic_call(
         deliver(two[1])
         return call.finish(None)
 
-    call.carry, call.stages = carry, stages
+    call.carrier = Carrier(carry, stages)
     return call

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from ...core import dtypes, reduction
 from ...core.limits import SCHEDULE_IN_OUT
+from ...core.operation import Carrier
 from ...core.signature import marked
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOT_SENDS, ROOTED, SCATTERING
 from ...errors import UsageError
@@ -132,7 +133,7 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
         executor = _executor(comm, key, operator, Lasting(mine.mpi, mine.plan_tag(), mine.most))
         return Planned(name, executor, lambda: _bring(call, executor), lambda: _take(call, executor))
 
-    call.carry, call.stages, call.prepare = carry, stages, prepare
+    call.carrier = Carrier(carry, stages, prepare)
     return call
 
 
