@@ -46,7 +46,7 @@ from .dropped import Children, Groups, let_go
 from .known_messages import KnownReceive, KnownSend, forget
 from .meeting import exchange_settings, least
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
-from .pickling import Pickler, encode
+from .pickling import encode
 from .timeouts import Timeout
 
 if TYPE_CHECKING:

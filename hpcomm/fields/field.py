@@ -30,7 +30,6 @@ from .slices import Step, meeting, parse
 if TYPE_CHECKING:
     from types import EllipsisType
 
-
     from ..communicator.communicator import Communicator
     from ..core.buffer import Buffer
     from ..core.types import ArrayLike, Scalar
