@@ -305,35 +305,31 @@ def send_carefully(
     except HpcommError as error:
         raise error.located("isend" if async_op else "send", comm) from None
     to_self = dest == comm.rank and not (comm.is_inter or async_op or sync)
-    how = "ssend" if sync else ""
-    device_calls = comm.devices
-    if device_calls is not None and device_calls.takes_message(look):
-        call = Call(comm, "send", peer=dest, tag=tag)
-        call.look, call.moves = look, how
-        if to_self:
-            comm.keep_request(collectives.carry_out(device_calls.send(call, look, copy=True), True))
-            return None
-        return _going(collectives.carry_out(device_calls.send(call, look), async_op), async_op, comm, dest)
-    packed = np.ascontiguousarray(look.array)
-    if to_self and np.shares_memory(packed, look.array):
-        packed = packed.copy()
-    call = Call(comm, "send", peer=dest, tag=tag)
-    call.send = transport.spec(packed, look.array.size, look.dtype)
-    call.look, call.moves = look, how
+    call, devices = Call(comm, "send", peer=dest, tag=tag), comm.devices
+    call.look, call.moves = look, "ssend" if sync else ""
+    if devices is not None and devices.takes_message(look):
+        call = devices.send(call, look, copy=to_self)
+    else:
+        packed = np.ascontiguousarray(look.array)
+        if to_self and np.shares_memory(packed, look.array):
+            packed = packed.copy()
+        call.send = transport.spec(packed, look.array.size, look.dtype)
+        if not to_self:
+            _note(comm, x, call, "isend" if async_op else "send")
     if to_self:
         comm.keep_request(collectives.carry_out(call, True))
         return None
-    if comm.message_kinds is not None:
-        comm.message_kinds.noted(look.dtype).note("isend" if async_op else "send", look, dest, tag)
-    remember_send(comm, x, look.dtype, dest)
-    return _going(collectives.carry_out(call, async_op), async_op, comm, dest)
-
-
-def _going(sent: Any, async_op: bool, comm: Communicator, dest: int) -> Any:
-    """What a send returns, of which the watchdog knows for whom it is."""
+    sent = collectives.carry_out(call, async_op)
     if async_op:
         sent.needs(comm, dest)
     return sent
+
+
+def _note(comm: Communicator, x: object, call: Call, verb: str) -> None:
+    """Let the receiver know what comes, and the next call like it be a known one."""
+    if comm.message_kinds is not None:
+        comm.message_kinds.noted(call.look.dtype).note(verb, call.look, call.peer, call.tag)
+    remember_send(comm, x, call.look.dtype, call.peer)
 
 
 def envelope_of(
@@ -393,19 +389,29 @@ def _shape(shape: Shape | int) -> tuple[int, ...]:
 
 
 def receive_into(comm: Communicator, out: Any, look: Buffer, envelope: Envelope, async_op: bool) -> Any:
-    device_calls, (source, tag, status) = comm.devices, envelope
-    if device_calls is not None and (device_calls.takes_message(look) or device_calls.messages.held):
-        call = Call(comm, "recv", peer=source, tag=tag)
-        call.look = look
-        seen = MPI.Status()
-        call.finish = lambda _: (fill(status, seen), look.give())[1]
-        result = collectives.carry_out(device_calls.recv(call, look, seen), async_op)
-        if async_op:
-            result.status = status
-            result.needs(comm, source)
-        return result
-    if device_calls is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
+    devices, (source, tag, status) = comm.devices, envelope
+    if devices is None and source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, source, tag):
         return in_order(comm, recv_behind(comm, look, envelope), envelope, async_op)
+    call = Call(comm, "recv", peer=source, tag=tag)
+    call.look = look
+    if devices is not None and (devices.takes_message(look) or devices.messages.held):
+        at_device = MPI.Status()
+        call.finish = lambda _: (fill(status, at_device), look.give())[1]
+        call = devices.recv(call, look, at_device)
+    else:
+        _receive_plainly(comm, call, out, status, guarded_receive.most(comm, not async_op))
+    result = collectives.carry_out(call, async_op)
+    if async_op:
+        result.status = status
+        result.needs(comm, source)
+    return result
+
+
+def _receive_plainly(
+    comm: Communicator, call: Call, out: object, status: AnyStatus | None, guarded_to: int
+) -> None:
+    """By MPI into call.look; out: what the user gave for it, for the next one like it."""
+    look, source = call.look, call.peer
     received = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
 
     def finish(seen: MPI.Status | None) -> Any:
@@ -420,17 +426,8 @@ def receive_into(comm: Communicator, out: Any, look: Buffer, envelope: Envelope,
         fill(status, seen)
         return look.give()
 
-    call = Call(comm, "recv", peer=source, tag=tag)
-    call.recv = guarded_receive.guarded(
-        transport.spec(received, look.array.size, look.dtype), guarded_receive.most(comm, not async_op)
-    )
-    call.finish = finish
-    call.look = look
-    result = collectives.carry_out(call, async_op)
-    if async_op:
-        result.status = status
-        result.needs(comm, source)
-    return result
+    part = transport.spec(received, look.array.size, look.dtype)
+    call.recv, call.finish = guarded_receive.guarded(part, guarded_to), finish
 
 
 def check_writable(look: Buffer) -> None:
