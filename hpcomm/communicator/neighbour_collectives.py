@@ -23,6 +23,7 @@ from ..transport.endpoints import set_zero, share_memory
 from ..transport.exchange_comm import channel
 from ..transport.late import buffer, host_copy, prepare, staging, transport
 from .neighbour_ragged import RaggedNeighbours
+from .timeouts import waited
 
 if TYPE_CHECKING:
     from ..core.buffer import Buffer
@@ -109,6 +110,8 @@ class Topology(RaggedNeighbours):
     def _neighbours(
         self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
     ) -> object:
+        if self.timeout_s is not None and not async_op:
+            return waited(self, self._neighbours(verb, x, out, True, moves))
         look, block, result = self._checked(verb, x, out)
         shape = (len(self.sources), *block)
         count, device_calls = math.prod(block), self.devices

@@ -17,6 +17,7 @@ from ..transport.late import dtypes, transport
 from . import device_payload, ragged
 from .communicator import Communicator
 from .payload import DevicePayload, Payload
+from .timeouts import waited
 
 if TYPE_CHECKING:
     from ..core.types import Array, ArrayLike, Later, Now
@@ -72,6 +73,8 @@ class RaggedNeighbours(Communicator):
 
     def _neighbours_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
         """First everybody says how long its blocks are, then they travel: one message for each pair."""
+        if self.timeout_s is not None and not async_op:
+            return waited(self, self._neighbours_ragged(verb, xs, n, True))
         try:
             self.check_open(verb)
             if not isinstance(xs, (list, tuple)) or len(xs) != n:

@@ -19,7 +19,7 @@ from ..transport.late import reduction
 from ..transport.matching import peer_rank, tag_number
 from . import payload_transport
 from .payload import Payload
-from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
+from .payload_agreement import Form, check_root, collective, each_of, ireceive, isend, receive, send
 from .pickling import decode
 from .timeouts import waited
 
@@ -54,15 +54,8 @@ def send_object(
             this rank itself needs a receive that was begun before.
     """
     peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
-    to_self = peer == comm.rank and not (comm.is_inter or sync)  # would wait for itself
-    if not (async_op or to_self):
-        at_once(comm, "send_object", peer, number, payload_transport.send, comm, made, peer, number, sync)
-        return None
-    request = isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
-    if async_op:
-        return request
-    comm.keep_request(request)
-    return None
+    carry = isend if async_op else send
+    return carry(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
 
 
 def isend_object(
@@ -131,8 +124,7 @@ def sendrecv_object(
     peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
     going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
     if comm.timeout_s is not None:
-        taken = Status() if status is None else status
-        result = waited(comm, ireceive(comm, "recv_object", source, recvtag, taken, decode))
+        result = receive(comm, "recv_object", source, recvtag, status, decode)
         waited(comm, going)
         return result
     try:

@@ -29,6 +29,7 @@ from ..transport.matching import (
 )
 from . import collectives
 from .known_messages import known_receive, known_send, remember_receive, remember_send
+from .timeouts import waited
 from .unknown_length import in_order, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
@@ -319,10 +320,11 @@ def send_carefully(
     if to_self:
         comm.keep_request(collectives.carry_out(call, True))
         return None
-    sent = collectives.carry_out(call, async_op)
-    if async_op:
+    is_timed = comm.timeout_s is not None and not async_op
+    sent = collectives.carry_out(call, async_op or is_timed)
+    if async_op or is_timed:
         sent.needs(comm, dest)
-    return sent
+    return waited(comm, sent) if is_timed else sent
 
 
 def _note(comm: Communicator, x: object, call: Call, verb: str) -> None:
@@ -343,6 +345,8 @@ def envelope_of(
 def receive_carefully(
     comm: Communicator, out: Any, dtype: Any, shape: Any, envelope: Envelope, async_op: bool
 ) -> Any:
+    if comm.timeout_s is not None and not async_op:
+        return waited(comm, receive_carefully(comm, out, dtype, shape, envelope, True))
     try:
         if out is not None:
             look = _receiver(out)

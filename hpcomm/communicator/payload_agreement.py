@@ -11,6 +11,7 @@ from ..agree.agreement import refused
 from ..core.operation import Call
 from ..core.request import Request, Stages, StagesOf
 from ..core.signature import BACKGROUND, head
+from ..core.status import Status
 from ..core.verbs import RAGGED, ROOT_SENDS
 from ..errors import HpcommError, RankError, UsageError, known_ranks
 from ..transport.late import transport
@@ -33,6 +34,9 @@ def receive(
     decode: Callable[[Payload, int], T],
 ) -> T | None:  # fmt: skip
     """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
+    if comm.timeout_s is not None:
+        status = Status() if status is None else status
+        return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
     peer, number = source_and_tag(comm, verb, source, tag)
 
     def action() -> T | None:
@@ -76,6 +80,17 @@ def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int, s
     request = Request(call, in_background(comm, verb, stages, peer, tag))
     request.needs(comm, peer)
     return request
+
+
+def send(comm: Communicator, call: str, packed: Payload, peer: int, tag: int, sync: bool) -> None:
+    """The same, and return when what was packed may be changed."""
+    if peer == comm.rank and not (comm.is_inter or sync):  # it would wait for itself
+        comm.keep_request(isend(comm, call, packed, peer, tag, sync))
+    elif comm.timeout_s is not None:
+        waited(comm, isend(comm, call, packed, peer, tag, sync))
+    else:
+        verb = call.partition("(")[0]
+        at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)
 
 
 def at_once(

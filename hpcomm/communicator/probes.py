@@ -5,11 +5,14 @@ Objects and ragged arrays travel on a communicator of their own, so they have pr
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from .._lazy import MPI
+from ..core.request import Pause
 from ..core.status import Status
+from ..errors import WaitTimeoutError, where
 from ..transport.matching import fill, is_awaited, is_there, source_and_tag
 from ..transport.progress import drive
 
@@ -58,7 +61,17 @@ def iprobe_object(comm: Communicator, source: int | None = None, tag: int | None
 def _waited(comm: Communicator, verb: str, of_objects: bool, source: int | None, tag: int | None) -> Status:
     wanted, seen = source_and_tag(comm, verb, source, tag), MPI.Status()
     mpi = comm.object_comm if of_objects else comm.mpi_handle
-    if (of_objects or comm.devices is None) and not is_awaited(mpi, *wanted):
+    if comm.timeout_s is not None:
+        begin, pause = time.monotonic(), Pause()
+        while not _is_there(comm, of_objects, *wanted, seen):
+            if time.monotonic() - begin >= comm.timeout_s:
+                what, hint = (
+                    f"no message came in {comm.timeout_s:g} s",
+                    "look for the rank that did not send; ",
+                )
+                raise WaitTimeoutError(what, where(verb, comm), f"{hint}comm.timeout sets the time")
+            pause.sleep()
+    elif (of_objects or comm.devices is None) and not is_awaited(mpi, *wanted):
         mpi.Probe(*wanted, seen)
     else:
         drive(_sight(comm, of_objects, *wanted, seen))

@@ -18,9 +18,8 @@ from ..core.status import Status
 from ..errors import DtypeError, HpcommError, UsageError
 from ..transport.late import buffer, dtypes
 from ..transport.matching import peer_rank, tag_number
-from . import payload_transport
 from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
-from .payload_agreement import Form, at_once, check_root, collective, each_of, ireceive, isend, receive
+from .payload_agreement import Form, check_root, collective, each_of, ireceive, isend, receive, send
 
 if TYPE_CHECKING:
     from ..core.buffer import DeviceBuffer, Shape
@@ -54,15 +53,8 @@ def send_ragged(
             this rank itself needs a receive that was begun before.
     """
     peer, number, made = _addressed(comm, "send_ragged", x, dest, tag)
-    to_self = peer == comm.rank and not (comm.is_inter or sync)  # would wait for itself
-    if not (async_op or to_self):
-        at_once(comm, "send_ragged", peer, number, payload_transport.send, comm, made, peer, number, sync)
-        return None
-    request = isend(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
-    if async_op:
-        return request
-    comm.keep_request(request)
-    return None
+    carry = isend if async_op else send
+    return carry(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
 
 
 def isend_ragged(
