@@ -147,8 +147,8 @@ class Communicator(Mpi4pyNames, ClosedByAll):
             self.rank, self.size, self.is_inter = twin.rank, twin.size, False
             self.has_foreigners, self.is_duplicate = twin.has_foreigners, True
         self.pickler = pickler if parent else pickler or pickling.chosen(None)
-        self._settings = groups.Settings(level, gpu, self.pickler)  # of communicators made of this one, too
-        self.asked_check = level  # what was asked for,
+        self._gpu = gpu
+        self.asked_check = level  # what was asked for, and is again of communicators made of this one,
         if level == "light" and self.has_foreigners:
             level = "full"  # ranks of two jobs see no records of each other's
         self.compared = "off" if plain or self.size == 1 else level  # and what all can do
@@ -300,7 +300,9 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     ) -> Communicator:  # fmt: skip
         """One of mpi's ranks, which are some of this one's; None: of the same ranks, all of a node."""
         made = object.__new__(kind or Communicator)
-        made.adopt(mpi, name, settings.over(self._settings), parent=self)
+        check, gpu, pickler = settings
+        settings = groups.Settings(check or self.asked_check, gpu or self._gpu, pickler or self.pickler)
+        made.adopt(mpi, name, settings, parent=self)
         if self.timeout_s is not None:
             made.timeout = self.timeout_s
         return made

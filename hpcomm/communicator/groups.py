@@ -50,9 +50,6 @@ class Settings(NamedTuple):
     gpu: str | None = None
     pickler: Pickler | None = None
 
-    def over(self, its: Settings) -> Settings:
-        return Settings(self.check or its.check, self.gpu or its.gpu, self.pickler or its.pickler)
-
 
 INHERITED = Settings()
 

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 _FEW = 4096  # bytes that go by the core
 _MARK = 4  # bytes of a communicator's mark
-# Of a rank: a place in the core's memory, whether it notes calls, whose carriers its parent has spare, mark
-_ROOM = struct.Struct(f"q?q{_MARK}s")
+# Of a rank: a place in the core's memory, whether it notes calls, whose carriers its parent has spare, mark,
+# and settings as exchange_settings has them
+_SAID = struct.Struct(f"q?q{_MARK}s12s")
 
 
 class Met(NamedTuple):
@@ -66,7 +67,14 @@ def exchange_settings(comm: Communicator, level: str, parent: Communicator | Non
     nowhere, nobody, everybody, compares = map(bool, heard[:4])
     if comm.is_inter:  # programs may have been started with different levels
         _compare_between(comm, compares, everybody)
-    _require_alike(comm, level, comm.is_inter or nobody or everybody, heard[4:] == alike)
+    elif not (nobody or everybody):
+        there = "another one" if is_full else "full"
+        hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
+        _part(comm, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
+    if heard[4:] != alike:
+        its = getattr(comm.pickler, "__name__", "pickle")
+        what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
+        _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
     return Met(not nowhere, is_same)
 
 
@@ -76,47 +84,36 @@ def _compare_between(comm: Communicator, compares: bool, in_full: bool) -> None:
         comm.both = comm.carriers.plain.Merge()  # type: ignore[attr-defined]
 
 
-def _require_alike(comm: Communicator, level: str, all_compare: bool, all_pickle: bool) -> None:
-    """Give up a communicator on which some compare in full and others do not, or pickle otherwise."""
-    if not all_compare:
-        there = "another one" if level == "full" else "full"
-        hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
-        _part(comm, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
-    if not all_pickle:
-        its = comm.pickler.__name__ if comm.pickler else "pickle"
-        what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
-        _part(comm, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
-
-
 def _meet_on_node(
     comm: Communicator, near: NodeSegment, level: str, own: bytes, mark: bytes, parent: Communicator | None
 ) -> tuple[bytes, bytes, bool]:
     """Tell the others of this node of own, and hear the least of it, the first one's mark, and whether all
     may use the parent's spare carriers."""
-    _find_near(comm, near, parent)
+    if parent is None:
+        _find_near(comm, near)
+    else:
+        comm.near_ranks, comm.node_regions = parent.near_ranks, parent.node_regions
     ranks = comm.near_ranks
     place = None
     if comm.rank == ranks[0] and len(ranks) > 1:
-        place = near.reserved([comm.node_regions.get(rank, near.mine) for rank in ranks])
+        regions, mine = comm.node_regions, near.mine
+        place = near.reserved([regions.get(rank, mine) for rank in ranks])
     number = NOTHING if parent is None else parent.children.usable()
-    heard = _heard_near(comm, parent, _ROOM.pack(place or 0, level != "off", number, mark) + own)
-    said = {rank: _ROOM.unpack_from(each) for rank, each in heard.items()}
-    place, _, _, mark = said[ranks[0]]
+    heard = _heard_near(comm, parent, _SAID.pack(place or 0, level != "off", number, mark, own))
+    said = {rank: _SAID.unpack(each) for rank, each in heard.items()}
+    place, _, _, mark, _ = said[ranks[0]]
     if place:
         noting = [rank for rank, its in said.items() if its[1] and rank != comm.rank]
         _take_place(comm, near, place, level, noting)
-    is_same = number != NOTHING and {its[2] for its in said.values()} == {number}
-    return bytes(map(min, own, *{each[_ROOM.size :] for each in heard.values()})), mark, is_same
+    _, _, numbers, _, settings = map(set, zip(*said.values(), strict=True))
+    return bytes(map(min, own, *settings)), mark, number != NOTHING and numbers == {number}
 
 
-def _find_near(comm: Communicator, near: NodeSegment, parent: Communicator | None) -> None:
+def _find_near(comm: Communicator, near: NodeSegment) -> None:
     """Which ranks are on this node."""
-    if parent is None:
-        records = dict(near.near(comm.mpi_handle))
-        comm.near_ranks = [*records]
-        comm.node_regions = {rank: near.regions[its] for rank, its in records.items() if rank != comm.rank}
-    else:
-        comm.near_ranks, comm.node_regions = parent.near_ranks, parent.node_regions
+    records = dict(near.near(comm.mpi_handle))
+    comm.near_ranks = [*records]
+    comm.node_regions = {rank: near.regions[its] for rank, its in records.items() if rank != comm.rank}
 
 
 def _heard_near(comm: Communicator, parent: Communicator | None, entry: bytes) -> dict[int, bytes]:

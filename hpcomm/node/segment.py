@@ -16,6 +16,7 @@ import fcntl
 import os
 import struct
 from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import native
@@ -177,7 +178,7 @@ class NodeSegment(NamedTuple):
 
     def reserved(self, regions: Sequence[Region]) -> int | None:
         """A place for the ranks of these records, each one's part near it; None: there is no room."""
-        return self.shared.reserve(len(regions), bytes(region.domain for region in regions))
+        return self.shared.reserve(len(regions), bytes(map(attrgetter("domain"), regions)))
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
