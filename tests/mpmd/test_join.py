@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import finish
 from steady import steady_time
 
@@ -156,6 +158,22 @@ def test_blocks_of_ranks_meet_through_their_captains(programs):
         expect="failure",
     )
     assert done.stderr.count("ranks 2-3 of the world did not join within 3 s") == 2, done.stderr
+
+
+@pytest.mark.once
+@given(st.lists(st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 2))), max_size=40))
+def test_a_roster_tells_of_any_ranks_on_any_hosts_what_they_said(said):
+    """None: a rank that did not come."""
+    entries = [
+        said and handshake.Entry(f"p{said[0]}", "hpcomm", "a b.py", f"n{said[1]}", "") for said in said
+    ]
+    here, there = handshake.Roster(), handshake.Roster()
+    for rank, entry in enumerate(entries):
+        if entry:
+            here.add(f"{rank}-{rank}/1\t" + "\t".join(entry) + "\n")
+    there.add(here.text())
+    assert there.entries(range(len(entries))) == here.entries(range(len(entries))) == entries
+    assert there.count == sum(entry is not None for entry in entries)
 
 
 def test_a_roster_is_as_long_as_programs_and_hosts_are_many():

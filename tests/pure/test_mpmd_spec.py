@@ -5,6 +5,8 @@ import re
 import sys
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from processes import finish
 
 from hpcomm.errors import ConfigError
@@ -150,6 +152,26 @@ def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     assert second["HPCOMM_PROGRAMS"] == "ocean=0-1 air=2-2"
     assert "HPCOMM_PROGRAMS" not in rank_supervisor.environment(spec, "viewer", 0, {})
     assert rank_supervisor.environment(spec, "air", 0, {})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+VALUES = st.sampled_from(
+    ["0", "-1", "1e300", "nan", "true", '""', '"x"', '"ocean"', '"sea"', "[]", "[0]", '["x"]', "[[1]]", "{}"]
+)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_spec_with_any_value_in_place_of_another_is_read_or_refused_in_words(folder, data):
+    lines = RIGHT.splitlines()
+    keys = [i for i, line in enumerate(lines) if " = " in line]
+    for at in data.draw(st.lists(st.sampled_from(keys), min_size=1, max_size=2, unique=True)):
+        lines[at] = f"{lines[at].partition(' = ')[0]} = {data.draw(VALUES)}"
+    told = None
+    try:
+        read(write(folder, "\n".join(lines)))
+    except ConfigError as error:
+        told = error
+    assert told is None or ("job.toml" in str(told) and told.hint)
 
 
 # what is replaced in RIGHT, by what, words of the message, the line that it names

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("scipy")
 from hpcomm import regrid
@@ -125,6 +127,29 @@ def test_a_constant_stays_constant(pair, mapping):
     source, target = PAIRS[pair](16)
     weights = regrid.weights(source, target, mapping)
     assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
+
+
+SIZES = st.integers(1, 7)
+ON_SPHERE = st.builds(
+    lambda kind, n, m: kind(n, m), st.sampled_from([regrid.LatLon, regrid.Gaussian]), SIZES, SIZES
+)
+ON_PLANE = st.builds(regrid.Plane, SIZES, SIZES)
+
+
+@settings(max_examples=60)
+@given(st.one_of(st.tuples(ON_SPHERE, ON_SPHERE), st.tuples(ON_PLANE, ON_PLANE)), st.data())
+def test_of_grids_of_any_size_the_covered_part_keeps_its_integral_and_constants(grids, data):
+    source, target = grids
+    points = data.draw(st.lists(st.integers(0, size_of(source) - 1), min_size=1, unique=True).map(sorted))
+    weights = regrid.weights(source, target, "conservative", given=np.array(points))
+    values = data.draw(st.lists(st.integers(-9, 9), min_size=size_of(source), max_size=size_of(source)))
+    values = np.array(values, float)
+    area = areas(target, source) * weights.fraction
+    before = (areas(source, target) * values)[points].sum()
+    scale = areas(source, target).sum() * 9
+    assert abs((area * weights.apply(values[weights.sources])).sum() - before) < 1e-12 * scale
+    assert np.allclose(weights.apply(np.full(weights.columns, 3.25))[weights.rows], 3.25, rtol=1e-12)
+    assert set(weights.sources) <= set(points)
 
 
 @pytest.mark.parametrize("mapping", regrid.MAPPINGS)
