@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from mpi4py import MPI
 
 import hpcomm
@@ -512,3 +514,71 @@ def test_mpi4pys_verbs_of_buffers_name_their_twin_and_are_not_there(comm: Any) -
         assert own.Gather() == 6
         assert {"Reduce", "Gather"} <= {*dir(own)}
         assert not hasattr(own, "Bcast")
+
+
+VERBS = ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "scan"]  # all ranks receive alike
+XS: dict[str, Callable[[int], Any]] = {
+    "numbers": lambda p: np.arange(2.0 * p),
+    "blocks": lambda p: np.zeros((p, 3), np.int16),
+    "nothing": lambda p: np.zeros((p, 0)),
+    "one": lambda p: np.float32(3),
+    "int": lambda p: 7,
+    "long int": lambda p: 1 << 70,
+    "bool": lambda p: True,
+    "None": lambda p: None,
+    "text": lambda p: "abc",
+    "bytes": lambda p: b"abcd",
+    "list": lambda p: [1.0, 2.0],
+    "objects": lambda p: np.array([{}, 1], object),
+    "dates": lambda p: np.zeros(p, "M8[s]"),
+    "big-endian": lambda p: np.zeros(p, ">f8"),
+    "strided": lambda p: np.zeros((p, 4))[:, ::2],
+    "readonly": lambda p: np.broadcast_to(np.ones(1), (p, 2)),
+    "tensor": lambda p: torch.zeros(p, 2, dtype=torch.bfloat16),
+    "meta": lambda p: torch.zeros(p, 2, device="meta"),
+    "sparse": lambda p: torch.eye(2).to_sparse(),
+}
+OPS: list[Any] = [
+    "sum",
+    "max",
+    "avg",
+    "band",
+    "maxloc",
+    "plus",
+    "",
+    None,
+    3,
+    lambda a, b: a,
+    np.add,
+    MPI.SUM,
+    MPI.MAXLOC,
+]
+
+
+# No shrinking, no database: all ranks go through the same calls. See test_properties.py.
+@settings(
+    max_examples=120, phases=[Phase.generate], suppress_health_check=list(HealthCheck), derandomize=True
+)
+@given(
+    st.sampled_from(VERBS),
+    st.sampled_from(sorted(XS)),
+    st.one_of(st.none(), st.sampled_from(sorted(XS))),
+    st.sampled_from(range(len(OPS))),
+)
+def test_any_arguments_are_taken_or_refused_in_words(
+    comm: Any, together: Any, verb: str, x: str, out: str | None, op: int
+) -> None:
+    keywords: dict[str, Any] = {"out": XS[out](comm.size)} if out else {}
+    if not verb.startswith("all_g") and verb != "all_to_all":
+        keywords["op"] = OPS[op]
+
+    def body() -> None:
+        refused = None
+        try:
+            getattr(comm, verb)(XS[x](comm.size), **keywords)
+        except hpcomm.HpcommError as error:
+            refused = error
+        assert refused is None or refused.hint
+        assert comm.all_reduce(1) == comm.size
+
+    together((verb, x, out, op), body)
