@@ -16,7 +16,7 @@ from ..transport.exchange_comm import Channel, channel
 from ..transport.late import dtypes, transport
 from . import device_payload, ragged
 from .communicator import Communicator
-from .payload import DevicePayload, Payload
+from .payload import DevicePayload, Opened, Payload, in_one
 from .timeouts import waited
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ class RaggedNeighbours(Communicator):
             if type(made) is DevicePayload:
                 packed_parts[i], more = device_payload.load(self, made, [rank])
                 moving += more
-        pieces = [_eager_message(made) for made in packed_parts]
+        pieces = [np.frombuffer(in_one(made), np.uint8) for made in packed_parts]
         inboxes = self._posted(pieces) if by is None else (yield from self._begun_ragged(pieces, by))
-        got: list[Any] = [_opened(inbox) if inbox.nbytes else None for inbox in inboxes]
+        got: list[Any] = [Opened(inbox.data).packed() if inbox.nbytes else None for inbox in inboxes]
         for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
             if made is not None and self.devices is not None and device_payload.has_device_arrays(made):
                 got[i] = progress.Moving(device_payload.unload(self, made, rank))
@@ -167,21 +167,6 @@ class RaggedNeighbours(Communicator):
 
 def _whole(piece: NDArray[np.uint8]) -> Spec:
     return transport.message(piece, piece.nbytes, dtypes.BY_NAME["uint8"])
-
-
-def _eager_message(made: Payload) -> NDArray[np.uint8]:
-    """A payload as flat bytes: the number of its blocks, their lengths, the blocks."""
-    blocks = [np.frombuffer(block, np.uint8) for block in made.blocks]
-    lengths = np.array([len(blocks), *(block.nbytes for block in blocks)], np.int64)
-    return np.concatenate([lengths.view(np.uint8), *blocks])
-
-
-def _opened(piece: NDArray[np.uint8]) -> Payload:
-    n = int(piece[:8].view(np.int64)[0])
-    lengths = piece[8 : 8 + 8 * n].view(np.int64)
-    ends = 8 + 8 * n + np.cumsum(lengths)
-    # copies: where what they hold lies aligned
-    return Payload.of([piece[end - m : end].copy().data for end, m in zip(ends, lengths, strict=True)])
 
 
 def _arrived(made: Payload | progress.Moving | None) -> Any:

@@ -149,6 +149,11 @@ def header_of(packed: Payload, nbytes: int = HEADER) -> tuple[bytearray, int]:
     return _laid_out(blocks, nbytes, True)
 
 
+def in_one(packed: Payload) -> bytearray:
+    """All of a payload behind its header, where nothing follows."""
+    return _laid_out(packed.blocks, sys.maxsize, False)[0]
+
+
 def name_tag(header: bytearray) -> None:
     """Have a header name a tag even if no part of its own follows."""
     count, tag = _HEAD.unpack_from(header, 0)

@@ -193,19 +193,9 @@ def _carried(comm: Communicator, verb: str, name: str, root: int, made: list[Pay
         return waited(comm, _begun(comm, verb, name, root, made, lambda got: got))
     with comm.call_guard:
         comm.agreement.enter(code, 0)
-        got = payload_transport.run(_by_mpi(comm, verb, root, made, True))
+        got = payload_transport.run(getattr(payload_transport, verb)(comm, made, root, True))
         comm.agreement.leave()
     return got
-
-
-def _by_mpi(comm: Communicator, verb: str, root: int, made: list[Payload], blocking: bool) -> Stages:
-    by = getattr(payload_transport, verb)
-    if verb == "scatter":
-        return by(comm, made or None, root, blocking)  # type: ignore[no-any-return]
-    if verb == "all_to_all":
-        return by(comm, made, blocking)  # type: ignore[no-any-return]
-    one = made[0] if made else None
-    return by(comm, one, blocking) if verb == "all_gather" else by(comm, one, root, blocking)  # type: ignore[no-any-return]
 
 
 def _begun(
@@ -214,7 +204,7 @@ def _begun(
     """The same in the background, by MPI."""
 
     def stages() -> Stages:
-        return taken((yield from _by_mpi(comm, verb, root, made, False)))
+        return taken((yield from getattr(payload_transport, verb)(comm, made, root, False)))
 
     try:
         comm.check_open(name)

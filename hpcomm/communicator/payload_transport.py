@@ -180,9 +180,12 @@ def _headers(comm: Communicator, nbytes: int) -> bytearray:
     return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
 
 
-def broadcast(comm: Communicator, packed: Payload | None, root: int, blocking: bool) -> Stages:
+# Each takes what this rank gives: payloads for all, one, or none.
+
+
+def broadcast(comm: Communicator, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Give every rank root's payload; None beside the root of another group."""
-    mpi = comm.object_comm
+    mpi, packed = comm.object_comm, made[0] if made else None
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     nbytes = _room(comm) if comm.is_inter else HEADER
     header, tag = header_of(going, nbytes) if going is not None else (bytearray(nbytes), -1)
@@ -242,9 +245,9 @@ def _give(comm: Communicator, root: int, pieces: list[memoryview], tag: int) -> 
             yield from descend(comm.inner_comm, comm.rank, comm.size, pieces, 0, below)
 
 
-def gather(comm: Communicator, packed: Payload | None, root: int, blocking: bool) -> Stages:
+def gather(comm: Communicator, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Collect all payloads on root: a list there, None elsewhere; None where the other group gives."""
-    mpi, packed = comm.object_comm, packed or Payload(b"")
+    mpi, packed = comm.object_comm, made[0] if made else Payload(b"")
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
     [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])
@@ -272,9 +275,9 @@ def gather(comm: Communicator, packed: Payload | None, root: int, blocking: bool
     return (yield from _open_all(comm, headers, packed, [], []))
 
 
-def all_gather(comm: Communicator, packed: Payload, blocking: bool) -> Stages:
-    """Collect all payloads everywhere."""
-    mpi, nbytes = comm.object_comm, _room(comm)
+def all_gather(comm: Communicator, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Collect all payloads everywhere; there is no root."""
+    mpi, nbytes, [packed] = comm.object_comm, _room(comm), made
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     assert going is not None
     header, tag = header_of(going, nbytes)
@@ -333,15 +336,15 @@ def _tag_of(headers: memoryview, nbytes: int, rank: int) -> int:
     return tag_of(headers, rank * nbytes)
 
 
-def scatter(comm: Communicator, packed_parts: Sequence[Payload] | None, root: int, blocking: bool) -> Stages:
+def scatter(comm: Communicator, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Give each rank its own of root's payloads; None beside, and at, the root of another group."""
     mpi = comm.object_comm
     nbytes = _room(comm)
     header = bytearray(nbytes)
     headers = None
     made: list[tuple[bytearray, int]] = []
-    going, moving = _loaded(comm, packed_parts or [], _each_partner(comm))
-    if packed_parts is not None:
+    going, moving = _loaded(comm, packed_parts, _each_partner(comm))
+    if packed_parts:
         made = [header_of(packed, nbytes) for packed in going if packed is not None]
         headers = b"".join(bytes(c) for c, _ in made)
     yield from _collective(
@@ -354,7 +357,7 @@ def scatter(comm: Communicator, packed_parts: Sequence[Payload] | None, root: in
     )
     if root == MPI.PROC_NULL:
         return None
-    if packed_parts is None:
+    if not packed_parts:
         opened = Opened(header)
         yield from _fetch(comm, opened, root)
         return (yield from _unloaded(comm, opened.packed(), root))
@@ -362,8 +365,8 @@ def scatter(comm: Communicator, packed_parts: Sequence[Payload] | None, root: in
     return None if comm.is_inter else packed_parts[root]
 
 
-def all_to_all(comm: Communicator, packed_parts: Sequence[Payload], blocking: bool) -> Stages:
-    """Send payload j to rank j, receive one from every rank."""
+def all_to_all(comm: Communicator, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Send payload j to rank j, receive one from every rank; there is no root."""
     mpi, nbytes = comm.object_comm, _room(comm)
     going, moving = _loaded(comm, packed_parts, _each_partner(comm))
     made = [header_of(packed, nbytes) for packed in going if packed is not None]
