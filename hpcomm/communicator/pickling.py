@@ -115,7 +115,7 @@ class Ways(dict[type, Any]):
     def __init__(self, pickler: Any, own: Callable[[type], Callable[[Any], object] | None]) -> None:
         others: Any = getattr(pickler, "dispatch_table", None)  # of pickle's a descriptor
         self.of_pickler = hasattr(others, "get")
-        self._others: Mapping[type, object] = others if self.of_pickler else copyreg.dispatch_table
+        self._others: Mapping[type, object] | None = others if self.of_pickler else None
         self._own = own
 
     def get(self, kind: type, default: object = None) -> Any:  # a pickler in Python asks so
@@ -127,7 +127,7 @@ class Ways(dict[type, Any]):
     def __missing__(self, kind: type) -> object:
         way = self._own(kind)
         if way is None:
-            return self._others[kind]
+            return (copyreg.dispatch_table if self._others is None else self._others)[kind]
         self[kind] = way
         return way
 
