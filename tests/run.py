@@ -7,8 +7,9 @@ First the tests that need no ranks, in the first environment, beside those over 
 environment, the tests over MPI on 2 to 4 ranks, and those that start jobs of their own. These wait more than
 they compute, so several go at a time, in three lanes; those that time what they do (marked `timed`) go
 before, alone. The first environment tries every number of ranks, what own schedules compute on 5, and on two
-what goes by MPI where there is no native core. Another MPI adds those where it may differ: two ranks; and on
-three, which are no power of two, what goes by MPI. A line per step, and at the end one line for all.
+what goes by MPI where there is no native core. Another MPI adds those where it may differ: what goes by MPI,
+on one rank and on three, which are no power of two; and on two what else there is, with the core. A line per
+step, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure. Limits go
