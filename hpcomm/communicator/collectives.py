@@ -12,6 +12,7 @@ under a schedule's name; all others go through the hosts' memory then (docs/gpu.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..agree.agreement import refused
@@ -353,7 +354,7 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
         raise refused(comm, "barrier", error) from None
     if not (own or async_op) and (node := comm.node) is not None:
         call.carrier = Carrier(node.barrier, is_core=True)
-    if comm.timeout_s is not None and not (async_op or call.by_core):
+    if comm.timeout_s is not None and not (async_op or call.carrier.is_core):
         return timeouts.waited(comm, carry_out(call, True))
     return carry_out(call, async_op)
 
@@ -364,7 +365,7 @@ def careful(
 ) -> object:  # fmt: skip
     """The general path of every collective but barrier: look, check, agree, carry out."""
     call = _prepared(comm, given, async_op, algorithm, deterministic)
-    if comm.timeout_s is None or async_op or call.by_core:
+    if comm.timeout_s is None or async_op or call.carrier.is_core:
         return carry_out(call, async_op)
     return timeouts.waited(comm, carry_out(call, True))
 
@@ -415,8 +416,8 @@ def _beside(given: Arguments) -> Arguments:
     x, out = given.x, given.out
     there = None if x is None else host_copy.beside(prepare.buffer_of(x, "x"), True)
     if out is None or out is x:
-        return given._replace(x=there, out=there if out is x else None)
-    return given._replace(x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
+        return replace(given, x=there, out=there if out is x else None)
+    return replace(given, x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
 
 
 @overload
@@ -454,7 +455,7 @@ def carry_out(call: Call, async_op: bool) -> object:
         request.needs_all(comm)
         return request
     with comm.call_guard:
-        if call.by_core:  # which compares
+        if call.carrier.is_core:  # which compares
             result = transport.run(call)
         else:
             comm.agreement.enter(call.code, call.agreed)

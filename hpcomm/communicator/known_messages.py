@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, loaded
 from ..agree.message_kinds import tag_place
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 _MOST = 1024  # kinds of calls
 
 
-class KnownSend(NamedTuple):
+@dataclass(slots=True, eq=False)  # read quicker than a tuple of a kind
+class KnownSend:
     """A kind of send: tags that were right, how to look at the next array, and where it is noted."""
 
     kind: type[Any]
@@ -46,7 +48,8 @@ class KnownSend(NamedTuple):
     noted: Noted | None
 
 
-class KnownReceive(NamedTuple):
+@dataclass(slots=True, eq=False)
+class KnownReceive:
     """A kind of receive: tags that were right, and how to look at the next array, also of an irecv.
 
     probed: from how many elements on the message is to be looked at first.
@@ -63,10 +66,10 @@ class KnownReceive(NamedTuple):
 def known_send(comm: Communicator, x: Any, dest: Any, tag: Any) -> Part | None:
     """x as mpi4py takes it, if such a send was found right before; else None."""
     try:
-        kind, dtype, tags, look, _ = comm.known_sends[dest]
-        if type(x) is not kind or x.dtype is not dtype or tag not in tags:
-            tags, look = _other_send(comm, x, dest, tag)
-        return look(x) if type(tag) is int and type(dest) is int else None  # True and 1.0 are 1, too
+        known = comm.known_sends[dest]
+        if type(x) is not known.kind or x.dtype is not known.dtype or tag not in known.tags:
+            known = _other_send(comm, x, dest, tag)
+        return known.look(x) if type(tag) is int and type(dest) is int else None  # True and 1.0 are 1, too
     except (AttributeError, KeyError, TypeError):  # no array, not known, cannot be hashed
         return None
 
@@ -84,32 +87,30 @@ def known_receive(
         which the element type has matched.
     """
     try:
-        kind, dtype, tags, look, look_later, probed = comm.known_receives[source]
-        if type(out) is not kind or out.dtype is not dtype:
-            key = type(out), out.dtype, source
-            comm.known_receives[source] = _, _, tags, look, look_later, probed = comm.known_receives[key]
+        known = comm.known_receives[source]
+        if type(out) is not known.kind or out.dtype is not known.dtype:
+            known = comm.known_receives[source] = comm.known_receives[type(out), out.dtype, source]
         if type(source) is not int or not (tag is None or is_plain_tag(tag)):
             return None
-        part = look(out) if waits else look_later(out)
-        return None if part is None else (part, probed, tags)
+        part = known.look(out) if waits else known.look_later(out)
+        return None if part is None else (part, known.probed, known.tags)
     except (AttributeError, KeyError, TypeError):
         return None
 
 
-def _other_send(comm: Communicator, x: Any, dest: int, tag: int) -> tuple[set[int], Look]:
+def _other_send(comm: Communicator, x: Any, dest: int, tag: int) -> KnownSend:
     """As known_send, of another kind or tag than the last one to dest.
 
     Raises:
         KeyError: it is not known.
     """
     known = comm.known_sends[type(x), x.dtype, dest]
-    _, _, tags, look, noted = known
-    if tag not in tags:
-        if not is_plain_tag(tag) or not (noted is None or tag_place(tag) in noted):
+    if tag not in known.tags:
+        if not is_plain_tag(tag) or not (known.noted is None or tag_place(tag) in known.noted):
             raise KeyError(tag)
-        add_tag(tags, tag)
+        add_tag(known.tags, tag)
     comm.known_sends[dest] = known
-    return tags, look
+    return known
 
 
 def remember_send(comm: Communicator, x: object, dtype: Dtype, dest: int) -> None:

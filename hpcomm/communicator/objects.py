@@ -54,8 +54,10 @@ def send_object(
             this rank itself needs a receive that was begun before.
     """
     peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
-    carry = isend if async_op else send
-    return carry(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
+    if not async_op:
+        send(comm, "send_object", made, peer, number, sync)
+        return None
+    return isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
 
 
 def isend_object(

@@ -82,14 +82,13 @@ def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int, s
     return request
 
 
-def send(comm: Communicator, call: str, packed: Payload, peer: int, tag: int, sync: bool) -> None:
+def send(comm: Communicator, verb: str, packed: Payload, peer: int, tag: int, sync: bool) -> None:
     """The same, and return when what was packed may be changed."""
-    if peer == comm.rank and not (comm.is_inter or sync):  # it would wait for itself
-        comm.keep_request(isend(comm, call, packed, peer, tag, sync))
-    elif comm.timeout_s is not None:
-        waited(comm, isend(comm, call, packed, peer, tag, sync))
+    to_self = peer == comm.rank and not (comm.is_inter or sync)  # it would wait for itself
+    if to_self or comm.timeout_s is not None:
+        request = isend(comm, f"{verb}(dest={peer}, tag={tag})", packed, peer, tag, sync)
+        comm.keep_request(request) if to_self else waited(comm, request)
     else:
-        verb = call.partition("(")[0]
         at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)
 
 

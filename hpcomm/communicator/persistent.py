@@ -173,7 +173,7 @@ class Plan(ClosedByAll, Generic[T_co]):
         """Which path the data take, and why."""
         if not self._prepared:
             return f"{self._call}: closed"
-        if (by := self._call.carrier) is not None and by.prepare is not None:
+        if self._call.carrier.prepare is not None:
             name = self._prepared[0].name
             if self._call.verb in NEIGHBOURS:
                 return f"{self._call}: {name}, begun anew at each start"
@@ -448,7 +448,7 @@ def _collective(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Pla
     with comm.call_guard:
         leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
         made = _make(comm, call, tensors)
-        if call.carrier is not None and call.carrier.settle is not None:
+        if call.carrier.settle is not None:
             call.carrier.settle()
         leave()
     if made._started is None:

@@ -53,8 +53,10 @@ def send_ragged(
             this rank itself needs a receive that was begun before.
     """
     peer, number, made = _addressed(comm, "send_ragged", x, dest, tag)
-    carry = isend if async_op else send
-    return carry(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
+    if not async_op:
+        send(comm, "send_ragged", made, peer, number, sync)
+        return None
+    return isend(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
 
 
 def isend_ragged(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,7 +19,8 @@ def _nothing(status: MPI.Status | None) -> None:
     return None
 
 
-class Arguments(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Arguments:
     """What a collective verb is called with; op: None where the verb does not reduce."""
 
     verb: str
@@ -31,10 +32,10 @@ class Arguments(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Carrier:
-    """Who carries out a call in place of one function of MPI's: now, in the background, or many times.
+    """Who carries out a call: now, in the background, or many times. None: one function of MPI's does that.
 
     Attributes:
-        run: carries it out now; is_core: which the native core does.
+        run: carries it out now; is_core: which the native core does, and compares the ranks' calls itself.
         stages: makes the generator that a Request drives.
         prepare: makes what a plan has in place of persistent requests of MPI.
         settle: lets the ranks choose a path, all together, without carrying the call out; None: there is
@@ -49,6 +50,9 @@ class Carrier:
     chosen: Any = None
 
 
+BY_MPI = Carrier()
+
+
 class Call:
     """One communication in words; str(call) serves messages.
 
@@ -61,7 +65,7 @@ class Call:
         moves: the verb whose MPI function carries the bytes, where it is not the call's own (ssend).
         fill: copies x into the memory that travels, where that is not x itself; done once already.
         beside: what the ranks do besides, all together, once they have agreed about the call.
-        carrier: who carries it out, where that is not one function of MPI's.
+        carrier: who carries it out.
         finish: what is left to do when the bytes have arrived; returns the result.
         after: what the call leaves on a device, if it has to do with one (device/staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
@@ -90,7 +94,7 @@ class Call:
         self.moves = ""
         self.fill: Callable[[], None] | None = None
         self.beside: Callable[[], None] | None = None
-        self.carrier: Carrier | None = None
+        self.carrier = BY_MPI
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None
         self.after: Any = None
@@ -116,12 +120,7 @@ class Call:
 
     def let_go(self) -> None:
         """Forget how it was carried out, once it was: that holds the call, and so its arrays, in a circle."""
-        self.carrier, self.finish = None, _nothing
-
-    @property
-    def by_core(self) -> bool:
-        """Whether the native core carries it out, which compares the ranks' calls itself."""
-        return self.carrier is not None and self.carrier.is_core
+        self.carrier, self.finish = BY_MPI, _nothing
 
     @property
     def agreed(self) -> int:

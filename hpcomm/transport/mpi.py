@@ -58,7 +58,7 @@ def run(call: Call) -> Any:
     """Carry out call with the library's blocking function; return its result."""
     status = MPI.Status() if call.verb == "recv" else None
     try:
-        if call.carrier is not None and call.carrier.run is not None:
+        if call.carrier.run is not None:
             call.carrier.run()
         else:
             by_library(call, status)
@@ -113,8 +113,7 @@ def swap(
 
 def start(call: Call) -> Request[Any]:
     """Begin call; the request finishes it."""
-    by = call.carrier
-    stages = background(call) if by is None or by.stages is None else by.stages()
+    stages = background(call) if call.carrier.stages is None else call.carrier.stages()
     call.comm.outstanding.begin(stages)
     return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
@@ -122,7 +121,7 @@ def start(call: Call) -> Request[Any]:
 def prepare(call: Call) -> list[MPI.Prequest]:
     """Persistent requests for call, or what is used like them, to be started many times."""
     try:
-        if call.carrier is not None and call.carrier.prepare is not None:
+        if call.carrier.prepare is not None:
             return [call.carrier.prepare()]
         return [getattr(call.mpi, f"{name}_init")(*arguments) for name, arguments in pieces(call, False)]
     except MPI.Exception as error:

@@ -72,7 +72,7 @@ def compose_call(
 
 def _described(comm: Comm, given: Arguments) -> tuple[Call, Arrays]:
     """The call in words, and its arrays; all that one rank can check is right."""
-    verb, x, out, op, root = given
+    verb, x, out, op, root = given.verb, given.x, given.out, given.op, given.root
     sends, receives = _roles(comm, verb, root)
     if type(x) is bool and verb in REDUCTIONS:
         x = reduction.counted(x, op)

@@ -119,7 +119,7 @@ class DeviceDispatch:
             return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
         if message:
             return f"{here}, {self._way_of_messages(call)}"
-        if call.carrier is None or call.carrier.chosen is None:
+        if call.carrier.chosen is None:
             return f"{here}; ranks tell each other at each call where their arrays lie (gpu: {self.forced})"
         return "\n  ".join([f"{here}, by {call.carrier.chosen}", *self._pairs()])
 
@@ -167,7 +167,7 @@ class DeviceDispatch:
 
         call.finish = lambda status: recv.give() if recv is not None else None
         carried(call, stages, is_core=is_core)
-        if large and call.carrier is not None:
+        if large:
             call.carrier.settle = lambda: drive(self._in_turn(self._agree(job)))
         return call
 
@@ -277,10 +277,8 @@ class DeviceDispatch:
             return False
         if said & _DEVICE and self.forced != "pipeline" and not said & _MET:
             yield from self._meet(device)
-        choice = self._choice(job, said)
+        call.carrier.chosen = choice = self._choice(job, said)
         job.path = choice.path
-        if call.carrier is not None:
-            call.carrier.chosen = choice
         return True
 
     def _choice(self, job: Job, said: int) -> Choice:
@@ -374,7 +372,7 @@ class DeviceDispatch:
                 source.bring(*parts[i + 1])
             part = call.again()
             part.mpi, part.count = mpi, high - low
-            if call.by_core:
+            if call.carrier.is_core:
                 part = host_calls.by_core(part, x, out, job.reduce)
             else:
                 part = host_calls.on_hosts(part, x, out, job.reduce, job.blocking)
