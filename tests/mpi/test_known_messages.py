@@ -193,7 +193,7 @@ def test_very_many_kinds_of_messages_are_not_all_kept(near: Any) -> None:
         going = near.isend(np.ones(1), right, tag)
         near.recv(np.zeros(1), left, tag)
         going.wait()
-    sets = [known[2] for known in (*near.known_sends.values(), *near.known_receives.values())]
+    sets = [known.tags for known in (*near.known_sends.values(), *near.known_receives.values())]
     assert max(map(len, sets)) <= 1024
 
 
