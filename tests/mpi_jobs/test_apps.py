@@ -253,7 +253,8 @@ def test_arrays_larger_than_a_job_may_have_are_refused(job: Any) -> None:
     try:
         command = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} -m {APP}p2p_ring --count"
         said = job(2, ["sh", "-c", f"{command} 40000000"], expect=2).stderr
-        assert said.count("takes 3.2 GB on a node where this job may have 2.0 GB: take a smaller number") == 2
+        # by both, but the first to end ends the other one after a second
+        assert "takes 3.2 GB on a node where this job may have 2.0 GB: take a smaller number" in said
         job(2, ["sh", "-c", f"{command} 1000"])
     finally:
         group.rmdir()
