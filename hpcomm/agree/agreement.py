@@ -41,7 +41,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
@@ -65,7 +64,6 @@ Error = TypeVar("Error", bound=Exception)
 _WHY = 1024  # bytes of what a refusal says between two groups
 
 
-@dataclass(slots=True, eq=False)
 class Agreement:
     """How the ranks of one communicator agree.
 
@@ -75,13 +73,20 @@ class Agreement:
     of step. again() at each start of a plan; None: nobody looks at those.
     """
 
-    level: str
-    enter: Callable[[int, int], None]
-    late: Callable[[int, int], Callable[[], None]]
-    leave: Callable[[], None] = lambda: None
-    refuse: Callable[[str], None] = lambda why: None
-    depart: Callable[[], None] = lambda: None
-    again: Callable[[], None] | None = None
+    __slots__ = ("again", "depart", "enter", "late", "leave", "level", "refuse")
+    again: Callable[[], None] | None
+
+    def __init__(
+        self,
+        level: str,
+        enter: Callable[[int, int], None],
+        late: Callable[[int, int], Callable[[], None]],
+        leave: Callable[[], None] = lambda: None,
+        refuse: Callable[[str], None] = lambda why: None,
+        depart: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.level, self.enter, self.late, self.leave = level, enter, late, leave
+        self.refuse, self.depart, self.again = refuse, depart, None
 
 
 def _as_late(enter: Callable[[int, int], None]) -> Callable[[int, int], Callable[[], None]]:

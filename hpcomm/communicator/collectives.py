@@ -12,7 +12,6 @@ under a schedule's name; all others go through the hosts' memory then (docs/gpu.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..agree.agreement import refused
@@ -416,8 +415,8 @@ def _beside(given: Arguments) -> Arguments:
     x, out = given.x, given.out
     there = None if x is None else host_copy.beside(prepare.buffer_of(x, "x"), True)
     if out is None or out is x:
-        return replace(given, x=there, out=there if out is x else None)
-    return replace(given, x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
+        return given._replace(x=there, out=there if out is x else None)
+    return given._replace(x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
 
 
 @overload

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, loaded
@@ -37,30 +36,27 @@ if TYPE_CHECKING:
 _MOST = 1024  # kinds of calls
 
 
-@dataclass(slots=True, eq=False)  # read quicker than a tuple of a kind
-class KnownSend:
+class KnownSend:  # slots are read quicker than a tuple's names
     """A kind of send: tags that were right, how to look at the next array, and where it is noted."""
 
-    kind: type[Any]
-    dtype: Any
-    tags: set[int]
-    look: Look
-    noted: Noted | None
+    __slots__ = ("dtype", "kind", "look", "noted", "tags")
+
+    def __init__(self, kind: type[Any], dtype: Any, look: Look, noted: Noted | None) -> None:
+        self.kind, self.dtype, self.look, self.noted = kind, dtype, look, noted
+        self.tags: set[int] = set()
 
 
-@dataclass(slots=True, eq=False)
 class KnownReceive:
     """A kind of receive: tags that were right, and how to look at the next array, also of an irecv.
 
     probed: from how many elements on the message is to be looked at first.
     """
 
-    kind: type[Any]
-    dtype: Any
-    tags: set[int]
-    look: Look
-    look_later: Look
-    probed: int
+    __slots__ = ("dtype", "kind", "look", "look_later", "probed", "tags")
+
+    def __init__(self, kind: type[Any], dtype: Any, look: Look, look_later: Look, probed: int) -> None:
+        self.kind, self.dtype, self.look, self.look_later, self.probed = kind, dtype, look, look_later, probed
+        self.tags: set[int] = set()
 
 
 def known_send(comm: Communicator, x: Any, dest: Any, tag: Any) -> Part | None:
@@ -120,7 +116,7 @@ def remember_send(comm: Communicator, x: object, dtype: Dtype, dest: int) -> Non
         return
     if (look := _look(comm, x, dtype)) is not None:
         noted = None if comm.message_kinds is None else comm.message_kinds.noted(dtype)
-        comm.known_sends[dest] = comm.known_sends[key] = KnownSend(*key[:2], set(), look, noted)
+        comm.known_sends[dest] = comm.known_sends[key] = KnownSend(*key[:2], look, noted)
 
 
 def remember_receive(comm: Communicator, out: object, dtype: Dtype, source: int) -> None:
@@ -133,8 +129,7 @@ def remember_receive(comm: Communicator, out: object, dtype: Dtype, source: int)
         now, later = (-(-n // dtype.itemsize) for n in (GUARD_PROBED, guarded_receive.most(comm, False)))
     look, look_later = _look(comm, out, dtype, now), _look(comm, out, dtype, later)
     if look is not None and look_later is not None and not is_awaited(comm.mpi_handle):
-        tags: set[int] = set()
-        known = KnownReceive(*key[:2], tags, look, look_later, now or sys.maxsize)
+        known = KnownReceive(*key[:2], look, look_later, now or sys.maxsize)
         comm.known_receives[source] = comm.known_receives[key] = known
 
 

@@ -6,8 +6,7 @@ Verbs make a Call, the agreement compares its signature, observers look at it, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -19,8 +18,7 @@ def _nothing(status: MPI.Status | None) -> None:
     return None
 
 
-@dataclass(slots=True, eq=False)
-class Arguments:
+class Arguments(NamedTuple):
     """What a collective verb is called with; op: None where the verb does not reduce."""
 
     verb: str
@@ -30,7 +28,6 @@ class Arguments:
     root: int = 0
 
 
-@dataclass(slots=True, eq=False)
 class Carrier:
     """Who carries out a call: now, in the background, or many times. None: one function of MPI's does that.
 
@@ -42,12 +39,17 @@ class Carrier:
             nothing to choose. chosen: that path (path_choice.Choice).
     """
 
-    run: Callable[[], None] | None = None
-    stages: Callable[[], Any] | None = None
-    prepare: Callable[[], Any] | None = None
     settle: Callable[[], Any] | None = None
-    is_core: bool = False
     chosen: Any = None
+
+    def __init__(
+        self,
+        run: Callable[[], None] | None = None,
+        stages: Callable[[], Any] | None = None,
+        prepare: Callable[[], Any] | None = None,
+        is_core: bool = False,
+    ) -> None:
+        self.run, self.stages, self.prepare, self.is_core = run, stages, prepare, is_core
 
 
 BY_MPI = Carrier()
