@@ -257,7 +257,7 @@ for end in {[*CHILDREN]}:
     if child == 0:
         exec(end)
     if comm.rank == 1:
-        print(f"child {{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}}\\n", end="")
+        print(f"child {{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}}\\n", end="", flush=True)
     comm.barrier()
 print("went on\\n", end="")
 """
