@@ -51,7 +51,9 @@ class Ranks(Protocol):
 
 class HpcommError(Exception):
     """Base class of hpcomm's errors. what: one line; where: verb, communicator, rank, line; hint: what to
-    try."""
+    try; during: the call that it has ended."""
+
+    during = ""
 
     def __init__(self, what: str, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what, where, hint)

@@ -83,3 +83,25 @@ def test_private_names_of_others_are_read_for_a_reason_only() -> None:
 def test_the_guard_itself_sees_foreign_names(line: str) -> None:
     assert foreign(line) == [(1, "_mine")]
     assert foreign(f"class A:\n def f(self):\n  self._mine = 1\n{line}") == []
+
+
+# What tells variables or the name of a function that runs: renaming one would silence a reader.
+_OF_FRAMES = {"f_locals", "f_back", "co_varnames", "co_names", "co_name", "_current_frames"}
+_MAY_READ = {
+    "errors.py": ({"f_back"}, "the program's own line"),
+    "job/exit_hooks.py": ({"f_back"}, "whether Python itself asks for the code of a SystemExit"),
+    "agree/present_calls.py": ({"_current_frames"}, "the program's own line"),
+    "agree/mistakes.py": ({"co_names"}, "names that the program's own code has used"),
+    "transport/progress.py": ({"_current_frames"}, "whether a thread runs code of hpcomm's"),
+    "torch_backend/install.py": ({"f_back", "f_locals", "co_name"}, "torch drops arguments"),
+}
+
+
+def test_no_code_reads_the_variables_of_a_function_that_runs() -> None:
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        names = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & _OF_FRAMES
+        if names:
+            found[str(path.relative_to(PACKAGE))] = names
+    assert found == {path: names for path, (names, _) in _MAY_READ.items()}

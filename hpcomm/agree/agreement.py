@@ -45,15 +45,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.limits import DESCRIPTION_S, REFUSAL_S
 from ..core.request import Stages, abandon
-from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, describe, head, signature
+from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, where
 from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime
-from .call_stack import describe_call
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
+from .present_calls import describe_call, verb_now
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -156,7 +156,7 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
         if region.ended and other.last_call() < number:
             raise PeerFailedError(
                 f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
-                where(describe_call().split("(")[0], comm),
+                where(verb_now(), comm),
                 "look at what that rank printed; every rank must make the same collective calls",
                 [rank],
             )
@@ -289,7 +289,8 @@ def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, wh
         calls = both.allreduce(calls, lambda some, more: [*map(joined, some, more)])
         lines, refusing = rows(calls[is_first], " there"), []
     if not why:
-        raise _mismatch(comm, number, "\n".join([f"  rank {comm.rank} here: {own}", *lines]), refusing, own)
+        verb = VERBS[mine & VERB] if has_begun else verb_now()
+        raise _mismatch(comm, number, "\n".join([f"  rank {comm.rank} here: {own}", *lines]), refusing, verb)
 
 
 class Comparison:
@@ -341,7 +342,7 @@ def refused(comm: Comm, verb: str, error: Error) -> Error:
         what = error.what
         error.located(verb, comm)
     if not comm.is_closed and not comm.disagreed:
-        comm.agreement.refuse(f"{describe_call()} refused: {type(error).__name__}: {what}")
+        comm.agreement.refuse(f"{describe_call(verb=verb)} refused: {type(error).__name__}: {what}")
     return error
 
 
@@ -455,9 +456,9 @@ def asked_why(
     return _mismatch(comm, number, text, refusing)
 
 
-def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int], mine: str = "") -> HpcommError:
-    """refusing: the ranks that do not make this call for an error of their own. mine: this rank's call."""
-    verb = (mine or describe_call()).split("(")[0]
+def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int], verb: str = "") -> HpcommError:
+    """refusing: the ranks that do not make this call for an error of their own. verb: of this rank's call."""
+    verb = verb or verb_now()
     if refusing:
         return PeerFailedError(
             f"rank {refusing[0]} refused its part of call #{number} on '{comm.name}'.\n{rows}",

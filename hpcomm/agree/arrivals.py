@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
 from .agreement import Asked, asked_why, call_number, open_node, past_call
-from .call_stack import describe_call
+from .present_calls import verb_now
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -44,9 +44,10 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
         elif reason == "mismatch":
             raise _mismatch(comm, ranks[0], mine, theirs)
         elif reason == "late":
+            seconds = open_node(comm, verb_now()).timeout
             raise WaitTimeoutError(
-                f"rank {', '.join(map(str, ranks))} did not come in {open_node(comm, _verb()).timeout:g} s",
-                where(_verb(), comm),
+                f"rank {', '.join(map(str, ranks))} did not come in {seconds:g} s",
+                where(verb_now(), comm),
                 "look for the rank that did not make the matching call; comm.timeout sets the time",
             )
         elif _has_left(comm, ranks[0]):  # before it told so
@@ -54,16 +55,12 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
         else:
             raise PeerFailedError(
                 f"rank {ranks[0]} left this call by an error",
-                where(_verb(), comm),
+                where(verb_now(), comm),
                 "look at what that rank printed",
                 list(ranks),
             )
 
     return asked
-
-
-def _verb() -> str:
-    return describe_call().partition("(")[0]
 
 
 def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
@@ -97,10 +94,10 @@ def _has_left(comm: Comm, rank: int) -> bool:
 def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
     """This call needs rank, which has ended; or whose own call needed another one, the cause."""
     comm.fall_out()
-    what = f"{_verb()} on '{comm.name}' needs rank {rank}, which "
+    what = f"{verb_now()} on '{comm.name}' needs rank {rank}, which "
     return PeerFailedError(
         what + ("has ended" if rank == cause else f"is out of step since rank {cause} has ended"),
-        where(_verb(), comm),
+        where(verb_now(), comm),
         "look at what that rank printed; every rank must make the same collective calls",
         [cause],
     )
@@ -116,9 +113,10 @@ def _out_of_step(comm: Comm, rank: int) -> HpcommError:
         if log.posted(number) == REFUSED:
             return _elsewhere(comm, other, number, log)
     comm.fall_out()
+    verb = verb_now()
     return MismatchError(
-        f"{_verb()} on '{comm.name}' needs rank {rank}, which is out of step: ranks disagreed about a call",
-        where(_verb(), comm),
+        f"{verb} on '{comm.name}' needs rank {rank}, which is out of step: ranks disagreed about a call",
+        where(verb, comm),
         "look at what that rank printed; every rank must make the same collective calls",
     )
 
@@ -158,7 +156,7 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
         return _elsewhere(comm, rank, begun, log)
     total = call_number(comm)
     comm.fall_out()
-    node = open_node(comm, _verb())
+    node = open_node(comm, verb_now())
     calls = node.calls()
     number = int(calls[comm.rank][0])
     own = describe(mine, comm.size) if node.number > number else None

@@ -9,14 +9,12 @@ unnoticed, and cost nothing more. The watchdog ends a job two of whose threads a
 
 from __future__ import annotations
 
-import sys
 import threading
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..core.signature import VERBS
-from ..errors import UsageError, is_ours, where
-from .call_stack import call_frame, comm_of, describe_call, is_own, names_of
+from ..errors import UsageError, where
+from .present_calls import call_of, communicating, describe_call, verb_now
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -62,10 +60,13 @@ class CallGuard:
 
     def refusal(self) -> UsageError:
         """The error for the calling thread, which has come to a call of another one; that one hears of it."""
-        frame = sys._current_frames().get(self._thread or self.waiting)
+        other = self._thread or self.waiting
         self._met = describe_call()
         self._comm.fall_out(_WHY)
-        return _error(self._comm, self._met, describe_call(frame) if frame else "a call that is over by now")
+        is_there = other and call_of(other) is not None
+        return _error(
+            self._comm, self._met, describe_call(other) if is_there else "a call that is over by now"
+        )
 
 
 class ConcurrentCalls:
@@ -84,39 +85,24 @@ class ConcurrentCalls:
         return str(_error(comm, describe_call(first), describe_call(second)))
 
 
-def _two_calls() -> tuple[Comm, FrameType, FrameType] | None:
-    """A communicator, and the innermost frames of two threads that are in collective calls of it."""
-    others = [each for each in threading.enumerate() if not is_own(each)]
-    if len(others) > 1:
-        frames = sys._current_frames()
-        current = {thread.ident: frames.get(thread.ident or 0) for thread in others}
-        frames.clear()  # this frame and those of our threads, which look so, too: they would keep each other
-        calls: dict[int, FrameType] = {}
-        for thread in others:
-            inner = current[thread.ident]
-            verb = None if inner is None else _collective(inner)
-            comm = None if verb is None else comm_of(verb)
-            if inner is not None and comm is not None:
-                first = calls.setdefault(id(comm), inner)
-                if first is not inner:
-                    return comm, first, inner
-    return None
-
-
-def _collective(inner: FrameType) -> FrameType | None:
-    """The frame of the collective verb in which a thread with this innermost frame is."""
-    if not is_ours(inner.f_code):  # it runs, and its stack may be half gone
+def _two_calls() -> tuple[Comm, int, int] | None:
+    """A communicator, and two threads that are in collective calls of it."""
+    if threading.active_count() < 3:  # this one, and another one
         return None
-    verb, _ = call_frame(inner, is_chosen=lambda frame: comm_of(frame) is not None)
-    is_one = verb is not None and verb.f_code.co_name in VERBS and not names_of(verb).get("async_op")
-    return verb if is_one else None
+    first: dict[int, int] = {}
+    for thread, call in communicating().items():
+        if call.comm is not None and call.verb in VERBS and call.waits:
+            before = first.setdefault(id(call.comm), thread)
+            if before != thread:
+                return call.comm, before, thread
+    return None
 
 
 def _error(comm: Comm, mine: str, other: str) -> UsageError:
     return UsageError(
         f"two threads make collective calls of '{comm.name}' at once.\n"
         f"  this thread: {mine}\n  another one: {other}",
-        where(mine.split("(")[0], comm),
+        where(verb_now(), comm),
         "give each thread a communicator of its own, made by dup(), or let one call after the other, in the"
         " same order on all ranks; messages may go at any time",
     )

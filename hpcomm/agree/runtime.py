@@ -26,11 +26,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
+from ..core.present import is_own
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
 from . import mistakes
-from .call_stack import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,7 @@ _has_foreigners = False  # programs of other jobs, which ours goes on without
 _life = ""  # the file that `hpcomm run` sees until this rank ends well
 _name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
+uncaught: tuple[BaseException, TracebackType | None] | None = None  # what ends it, and where that was raised
 _exit: tuple[int, float] | None = None  # the status of the SystemExit that ends Python, and since when
 _process = 0  # that is this rank: its forked children are not
 _end_process = os._exit  # count_hasty_exits replaces it
@@ -320,10 +321,12 @@ def _install_hooks() -> None:
     previous_hook = in_one_piece(sys.excepthook)
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global uncaught
         _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
         previous_hook(kind, error, trace)
         _show_captured()
         if not (sys.flags.interactive or hasattr(sys, "ps1")):
+            uncaught = error, trace
             _leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = excepthook

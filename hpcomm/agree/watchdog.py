@@ -10,9 +10,9 @@ A call that waits for a minute is reported, once. Code that tests requests again
 MPI, gets a PeerFailedError instead.
 
     each WATCHDOG_TICK_S:
-    quiet ──────── no rank has ended, none disagrees, no deadline ──> glance at the stack every few seconds
+    quiet ──────── no rank has ended, none disagrees, no deadline ──> glance at the call every few seconds
       │
-      └─ trouble (_is_troubled) ──> read the main thread's stack: which call, of whom does it wait?
+      └─ trouble (_is_troubled) ──> the main thread's call: which one is it, for whom does it wait?
             same call 4 ticks long ─┬─ a needed rank has ended ────────> abort: "... which has ended"
                                     ├─ a neighbour made another call ──> abort: both calls
                                     └─ past the link's deadline ───────> abort: how long it has waited
@@ -20,7 +20,7 @@ MPI, gets a PeerFailedError instead.
             any call, waiting for REPORT_S ────────────────────────────> say the report once, go on
 
 Why several ticks: between two looks a call may end, or the missing rank may have left what is needed before
-it ended. A call counts as the same while its frame and its instruction stay the same.
+it ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.limits import (
@@ -39,17 +38,18 @@ from ..core.limits import (
     WATCHDOG_GLANCE_S,
     WATCHDOG_TICK_S,
 )
+from ..core.present import MESSAGE, NEXT, NONE, calling
 from ..core.request import Polled, Request, polled
 from ..core.signature import REFUSED, describe
-from ..errors import PeerFailedError, is_ours
+from ..errors import PeerFailedError
 from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
 from .agreement import past_call
-from .call_stack import call_frame, comm_of, describe_call, names_of, owner
 from .one_thread import ConcurrentCalls
 from .other_sort import crossed, passed_over
+from .present_calls import call_of, describe_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
 _BRIEF_S = 0.02
 _SHOWN = 8  # ranks in a report
-_idle = threading.Event()  # set while the thread sleeps and keeps no frame of the program's
+_idle = threading.Event()  # set while the thread sleeps and keeps no call of the program's
 _idle.set()
 
 
@@ -85,17 +85,12 @@ def start(
 
 
 def let_go() -> None:
-    """Wait until the thread keeps no frame of the program's, which would keep the program's globals."""
+    """Wait until the thread keeps no call of the program's, which would keep its arrays."""
     _idle.wait(_PATIENT * WATCHDOG_TICK_S)
 
 
 def _is_troubled() -> bool:
-    """Whether a call might be waiting in vain, as far as the node segment tells.
-
-    Asked first, because the stack of a thread that runs is no good place to look: on some Pythons, and with
-    a frame evaluation such as torch's in between, a frame may be half gone while it is read. So in a job
-    where nobody has ended and nobody disagrees, no stack is read.
-    """
+    """Whether a call might be waiting in vain, as far as the node segment tells."""
     if runtime.end_notices is not None and runtime.end_notices.hear():
         return True
     for comm in runtime.living():
@@ -192,7 +187,7 @@ def _verdict(call: Blocked, waiting: Waiting) -> str | None:
     if waiting.times < _PATIENT:
         return None
     found = _judge(call.comm, call.source, call.number) or _overdue(call, waiting.waited_s)
-    return crossed(call.comm, call.source, call.frame) if found is None and call.number == 0 else found
+    return crossed(call.comm, call.call) if found is None and call.number == MESSAGE else found
 
 
 def _out_of_time(call: Blocked, waited_s: float, silent: str, patience_s: float) -> str | None:
@@ -222,11 +217,11 @@ class Waiting:
     def look(self, closely: bool) -> None:
         """Look now; if not closely, only now and then, and at nothing that comes and goes.
 
-        A call's frame keeps its arrays as long as we keep it.
+        A call keeps its arrays as long as we keep it.
         """
         now, before = time.monotonic(), self.call
         if not closely and before is None:  # quiet: a glance now and then, twice within 20 ms
-            if now < self._next or not _is_inside():
+            if now < self._next:
                 return
             self._next = now + self._pause
             before = _blocked_call()
@@ -238,12 +233,6 @@ class Waiting:
         else:
             self.times += 1
         self.call = call if closely or is_same else None
-
-
-def _is_inside() -> bool:
-    """Whether the main thread is in code of ours: its innermost frame can be looked at without harm."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return frame is not None and is_ours(frame.f_code)
 
 
 def _late(call: Blocked) -> list[tuple[int, Region]]:
@@ -285,7 +274,7 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
     if not asked and call.number == 0 and call.source is not None and call.source >= 0:
         lines.append(f"  for rank {call.source}")
-    if call.number == 0 and (there := passed_over(call.comm, call.source, call.frame)):
+    if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
         lines.append(f"  {there}")
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
@@ -326,9 +315,9 @@ def _look_at(asked: Polled) -> None:
 
 def _failure(request: Request[object]) -> PeerFailedError | None:
     """Why a request cannot complete, or None."""
-    needs = getattr(request, "waits_for", None)
-    if needs is None or request._stages is None:
+    if request.waits_for is None or request._stages is None:
         return None
+    needs = request.waits_for[:3]
     found = _ended(*needs) or _refused(*needs)
     if found is None:
         return None
@@ -345,28 +334,27 @@ IN_CORE = -2
 
 
 class Blocked(NamedTuple):
-    """Which call the main thread is in. While we keep its frame, no other call's can take its place.
+    """Which call the main thread is in.
 
     source: the rank that a message must come from, or go to; None or below 0 for any
-    number: of a collective call; 0 for messages, -1 for one without a number, such as a plan's; IN_CORE for
-        one that waits in the native core, which asks itself why (arrivals.py)
+    number: of a collective call; MESSAGE; NONE, such as for a plan; IN_CORE for one that waits in the native
+        core, which asks itself why (arrivals.py)
     """
 
-    frame: FrameType
-    at: int
+    call: calling
     comm: Comm
     source: int | None
     number: int
 
     def is_the(self, other: Blocked) -> bool:
         """Whether the thread has not moved on since."""
-        return self.frame is other.frame and (self.at, self.number) == (other.at, other.number)
+        return self.call.is_the(other.call) and self.number == other.number
 
 
 def _overdue(call: Blocked, waited_s: float) -> str | None:
     """The sentence about a wait for another program that has taken too long, or None."""
-    patience_s, names = call.comm.patience_s, names_of(call.frame)
-    if patience_s is None or waited_s < patience_s or names.get("timeout") is not None:
+    patience_s = call.comm.patience_s
+    if patience_s is None or waited_s < patience_s:
         return None
     return (
         f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s for the other program: look at"
@@ -376,40 +364,20 @@ def _overdue(call: Blocked, waited_s: float) -> str | None:
 
 def _blocked_call() -> Blocked | None:
     """What the main thread waits in, if that is a call of a communicator that we follow."""
-    verb, _ = call_frame(is_chosen=_is_verb)
-    if verb is None:
+    call = call_of(of_comm=True)
+    comm = None if call is None or call.ends else call.comm  # what ends by itself is told: see _look_at
+    if call is None or comm is None or not hasattr(comm, "watched"):
         return None
-    # For whom does it wait? A request has noted that; of a blocking verb it stands in its parameters.
-    names = names_of(verb)
-    needs = getattr(owner(verb), "waits_for", None)
-    if names.get("timeout") is not None and hasattr(owner(verb), "_stages"):
-        return None  # a request that does not wait for ever, and is told: see _look_at
-    if needs is not None:  # wait() of a request
-        comm, source, number = needs
-    else:
-        comm, source, number = comm_of(verb), names.get("source", names.get("src")), 0
-        if "source" not in names:  # a message that is sent
-            source = names.get("dest", source)
-    if getattr(comm, "partners", None) is not None or getattr(comm, "patience_s", None) is not None:
-        source = names.get("dest", names.get("dst", source))
-        is_message = number == 0 and (needs is not None or "source" in names or "dest" in names)
-        return Blocked(verb, verb.f_lasti, comm, source, 0 if is_message else -1)
-    if comm is None or not hasattr(comm, "watched"):
-        return None
-    if needs is None and "source" not in names and "dest" not in names:
+    number = call.number
+    if number == NEXT:
         ring, _ = _logs(comm)
-        number = -1 if ring is None else ring.last_call()
         calls = _core_calls(comm)
+        number = NONE if ring is None else ring.last_call()
         if calls and calls[comm.rank][2] is not None:
             number = IN_CORE
-    return Blocked(verb, verb.f_lasti, comm, source, number)
-
-
-def _is_verb(frame: FrameType) -> bool:
-    """Whether a frame of ours is a communicator's verb, or the wait for one, and no work made of several."""
-    comm = comm_of(frame)
-    is_verb = comm is not None and hasattr(type(comm), frame.f_code.co_name)
-    return is_verb or getattr(owner(frame), "waits_for", None) is not None
+    if comm.partners is not None or comm.patience_s is not None:
+        number = MESSAGE if call.number == MESSAGE else NONE
+    return Blocked(call, comm, call.peer, number)
 
 
 def _judge(comm: Comm, source: int | None, call: int) -> str | None:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Arguments, Call, Carrier
+from ..core.present import calling
 from ..core.signature import BACKGROUND, head, marked
+from ..core.verbs import ROOTED
 from ..errors import HpcommError
 from ..transport.late import host_copy, prepare, schedule_transport, transport
 from . import timeouts
@@ -344,18 +346,17 @@ def barrier(comm: Communicator, async_op: bool = False, algorithm: str | None = 
     """
     if algorithm is None and not async_op and comm.direct.barrier() is not NotImplemented:
         return None
-    comm.check_open("barrier")
-    call = Call(comm, "barrier", code=head("barrier"))
-    own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
-    try:
-        call = schedule_transport.schedule_call(call, algorithm) if own else call
-    except HpcommError as error:
-        raise refused(comm, "barrier", error) from None
-    if not (own or async_op) and (node := comm.node) is not None:
-        call.carrier = Carrier(node.barrier, is_core=True)
-    if comm.timeout_s is not None and not (async_op or call.carrier.is_core):
-        return timeouts.waited(comm, carry_out(call, True))
-    return carry_out(call, async_op)
+    with calling(comm, "barrier", async_op=async_op, algorithm=algorithm):
+        comm.check_open("barrier")
+        call = Call(comm, "barrier", code=head("barrier"))
+        own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
+        try:
+            call = schedule_transport.schedule_call(call, algorithm) if own else call
+        except HpcommError as error:
+            raise refused(comm, "barrier", error) from None
+        if not (own or async_op) and (node := comm.node) is not None:
+            call.carrier = Carrier(node.barrier, is_core=True)
+        return _carried_out(comm, call, async_op)
 
 
 def careful(
@@ -363,7 +364,16 @@ def careful(
     deterministic: bool = False,
 ) -> object:  # fmt: skip
     """The general path of every collective but barrier: look, check, agree, carry out."""
-    call = _prepared(comm, given, async_op, algorithm, deterministic)
+    verb, x, root = given.verb, given.out if given.x is None else given.x, given.root
+    words: dict[str, object] = {"op": given.op, "root": root if verb in ROOTED else None}
+    words |= {"async_op": async_op, "algorithm": algorithm, "deterministic": deterministic}
+    with calling(comm, verb, x, **words):
+        call = _prepared(comm, given, async_op, algorithm, deterministic)
+        return _carried_out(comm, call, async_op)
+
+
+def _carried_out(comm: Communicator, call: Call, async_op: bool) -> object:
+    """In time, where that is limited."""
     if comm.timeout_s is None or async_op or call.carrier.is_core:
         return carry_out(call, async_op)
     return timeouts.waited(comm, carry_out(call, True))
@@ -451,7 +461,7 @@ def carry_out(call: Call, async_op: bool) -> object:
                 call.beside()
             request = transport.start(call)
         request.compares(leave)
-        request.needs_all(comm)
+        request.needs_all(comm, call.verb)
         return request
     with comm.call_guard:
         if call.carrier.is_core:  # which compares

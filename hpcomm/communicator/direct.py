@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from .._lazy import MPI, NDArray, np
 from ..core.signature import head
 from ..errors import HpcommError
+from ..node.present import enter, leave
 from ..transport.late import dtypes, reduction, transport, wrapping
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ByLibrary(NoDirect):
         )  # by operator and dtype: the same, MPI's operator, its code
 
     def barrier(self) -> None:
-        self._run("barrier", head("barrier"), 0, self._mpi.Barrier)
+        self._run("barrier", head("barrier"), 0, None, self._mpi.Barrier)
 
     def broadcast(self, x: object, root: object, out: object) -> object:
         if not self._takes(x) or not self._has(root):
@@ -68,9 +69,8 @@ class ByLibrary(NoDirect):
             return NotImplemented
         if kind is None:
             return NotImplemented
-        self._run(
-            "broadcast", head("broadcast", 0, code, root), x.size, self._mpi.Bcast, (out, x.size, kind), root
-        )
+        code = head("broadcast", 0, code, root)
+        self._run("broadcast", code, x.size, x, self._mpi.Bcast, (out, x.size, kind), root)
         return out
 
     def all_reduce(self, x: object, op: object, out: object) -> object:
@@ -84,7 +84,7 @@ class ByLibrary(NoDirect):
             np.copyto(out, x)  # all ranks work in place, or none may
         code = head("all_reduce", reduce, code)
         self._run(
-            "all_reduce", code, x.size, self._mpi.Allreduce, MPI.IN_PLACE, (out, x.size, kind), operator
+            "all_reduce", code, x.size, x, self._mpi.Allreduce, MPI.IN_PLACE, (out, x.size, kind), operator
         )
         return out
 
@@ -98,7 +98,7 @@ class ByLibrary(NoDirect):
             return NotImplemented
         there = (out, x.size, kind) if is_root else None
         code = head("reduce", reduce, code, root)
-        self._run("reduce", code, x.size, self._mpi.Reduce, (x, x.size, kind), there, operator, root)
+        self._run("reduce", code, x.size, x, self._mpi.Reduce, (x, x.size, kind), there, operator, root)
         return out
 
     def gather(self, x: object, root: object, out: object) -> object:
@@ -111,7 +111,7 @@ class ByLibrary(NoDirect):
             return NotImplemented
         there = (out, x.size, kind) if is_root else None
         code = head("gather", 0, code, root)
-        self._run("gather", code, x.size, self._mpi.Gather, (x, x.size, kind), there, root)
+        self._run("gather", code, x.size, x, self._mpi.Gather, (x, x.size, kind), there, root)
         return out
 
     def all_gather(self, x: object, out: object) -> object:
@@ -123,7 +123,8 @@ class ByLibrary(NoDirect):
             return NotImplemented
         out[self._rank] = x
         there = (out, x.size, kind)
-        self._run("all_gather", head("all_gather", 0, code), x.size, self._mpi.Allgather, MPI.IN_PLACE, there)
+        code = head("all_gather", 0, code)
+        self._run("all_gather", code, x.size, x, self._mpi.Allgather, MPI.IN_PLACE, there)
         return out
 
     def reduce_scatter(self, x: object, op: object, out: object) -> object:
@@ -135,7 +136,7 @@ class ByLibrary(NoDirect):
             return NotImplemented
         n, code = out.size, head("reduce_scatter", reduce, code)
         ends = (x, n, kind), (out, n, kind)  # mpi4py counts a block
-        self._run("reduce_scatter", code, n, self._mpi.Reduce_scatter_block, *ends, operator)
+        self._run("reduce_scatter", code, n, x, self._mpi.Reduce_scatter_block, *ends, operator)
         return out
 
     def all_to_all(self, x: object, out: object) -> object:
@@ -147,7 +148,7 @@ class ByLibrary(NoDirect):
             return NotImplemented
         n = x.size // self._size
         self._run(
-            "all_to_all", head("all_to_all", 0, code), n, self._mpi.Alltoall, (x, n, kind), (out, n, kind)
+            "all_to_all", head("all_to_all", 0, code), n, x, self._mpi.Alltoall, (x, n, kind), (out, n, kind)
         )
         return out
 
@@ -171,15 +172,18 @@ class ByLibrary(NoDirect):
         return out if out is x or not np.may_share_memory(x, out) else None
 
     def _run(
-        self, verb: str, code: int, count: int, function: Callable[..., object], *arguments: object
+        self, verb: str, code: int, count: int, x: object, function: Callable[..., object], *arguments: object
     ) -> None:
         agreement = self._comm.agreement
-        agreement.enter(code, count)
         try:
+            enter(self._comm, verb, x, code, None)
+            agreement.enter(code, count)
             function(*arguments)
+            agreement.leave()
         except MPI.Exception as error:
             raise transport.failure(error, verb, self._comm) from None
-        agreement.leave()
+        finally:
+            leave()
 
 
 def _moved(dtype: object) -> tuple[object, int]:

@@ -6,7 +6,8 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, overload
 from zlib import crc32
@@ -14,6 +15,7 @@ from zlib import crc32
 from .._lazy import MPI
 from ..agree.agreement import refused
 from ..core.limits import REFUSAL_S
+from ..core.present import calling
 from ..core.request import abandon
 from ..core.signature import head, signature
 from ..errors import ConfigError, HpcommError, MismatchError, PeerFailedError, RankError, UsageError, where
@@ -70,6 +72,11 @@ def split(
     Args:
         color: number from 0, or a truth value; None: this rank is in no part and gets None.
     """
+    with calling(comm, "split", color=color, key=key):
+        return _split(comm, color, key, name)
+
+
+def _split(comm: Communicator, color: int | None, key: int, name: str | None) -> Communicator | None:
     comm.check_open("split")
     if color is not None:
         color = _whole(comm, "split", "color", color, 0, "; None leaves this rank out")
@@ -148,7 +155,9 @@ def group(comm: Communicator, ranks: Sequence[int], name: str | None = None, tag
     some = everybody.Incl(members)
     everybody.Free()
     try:
-        new = made(comm, "group", name or f"{comm.name}{short_list(members)}", mpi.Create_group, some, number)
+        with calling(comm, "group"):
+            name = name or f"{comm.name}{short_list(members)}"
+            new = made(comm, "group", name, mpi.Create_group, some, number)
     finally:
         some.Free()
     comm.grouped.note(new, (tag, array("i", members).tobytes()))
@@ -218,7 +227,7 @@ def create_intercomm(
         _check_leader(remote_leader, peer)
         there = rank_there(peer, index(remote_leader))
         _check_leader(local_leader, comm)
-        with agreed(comm, "create_intercomm"):
+        with agreed(comm, "create_intercomm", local_leader=local_leader, remote_leader=remote_leader):
             why = _swapped(*carrier, there) if comm.rank == local_leader else None
             why = comm.broadcast_object(why, local_leader)
             if why:
@@ -283,41 +292,31 @@ def merge(comm: Communicator, high: bool = False, name: str | None = None) -> Co
             "merge", comm
         )
     merge = comm.mpi_handle.Merge  # type: ignore[attr-defined]
-    with agreed(comm, "merge"):
+    with agreed(comm, "merge", high=high):
         return made(comm, "merge", name or f"{comm.name}+", merge, high)
 
 
-class agreed:  # noqa: N801  a context, read as a word
+@contextmanager
+def agreed(comm: Communicator, verb: str, what: object = None, **words: object) -> Iterator[None]:
     """While all ranks of comm make something by verb, and name the same what.
 
     Where the native core has them all, it begins when all have come: then none is inside MPI yet when
     another one refuses its part.
 
+    Args:
+        words: arguments of verb, for messages.
+
     Raises:
         MismatchError: another rank makes another call, or names something else. PeerFailedError: refuses it.
     """
-
-    def __init__(self, comm: Communicator, verb: str, what: object = None) -> None:
-        self._comm, self.agreement, self.call_guard = comm, comm.agreement, comm.call_guard
-        self._call = head(verb), crc32(repr(what).encode())
-
-    def __enter__(self) -> None:
-        self.call_guard.__enter__()
-        try:
-            if self._comm.node is not None:
-                self._comm.node.arrive_and_wait(signature(*self._call))
-            self.agreement.enter(*self._call)  # who has left meanwhile stands in the call log
-            self._comm.children.begin(self._comm)
-        except BaseException as error:
-            self.call_guard.__exit__(type(error), error, None)
-            raise
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        try:
-            if kind is None:
-                self.agreement.leave()
-        finally:
-            self.call_guard.__exit__(kind, error, trace)
+    code, mark, agreement = head(verb), crc32(repr(what).encode()), comm.agreement
+    with calling(comm, verb, **words), comm.call_guard:
+        if comm.node is not None:
+            comm.node.arrive_and_wait(signature(code, mark))
+        agreement.enter(code, mark)  # who has left meanwhile stands in the call log
+        comm.children.begin(comm)
+        yield
+        agreement.leave()
 
 
 def made(

@@ -10,7 +10,7 @@ import threading
 from typing import Any
 
 from .._lazy import undisturbed
-from ..agree.call_stack import is_own
+from ..core.present import is_own
 from ..job.optional_packages import load_mpi
 from .communicator import Communicator
 

@@ -264,7 +264,15 @@ def mesh(
     except HpcommError as error:
         raise refused(comm, "mesh", error) from None
     name = "x".join(found) or "mesh"
-    with agreed(comm, "mesh", (found, sorted(set(rings)), order)):
+    with agreed(
+        comm,
+        "mesh",
+        (found, sorted(set(rings)), order),
+        shape=shape,
+        sizes=sizes,
+        periodic=rings,
+        order=order,
+    ):
         if order == "rank":
             return Mesh(made(comm, "mesh", name, comm.mpi_handle.Dup), found, rings)
         place = node_order(nodes_of(comm), tuple(found.values())).index(comm.rank)

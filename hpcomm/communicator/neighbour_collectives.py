@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, overload
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
 from ..core.operation import Call, Carrier
+from ..core.present import calling
 from ..core.request import Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
@@ -110,8 +111,14 @@ class Topology(RaggedNeighbours):
     def _neighbours(
         self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
     ) -> object:
-        if self.timeout_s is not None and not async_op:
-            return waited(self, self._neighbours(verb, x, out, True, moves))
+        with calling(self, verb, x, async_op=async_op):
+            if self.timeout_s is not None and not async_op:
+                return waited(self, self._carried_out(verb, x, out, True, moves))
+            return self._carried_out(verb, x, out, async_op, moves)
+
+    def _carried_out(
+        self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
+    ) -> object:
         look, block, result = self._checked(verb, x, out)
         shape = (len(self.sources), *block)
         count, device_calls = math.prod(block), self.devices
@@ -154,7 +161,7 @@ class Topology(RaggedNeighbours):
             self.outstanding.begin(stages)
             plain = result.place is None and not device_side
             request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
-            request.needs_all(self)
+            request.needs_all(self, verb)
             return request
         with self.call_guard:
             self.agreement.enter(call.code, call.agreed)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
 from ..core.operation import Call
+from ..core.present import calling
 from ..core.request import Pending, Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..errors import HpcommError, UsageError
@@ -73,8 +74,12 @@ class RaggedNeighbours(Communicator):
 
     def _neighbours_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
         """First everybody says how long its blocks are, then they travel: one message for each pair."""
-        if self.timeout_s is not None and not async_op:
-            return waited(self, self._neighbours_ragged(verb, xs, n, True))
+        with calling(self, verb, async_op=async_op):
+            if self.timeout_s is not None and not async_op:
+                return waited(self, self._carried_out_ragged(verb, xs, n, True))
+            return self._carried_out_ragged(verb, xs, n, async_op)
+
+    def _carried_out_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
         try:
             self.check_open(verb)
             if not isinstance(xs, (list, tuple)) or len(xs) != n:
@@ -96,7 +101,7 @@ class RaggedNeighbours(Communicator):
             stages = self._blocks_of_all(call, packed_parts, leave, channel(self))
             under_way = self.outstanding.begin(transport.in_our_words(self, verb, stages))
             request = Request(f"{verb}()", under_way)
-        request.needs_all(self)
+        request.needs_all(self, verb)
         request.in_rounds()
         return request
 

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
+from ..core.present import calling
 from ..core.request import Request
 from ..core.status import Status
 from ..errors import HpcommError, UsageError
@@ -241,14 +242,16 @@ def reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum", root: 
     """
     check_root(comm, "gather_object", root)
     reduce, refused = _python_op(op)
-    got: list[T] | None = collective(comm, "gather", _OBJECTS, root, [obj], False, refused)
+    with calling(comm, "reduce_object", op=op, root=root):
+        got: list[T] | None = collective(comm, "gather", _OBJECTS, root, [obj], False, refused)
     return None if got is None else _reduce(comm, reduce, got)
 
 
 def all_reduce_object(comm: Communicator, obj: T, op: ObjectOperator = "sum") -> T:
     """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
     reduce, refused = _python_op(op)
-    got: list[T] = collective(comm, "all_gather", _OBJECTS, 0, [obj], False, refused)
+    with calling(comm, "all_reduce_object", op=op):
+        got: list[T] = collective(comm, "all_gather", _OBJECTS, 0, [obj], False, refused)
     return _reduce(comm, reduce, got)
 
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from .._lazy import MPI, NDArray, np
 from ..core.operation import Call
+from ..core.present import messaging
 from ..core.request import Request
 from ..core.status import Status
 from ..errors import HpcommError, LayoutError, UsageError
+from ..node.present import enter, leave
 from ..transport import guarded_receive
 from ..transport.late import buffer, dtypes, message_request, prepare, transport
 from ..transport.matching import (
@@ -95,12 +97,16 @@ def send(
     """
     peer: Any = dst if dest is None else dest
     if async_op or sync or (part := known_send(comm, x, peer, tag)) is None:
-        going: Request[None] | None = send_carefully(comm, x, peer, tag, async_op, sync)
+        with messaging(comm, "send", x, peer, tag, async_op=async_op):
+            going: Request[None] | None = send_carefully(comm, x, peer, tag, async_op, sync)
         return going
     try:
+        enter(comm, "send", x, peer, tag)
         comm.mpi_handle.Send(part, peer, tag)
     except MPI.Exception as error:
         raise transport.failure(error, "send", comm) from None
+    finally:
+        leave()
     return None
 
 
@@ -192,17 +198,21 @@ def recv(
     """
     peer: Any = src if source is None else source
     if status is not None or async_op or (known := known_receive(comm, out, peer, tag, True)) is None:
-        envelope = envelope_of(comm, peer, tag, status, async_op)
-        return receive_carefully(comm, out, dtype, shape, envelope, async_op)
+        with messaging(comm, "recv", out, peer, tag, async_op=async_op):
+            envelope = envelope_of(comm, peer, tag, status, async_op)
+            return receive_carefully(comm, out, dtype, shape, envelope, async_op)
     (part, probed, tags), seen = known, MPI.Status()
     number = MPI.ANY_TAG if tag is None else tag
     try:
+        enter(comm, "recv", out, peer, number)
         if part[1] < probed:
             comm.mpi_handle.Recv(part, peer, number, seen)
         else:
             guarded_receive.receive(comm.mpi_handle, part, peer, number, seen)
     except MPI.Exception as error:
         raise transport.failure(error, "recv", comm, seen, out.nbytes) from None  # type: ignore[union-attr]  # known
+    finally:
+        leave()
     if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]  # it is known
         transport.check_arrived(comm, "recv", out, seen, tags)
     return out
@@ -323,7 +333,7 @@ def send_carefully(
     is_timed = comm.timeout_s is not None and not async_op
     sent = collectives.carry_out(call, async_op or is_timed)
     if async_op or is_timed:
-        sent.needs(comm, dest)
+        sent.needs(comm, "send", dest, tag)
     return waited(comm, sent) if is_timed else sent
 
 
@@ -407,7 +417,7 @@ def receive_into(comm: Communicator, out: Any, look: Buffer, envelope: Envelope,
     result = collectives.carry_out(call, async_op)
     if async_op:
         result.status = status
-        result.needs(comm, source)
+        result.needs(comm, "recv", source, tag)
     return result
 
 

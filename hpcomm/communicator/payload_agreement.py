@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
 from .._lazy import MPI
 from ..agree.agreement import refused
 from ..core.operation import Call
+from ..core.present import calling, messaging
 from ..core.request import Request, Stages, StagesOf
 from ..core.signature import BACKGROUND, head
 from ..core.status import Status
-from ..core.verbs import RAGGED, ROOT_SENDS
+from ..core.verbs import RAGGED, ROOT_SENDS, ROOTED
 from ..errors import HpcommError, RankError, UsageError, known_ranks
 from ..transport.late import transport
 from ..transport.matching import fill, source_and_tag
@@ -34,9 +35,6 @@ def receive(
     decode: Callable[[Payload, int], T],
 ) -> T | None:  # fmt: skip
     """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
-    if comm.timeout_s is not None:
-        status = Status() if status is None else status
-        return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
     peer, number = source_and_tag(comm, verb, source, tag)
 
     def action() -> T | None:
@@ -45,7 +43,11 @@ def receive(
             fill(status, seen)
         return None if got is None else decode(got, seen.Get_source())
 
-    return at_once(comm, verb, peer, number, action)
+    with messaging(comm, verb, None, peer, number):
+        if comm.timeout_s is None:
+            return at_once(comm, verb, peer, number, action)
+        status = Status() if status is None else status
+        return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
 
 
 def ireceive(
@@ -62,7 +64,7 @@ def ireceive(
 
     coming = in_background(comm, verb.replace("irecv", "recv"), stages(), peer, number)
     request = Request(f"{verb}(source={source}, tag={tag})", coming, status)
-    request.needs(comm, source)
+    request.needs(comm, verb, peer, number)
     request.in_rounds()
     return request
 
@@ -78,18 +80,19 @@ def isend(comm: Communicator, call: str, packed: Payload, peer: int, tag: int, s
     verb = call.partition("(")[0].replace("isend", "send")
     stages = payload_transport.isend(comm, packed, peer, tag, sync)
     request = Request(call, in_background(comm, verb, stages, peer, tag))
-    request.needs(comm, peer)
+    request.needs(comm, verb, peer, tag)
     return request
 
 
 def send(comm: Communicator, verb: str, packed: Payload, peer: int, tag: int, sync: bool) -> None:
     """The same, and return when what was packed may be changed."""
     to_self = peer == comm.rank and not (comm.is_inter or sync)  # it would wait for itself
-    if to_self or comm.timeout_s is not None:
-        request = isend(comm, f"{verb}(dest={peer}, tag={tag})", packed, peer, tag, sync)
-        comm.keep_request(request) if to_self else waited(comm, request)
-    else:
-        at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)
+    with messaging(comm, verb, None, peer, tag):
+        if to_self or comm.timeout_s is not None:
+            request = isend(comm, f"{verb}(dest={peer}, tag={tag})", packed, peer, tag, sync)
+            comm.keep_request(request) if to_self else waited(comm, request)
+        else:
+            at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)
 
 
 def at_once(
@@ -141,6 +144,16 @@ def collective(
         refused: why this rank refuses its part. It makes the call all the same, for those who wait.
     """
     name, root = verb + form.suffix, index(root)
+    x = items[0] if len(items) == 1 and form.suffix == "_ragged" else None
+    with calling(comm, name, x, root=root if verb in ROOTED else None, async_op=async_op):
+        return _collective(comm, verb, form, root, items, async_op, refused)
+
+
+def _collective(
+    comm: Communicator, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool,
+    refused: HpcommError | None,
+) -> Any:  # fmt: skip
+    name = verb + form.suffix
     made, failed = given(form.encode or comm.encode, items, refused)
 
     def taken(got: Any) -> Any:
@@ -214,7 +227,7 @@ def _begun(
         under_way = transport.in_our_words(comm, name, shown(comm, name, stages(), leave))
         request = Request(f"{name}()", comm.outstanding.begin(under_way))
     request.compares(leave)
-    request.needs_all(comm)
+    request.needs_all(comm, name)
     request.in_rounds()
     return request
 

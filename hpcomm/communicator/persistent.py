@@ -12,10 +12,12 @@ from ..agree.agreement import refused
 from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
 from ..core.operation import Arguments, Call
-from ..core.request import Request, Stages, T_co, abandon, deadline
-from ..core.signature import NEIGHBOURS, head
+from ..core.present import calling, waiting
+from ..core.request import Needs, Request, Stages, T_co, abandon, deadline
+from ..core.signature import NEIGHBOURS, head, operator, words_of
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
+from ..node.present import enter, leave
 from ..transport import matching
 from ..transport.late import buffer, prepare, schedule_transport, transport
 from .collectives import scheduled
@@ -51,7 +53,7 @@ class Plan(ClosedByAll, Generic[T_co]):
     _started: list[Any] | None = None
     _behind: Request[Any] | None = None  # of a start behind receives of unknown length
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
-    waits_for: tuple[Communicator, int | None, int] | None = None  # see Request
+    waits_for: Needs  # see Request
 
     def __init__(
         self, comm: Communicator, call: Call, prepared: Sequence[types.Prepared], tensors: Sequence[Any] = ()
@@ -59,7 +61,7 @@ class Plan(ClosedByAll, Generic[T_co]):
         self._comm, self._call = comm, call
         self._tensors = tensors  # which may come to need a gradient
         self._again = None if call.verb in ("send", "recv") else comm.agreement.again
-        self.waits_for = (comm, *awaited(call))
+        self.waits_for = (comm, *awaited(call), call.verb, call.tag)
         if call.after is not None:  # on devices nothing is prepared but the call itself
             requests: list[Any] = []  # the one under way
             self._started = requests
@@ -116,6 +118,10 @@ class Plan(ClosedByAll, Generic[T_co]):
             raise UsageError(
                 f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
             ).located("plan", self._comm)
+        with waiting(self):
+            return self._waited(timeout)
+
+    def _waited(self, timeout: float | None) -> T_co:
         if self._started is not None:
             result: T_co = self._started[0].wait(timeout)
             self._started.clear()
@@ -150,8 +156,15 @@ class Plan(ClosedByAll, Generic[T_co]):
         leave()
 
     def __call__(self, timeout: float | None = None) -> T_co:
-        self.start()
-        return self.wait(timeout)
+        with waiting(self, "plan"):
+            self.start()
+            return self.wait(timeout)
+
+    @property
+    def call(self) -> str:
+        """What is planned, for messages."""
+        call = self._call
+        return f"{call}, {operator(call.code)}" if call.verb in REDUCTIONS else str(call)
 
     def close(self) -> None:
         """Free MPI's persistent requests. Waits for a call under way. A second close does nothing."""
@@ -253,19 +266,25 @@ class _DirectPlan(Plan[T_co]):
             return super().wait(timeout)
         self.is_under_way = False
         try:
+            enter(self, "wait", None, None, None)
             self._end()
         except self._mpi_error as error:
             raise transport.failure(error, self._call.verb, self._comm) from None
+        finally:
+            leave()
         return self._result
 
     def __call__(self, timeout: float | None = None) -> T_co:
         if timeout is not None or self.is_under_way or not self._is_quick:
             return super().__call__(timeout)
         try:
+            enter(self, "plan", None, None, None)
             self._begin()
             self._end()
         except self._mpi_error as error:
             raise transport.failure(error, self._call.verb, self._comm) from None
+        finally:
+            leave()
         return self._result
 
     def _agree(self) -> None:
@@ -445,7 +464,7 @@ def _composed(comm: Communicator, given: Arguments, algorithm: str | None) -> Ca
 
 
 def _collective(comm: Communicator, call: Call, tensors: tuple[Any, ...]) -> Plan[Any]:
-    with comm.call_guard:
+    with calling(comm, "plan", call.look or None, op=words_of(call.verb, call.code)["op"]), comm.call_guard:
         leave = comm.agreement.late(call.code - head(call.verb) + head("plan"), call.agreed)
         made = _make(comm, call, tensors)
         if call.carrier.settle is not None:

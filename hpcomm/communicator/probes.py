@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from .._lazy import MPI
+from ..core.present import messaging
 from ..core.request import Pause
 from ..core.status import Status
 from ..errors import WaitTimeoutError, where
@@ -60,6 +61,12 @@ def iprobe_object(comm: Communicator, source: int | None = None, tag: int | None
 
 def _waited(comm: Communicator, verb: str, of_objects: bool, source: int | None, tag: int | None) -> Status:
     wanted, seen = source_and_tag(comm, verb, source, tag), MPI.Status()
+    with messaging(comm, verb, None, *wanted):
+        _seen(comm, verb, of_objects, wanted, seen)
+    return _told(seen)
+
+
+def _seen(comm: Communicator, verb: str, of_objects: bool, wanted: tuple[int, int], seen: MPI.Status) -> None:
     mpi = comm.object_comm if of_objects else comm.mpi_handle
     if comm.timeout_s is not None:
         begin, pause = time.monotonic(), Pause()
@@ -75,7 +82,6 @@ def _waited(comm: Communicator, verb: str, of_objects: bool, source: int | None,
         mpi.Probe(*wanted, seen)
     else:
         drive(_sight(comm, of_objects, *wanted, seen))
-    return _told(seen)
 
 
 def _asked(

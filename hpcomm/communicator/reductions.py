@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 from ..agree.agreement import refused
 from ..core.operation import Arguments
+from ..core.present import calling
 from ..core.request import Request, StagesOf
 from ..errors import HpcommError
 from ..transport.late import buffer, reduction
@@ -310,10 +311,11 @@ def reduce_scatter_ragged(
     except HpcommError as error:
         raise refused(comm, name, error) from None
     if not async_op:
-        return [comm.reduce(x, op, root) for root, x in enumerate(items)][comm.rank]
+        with calling(comm, name, op=op):
+            return [comm.reduce(x, op, root) for root, x in enumerate(items)][comm.rank]
     each = [comm.reduce(x, op, root, async_op=True) for root, x in enumerate(items)]
     request = Request(f"{name}()", _all_of(each, comm.rank))
-    request.needs_all(comm)
+    request.needs_all(comm, name)
     request.in_rounds()
     return request
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, np
 from ..core.operation import Call
+from ..core.present import messaging
 from ..errors import HpcommError, LayoutError
+from ..node.present import enter, leave
 from ..transport import guarded_receive
 from ..transport.late import buffer, prepare, transport
 from ..transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, source_rank, tag_number
@@ -46,6 +48,7 @@ def sendrecv(
             peer: Any = source
             number = MPI.ANY_TAG if recvtag is None else recvtag
             try:
+                enter(comm, "sendrecv", out, peer, number)
                 if into[1] < probed:
                     comm.mpi_handle.Sendrecv(part, dest, sendtag, into, peer, number, seen)
                 else:
@@ -53,10 +56,14 @@ def sendrecv(
                     transport.swap(comm.mpi_handle, ends, part, into, seen, part[0])
             except MPI.Exception as error:
                 raise transport.failure(error, "sendrecv", comm, seen, out.nbytes) from None  # type: ignore[union-attr]  # known
+            finally:
+                leave()
             if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]
                 transport.check_arrived(comm, "sendrecv", out, seen, tags)
             return out  # type: ignore[return-value]
-    swapped: Array = _sendrecv_carefully(comm, x, out, _ends(comm, dest, source, sendtag, recvtag), status)
+    with messaging(comm, "sendrecv", x, source, recvtag, dest=dest):
+        ends = _ends(comm, dest, source, sendtag, recvtag)
+        swapped: Array = _sendrecv_carefully(comm, x, out, ends, status)
     return swapped
 
 

@@ -77,7 +77,7 @@ class Cart(Topology):
             axes = [axis for axis, keep in enumerate(flags) if keep]
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
-        with agreed(self, "sub", keep):
+        with agreed(self, "sub", keep, axes=axes):
             cut = self.mpi_handle.Sub  # type: ignore[attr-defined]
             return _as_cart(made(self, "sub", name or f"{self.name}{list(axes)}", cut, keep, kind=Cart))
 
@@ -145,7 +145,7 @@ def cart(
             )
     except HpcommError as error:
         raise refused(comm, "cart", error) from None
-    with agreed(comm, "cart", (sizes, rings, bool(reorder))):
+    with agreed(comm, "cart", (sizes, rings, bool(reorder)), shape=shape, periodic=periodic):
         order = node_order(nodes_of(comm), sizes, tiles=True) if reorder else None
         place = order.index(comm.rank) if order is not None else None
         create = partial(_made, comm, "cart", "Create_cart", place)
@@ -198,7 +198,7 @@ def graph(
             )
     except HpcommError as error:
         raise refused(comm, "graph", error) from None
-    with agreed(comm, "graph", sources is None):
+    with agreed(comm, "graph", sources is None, destinations=destinations, sources=sources):
         if sources is None:
             times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)
             heard = np.empty(comm.size, np.int32)

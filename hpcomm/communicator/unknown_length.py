@@ -28,7 +28,7 @@ def in_order(comm: Communicator, stages: Stages, envelope: Envelope, async_op: b
     stages = transport.in_our_words(comm, "recv", stages)
     source, tag, status = envelope
     request = Request(f"recv(source={source}, tag={tag})", comm.outstanding.begin(stages), status)
-    request.needs(comm, source)
+    request.needs(comm, "recv", source, tag)
     request.in_rounds()
     return request if async_op else request.wait()
 

@@ -28,6 +28,7 @@ from ..errors import (
     WaitTimeoutError,
     where,
 )
+from ..node.present import enter, leave
 from ..transport.late import buffer, dtypes, prepare, transport
 from .groups import agreed, mapped
 from .shared_array import shape_of
@@ -367,9 +368,12 @@ class Window(ClosedByAll):
 
     def _told(self, verb: str, function: Callable[..., object], *arguments: object) -> None:
         try:
+            enter(None, verb, None, None, None)
             function(*arguments)
         except MPI.Exception as error:
             raise transport.failure(error, verb, self.comm) from None
+        finally:
+            leave()
 
 
 def _is_number(part: object) -> TypeGuard[SupportsIndex]:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from .._lazy import MPI
 from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, source_line
+from .present import MESSAGE, NONE, waiting
+from .verbs import receives
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from .types import AnyStatus
 
 T_co = TypeVar("T_co", covariant=True)
+# What is waited for, as core/present.py has it: communicator, peer, number, verb, tag.
+Needs: TypeAlias = "tuple[Comm, int | None, int, str, int | None]"
 
 
 class Pending(Protocol):
@@ -84,7 +88,7 @@ class Request(Generic[T_co]):
         self.result: T_co | None = None
         self.status: Status | None = status  # type: ignore[assignment]  # or mpi4py's, where it was given
         self._error: BaseException | None = None
-        self.waits_for: tuple[Comm, int | None, int] | None = None
+        self.waits_for: Needs | None = None
         self._stages: StagesOf[T_co] | None = None  # until the first stage has begun there is nothing to own
         self._statuses: list[MPI.Status] = []
         self._born = birth(sys._getframe(1))
@@ -112,17 +116,19 @@ class Request(Generic[T_co]):
         end = None if timeout is None else deadline(timeout)
         if self._stages is None:
             return self._outcome()
-        if timeout is None or end is None:
-            if rounds_under_way:
-                self._wait_beside_others()
-            with self._moving:
-                self._wait_for_ever()
-        elif not self._poll(end):
-            raise WaitTimeoutError(
-                f"{self.call} was not complete after {float(timeout):g} s",
-                f"started at {self.birth}",
-                other_message(self) or "wait again, or look for the rank that did not make the matching call",
-            )
+        with waiting(self, ends=end is not None):
+            if timeout is None or end is None:
+                if rounds_under_way:
+                    self._wait_beside_others()
+                with self._moving:
+                    self._wait_for_ever()
+            elif not self._poll(end):
+                raise WaitTimeoutError(
+                    f"{self.call} was not complete after {float(timeout):g} s",
+                    f"started at {self.birth}",
+                    other_message(self)
+                    or "wait again, or look for the rank that did not make the matching call",
+                )
         return self._outcome()
 
     def done(self) -> bool:
@@ -194,16 +200,14 @@ class Request(Generic[T_co]):
         """Block the host until the call is complete. On host memory this is wait()."""
         self.wait()
 
-    def needs(self, comm: Comm, source: int | None) -> None:
-        """Note that the message must come from source, for the watchdog (agree/watchdog.py)."""
-        self.waits_for = (comm, source, 0)
+    def needs(self, comm: Comm, verb: str, peer: int | None, tag: int | None) -> None:
+        """Note that it is a message from or to peer, for the watchdog (agree/watchdog.py)."""
+        self.waits_for = (comm, peer, MESSAGE, verb, tag)
 
-    def needs_all(self, comm: Comm) -> None:
-        """Note that all ranks of comm must make this call, its last one so far."""
-        if comm.watched is not None:
-            self.waits_for = (comm, None, comm.last_call())
-        else:
-            self.waits_for = (comm, None, -1)
+    def needs_all(self, comm: Comm, verb: str) -> None:
+        """Note that all ranks of comm must make this call of verb, its last one so far."""
+        number = NONE if comm.watched is None else comm.last_call()
+        self.waits_for = (comm, None, number, verb, None)
 
     def compares(self, leave: Any) -> None:
         """Wait first for the comparison with another group, if leave is one (agree/agreement.py)."""
@@ -444,10 +448,12 @@ def deadline(timeout: float) -> float:
 
 def other_message(request: Request[Any]) -> str:
     """What to try where another message has come than the one that a request waits for; "": none has."""
-    name = request.call.partition("(")[0]
-    if request.waits_for is None or request.waits_for[2] != 0 or "recv" not in name:
+    if request.waits_for is None:
         return ""
-    there = untaken(request.waits_for[0], name.endswith(("_object", "_ragged")), request.waits_for[1])
+    comm, source, number, verb, _ = request.waits_for
+    if number != MESSAGE or (of_objects := receives(verb)) is None:
+        return ""
+    there = untaken(comm, of_objects, source)
     return there and f"{there}: the same tag and rank on both sides, tag=None for any; or wait again"
 
 

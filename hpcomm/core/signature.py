@@ -73,6 +73,15 @@ def operator(code: int) -> str:
     return f"op={NAMES[op]!r}" if op < len(NAMES) else "op=a function"
 
 
+def words_of(verb: str, code: int) -> dict[str, object]:
+    """The operator and the root that a code of verb has, by the names of the verb's arguments."""
+    op = code >> 6 & 31
+    return {
+        "op": (NAMES[op] if op < len(NAMES) else "a function") if verb in REDUCTIONS else None,
+        "root": code >> 19 & 0xFFF if verb in ROOTED else None,
+    }
+
+
 def describe(signature: int, size: int = 0) -> str:
     """`all_reduce(float64, 4 elements, op='max')`.
 

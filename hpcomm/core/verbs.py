@@ -57,3 +57,11 @@ ROOTED = ROOT_SENDS | ROOT_RECEIVES
 REDUCTIONS = frozenset(name for name, verb in TABLE.items() if verb.reduces)
 PREFIXES = frozenset(name for name, verb in TABLE.items() if verb.is_prefix)
 RAGGED = frozenset(name for name, verb in TABLE.items() if verb.is_ragged)
+
+_RECEIVE = ("recv", "irecv", "sendrecv", "probe")
+
+
+def receives(verb: str) -> bool | None:
+    """Whether verb receives objects or ragged arrays, which travel apart, or plain arrays; None: nothing."""
+    plain = verb.removesuffix("_object").removesuffix("_ragged")
+    return plain != verb if plain in _RECEIVE else None

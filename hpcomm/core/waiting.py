@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from ..errors import UsageError, WaitTimeoutError
+from .present import calling
 from .request import Pause, Polled, Request, deadline
 
 T = TypeVar("T")
@@ -52,12 +53,13 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
 def _move_on(pending: Sequence[object], end: float | None) -> None:
     """Ask all requests in turn, until they are complete or it is time: some progress only if asked."""
     polled, pause = Polled([each for each in pending if isinstance(each, Request)]), Pause()  # not plans
-    while True:
-        polled.requests = [request for request in polled.requests if not _has_ended(request)]
-        if not polled.requests or (end is not None and time.monotonic() >= end):
-            return
-        polled.turn()
-        pause.sleep()
+    with calling(None, "wait_all", f"{len(pending)} requests"):
+        while True:
+            polled.requests = [request for request in polled.requests if not _has_ended(request)]
+            if not polled.requests or (end is not None and time.monotonic() >= end):
+                return
+            polled.turn()
+            pause.sleep()
 
 
 def _has_ended(request: Request[object]) -> bool:
@@ -83,18 +85,19 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
         )
     end = None if timeout is None else deadline(timeout)
     polled, pause = Polled(pending, is_any=True), Pause()
-    while True:
-        for i, request in enumerate(pending):
-            if request.done():
-                return i, request.wait()
-        if timeout is not None and end is not None and time.monotonic() >= end:
-            raise WaitTimeoutError(
-                f"none of {len(pending)} requests was complete after {float(timeout):g} s",
-                f"the first, {pending[0].call}, was started at {pending[0].birth}",
-                "wait again, or look for the ranks that did not make the matching calls",
-            )
-        polled.turn()
-        pause.sleep()
+    with calling(None, "wait_any", f"{len(pending)} requests"):
+        while True:
+            for i, request in enumerate(pending):
+                if request.done():
+                    return i, request.wait()
+            if timeout is not None and end is not None and time.monotonic() >= end:
+                raise WaitTimeoutError(
+                    f"none of {len(pending)} requests was complete after {float(timeout):g} s",
+                    f"the first, {pending[0].call}, was started at {pending[0].birth}",
+                    "wait again, or look for the ranks that did not make the matching calls",
+                )
+            polled.turn()
+            pause.sleep()
 
 
 def _requests(name: str, given: Iterable[Given]) -> list[Given]:

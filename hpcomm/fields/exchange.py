@@ -31,7 +31,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, np
 from ..core.limits import STARTED_ALONE
+from ..core.present import calling
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from ..node.present import enter, leave
 from ..transport.datatypes import divided, gathered, gathers, spec
 from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
 from ..transport.exchange_comm import Channel, channel
@@ -110,10 +112,11 @@ class Exchange:
         outgoing = _by_peer(sends, [None] * len(sends))
         own = zip(incoming.pop(comm.rank, []), outgoing.pop(comm.rank, []), strict=True)
         try:
-            terms = self._terms(lines, outgoing, incoming, tag, device_side)
-            self.device_side = terms.device_side
-            self._sites = sites(self._keep)
-            self._plan(lines, outgoing, incoming, terms)
+            with calling(comm, verb):
+                terms = self._terms(lines, outgoing, incoming, tag, device_side)
+                self.device_side = terms.device_side
+                self._sites = sites(self._keep)
+                self._plan(lines, outgoing, incoming, terms)
         except MPI.Exception as error:
             raise transport.failure(error, verb, comm) from None
         except HpcommError as error:
@@ -276,10 +279,11 @@ class Exchange:
         self._first(copies_out)
         if len(self._requests) <= STARTED_ALONE:
             self._first([request.Start for request in self._requests])
-            self._then([request.Wait for request in self._requests])
+            self._then([partial(_waited, self._comm, self._verb, each.Wait) for each in self._requests])
         else:
             self._first([partial(MPI.Prequest.Startall, self._requests)])
-            self._then([partial(MPI.Request.Waitall, self._requests)])
+            wait_all = partial(MPI.Request.Waitall, self._requests)
+            self._then([partial(_waited, self._comm, self._verb, wait_all)])
         me = self._comm.rank
         for source, dest in terms.channels:
             if dest == me:
@@ -425,3 +429,11 @@ def _boxes(channel: core.Channel) -> tuple[AnyArray, AnyArray]:
     """The memory of both boxes of a channel."""
     both = np.frombuffer(memoryview(channel), np.uint8)
     return both[: both.size // 2], both[both.size // 2 :]
+
+
+def _waited(comm: Communicator, verb: str, wait: Act) -> None:
+    try:
+        enter(comm, verb, None, None, None)
+        wait()
+    finally:
+        leave()

@@ -11,6 +11,7 @@ import time
 from typing import TypeVar
 
 from .._lazy import MPI
+from ..core.present import calling
 
 _TAG = 0
 _NAP_S = 5e-5
@@ -29,11 +30,12 @@ def exchange_sparse(comm: MPI.Intracomm, parts: dict[int, T]) -> list[T]:
     got: dict[int, T] = {}
     status = MPI.Status()
     barrier: MPI.Request | None = None
-    while barrier is None or not barrier.Test():
-        if message := comm.improbe(MPI.ANY_SOURCE, _TAG, status):
-            got[status.source] = message.recv()
-        elif barrier is None and MPI.Request.Testall(sent):
-            barrier = comm.Ibarrier()
-        else:
-            time.sleep(_NAP_S)
+    with calling(None, "exchange"):
+        while barrier is None or not barrier.Test():
+            if message := comm.improbe(MPI.ANY_SOURCE, _TAG, status):
+                got[status.source] = message.recv()
+            elif barrier is None and MPI.Request.Testall(sent):
+                barrier = comm.Ibarrier()
+            else:
+                time.sleep(_NAP_S)
     return [got[rank] for rank in sorted(got)]

@@ -34,7 +34,7 @@ def attached(at: int, comm: Comm, peer: int, verb: str) -> Channel:
     native, near = core(), _near()
     assert native is not None
     hook, spins = _watching(comm, peer, verb), 0 if near.is_crowded else NODE_SPINS
-    made: Channel = native.Channel(near.shared, at, peer, hook, spins)
+    made: Channel = native.Channel(near.shared, at, peer, hook, spins, verb=verb)
     return made
 
 

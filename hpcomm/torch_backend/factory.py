@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..communicator.communicator import Communicator
 from ..communicator.groups import short_list
+from ..core.present import calling
 from ..errors import ConfigError, HpcommError
 from . import rendezvous
 from .names import backends, c10d, dist, label
@@ -46,7 +47,8 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
         rendezvous.warn("pg_options= has no effect: backend 'mpi' has no options")
     given["backend_options"] = None
     try:
-        return before(*call.args, **call.kwargs)
+        with calling(None, "new_group", str(ranks)) if ranks else calling(None, "init_process_group"):
+            return before(*call.args, **call.kwargs)
     except (AttributeError, TypeError, RuntimeError) as error:
         if isinstance(error, HpcommError) or not is_unknown():
             raise

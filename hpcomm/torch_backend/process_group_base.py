@@ -19,6 +19,7 @@ from zlib import crc32
 import torch
 
 from ..communicator.communicator import Communicator
+from ..core.present import saying
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
 from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds, words
@@ -273,7 +274,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         worker = self.worker
         if (not background and not worker.waiting) or worker.is_me():
             try:
-                deed()
+                with saying(words):
+                    deed()
             except HpcommError as error:
                 raise as_torch(error, words(), self.where) from None
             return self._keep(Work(outputs))

@@ -13,6 +13,7 @@ import torch
 from torch.futures import Future
 
 from ..core.limits import WORK_LOOK_S
+from ..core.present import saying
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .calls import flat
 from .entry_barrier import pause
@@ -151,7 +152,7 @@ class QueuedWork(Work):
             seconds = timeout.total_seconds() if timeout else -1
             if self._group.worker.is_me():  # a callback waits for a call that stands behind it in the queue
                 self._group.worker.run_until(self)
-            elif self._under_way.acquire(timeout=seconds):
+            elif self._comes(seconds):
                 self._under_way.release()
             else:
                 raise as_torch(
@@ -164,6 +165,10 @@ class QueuedWork(Work):
         if self._aside is not None:
             self._aside.join()
         return super().wait()
+
+    def _comes(self, seconds: float) -> bool:
+        with saying(self._words):
+            return self._under_way.acquire(timeout=seconds)
 
     def is_completed(self) -> bool:
         return self._over and (self._aside is None or self._aside.done())
@@ -231,18 +236,21 @@ class MessageWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self.poll():
-            seconds = timeout.total_seconds() if timeout else None
-            begin = time.monotonic()
-            look = begin + WORK_LOOK_S
-            while not self.poll():
-                waited = (now := time.monotonic()) - begin
-                if seconds is not None and waited > seconds:
-                    raise self._late(waited, "wait again, or look at what that rank does")
-                if now > look:
-                    look = now + WORK_LOOK_S
-                    self._check_peer(waited)
-                pause(waited)
+            with saying(lambda: self._words):
+                self._poll_until(timeout.total_seconds() if timeout else None)
         return super().wait()
+
+    def _poll_until(self, seconds: float | None) -> None:
+        begin = time.monotonic()
+        look = begin + WORK_LOOK_S
+        while not self.poll():
+            waited = (now := time.monotonic()) - begin
+            if seconds is not None and waited > seconds:
+                raise self._late(waited, "wait again, or look at what that rank does")
+            if now > look:
+                look = now + WORK_LOOK_S
+                self._check_peer(waited)
+            pause(waited)
 
     def _check_peer(self, waited: float) -> None:
         group = self._group

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from .._lazy import MPI
 from ..core.comm import Comm
+from ..core.present import calling
 
 
 class Channel(NamedTuple):
@@ -24,7 +25,8 @@ def channel(comm: Comm, peek: bool = False) -> Channel:
     """
     if comm.exchange_channel is None:
         try:
-            made = comm.mpi_handle.Dup()
+            with calling(comm, "a planned exchange"):
+                made = comm.mpi_handle.Dup()
         except MPI.Exception as error:
             from .mpi import failure
 

@@ -18,6 +18,7 @@ from ..core.limits import REQUEST_PAUSE_S
 from ..core.request import Request, birth, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, passing
+from ..node.present import enter, leave
 from . import mpi as transport
 from .matching import fill
 
@@ -45,14 +46,14 @@ class Message(Request[Any]):
 
     __slots__ = ("_going", "_seen", "_status", "_tag", "_tags", "_verb", "_x")
     _call = _Words()
-    waits_for: tuple[Comm, int, int]
+    waits_for: tuple[Comm, int, int, str, int]
 
     def __init__(
         self, comm: Comm, verb: str, x: Any, peer: int, tag: int, going: MPI.Request,
         tags: set[int] | None = None,
     ) -> None:  # fmt: skip
         self._verb, self._x, self._tag, self._tags = verb, x, tag, tags
-        self.waits_for = comm, peer, 0
+        self.waits_for = comm, peer, 0, verb, tag
         frame = sys._getframe(2)
         code = frame.f_code
         self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
@@ -76,6 +77,7 @@ class Message(Request[Any]):
         while self._stages is not None:
             seen = MPI.Status() if self._verb == "recv" else None
             try:
+                enter(self.waits_for[0], self._verb, self._x, self.waits_for[1], self._tag)
                 self._pending.pop().Wait(seen)
                 if seen is not None:
                     self._arrived(seen)
@@ -84,6 +86,8 @@ class Message(Request[Any]):
                 time.sleep(REQUEST_PAUSE_S)
             except BaseException as error:
                 self._failed(error, seen)
+            finally:
+                leave()
         if self._error is not None:
             raise self._error
         return self.result

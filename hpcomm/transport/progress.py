@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from .._lazy import MPI
 from ..agree import runtime
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
+from ..core.present import waiting
 from ..core.request import (
     Pending,
     Request,
@@ -67,6 +68,13 @@ class StreamRequest(Request[T_co]):
 
     def wait(self, timeout: float | None = None) -> T_co:
         end = None if timeout is None else deadline(timeout)
+        with waiting(self, ends=end is not None):
+            self._poll_until(end, timeout)
+        result = self._outcome()
+        self._after.order()
+        return result
+
+    def _poll_until(self, end: float | None, timeout: float | None) -> None:
         pause = _pauses()
         while self._stages is not None:
             advance()
@@ -79,9 +87,6 @@ class StreamRequest(Request[T_co]):
                         "wait again, or look for the rank that did not make the matching call",
                     )
                 pause()
-        result = self._outcome()
-        self._after.order()
-        return result
 
     def done(self) -> bool:
         advance()

@@ -441,7 +441,9 @@ def test_who_needs_at_its_end_a_rank_that_has_ended_is_told(
     done = job(ranks, ["python", *words, str(program)], expect=None, env={"HPCOMM_NODE": node})
     assert done.returncode != 124  # a handler's exception is no failure
     # Whoever of those that it needs was seen to have ended first.
-    assert re.search(r"all_?reduce\b.* ranks? [02]\b.*, which ha(s|ve) ended", done.stderr), done.stderr
+    assert re.search(r"all_reduce(_object)?\b.* ranks? [02]\b.*, which ha(s|ve) ended", done.stderr), (
+        done.stderr
+    )
 
 
 def test_plain_mpirun_ends_for_a_rank_that_has_ended_without_the_core(

@@ -137,7 +137,7 @@ def test_a_rank_that_an_exception_ends_is_said_to_be_where_that_was_raised(job: 
         + """
 import threading
 from hpcomm.agree import runtime
-from hpcomm.agree.call_stack import describe_call
+from hpcomm.agree.present_calls import describe_call
 
 runtime._leave = time.sleep  # for a second
 if comm.rank == 1:

@@ -174,7 +174,7 @@ def test_who_does_not_come_is_named_with_what_it_does_instead(world: Any, rank: 
         with pytest.raises(hpcomm.WaitTimeoutError, match=over(size)) as told:
             dist.all_reduce(torch.ones(2), group=group)
         for other in range(1, size) if group.entry.node is not None else ():
-            row = rf"\n  rank {other}: all_reduce\(float32 \(3,\)\) at test_timeouts.py:\d+"
+            row = rf"\n  rank {other}: all_reduce\(float32 \(3,\), op='sum'\) at test_timeouts.py:\d+"
             assert re.search(row, str(told.value))
     dist.all_reduce(torch.ones(3))
     give_up(group)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._lazy import MPI
 from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
+from ...core.present import calling
 from ...device import driver
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Wire:
         for _ in range(_SPINS):
             if test():
                 return
+        with calling(None, "exchange"):
+            self._wait(test, judge)
+
+    def _wait(self, test: Callable[[], bool], judge: Callable[[float], None]) -> None:
         started = looked = time.monotonic()
         while not test():
             os.sched_yield()  # no sleep: large messages move by these very calls

@@ -2,13 +2,13 @@
 #include "module.h"
 
 static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "at", "peer", "hook", "spins", NULL};
+  static char *words[] = {"segment", "at", "peer", "hook", "spins", "verb", NULL};
   Segment *segment;
   unsigned long long offset;
   int peer, spins = 2000;
-  PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oi", words, segment_type, &segment, &offset, &peer, &hook,
-                                   &spins))
+  PyObject *hook = Py_None, *verb = NULL;
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|OiU", words, segment_type, &segment, &offset, &peer, &hook,
+                                   &spins, &verb))
     return NULL;
   if (offset + sizeof(struct node_channel) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no channel begins at %llu", offset);
@@ -16,6 +16,7 @@ static PyObject *channel_new(PyTypeObject *type, PyObject *args, PyObject *keywo
   if (!self) return NULL;
   self->segment = (Segment *)Py_NewRef((PyObject *)segment);
   self->hook = hook == Py_None ? NULL : Py_NewRef(hook);
+  self->verb = verb ? Py_NewRef(verb) : PyUnicode_FromString("exchange");
   self->owner = node_forks;
   self->channel.node = (struct node){.host = &python_host, .program = self->hook, .spins = spins};
   channel_attach(&self->channel, &segment->segment, (struct node_channel *)((char *)segment->segment.head + offset),
@@ -41,6 +42,7 @@ static int channel_clear(PyObject *me) {
   Py_XDECREF((PyObject *)segment);
   self->channel.node.program = NULL;
   Py_CLEAR(self->hook);
+  Py_CLEAR(self->verb);
   return 0;
 }
 static int channel_traverse(PyObject *me, visitproc visit, void *arg) {
@@ -78,10 +80,13 @@ static PyObject *box_of(PyObject *me, PyObject *wait, int to_fill) {
   Channel *self = (Channel *)me;
   int may_wait = PyObject_IsTrue(wait);
   if (may_wait < 0 || !is_open(self) || !is_free(self)) return NULL;
+  if (!may_wait) return PyBool_FromLong(channel_ready(&self->channel, to_fill) != NULL);
   self->busy = 1;
-  char *at = may_wait ? channel_box(&self->channel, to_fill) : channel_ready(&self->channel, to_fill);
+  struct doing now = {.owner = me, .verb = self->verb}, *before = begin_call(&now);
+  char *at = channel_box(&self->channel, to_fill);
+  done_call(before);
   self->busy = 0;
-  return at || !may_wait ? PyBool_FromLong(at != NULL) : NULL;
+  return at ? Py_NewRef(Py_True) : NULL;
 }
 static PyObject *channel_empty_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 1); }
 static PyObject *channel_full_box(PyObject *me, PyObject *wait) { return box_of(me, wait, 0); }

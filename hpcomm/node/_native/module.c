@@ -59,6 +59,13 @@ const struct node_host python_host = {leave, back, look};
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 static const char *const op_names[OPS] = {"sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor"};
 static PyObject *op_words[OPS]; /* interned */
+static const char *const verb_names[] = {[BY_ALL_GATHER] = "all_gather", [BY_ALL_REDUCE] = "all_reduce",
+                                         [BY_ALL_TO_ALL] = "all_to_all", [BY_BARRIER] = "barrier",
+                                         [BY_BROADCAST] = "broadcast",   [BY_EXSCAN] = "exscan",
+                                         [BY_GATHER] = "gather",         [BY_REDUCE] = "reduce",
+                                         [BY_REDUCE_SCATTER] = "reduce_scatter",
+                                         [BY_SCAN] = "scan",             [BY_SCATTER] = "scatter"};
+static PyObject *verb_words[BY_SCATTER + 1];
 
 static int op_of(PyObject *word) { /* -1: none of ours */
   for (int i = 0; i < OPS; i++)
@@ -207,7 +214,10 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   PyObject *result = NULL;
   int bad = prepare(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
   if (bad == 0 && (bad = enter_call(self) * 2) == 0) {
+    struct doing now = {me, verb_words[verb], g.x && g.x != Py_None ? g.x : g.out, g.op, g.root, 0};
+    struct doing *before = begin_call(&now);
     bad = node_run(&self->node, &c);
+    done_call(before);
     self->busy = 0;
     bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
     if (bad == -2 && self->node.gave_up == self->node.calls)
@@ -241,7 +251,9 @@ static PyObject *barrier(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
   (void)none;
   if (enter_call(self)) return NULL;
+  struct doing now = {.owner = me, .verb = verb_words[BY_BARRIER]}, *before = begin_call(&now);
   int bad = node_arrive_and_wait(&self->node, BY_BARRIER, NULL, 0);
+  done_call(before);
   self->busy = 0;
   return bad ? NULL : Py_NewRef(Py_None);
 }
@@ -510,7 +522,10 @@ PyMODINIT_FUNC PyInit_core(void) {
   segment_type = (PyTypeObject *)PyType_FromSpec(&segment_spec);
   for (int i = 0; i < OPS; i++)
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
-  if (!m || !node || !channel || !segment_type || PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
+  for (int i = BY_ALL_GATHER; i <= BY_SCATTER; i++)
+    if (!(verb_words[i] = PyUnicode_InternFromString(verb_names[i]))) return NULL;
+  if (!m || !node || !channel || !segment_type || PyModule_AddFunctions(m, present_functions) ||
+      PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
       PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Channel", channel) ||
       PyModule_AddIntConstant(m, "VERSION", NODE_VERSION) ||
       PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||

@@ -22,6 +22,7 @@ typedef struct {
   PyObject_HEAD struct channel channel;
   Segment *segment;
   PyObject *hook;
+  PyObject *verb; /* for which it is used, in words */
   int busy;
   int views; /* of its boxes, which somebody holds */
   int owner;
@@ -33,6 +34,39 @@ int enter_call(Node *);   /* module.c: 0, or an exception: this thread may not *
 uint64_t read_signature(PyObject *); /* module.c: or an exception: more than 63 bits */
 PyObject *node_share(PyObject *, PyObject *const *, Py_ssize_t); /* parcels.c */
 PyObject *node_tell(PyObject *, PyObject *const *, Py_ssize_t);
+
+struct doing { /* present.c: what a thread is in */
+  PyObject *owner, *verb, *x, *by, *with;
+  uint64_t count;
+};
+struct thread { /* and which one is */
+  unsigned long ident;
+  uint64_t count;       /* of its calls */
+  struct doing message; /* owner NULL: none */
+  struct doing *call;   /* of the core's, or NULL; it stands on its stack */
+  struct thread *next;
+};
+#ifdef __GLIBC__
+#define QUICK __attribute__((tls_model("initial-exec"))) /* one load; no other libc has room for that in what is loaded late */
+#else
+#define QUICK
+#endif
+extern __thread struct thread *this_one QUICK;
+struct thread *first_seen(void); /* NULL: an exception */
+
+/* A call of the core begins; returns what the thread was in before, which is for done_call(). */
+static inline struct doing *begin_call(struct doing *now) {
+  struct thread *t = this_one ? this_one : first_seen();
+  if (!t) return PyErr_Clear(), NULL;
+  struct doing *before = t->call;
+  now->count = ++t->count;
+  t->call = now;
+  return before;
+}
+static inline void done_call(struct doing *before) {
+  if (this_one) this_one->call = before;
+}
+extern PyMethodDef present_functions[];
 extern PyTypeObject *segment_type;
 extern PyType_Spec segment_spec, channel_spec;
 

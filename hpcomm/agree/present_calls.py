@@ -1,0 +1,104 @@
+"""Present calls: what threads of this process are doing, and where in the program.
+
+What is read stands in core/present.py and node/present.py. A stack is looked at for the program's own line.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ..core.present import calling, innermost, is_own, messaging, waiting
+from ..core.signature import words_of
+from ..core.verbs import TABLE
+from ..errors import HpcommError, calling_frame, is_ours, source_line
+from ..node.present import present
+from . import runtime
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
+
+
+def communicating() -> dict[int, calling]:
+    """The outermost call of a communicator, of each thread that is in one, but for hpcomm's own."""
+    threads = (thread for thread in threading.enumerate() if not is_own(thread))
+    found = {thread.ident: call_of(thread.ident, True) for thread in threads if thread.ident}
+    return {thread: call for thread, call in found.items() if call is not None}
+
+
+def call_of(thread: int | None = None, of_comm: bool = False) -> calling | None:
+    """The outermost call of a thread; by default of this one, or of the main thread in one of ours.
+
+    of_comm: that is a communicator's.
+    """
+    thread = _whose(thread)
+    found = None
+    call = _noted(thread, *present().get(thread, (None, None)))
+    if call is not None:
+        call.outer = innermost.get(thread)
+    else:
+        call = innermost.get(thread)
+    while call is not None:
+        if call.comm is not None or not of_comm:
+            found = call
+        call = call.outer
+    return found
+
+
+def _whose(thread: int | None) -> int:
+    if thread is None:
+        this = threading.current_thread()
+        thread = (threading.main_thread() if is_own(this) else this).ident
+    return thread or 0
+
+
+def _noted(thread: int, message: Any, call: Any) -> calling | None:
+    """The call whose fields node/present.py has noted."""
+    noted = call or message
+    if noted is None:
+        return None
+    owner, verb, x, by, other, count = noted
+    if hasattr(owner, "waits_for"):  # a plan's state
+        made: calling = waiting(owner, verb)
+    elif call is not None:
+        made = calling(_of_node(owner), verb, x, op=by, root=other)
+    elif verb in TABLE:
+        made = calling(owner, verb, x, **words_of(verb, by))
+    else:
+        made = messaging(owner, verb, x, by, other)
+    made.noted = thread, count
+    return made
+
+
+def _of_node(node: object) -> Comm | None:
+    return next((comm for comm in runtime.living() if comm.node is node), None)
+
+
+def verb_now() -> str:
+    """What the calling thread calls."""
+    call = call_of()
+    return "a call" if call is None else call.verb
+
+
+def describe_call(thread: int | None = None, verb: str = "") -> str:
+    """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the program's own code is.
+
+    Args:
+        thread: as call_of has it.
+        verb: what it calls, where nothing is noted.
+    """
+    call, end = call_of(thread), ""
+    frame = sys._current_frames().get(_whose(thread))
+    inside = "in" if frame is not None and is_ours(frame.f_code) else "not in a call of"
+    words = str(call) if call else f"{verb}()" if verb else f"{inside} hpcomm,"
+    if call is None and runtime.uncaught is not None:
+        error, trace = runtime.uncaught
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        frame = None if trace is None else trace.tb_frame
+        words = (isinstance(error, HpcommError) and error.during) or "not in a call of hpcomm,"
+        end = f", ended by {type(error).__name__}"
+    user = None if frame is None else calling_frame(frame)
+    here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
+    return f"{words} at {here}{end}"

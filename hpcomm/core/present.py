@@ -1,0 +1,158 @@
+"""The present call: what each thread of this process is doing in hpcomm, as data that other threads read.
+
+Who makes a call on the general path writes it down here; a call may make others:
+
+    thread ──> innermost ── outer ──> ... ── outer ──> outermost: what the program called
+
+    verb      short text    "all_reduce", "recv_object"
+    comm      communicator  of which others are told the name, and the number tag_base
+    number    of the call   there; MESSAGE, NONE, or NEXT: the one that its call log, or the core, is at
+    peer      rank          that a message comes from or goes to; None or below 0: any
+    tag       number        of a message; None or below 0: any
+    ends      yes or no     whether it ends by itself, as it has a timeout of its own
+    shown     text          what str() says of the arguments
+
+What the native core carries out, and messages that were known before, are written by node/present.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread, get_ident
+from typing import TYPE_CHECKING, Any
+
+from ..errors import HpcommError
+from .verbs import receives
+
+if TYPE_CHECKING:
+    from .comm import Comm
+
+MESSAGE, NONE, NEXT = 0, -1, -3
+
+innermost: dict[int, calling] = {}  # by thread
+
+
+def is_own(thread: Thread) -> bool:
+    """Whether it is one of hpcomm's, which calls nothing for itself."""
+    return thread.name.startswith("hpcomm")
+
+
+class calling:  # noqa: N801  a context, read as a word
+    """While the calling thread makes a call of verb on comm.
+
+    Args:
+        x: its array, or what is said in its place.
+        words: arguments to be told by name; what was left away is not.
+    """
+
+    __slots__ = ("_thread", "comm", "noted", "outer", "verb", "words", "x")
+    number = NEXT
+    peer: int | None = None
+    tag: int | None = None
+    ends = False
+
+    def __init__(self, comm: Comm | None, verb: str, x: object = None, **words: object) -> None:
+        self.comm, self.verb, self.x, self.words = comm, verb, x, words
+        self.outer: calling | None = None
+        self.noted: object = None  # what tells it from others that node/present.py has noted
+
+    def __enter__(self) -> calling:
+        self._thread = thread = get_ident()
+        self.outer = innermost.get(thread)
+        innermost[thread] = self
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self.outer is not None:
+            innermost[self._thread] = self.outer
+        else:
+            innermost.pop(self._thread, None)
+            if isinstance(error, HpcommError):
+                error.during = error.during or str(self)
+
+    def is_the(self, other: calling) -> bool:
+        """Whether it is the very same call."""
+        return self is other or (self.noted is not None and self.noted == other.noted)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is for the others, and not begun only."""
+        return not self.words.get("async_op")
+
+    def __str__(self) -> str:
+        shown = [] if self.x is None else [_shown(self.x)]
+        for name, value in self.words.items():
+            if not (value is None or value is False or (isinstance(value, (dict, tuple)) and not value)):
+                shown.append(f"{name}={_word(value)}")
+        return f"{self.verb}({', '.join(shown)})"
+
+
+class messaging(calling):  # noqa: N801
+    """The same of a message, which comes from peer or goes there."""
+
+    __slots__ = ("peer", "tag")
+    number = MESSAGE
+
+    def __init__(
+        self, comm: Comm | None, verb: str, x: object, peer: int | None, tag: int | None, **words: object
+    ) -> None:
+        words["dest" if receives(verb) is None else "source"] = _known(peer)
+        words["tag"] = _known(tag)
+        super().__init__(comm, verb, x, **words)
+        self.peer, self.tag = peer, tag
+
+
+def _known(number: object) -> object:
+    """None in place of what MPI has for any."""
+    return None if isinstance(number, int) and number < 0 else number
+
+
+class waiting(calling):  # noqa: N801
+    """While the calling thread waits for what was begun before.
+
+    Args:
+        what: a Request or a Plan, whose call says which.
+        verb: what the program called for it.
+        ends: whether only for a time.
+    """
+
+    __slots__ = ("ends", "number", "peer", "tag", "what", "word")
+
+    def __init__(self, what: Any, word: str = "wait", ends: bool = False) -> None:
+        comm, self.peer, self.number, verb, self.tag = what.waits_for or (None, None, NONE, word, None)
+        super().__init__(comm, verb)
+        self.what, self.word, self.ends = what, word, ends
+
+    def __str__(self) -> str:
+        return f"{self.word}({self.what.call})"
+
+
+class saying(calling):  # noqa: N801
+    """While the calling thread makes a call, of no communicator, that words() tell."""
+
+    __slots__ = ("_say",)
+
+    def __init__(self, words: Callable[[], str]) -> None:
+        super().__init__(None, "a call")
+        self._say = words
+
+    def __str__(self) -> str:
+        return self._say()
+
+
+def _word(value: object) -> str:
+    try:
+        return getattr(value, "__name__", None) or repr(value)
+    except Exception:  # whatever it is, it is described where an error is told
+        return f"a {type(value).__name__}"
+
+
+def _shown(x: object) -> str:
+    if isinstance(x, str):
+        return x
+    with suppress(Exception):  # whatever it is, as memory that was released
+        dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+        if dtype is not None and shape is not None:
+            return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+    return type(x).__name__

@@ -1,0 +1,146 @@
+"""The present call of a thread, as data that other threads read."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hpcomm.agree import present_calls
+from hpcomm.agree.present_calls import call_of, describe_call
+from hpcomm.core import present as general
+from hpcomm.core.present import MESSAGE, calling, messaging, saying, waiting
+from hpcomm.core.verbs import receives
+from hpcomm.errors import UsageError
+from hpcomm.node import present
+
+COMM: Any = SimpleNamespace(name="any")
+
+
+@pytest.fixture(params=["core", "without"])
+def noted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """node/present.py, by the native core and without it."""
+    own = importlib.util.find_spec("hpcomm.node._native.core")
+    if request.param == "core" and (own is None or os.environ.get("HPCOMM_NODE") == "off"):
+        pytest.skip("there is no native core here")
+    if request.param == "without":
+        names = {name: getattr(present, f"_{name}") for name in ("enter", "leave", "present")}
+        monkeypatch.setattr(present_calls, "present", names["present"])
+        yield SimpleNamespace(**names)
+    else:
+        yield present
+
+
+def test_the_outermost_call_is_what_a_thread_is_doing() -> None:
+    assert call_of() is None
+    with calling(None, "wait_all"), calling(COMM, "all_reduce", np.ones(3), op="sum") as inner:
+        outermost = call_of()
+        assert outermost is not None
+        assert outermost.verb == "wait_all"
+        assert call_of(of_comm=True) is inner
+        assert describe_call().startswith("wait_all() at test_present_calls.py:")
+    assert call_of() is None
+    assert not general.innermost
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (calling(COMM, "barrier", async_op=False, algorithm=None), "barrier()"),
+        (calling(COMM, "all_reduce", np.ones((3, 5), "f4"), op=max), "all_reduce(float32 (3, 5), op=max)"),
+        (calling(COMM, "split", color=0, key=-1), "split(color=0, key=-1)"),
+        (calling(COMM, "broadcast", [1, 2], root=1), "broadcast(list, root=1)"),
+        (messaging(COMM, "send", np.ones(2), 1, 0), "send(float64 (2,), dest=1, tag=0)"),
+        (messaging(COMM, "recv", None, -1, None), "recv()"),
+        (messaging(COMM, "sendrecv", None, 0, 7, dest=1), "sendrecv(dest=1, source=0, tag=7)"),
+        (saying(lambda: "all_gather(list of 2)"), "all_gather(list of 2)"),
+    ],
+)  # fmt: skip
+def test_a_call_says_what_was_given(call: calling, words: str) -> None:
+    assert str(call) == words
+
+
+def test_a_wait_is_for_what_its_request_has_noted() -> None:
+    request = SimpleNamespace(waits_for=(COMM, 3, MESSAGE, "irecv_object", 5), call="irecv_object(source=3)")
+    wait = waiting(request, ends=True)
+    assert (wait.comm, wait.peer, wait.number, wait.verb, wait.tag, wait.ends) == (
+        COMM, 3, MESSAGE, "irecv_object", 5, True,
+    )  # fmt: skip
+    assert str(wait) == "wait(irecv_object(source=3))"
+
+
+def test_a_message_that_was_known_is_noted_until_it_ends(noted: Any) -> None:
+    x = np.ones(4)
+    for tag in (3, 4):
+        noted.enter(COMM, "recv", x, 1, tag)
+        found = call_of()
+        assert found is not None
+        assert (found.comm, found.verb, found.number) == (COMM, "recv", MESSAGE)
+        assert (found.peer, found.tag) == (1, tag)
+        again = call_of()
+        assert again is not None
+        assert again.is_the(found)
+        noted.enter(COMM, "recv", x, 1, tag)
+        following = call_of()
+        assert following is not None
+        assert not following.is_the(found)
+        noted.leave()
+        assert call_of() is None
+        noted.leave()
+
+
+def test_another_thread_reads_it(noted: Any) -> None:
+    def beside() -> None:
+        noted.enter(COMM, "send", np.ones(2), 1, 0)
+        there.set()
+        go_on.wait(20)
+        noted.leave()
+
+    there, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=beside)
+    thread.start()
+    assert there.wait(20)
+    assert call_of() is None
+    assert describe_call(thread.ident).startswith(
+        "send(float64 (2,), dest=1, tag=0) at test_present_calls.py:"
+    )
+    go_on.set()
+    thread.join()
+    assert call_of(thread.ident) is None
+
+
+def test_an_array_is_held_no_longer_than_its_call(noted: Any) -> None:
+    class Array(np.ndarray[Any, Any]):
+        gone = False
+
+        def __del__(self) -> None:
+            type(self).gone = True
+
+    x = np.ones(2).view(Array)
+    Array.gone = False
+    noted.enter(COMM, "send", x, 1, 0)
+    del x
+    assert not Array.gone
+    noted.leave()
+    assert Array.gone
+
+
+def test_an_error_knows_the_call_that_it_has_ended() -> None:
+    with pytest.raises(UsageError) as told, calling(COMM, "scan", np.ones(1)), calling(COMM, "all_gather"):
+        raise UsageError("wrong")
+    assert told.value.during == "scan(float64 (1,))"
+
+
+@pytest.mark.parametrize(
+    ("verb", "of_objects"),
+    [("recv", False), ("irecv", False), ("probe_object", True), ("recv_ragged", True), ("sendrecv", False),
+     ("send", None), ("all_gather_object", None), ("", None)],
+)  # fmt: skip
+def test_a_verb_tells_what_it_receives(verb: str, of_objects: bool | None) -> None:
+    assert receives(verb) is of_objects
