@@ -14,6 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..core.buffer import as_buffer
+from ..errors import HpcommError, where
 from .buffers import Part, part, parts, typed
 from .requests import Request
 from .surface import Surface, met, named
@@ -53,7 +54,11 @@ def _both(say: Callable[..., _Deed | None], now: F, later: G) -> tuple[F, G]:
         deed = say(self, *args, **kwargs)
         if deed is None:
             return by_mpi(self, *args, **kwargs)
-        got = getattr(self.communicator, deed.verb)(*deed.given)
+        try:
+            got = getattr(self.communicator, deed.verb)(*deed.given)
+        except HpcommError as error:
+            error.where = where(now.__name__, self.communicator)  # as the program calls it
+            raise
         return None if deed.then is None else deed.then(got)
 
     @named(later)
