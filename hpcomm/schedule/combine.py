@@ -10,7 +10,7 @@ import numpy as np
 
 from .._lazy import NDArray
 from ..errors import UsageError
-from .stream import AFTER, COPY, Schedule, Stream, plus
+from .stream import AFTER, COPY, Schedule, Stream
 
 
 def later(streams: Iterable[Stream], iterations: int) -> tuple[Stream, ...]:
@@ -46,13 +46,13 @@ def _backwards(s: Stream, total: int, how: int) -> Stream:
     chunk, chunk_step, stride, offset = s.at_receiver
     begin = total - 1 - (s.begin + last * s.every)
     return s._replace(
-        source=plus(s.dest, last * s.dest_step),
-        dest=plus(s.source, last * s.source_step),
+        source=np.add(s.dest, last * s.dest_step),
+        dest=np.add(s.source, last * s.source_step),
         source_step=-s.dest_step,
         dest_step=-s.source_step,
-        chunk=plus(chunk, last * chunk_step),
+        chunk=np.add(chunk, last * chunk_step),
         chunk_step=-chunk_step,
-        dest_chunk=plus(s.chunk, last * s.chunk_step),
+        dest_chunk=np.add(s.chunk, last * s.chunk_step),
         dest_chunk_step=-s.chunk_step,
         stride=stride,
         dest_stride=s.stride,

@@ -12,12 +12,14 @@ from runpy import run_path
 from traceback import extract_tb
 from typing import Any
 
+import numpy as np
+
 from ..core.limits import SCHEDULE_PIECE
 from ..errors import HpcommError, UsageError
 from . import butterfly, ring, tree
 from .combine import later, pipeline, reverse, sequence, turn
 from .hierarchy import divide, two_level
-from .stream import Run, Schedule, Stream, plus
+from .stream import Schedule, Stream, ranks
 
 Maker = Callable[..., Schedule]
 _MADE: dict[str, dict[str, Maker]] = {}
@@ -396,8 +398,9 @@ def _after_shift(scan: Maker) -> Maker:
         if p < 2:
             return Schedule("exscan", p, ())
         rest = scan(p - 1, **options)
-        shift = Stream(Run(0, p - 1), Run(1, p - 1), width=rest.chunks)
-        up = (s._replace(source=plus(s.source, 1), dest=plus(s.dest, 1)) for s in rest.streams)
+        r = ranks(p - 1)
+        shift = Stream(r, r + 1, width=rest.chunks)
+        up = (s._replace(source=np.add(s.source, 1), dest=np.add(s.dest, 1)) for s in rest.streams)
         return Schedule("exscan", p, (shift, *later(up, 1)), chunks=rest.chunks)
 
     return exscan

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise as pairwise_of
 
-from .stream import AFTER, BEFORE, Run, Schedule, Stream, ranks
+from .stream import AFTER, BEFORE, Schedule, Stream, ranks
 
 
 def ring(p: int, step: int = 1) -> Schedule:
@@ -21,7 +21,7 @@ def ring(p: int, step: int = 1) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes sent per rank: the bound (Patarasuk and Yuan 2009).
     """
-    r = Run(0, p)
+    r = ranks(p)
     return _gather(p, [Stream(r, (r + step) % p, chunk=r, chunk_step=-step, end=p - 1, modulus=p)])
 
 
@@ -70,7 +70,7 @@ def pairwise(p: int) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
     """
-    r = Run(0, p)
+    r = ranks(p)
     return _gather(p, [Stream(r, (r + 1) % p, chunk=r, dest_step=1, end=p - 1)])
 
 
@@ -81,7 +81,7 @@ def pairwise_exchange(p: int) -> Schedule:
 
     Cost: p-1 rounds, n(p-1)/p bytes: the bound (Thakur, Rabenseifner and Gropp 2005, "pairwise exchange").
     """
-    r = Run(0, p)
+    r = ranks(p)
     own = Stream(r, r, chunk=r, dest_offset=p)
     rest = Stream(
         r, (r + 1) % p, dest_step=1, chunk=r + 1, chunk_step=1, modulus=p, end=p - 1,
@@ -169,7 +169,7 @@ def ring_barrier(p: int) -> Schedule:
 
     Cost: p-1 rounds (folklore).
     """
-    r = Run(0, p)
+    r = ranks(p)
     return Schedule("barrier", p, (Stream(r, (r + 1) % p, reduce=AFTER, end=p - 1),))
 
 

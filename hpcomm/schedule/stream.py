@@ -27,51 +27,17 @@ from ..core.html import sheet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import NDArray
 
-    from ..core.types import AnyArray, Ints
+    from ..core.types import Ints
 
 
 _BLOCK = 1 << 20  # messages looked at together
 COPY, AFTER, BEFORE = 0, 1, 2  # mine = theirs; mine = mine op theirs; mine = theirs op mine
 
 
-@dataclass(frozen=True)
-class Run:
-    """first, first + 1, ...: a column of so many entries that takes no memory; numpy takes it for an array.
-
-    modulus: where it begins at 0 again; 0: never.
-    """
-
-    first: int
-    size: int
-    modulus: int = 0
-    ndim = 1
-
-    @property
-    def shape(self) -> tuple[int]:
-        return (self.size,)
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __add__(self, by: int) -> Run:
-        first = self.first + by
-        return Run(first % self.modulus if self.modulus else first, self.size, self.modulus)
-
-    def __mod__(self, modulus: int) -> Run:
-        return Run(self.first % modulus, self.size, modulus)
-
-    def __getitem__(self, at: Any) -> Any:
-        return np.asarray(self)[at]
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
-        x = np.arange(self.first, self.first + self.size, dtype=np.int64)
-        return (x % self.modulus if self.modulus else x).astype(dtype or np.int64, copy=False)
-
-
 class Stream(NamedTuple):
-    """One row of arrays; a scalar stands for an array of equal entries, a Run for one of consecutive ones.
+    """One row of arrays; a scalar stands for an array of equal entries.
 
     source, dest: ranks; source_step, dest_step: how far each moves per active iteration, around the circle
         of ranks.
@@ -126,15 +92,8 @@ class Stream(NamedTuple):
     @property
     def leaves(self) -> bool:
         """Whether any rank gives to another one in its first active iteration."""
-        if isinstance(self.source, Run) and isinstance(self.dest, Run):
-            return self.source != self.dest
         source, dest = np.atleast_1d(self.source), np.atleast_1d(self.dest)
         return bool(source.size and (source[0] != dest[0] or np.any(source != dest)))
-
-    def is_pass(self, size: int) -> bool:
-        """Whether all of so many ranks but the last give to the next, once."""
-        runs = isinstance(self.source, Run) and isinstance(self.dest, Run) and self.active == 1
-        return runs and (self.source, self.dest) == (Run(0, size - 1), Run(1, size - 1))
 
     def turn(self, iteration: int) -> int:
         """k in this iteration, or -1."""
@@ -274,11 +233,6 @@ class Schedule:
 def ranks(size: int) -> Ints:
     """0 .. size-1."""
     return np.arange(size, dtype=np.int64)
-
-
-def plus(column: Any, by: Any) -> Any:
-    """A column with so much added to each entry; a Run stays one."""
-    return column + int(by) if isinstance(column, Run) and np.ndim(by) == 0 else np.add(column, by)
 
 
 def _at(value: Any, row: int) -> Any:

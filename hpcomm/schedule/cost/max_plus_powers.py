@@ -11,9 +11,8 @@ from math import gcd
 import numpy as np
 
 from ...core.types import NpArray
-from ..stream import Stream
-from .max_plus_time import Clock
-from .ring_cost import chain, everywhere, is_single, lasting, passing, ring, shifted, single, uniform
+from ..stream import COPY, Stream
+from .max_plus_time import Clock, Map, Rows
 
 
 def _circles(clock: Clock, streams: list[Stream]) -> bool:
@@ -23,12 +22,12 @@ def _circles(clock: Clock, streams: list[Stream]) -> bool:
     and n - h times the largest `own` on the way. There are few values of `own`; for each one it is a
     largest value over a range, with a slope.
     """
-    s = lasting(streams)
+    s = _lasting(streams)
     if s is None:
         return False
     way = clock.shift(s)
     if way is not None and gcd(way[0], clock.size) == 1:
-        own, hop = (everywhere(clock, x) for x in uniform(clock, s, way[0]))
+        own, hop = (_everywhere(clock, x) for x in _uniform(clock, s, way[0]))
         circles: NpArray | None = (np.arange(clock.size) * way[0] % clock.size)[None, :]
     else:
         step = clock.map([(s, 0)])
@@ -67,7 +66,7 @@ def _shifts(clock: Clock, streams: list[Stream]) -> bool:
     far = (d >= group) & (d <= p - group)
     edges = [0, *(np.flatnonzero(far[1:] != far[:-1]) + 1).tolist(), s.active]
     for low, high in pairwise(edges):
-        step = shifted(clock, s, int(d[low]), p)
+        step = _shifted(clock, s, int(d[low]), p)
         if far[low] and 2 * (high - low) > p + 2 and np.ptp(step.hop) == 0 == np.ptp(step.own):
             hop, spare = step.hop[0] * (high - low), step.hop[0] - step.own[0]
             moved = np.roll(clock.time, int(d[low:high].sum() % p))
@@ -75,14 +74,14 @@ def _shifts(clock: Clock, streams: list[Stream]) -> bool:
             clock.time = hop + np.maximum(np.maximum(moved, once), clock.time.max() - 2 * spare)
             continue
         for k in range(low, high):
-            clock.step(shifted(clock, s, int(d[k]), p), s.begin + k, 1)
+            clock.step(_shifted(clock, s, int(d[k]), p), s.begin + k, 1)
     return True
 
 
 def _walk(clock: Clock, streams: list[Stream]) -> bool:
     """One message per iteration, in plain numbers."""
     (s, *others) = streams
-    if others or not is_single(s) or s.active < 3:
+    if others or not _is_single(s) or s.active < 3:
         return False
     k = np.arange(s.active)
     a, b = (
@@ -91,13 +90,62 @@ def _walk(clock: Clock, streams: list[Stream]) -> bool:
     apart = a != b
     a, b = a[apart], b[apart]
     time = clock.time.tolist()
-    columns = (a, b, *single(clock, s, a, b))
+    columns = (a, b, *_single(clock, s, a, b))
     for source, dest, hop, take, gone in zip(*(c.tolist() for c in columns), strict=True):
         begin = time[source]
         time[source] = begin + gone
         time[dest] = max(time[dest] + take, begin + hop)
     clock.time = np.array(time)
     return True
+
+
+def _chain(clock: Clock, streams: list[Stream]) -> bool:
+    """Chunks that follow each other from rank to rank, one iteration apart.
+
+    When a rank has chunk c: own after it had chunk c-1, or hop after its neighbour had chunk c.
+    """
+    streams = sorted(streams, key=lambda s: s.begin)
+    s = streams[0]
+    walks = abs(s.source_step) == 1 and s.source_step == s.dest_step and s.every == 1
+    if not walks or s.active >= clock.size or not follow(streams):
+        return False
+    a, b = s.ends(0, clock.size)
+    if (b - a - s.source_step) % clock.size:
+        return False
+    line = (a + np.arange(s.active + 1) * s.source_step) % clock.size
+    hop, take, gone = _single(clock, s, line[:-1], line[1:])
+    clock.time[line] = _passed(clock.time[line], len(streams), hop, take, gone)
+    return True
+
+
+def follow(streams: list[Stream]) -> bool:
+    """Whether each is a chunk, like the first one, one iteration after the one before."""
+    first = streams[0]
+    return all(
+        _is_single(s)
+        and s.begin == first.begin + i
+        and all(np.all(x == y) for x, y in zip(_kind(s), _kind(first), strict=True))
+        for i, s in enumerate(streams)
+    )
+
+
+def _kind(s: Stream) -> tuple[object, ...]:
+    """What makes chunks of a chain alike."""
+    return s.source, s.dest, s.source_step, s.dest_step, s.width, s.count, s.reduce, s.every, s.active
+
+
+def _passed(time: NpArray, chunks: int, hop: NpArray, take: NpArray, gone: NpArray) -> NpArray:
+    """The clocks of a line of ranks after so many chunks.
+
+    hop and take are those of all ranks but the first, gone of all but the last.
+    """
+    hop, take, gone = np.append(0.0, hop), np.append(0.0, take), np.append(gone, 0.0)
+    far = np.cumsum(hop)
+    had: NpArray = time + take
+    for i in range(chunks):
+        had = far + np.maximum.accumulate(had - far)
+        had += np.maximum(take, gone) if i + 1 < chunks else gone
+    return had
 
 
 def _circles_of(source: NpArray, dest: NpArray, size: int) -> NpArray | None:
@@ -169,5 +217,61 @@ def _largest_ahead(x: NpArray, low: int, many: int) -> NpArray:
     return np.asarray(found[0])
 
 
-ways = (ring, _circles, _shifts, chain, _walk)
-short_ways = (ring, passing, chain)  # those that can do with few ranks
+def _uniform(clock: Clock, s: Stream, d: int) -> tuple[NpArray, NpArray]:
+    """(own, hop) of few ranks, enough for _everywhere(); all give equally much to the one d further on.
+
+    If that is near, all groups (see Machine.group) are alike but the first and the last two.
+    """
+    p, group = clock.size, clock.on.group
+    few = 3 * group + p % group
+    if few >= p or min(d, p - d) > group:
+        few = p
+    step = _shifted(clock, s, d if d <= p // 2 else d + few - p, few)
+    hop = np.empty(few)
+    hop[step.dest] = step.hop
+    return step.own, hop
+
+
+def _everywhere(clock: Clock, x: NpArray) -> NpArray:
+    """What _uniform() found of few ranks, for all."""
+    p, group, few = clock.size, clock.on.group, x.size
+    if few == p:
+        return x
+    found = np.empty(p)
+    found[:group], found[p - few + 2 * group :] = x[:group], x[2 * group :]
+    found[group : p - few + 2 * group].reshape(-1, group)[:] = x[group : 2 * group]
+    return found
+
+
+def _shifted(clock: Clock, s: Stream, d: int, size: int) -> Map:
+    """All of a circle of so many give to the one d further on."""
+    r = np.arange(size)
+    nbytes = np.full(size, float(s.width * s.count * clock.chunk))
+    return Map(Rows(np.roll(r, d), r, nbytes, nbytes * (s.reduce != COPY), r), clock.on, size)
+
+
+def _single(clock: Clock, s: Stream, source: NpArray, dest: NpArray) -> tuple[NpArray, NpArray, NpArray]:
+    """(hop, what the receiver does, what the sender does) of messages that share no link."""
+    on, level, nbytes = clock.on, np.zeros(source.size, np.int64), float(s.width * s.count * clock.chunk)
+    wide = np.zeros(source.size)
+    for _, unit, rate in on.links():
+        far = source // unit != dest // unit
+        level += far
+        wide = np.maximum(wide, far * nbytes * rate)
+    busy = on.port(np.asarray(nbytes), level)
+    take = busy + nbytes * on.reduce_per_byte * (s.reduce != COPY)
+    hop = on.overhead + np.asarray(on.latency)[level] + np.maximum(take, wide + on.overhead)
+    return hop, take, np.maximum(busy, on.overhead + wide)
+
+
+def _is_single(s: Stream) -> bool:
+    return s.rows == 1 and s.is_even
+
+
+def _lasting(streams: list[Stream]) -> Stream | None:
+    """The one stream, if in it the same ranks give to the same ones in each of three iterations or more."""
+    (s, *others) = streams
+    return None if others or s.moves or s.every > 1 or s.active < 3 else s
+
+
+ways = (_circles, _shifts, _chain, _walk)

@@ -6,7 +6,7 @@ Olsder and Quadrat 1992, "Synchronization and Linearity"):
     time'[b] = max over a of (A[b, a] + time[a])      A[b, b]: own work, A[b, a]: a message from a to b
 
 A is kept as its rows, one for each message (Map); Clock applies the maps of a schedule in turn, and looks for
-stretches of iterations whose powers have closed forms (max_plus_powers.py, ring_cost.py).
+stretches of iterations whose powers have closed forms (max_plus_powers.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.types import NpArray
-from ..stream import COPY, Run, Schedule, Stream
+from ..stream import COPY, Schedule, Stream
 from .machine_model import Machine
 
 _SHORT = 8  # messages into one rank, or out of one, up to which they are summed without sorting
@@ -114,21 +114,12 @@ class Map:
 class Clock:
     """When each rank begins its next iteration.
 
-    It follows all ranks, or some that stand for all (ring_cost.few), those in place: between the one before
-    place[gap] and this one, `missing` ranks are left out, whole groups of them.
     With trace it keeps every message, and for every iteration whom each rank waited for.
     """
 
-    def __init__(
-        self, schedule: Schedule, on: Machine, chunk: float, trace: bool = False, ends: int = 0
-    ) -> None:
-        """ends: how many ranks to follow at either end, whole groups (the rest comes on top); 0: all."""
+    def __init__(self, schedule: Schedule, on: Machine, chunk: float, trace: bool = False) -> None:
         self.schedule, self.on, self.size, self.chunk, self.trace = schedule, on, schedule.size, chunk, trace
-        self.gap, self.missing = ends, 0
-        if ends:
-            self.missing = self.size - self.size % on.group - 2 * ends
-            self.place = np.append(np.arange(ends), np.arange(ends + self.missing, self.size))
-        self.time = np.zeros(self.size - self.missing)
+        self.time = np.zeros(self.size)
         self.stepped = 0
         self.messages: list[tuple[int, int, int, float, float, float]] = []
         self.causes: list[tuple[int, NpArray]] = []
@@ -228,9 +219,6 @@ def phases(schedule: Schedule) -> list[list[Stream]]:
 def _shift(s: Stream, p: int) -> tuple[int, int] | None:
     if s.rows != p or not s.is_even:
         return None
-    if isinstance(s.source, Run) and isinstance(s.dest, Run):
-        whole = {s.source.modulus, s.dest.modulus} <= {0, p}
-        return ((s.dest.first - s.source.first) % p, s.dest_step - s.source_step) if whole else None
     source = np.atleast_1d(s.source)
     further = np.asarray(s.dest) - source
     d = int(further[0]) % p

@@ -19,9 +19,8 @@ So an iteration is a linear map in the algebra of (max, +), and its rows are kno
     time'[b] = max(time[b] + own[b],  time[a] + hop[a, b] for all messages into b)
 
 Powers of such maps have closed forms, which are exact (max_plus_powers.py): where all go around circles,
-where all give to the one d further on and d moves, where chunks follow each other down a chain. Rings and
-chains of any length are known from the ranks at both ends (ring_cost.py). What is left is computed map by map
-(max_plus_time.py); where all clocks advance alike the rest of it is one multiplication.
+where all give to the one d further on and d moves, where chunks follow each other down a chain. What is left
+is computed map by map (max_plus_time.py); where all clocks advance alike the rest is one multiplication.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ from ...core.types import NpArray
 from ..registry import build, cut, parameters
 from ..stream import Schedule, Stream
 from .machine_model import Machine
-from .max_plus_powers import short_ways, ways
+from .max_plus_powers import follow, ways
 from .max_plus_time import Clock, phases
-from .ring_cost import few
 
 
 @dataclass
@@ -80,11 +78,8 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
         trace: keep every message, and find the critical path. For small cases only.
     """
     on = on.running(schedule.name)
-    chunk, ends = nbytes / schedule.chunks, 0 if trace else few(schedule, on)
-    clock = Clock(schedule, on, chunk, trace, ends)
-    if not _run(clock):
-        clock = Clock(schedule, on, chunk, trace)
-        _run(clock)
+    clock = Clock(schedule, on, nbytes / schedule.chunks, trace)
+    _run(clock)
     seconds = float(clock.time.max(initial=0)) + on.base + on.copy_per_byte * nbytes * schedule.slots
     if on.cores and schedule.size > on.cores:
         seconds *= schedule.size / on.cores
@@ -96,14 +91,11 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
     return found
 
 
-def _run(clock: Clock) -> bool:
-    """Move the clock over the whole schedule; False: it follows few ranks, and these do not tell of all."""
+def _run(clock: Clock) -> None:
+    """Move the clock over the whole schedule."""
     for streams in phases(clock.schedule):
-        if clock.trace or not any(way(clock, streams) for way in (short_ways if clock.missing else ways)):
-            if clock.missing:
-                return False
+        if clock.trace or not any(way(clock, streams) for way in ways):
             clock.stepwise(streams)
-    return True
 
 
 def predict(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine) -> Simulation:
@@ -130,45 +122,29 @@ def meant(verb: str, algorithm: str, ranks: int, nbytes: float, on: Machine, roo
 
 def _loads(clock: Clock, schedule: Schedule, nbytes: float) -> dict[str, tuple[float, float]]:
     """{kind of link: (bytes that leave by the busiest one, by all together)}."""
-    p, found = schedule.size, {}
+    p, found, alike = schedule.size, {}, []
+    for streams in phases(schedule):
+        alike += [(streams[0], len(streams))] if follow(streams) else [(s, 1) for s in streams]
     for name, unit, _ in [("rank", 1, 0.0), *clock.on.links()]:
-        units = -(-p // unit)
-        sizes = [np.multiply(s.width, s.count) * (nbytes / schedule.chunks) for s in schedule.streams]
-        alike = [_leave_alike(clock.shift(s), s, unit, p) for s in schedule.streams]
-        if units > 2 and all(a is not None for a in alike):
-            ends = sum((size * np.array(a) for size, a in zip(sizes, alike, strict=True)), np.zeros(3))
-            found[name] = float(ends.max()), float(ends @ (1, units - 2, 1))
-            continue
-        total = np.zeros(units)
-        for s, size, a in zip(schedule.streams, sizes, alike, strict=True):
-            if a is None:
+        total = np.zeros(-(-p // unit))
+        for s, times in alike:
+            size = np.multiply(s.width, s.count) * (times * nbytes / schedule.chunks)
+            way = clock.shift(s)
+            leave = None if way is None else _leave_shifted(way, s.active, unit, p)
+            if leave is None:
                 _leave(s, unit, size, total, p)
             else:
-                total[1:-1] += size * a[1]
-                total[[0, -1]] += size * a[0], size * a[2]
+                total[1:-1] += size * leave[1]
+                total[[0, -1]] += size * leave[0], size * leave[2]
         found[name] = float(total.max(initial=0)), float(total.sum())
     return found
 
 
-def _leave_alike(way: tuple[int, int] | None, s: Stream, unit: int, p: int) -> tuple[int, int, int] | None:
+def _leave_shifted(way: tuple[int, int], active: int, unit: int, p: int) -> tuple[int, int, int] | None:
     """How many messages leave the first unit, each in the middle, the last one; None: these are not alike.
 
-    A chain leaves each unit that it passes once.
+    All give to the one d further on: of each of several units min(d, its ranks) leave it.
     """
-    if not s.active:
-        return 0, 0, 0
-    if way is not None:
-        return _leave_shifted(way, s.active, unit, p)
-    first, last = _line(s, p)
-    low, high = min(first, last), max(first, last)
-    final = (p - 1) // unit * unit  # the first rank of the last unit, which is a rank, a node or a pod
-    if final < 2 * unit or not 0 <= low <= unit or not final - 1 <= high < p:
-        return None
-    return (int(low < unit), 1, 0) if first <= last else (0, 1, int(high >= final))
-
-
-def _leave_shifted(way: tuple[int, int], active: int, unit: int, p: int) -> tuple[int, int, int] | None:
-    """The same where all give to the one d further on: min(d, its ranks) leave each of several units."""
     d = (way[0] + np.arange(active if way[1] else 1) * way[1]) % p
     near = np.minimum(d, p - d)
     if p < unit + int(near.max()):
@@ -176,17 +152,6 @@ def _leave_shifted(way: tuple[int, int], active: int, unit: int, p: int) -> tupl
     times = 1 if way[1] else active
     full = times * int(np.minimum(near, unit).sum())
     return full, full, times * int(np.minimum(near, (p - 1) % unit + 1).sum())
-
-
-def _line(s: Stream, p: int) -> tuple[int, int]:
-    """The first and the last rank that gives, where each gives to a neighbour in turn; (-1, -1): no such."""
-    if s.is_pass(p):
-        return 0, p - 2
-    if s.rows != 1 or s.source_step != s.dest_step or abs(s.source_step) != 1:
-        return -1, -1
-    first, step = int(np.atleast_1d(s.source)[0]), s.source_step
-    is_next = int(np.atleast_1d(s.dest)[0]) == first + step
-    return (first, first + (s.active - 1) * step) if is_next else (-1, -1)
 
 
 def _leave(s: Stream, unit: int, size: float, total: NpArray, p: int) -> None:
