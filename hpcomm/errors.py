@@ -205,11 +205,7 @@ def source_line(code: CodeType, lineno: int | None) -> str:
 
 
 def demand(x: object, kind: type | tuple[type, ...], name: str, verb: str, hint: str) -> None:
-    """Refuse x if it is of no such type.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Refuse x if it is of no such type."""
     if not isinstance(x, kind):
         raise UsageError(f"{name} is of type {type(x).__name__}", where(verb, None), hint)
 

@@ -142,11 +142,7 @@ class DeviceBuffer(Buffer):
         return self._place.stream()
 
     def packed(self) -> Place:
-        """The elements in C order: as they lie, or copied so by a kernel of the array's library.
-
-        Raises:
-            LayoutError: the library has none that is known here.
-        """
+        """The elements in C order: as they lie, or copied so by a kernel of the array's library."""
         if self._place.strides is None:
             return self._place
         if self._place.pack is None:

@@ -104,11 +104,7 @@ def _whole(shape: object) -> Shape:
 
 
 def _whole_mesh(given: object) -> dict[str, int]:
-    """Sizes of mesh axes by name, checked.
-
-    Raises:
-        LayoutError: they are none.
-    """
+    """Sizes of mesh axes by name, checked."""
     if not isinstance(given, Mapping):
         raise LayoutError(f"mesh is of type {type(given).__name__}", hint="{name: size}: mesh.shape")
     sizes = integers(given.values(), f"the mesh {dict(given)}")
@@ -118,11 +114,7 @@ def _whole_mesh(given: object) -> dict[str, int]:
 
 
 def _names_of_axes(name: str, given: Any) -> Any:
-    """What names mesh axes, one of them or several: a sequence, or None for split.
-
-    Raises:
-        LayoutError: it is none.
-    """
+    """What names mesh axes, one of them or several: a sequence, or None for split."""
     if isinstance(given, str):
         return (given,)
     is_sequence = isinstance(given, Sequence) and all(
@@ -194,11 +186,7 @@ class Partition:
         object.__setattr__(self, "bounds", {int(a): tuple(b) for a, b in self.bounds.items()})
 
     def _chosen_split(self) -> tuple[Split, ...]:
-        """split as given, or: mesh axis i cuts array axis i.
-
-        Raises:
-            LayoutError: it is not one entry for each array axis.
-        """
+        """split as given, or: mesh axis i cuts array axis i."""
         axes = len(self.shape)
         if self.split is None:
             free = [name for name in self.mesh if name not in self.partial]

@@ -118,11 +118,7 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
 
 
 def check_whole(x: int, op: Op, ranks: int) -> None:
-    """Refuse an int of Python's, which knows no bounds, where the result might not fit into 64 bits.
-
-    Raises:
-        DtypeError: that many such numbers could be too many.
-    """
+    """Refuse an int of Python's, which knows no bounds, where the result might not fit into 64 bits."""
     if op.name not in ("sum", "prod", "premul_sum"):
         return
     own = abs(x * (1 if op.factor is None else int(op.factor)))

@@ -436,11 +436,7 @@ def polled() -> list[Polled]:
 
 
 def deadline(timeout: float) -> float:
-    """When timeout seconds from now are over, by time.monotonic().
-
-    Raises:
-        UsageError: it is no number of seconds.
-    """
+    """When timeout seconds from now are over, by time.monotonic()."""
     if isinstance(timeout, Real) and timeout >= 0:
         return time.monotonic() + float(timeout)
     raise UsageError(f"timeout={timeout!r} is no number of seconds", hint="leave it away to wait for ever")

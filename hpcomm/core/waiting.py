@@ -101,11 +101,7 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
 
 
 def _requests(name: str, given: Iterable[Given]) -> list[Given]:
-    """What was given to wait for, as a list.
-
-    Raises:
-        UsageError: something in it is no request.
-    """
+    """What was given to wait for, as a list."""
     found = list(given) if isinstance(given, Iterable) else [given]
     needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
     for each in found:

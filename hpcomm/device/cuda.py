@@ -80,11 +80,7 @@ OLDEST = 12000
 
 
 class CudaDriver:
-    """libcuda: the driver that came with the machine's kernel module.
-
-    Raises:
-        ConfigError: it is not there, too old, or says no.
-    """
+    """libcuda: the driver that came with the machine's kernel module."""
 
     name = "cuda"
 
@@ -108,11 +104,7 @@ class CudaDriver:
         self._lock = threading.Lock()
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Call a function of the library: what it writes, a tuple if that is several things.
-
-        Raises:
-            TransportError: it did not return success.
-        """
+        """Call a function of the library: what it writes, a tuple if that is several things."""
         found = self.ask[name](*arguments)
         if found[0]:
             raise self.failure(name, found[0])

@@ -80,11 +80,7 @@ def _is_signed() -> bool:
 
 
 def driver() -> Driver:
-    """The driver of this process: one that was installed, or CUDA's, brought up at the first call.
-
-    Raises:
-        ConfigError: there is none, or it does not come up.
-    """
+    """The driver of this process: one that was installed, or CUDA's, brought up at the first call."""
     if os.environ.get("HPCOMM_GPU") == "off":
         raise ConfigError("HPCOMM_GPU=off keeps hpcomm away from devices", hint="unset HPCOMM_GPU")
     if not _installed:

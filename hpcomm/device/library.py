@@ -39,9 +39,6 @@ def loaded(path: str, signatures: Mapping[str, Sequence[Any]], lack: str, hints:
 
     Args:
         lack: what is said if there is no library. hints: what helps then, and if it lacks a function.
-
-    Raises:
-        ConfigError: it is not there, or lacks a function.
     """
     try:
         found = ctypes.CDLL(path)

@@ -62,11 +62,7 @@ def find() -> str:
 
 
 class Nccl:
-    """The library.
-
-    Raises:
-        ConfigError: it is not there, or lacks a function.
-    """
+    """The library."""
 
     def __init__(self, path: str | None = None) -> None:
         named = path or os.environ.get("HPCOMM_NCCL")  # nccl4py finds one by itself
@@ -79,11 +75,7 @@ class Nccl:
         self.version: int = self.call("ncclGetVersion")  # 22703 for 2.27.3
 
     def call(self, name: str, *arguments: object) -> Any:
-        """Call a function of the library: what it writes, if anything.
-
-        Raises:
-            TransportError: it did not return success.
-        """
+        """Call a function of the library: what it writes, if anything."""
         status, *found = self.library.functions[name](*arguments)
         if status:
             said = self.library.functions["ncclGetErrorString"](status)[1] or b"?"

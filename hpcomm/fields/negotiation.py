@@ -62,9 +62,6 @@ def agreed(
     Args:
         lines: for these messages of it.
         near: whether messages may go by channels; the same on all ranks.
-
-    Raises:
-        MismatchError: the two ends of a message differ about its length.
     """
     me, (mpi, tag, _) = comm.rank, lines
     peers = comm.node_regions if near and has_memory() else {}

@@ -127,11 +127,7 @@ class OwnPart(Generic[A]):
         return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
 
     def check_whole(self, verb: str) -> None:
-        """Refuse a partial field, whose values are not there yet.
-
-        Raises:
-            LayoutError: it is one.
-        """
+        """Refuse a partial field, whose values are not there yet."""
         if isinstance(self.partition, Partition) and self.partition.summands > 1:
             raise LayoutError(
                 f"{self!r} is partial: its values are sums yet to be made",

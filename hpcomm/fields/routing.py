@@ -38,11 +38,7 @@ class Route(NamedTuple):
 
 
 def rings(periodic: bool | Iterable[int], ndim: int) -> tuple[int, ...]:
-    """Array axes that close to rings, counted from the first; True: all of them, False: none.
-
-    Raises:
-        LayoutError: there is no such axis.
-    """
+    """Array axes that close to rings, counted from the first; True: all of them, False: none."""
     if isinstance(periodic, bool):
         return tuple(range(ndim)) if periodic else ()
     if any(isinstance(axis, bool) for axis in (periodic if hasattr(periodic, "__iter__") else ())):
@@ -55,11 +51,7 @@ def rings(periodic: bool | Iterable[int], ndim: int) -> tuple[int, ...]:
 
 # -- halos ----------------------------------------------------------------------------------------------
 def halo_width(width: Width, ndim: int) -> Widths:
-    """(before, after) for every axis, from one number, one per axis, or a pair per axis.
-
-    Raises:
-        LayoutError: not as many widths as axes, or a negative one.
-    """
+    """(before, after) for every axis, from one number, one per axis, or a pair per axis."""
     each: Any = (width,) * ndim if hasattr(width, "__index__") else width
     sides = [integers(w, "the halo") for w in (each if hasattr(each, "__iter__") else (each,))]
     pairs = [side * 2 if len(side) == 1 else side for side in sides]
@@ -199,9 +191,6 @@ def redistribute(
     Args:
         rank: in a numbering common to both.
         source_ranks, target_ranks: the common number of each rank of the partition; default 0, 1, 2, ...
-
-    Raises:
-        LayoutError: the shapes differ, or the ranks are not as many as the partition's.
     """
     if source.shape != target.shape:
         raise LayoutError(

@@ -14,11 +14,7 @@ Places = tuple["slice | NDArray[np.int64]", ...]  # along each axis
 
 
 def parse(key: object, shape: Sequence[int]) -> tuple[list[Step], set[int]]:
-    """(start, stop, step) for every axis, and the axes that were single numbers.
-
-    Raises:
-        LayoutError: a key that is no integers, slices of positive step and one ..., or lies outside.
-    """
+    """(start, stop, step) for every axis, and the axes that were single numbers."""
     parts = list(key) if isinstance(key, tuple) else [key]
     for i in [i for i, part in enumerate(parts) if part is Ellipsis][:1]:
         parts[i : i + 1] = [slice(None)] * (len(shape) - len(parts) + 1)

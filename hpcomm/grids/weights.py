@@ -86,20 +86,12 @@ class Weights:
 
     @staticmethod
     def sizes(path: Path) -> tuple[int, int]:
-        """Of what save has written: how many targets, and one more than the highest source. Needs no SciPy.
-
-        Raises:
-            ConfigError: there is nothing there that save has written, or it is damaged.
-        """
+        """Of what save has written: how many targets, one more than the highest source. Needs no SciPy."""
         kept = _kept(path)
         return len(kept["indptr"]) - 1, int(kept["sources"].max(initial=-1)) + 1
 
     def part(self, points: Ints) -> Weights:
-        """Those of some of the points only: the same rows, to the last bit.
-
-        Raises:
-            ConfigError: there are not so many.
-        """
+        """Those of some of the points only: the same rows, to the last bit."""
         if points.max(initial=-1) >= self.matrix.shape[0]:
             what = f"the weights are for {self.matrix.shape[0]} points, and point {points.max()} is taken"
             raise ConfigError(what, "regrid", "weights for this grid")
@@ -112,11 +104,7 @@ _KINDS = {"data": "f", "indices": "iu", "indptr": "iu", "sources": "iu", "fracti
 
 
 def _kept(path: Path) -> dict[str, AnyArray]:
-    """The arrays that save has written, which SciPy's C code may trust.
-
-    Raises:
-        ConfigError: there is nothing there that save has written, or it is damaged.
-    """
+    """The arrays that save has written, which SciPy's C code may trust."""
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             kept = {name: file[name] for name in _KINDS}
@@ -149,10 +137,6 @@ def _damage(
 
 
 def sparse_matrices() -> Any:
-    """SciPy's.
-
-    Raises:
-        MissingError: there is no SciPy.
-    """
+    """SciPy's."""
     lack = "mappings between grids need SciPy"
     return load("scipy.sparse", lack, "regrid", "pip install 'hpcomm[mpmd]'")

@@ -198,9 +198,6 @@ def check_python(command: str, mpi: Mpi, environ: Mapping[str, str] = os.environ
     """Refuse a Python of another environment that brings another MPI than the launcher's.
 
     Not where MPI4PY_LIBMPI says which one every Python loads.
-
-    Raises:
-        ConfigError: its ranks would each believe that they are alone.
     """
     if _named(environ):
         return

@@ -152,11 +152,7 @@ def _for_torch(job: Job, mpi: Mpi, machine: Machine) -> Job:
 
 
 def check_folder() -> None:
-    """Refuse to start where no launcher can.
-
-    Raises:
-        ConfigError: the working directory is gone.
-    """
+    """Refuse to start where no launcher can."""
     try:
         Path.cwd()
     except OSError as error:
@@ -243,11 +239,7 @@ def parser() -> Command:
 
 
 def parse(argv: Sequence[str]) -> Job:
-    """Read the words after `hpcomm run`.
-
-    Raises:
-        ConfigError: an unknown option, a wrong value, or a command that does not exist.
-    """
+    """Read the words after `hpcomm run`."""
     read, parts = parser(), _split_at_colons(argv)
     first, *others = [vars(read.parse_args(words)) for words in parts]
     programs = [Program(each.pop("ranks"), _command(each.pop("command"))) for each in (first, *others)]

@@ -16,8 +16,6 @@ def load(name: str, lack: str, where: str | None, hint: str) -> Any:
 
     Args:
         lack: what is said if there is none. where: what needs it. hint: what brings it.
-    Raises:
-        MissingError: there is none.
     """
     try:
         return import_module(name)
@@ -60,11 +58,7 @@ def _is_of_import(error: Exception) -> bool:
 
 
 def load_torch(where: str) -> ModuleType:
-    """torch, with torch.distributed; where: what needs it.
-
-    Raises:
-        MissingError: there is none.
-    """
+    """torch, with torch.distributed; where: what needs it."""
     try:
         import torch.distributed
     except ModuleNotFoundError as error:

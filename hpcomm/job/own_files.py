@@ -42,11 +42,7 @@ def read(path: Path | str, mask: int = 0) -> bytes:
 
 @contextlib.contextmanager
 def folder(environ: Mapping[str, str] = os.environ) -> Iterator[Path]:
-    """A new folder for what lives as long as this job. Those that killed jobs of this user left are removed.
-
-    Raises:
-        ConfigError: none can be made.
-    """
+    """A new folder that lives as long as this job. Those that killed jobs of this user left are removed."""
     made = Path(environ.get("TMPDIR", "/tmp"), _PREFIX + os.urandom(6).hex())
     try:
         made.mkdir(mode=0o700)

@@ -49,11 +49,7 @@ def is_child() -> bool:
 
 
 def check_process(where: str) -> None:
-    """Refuse a child of a rank.
-
-    Raises:
-        UsageError: this process is one.
-    """
+    """Refuse a child of a rank."""
     if whose := forked or _parent():
         raise UsageError(
             f"this process ({os.getpid()}) is a child of {whose}, and no rank itself", where, _HINT
@@ -77,11 +73,7 @@ def _parent() -> str:
 
 
 def check_library(where: str) -> None:
-    """Refuse MPICH's wheel under Open MPI's launcher: it would end the process in MPI_Init.
-
-    Raises:
-        ConfigError: it is so.
-    """
+    """Refuse MPICH's wheel under Open MPI's launcher: it would end the process in MPI_Init."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or os.environ.keys() & {"PMI_FD", "PMI_PORT", "PMI_SIZE"}:
         return
     from .installation import is_bundled, library_folder, vendor_in
@@ -102,9 +94,6 @@ def check_launcher(size: int, vendor: str) -> None:
     Args:
         size: of the world.
         vendor: of the MPI that says so.
-
-    Raises:
-        ConfigError: the launcher is of another MPI.
     """
     its = "OMPI_COMM_WORLD_SIZE" if vendor == "Open MPI" else "PMI_SIZE"
     told = {name: int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdecimal()}

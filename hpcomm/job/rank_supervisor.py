@@ -182,11 +182,7 @@ def _begin(
     workdir: Path | None,
     targets: Sequence[Sequence[_Target]],
 ) -> tuple[subprocess.Popen[bytes], list[threading.Thread]]:
-    """Start a program which gets the signals that this process gets, and what copies its output to targets.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start a program, which gets the signals that we get, and what copies its output to targets."""
     pipe = subprocess.PIPE
     child = subprocess.Popen(
         command, cwd=workdir, env=environ, close_fds=False, stdout=pipe, stderr=pipe, preexec_fn=_prepare

@@ -34,11 +34,7 @@ def is_short(ranks: int, free: int) -> bool:
 
 
 def check(where: str) -> None:
-    """Refuse MPICH's wheel where it would crash, and keep UCX from what it does not survive.
-
-    Raises:
-        ConfigError: there is no room for its ranks.
-    """
+    """Refuse MPICH's wheel where it would crash, and keep UCX from what it does not survive."""
     ranks = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), 1)
     room = free()
     takes = not os.path.isdir("/dev/shm") or os.access("/dev/shm", os.W_OK | os.X_OK)  # noqa: PTH112  pathlib takes 5 ms

@@ -103,11 +103,7 @@ def parser() -> Command:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the words.
-
-    Raises:
-        ConfigError: there is no place to start at, an unknown option, one without its value, or no spec.
-    """
+    """Read the words."""
     launch.check_folder()
     asked = parser().parse_intermixed_args(argv)
     if not asked.spec:
@@ -170,11 +166,7 @@ def _seconds(text: str) -> float:
 
 
 def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:
-    """Refuse a program that loads another MPI than the launcher's.
-
-    Raises:
-        ConfigError: its ranks would each believe that they are alone.
-    """
+    """Refuse a program that loads another MPI than the launcher's."""
     command = program.command[0]
     path = which(str(program.workdir / command) if "/" in command else command)
     if path is None or not mpi.vendor:

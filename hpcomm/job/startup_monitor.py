@@ -53,11 +53,7 @@ def watched() -> Iterator[None]:
 
 
 def _limit(environ: Mapping[str, str]) -> str:
-    """The deadline that the user has set; "": none.
-
-    Raises:
-        ConfigError: it is no number of seconds.
-    """
+    """The deadline that the user has set; "": none."""
     text = environ.get(LIMIT, "")
     if text.replace(".", "", 1).isdecimal() or not text:
         return text

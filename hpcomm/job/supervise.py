@@ -144,11 +144,7 @@ def _end_of(
 
 
 def _wait(launcher: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch | None) -> int | None:
-    """Wait for the launcher's end; a status if watch says that the job must be ended.
-
-    Raises:
-        TimeoutExpired: its time is up.
-    """
+    """Wait for the launcher's end; a status if watch says that the job must be ended."""
     if watch is None:
         launcher.wait(timeout_s)
         return None

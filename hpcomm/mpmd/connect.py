@@ -30,9 +30,6 @@ def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Fie
 
     Args:
         fields: of program, by ("from" or "to", name).
-
-    Raises:
-        ConfigError: a field was declared on another grid.
     """
     for each in spec.fields:
         for side, end, name in (
@@ -88,11 +85,7 @@ def _entry(field: Field) -> dict[str, object]:
 def agreed(
     link: Link, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
 ) -> list[FieldSpec]:
-    """The fields between two programs, in the same order on both sides.
-
-    Raises:
-        ConfigError: the spec has a field that a program did not declare, or shapes do not fit.
-    """
+    """The fields between two programs, in the same order on both sides."""
     sides = {link.name: mine, link.peer: theirs}
     if listed is not None:
         found = [each for each in listed if {each.source, each.target} == set(sides)]
@@ -219,9 +212,6 @@ def connect(
 
     Args:
         steps: of the programs, as far as they are known.
-
-    Raises:
-        ConfigError: points that are taken and given by nobody, or given twice.
     """
     gives, takes, theirs = declared
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
@@ -274,11 +264,7 @@ def _conversion(each: FieldSpec) -> tuple[float, float]:
 
 
 def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
-    """Of a mapping; None at the giver. Collective over both programs.
-
-    Raises:
-        ConfigError, LayoutError: cells lie over each other, or nothing reaches some points; on every rank.
-    """
+    """Of a mapping; None at the giver. Collective over both programs."""
     from ..grids import remap
 
     found, wrong = None, None

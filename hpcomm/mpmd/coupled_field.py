@@ -66,12 +66,7 @@ class Field(Generic[A]):
         self._verb, self.plain_dtype = verb, getattr(values, "dtype", None)
 
     def check(self, values: object) -> None:
-        """Refuse values of another shape or kind than those that were declared, where they are set anew.
-
-        Raises:
-            LayoutError: there is not one row for each point.
-            DtypeError: what they hold, or are to hold, would be lost.
-        """
+        """Refuse values of another shape or kind than those that were declared, where they are set anew."""
         shape = tuple(getattr(values, "shape", ()))
         if shape != (len(self.points), *self.shape):
             raise LayoutError(
@@ -94,11 +89,7 @@ class Field(Generic[A]):
             )
 
     def check_grid(self, verb: str) -> None:
-        """That the grid has these points: of points and cells it is this rank's own part.
-
-        Raises:
-            UsageError, LayoutError: it is none, or has not.
-        """
+        """That the grid has these points: of points and cells it is this rank's own part."""
         if self.grid is None:
             return
         from ..grids.grid import Grid, Rectangles, size_of

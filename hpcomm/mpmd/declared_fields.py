@@ -23,11 +23,7 @@ _KEYS = (
 
 
 def read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
-    """The grid that table describes.
-
-    Raises:
-        ConfigError: anything wrong with it.
-    """
+    """The grid that table describes."""
     tables.where = ("grid", name)
     tables.known(table, ("kind", "nlat", "nlon", "nx", "ny", "size", "bounds", "sphere"), f"grid {name!r}")
     tables.needed(table, "kind", f"grid {name!r}", 'kind = "latlon"')
@@ -76,9 +72,6 @@ def read_field(
 
     Args:
         here: whether units and files of weights are looked at.
-
-    Raises:
-        ConfigError: anything wrong with it, or with how it goes with its programs and grids.
     """
     tables.where = ("field", str(number))
     tables.known(table, _KEYS, "a field")

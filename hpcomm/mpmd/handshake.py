@@ -56,11 +56,7 @@ class Entry(NamedTuple):
 
 
 def own_entry(name: str, wants: Sequence[str]) -> Entry:
-    """This process's description.
-
-    Raises:
-        ConfigError: the names of wants are too long for it.
-    """
+    """This process's description."""
     given = sys.argv[0] if sys.argv else ""
     path = given if given in ("", "-c", "-") else str(Path(given).resolve())
     script = os.fsencode(path)[-160:].decode(errors="replace")
@@ -81,11 +77,7 @@ class Roster:
         self.count = 0
 
     def add(self, text: str) -> None:
-        """Take lines in.
-
-        Raises:
-            ConfigError: these are none.
-        """
+        """Take lines in."""
         for line in text.splitlines():
             found = _LINE.fullmatch(line)
             if found is None:
@@ -131,11 +123,7 @@ def _progressions(ranks: list[int]) -> Iterator[range]:
 
 
 def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
-    """The programs that the launcher announced, with their ranks of the world; {} if it did not.
-
-    Raises:
-        ConfigError: it announced something else than what was started.
-    """
+    """The programs that the launcher announced, with their ranks of the world; {} if it did not."""
     found = {}
     for word in environ.get(PROGRAMS, "").split():
         name, _, ranks = word.partition("=")

@@ -36,11 +36,7 @@ class Recorder:
         self._file(name).flush()
 
     def next(self, field: Field) -> AnyArray:
-        """What the next get of a field returned then.
-
-        Raises:
-            ConfigError: nothing more was recorded, or a field of another shape or kind.
-        """
+        """What the next get of a field returned then."""
         name = field.name
         values = self._next_array(name, f"field {name!r}", "get")
         shape = (len(field.points), *field.shape)
@@ -54,11 +50,7 @@ class Recorder:
         return values
 
     def next_verdict(self) -> int:
-        """What the leader of an implicit coupling said next.
-
-        Raises:
-            ConfigError: nothing more was recorded.
-        """
+        """What the leader of an implicit coupling said next."""
         return int(self._next_array(VERDICTS, "the verdicts of windows", "windows"))
 
     def _next_array(self, name: str, what: str, verb: str) -> NDArray[Any]:
@@ -81,11 +73,7 @@ class Recorder:
         )
 
     def keep_weights(self, name: str, weights: Any) -> None:
-        """Write the weights of a field's mapping; None: it has none.
-
-        Raises:
-            ConfigError: they cannot be written.
-        """
+        """Write the weights of a field's mapping; None: it has none."""
         path = self.weights_file(name)
         try:
             path.unlink(missing_ok=True)

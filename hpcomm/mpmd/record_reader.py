@@ -24,9 +24,6 @@ def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSp
         here: whether commands and folders must exist on this machine, and units are looked at: where the job
             is started. Its ranks need not do that again, which takes a third of a second.
         command: which asks, for messages.
-
-    Raises:
-        ConfigError: anything wrong; nothing has been started.
     """
     tables = Tables(path, command)
     listed = tables.named("grid")

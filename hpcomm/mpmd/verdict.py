@@ -38,10 +38,6 @@ def judge(verb: str, comm: Communicator, wrong: Exception | None, told: Iterable
 
     Args:
         told: first refusals of this program and of others.
-
-    Raises:
-        HpcommError: wrong.
-        PeerFailedError: another rank has refused.
     """
     if isinstance(wrong, HpcommError):
         wrong.where = where(verb, comm)  # with this program's name and rank

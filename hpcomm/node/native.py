@@ -47,11 +47,7 @@ ELSEWHERE = Lack("another rank of the node has none", "python -m hpcomm doctor i
 
 @lru_cache(maxsize=1)
 def _found() -> tuple[ModuleType | None, Lack | None]:
-    """The module, or why there is none.
-
-    Raises:
-        ConfigError: HPCOMM_NODE is neither on nor off.
-    """
+    """The module, or why there is none."""
     said = os.environ.get("HPCOMM_NODE") or "on"
     if said not in ("on", "off"):
         raise ConfigError(f"HPCOMM_NODE is {said!r}", hint="on, or off to leave all to MPI")

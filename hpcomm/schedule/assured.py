@@ -41,24 +41,14 @@ class Evidence:
 
 
 def assured(verb: str, algorithm: str, p: int, root: int = 0) -> Schedule:
-    """The schedule of an algorithm, with evidence that it is right.
-
-    Raises:
-        ScheduleError: it is not.
-        UsageError: see build.
-    """
+    """The schedule of an algorithm, with evidence that it is right."""
     evidence(verb, algorithm, p, root)
     return build(verb, algorithm, p, root)
 
 
 @lru_cache(maxsize=1024)
 def evidence(verb: str, algorithm: str, p: int, root: int = 0, most: int = MOST) -> Evidence:
-    """Prove an algorithm: as it is, or what moves more chunks than `most` on a sample.
-
-    Raises:
-        ScheduleError: it is wrong.
-        UsageError: see build; or it is too large, and there is nothing smaller.
-    """
+    """Prove an algorithm: as it is, or what moves more chunks than `most` on a sample."""
     schedule = build(verb, algorithm, p, root)
     if p <= EXACT_UP_TO:
         return Evidence(prove(schedule))

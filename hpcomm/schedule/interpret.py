@@ -269,11 +269,7 @@ def place(schedule: Schedule, cell: int, t: int) -> tuple[int, int, int]:
 
 
 def checked(schedule: Schedule) -> dict[int, Flow]:
-    """The flows of a schedule whose ranks and chunks exist, and within one message none twice.
-
-    Raises:
-        ScheduleError: in which there is one that does not.
-    """
+    """The flows of a schedule whose ranks and chunks exist, and within one message none twice."""
     flows = flows_of(schedule)
     for s in schedule.streams:
         flow = flows[id(s)]

@@ -153,9 +153,6 @@ def named(verb: str, text: str) -> list[str]:
     """The algorithms that a command line names: "all", or "ring,hierarchical:node=4,inner=ring,tree".
 
     A word with = belongs to the algorithm before it. Semicolons serve as commas, too.
-
-    Raises:
-        UsageError: there are no algorithms for verb.
     """
     known_verb(verb)
     if text == "all":
@@ -171,11 +168,7 @@ def named(verb: str, text: str) -> list[str]:
 
 
 def load(path: str) -> None:
-    """Run a Python file that registers algorithms.
-
-    Raises:
-        UsageError: there is no such file, or it does not run.
-    """
+    """Run a Python file that registers algorithms."""
     if not Path(path).is_file():
         raise UsageError(f"there is no file {path}", hint="a Python file that calls register")
     try:
@@ -266,11 +259,7 @@ def tree_all_reduce(p: int, chunks: int = 1) -> Schedule:
 
 
 def _divides(node: int, p: int) -> bool:
-    """Whether p ranks are several nodes of several ranks.
-
-    Raises:
-        UsageError: they fill no whole number of nodes.
-    """
+    """Whether p ranks are several nodes of several ranks."""
     if node < 1 or p % node:
         raise UsageError(f"{p} ranks do not divide into nodes of {node}", hint=f"node={divide(p)}")
     return 1 < node < p

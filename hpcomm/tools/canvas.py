@@ -30,11 +30,7 @@ _LIGHTEST = 0.88  # of the colour map that can still be seen on white
 
 
 def pyplot() -> ModuleType:
-    """matplotlib without a display.
-
-    Raises:
-        MissingError: it is not installed.
-    """
+    """matplotlib without a display."""
     matplotlib = load("matplotlib", "pictures need matplotlib", None, "pip install 'hpcomm[plot]'")
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "hpcomm"  # the same picture gives the same file
@@ -42,11 +38,7 @@ def pyplot() -> ModuleType:
 
 
 def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
-    """Refuse, before anything is computed, a name that no picture can be kept under.
-
-    Raises:
-        UsageError: the ending is none of kinds, there is no such folder, or nothing may be written there.
-    """
+    """Refuse, before anything is computed, a name that no picture can be kept under."""
     if out.suffix not in kinds:
         raise UsageError(f"{out} is no picture", hint=f"a name ending in {', '.join(kinds)}")
     from tempfile import TemporaryFile

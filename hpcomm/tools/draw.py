@@ -70,11 +70,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def _out(asked: str | None, algorithm: str, view: str) -> Path | None:
-    """The file that is to be written, which can be; None: a table on the screen.
-
-    Raises:
-        UsageError: it cannot, or is no kind for this view.
-    """
+    """The file that is to be written, which can be; None: a table on the screen."""
     if view == "steps" and not asked:
         return None
     drawn = re.sub(r"[^\w.-]+", "_", algorithm)
@@ -112,11 +108,7 @@ def _draw(schedule: Schedule, view: str, out: Path, nbytes: int, on: Machine) ->
 
 
 def _check_messages(schedule: Schedule) -> None:
-    """Refuse a picture of more messages than anybody can see.
-
-    Raises:
-        UsageError: there are too many.
-    """
+    """Refuse a picture of more messages than anybody can see."""
     messages = sum(s.active * s.rows for s in schedule.streams)
     if messages > MOST_MESSAGES:
         what = f"{schedule.verb} by {schedule.name} on {schedule.size:,} ranks sends {messages:,} messages"

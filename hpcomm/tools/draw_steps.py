@@ -62,11 +62,7 @@ show(0);
 
 
 def check_size(schedule: Schedule) -> None:
-    """Refuse what nobody can follow step by step.
-
-    Raises:
-        UsageError: there are too many ranks, chunks or steps.
-    """
+    """Refuse what nobody can follow step by step."""
     counts = (schedule.size, schedule.cells, schedule.iterations)
     for count, most, what in zip(
         counts, (MOST_RANKS, MOST_CHUNKS, MOST_STEPS), ("ranks", "chunks", "steps"), strict=True

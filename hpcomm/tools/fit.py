@@ -113,9 +113,6 @@ def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:
     Args:
         function: `fit.pingpong`: of a module of this folder; all ranks call it with the path of a file, to
             which rank 0 writes what it found as JSON, and arguments.
-
-    Raises:
-        ConfigError: the job failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"

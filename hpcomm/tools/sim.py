@@ -44,11 +44,7 @@ def main(words: Sequence[str]) -> int:
 def record(
     verb: str, algorithm: str, ranks: int, nbytes: int, name: str, flat: bool = False
 ) -> dict[str, Any]:
-    """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it.
-
-    Raises:
-        ScheduleError: the algorithm is wrong.
-    """
+    """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it."""
     from dataclasses import replace
 
     from ..schedule.assured import evidence
@@ -138,11 +134,7 @@ def ranks_of(text: str) -> list[int]:
 
 
 def check_ranks(ranks: int) -> None:
-    """Refuse what no schedule is made for.
-
-    Raises:
-        UsageError: there are too many.
-    """
+    """Refuse what no schedule is made for."""
     if ranks > MOST_RANKS:
         raise UsageError(f"{ranks:,} ranks are too many to simulate", hint=f"at most {MOST_RANKS:,}")
 

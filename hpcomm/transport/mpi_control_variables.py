@@ -51,11 +51,7 @@ def vendor() -> str:
 
 @contextmanager
 def forced(verb: str, name: str) -> Iterator[None]:
-    """Within the block the library uses this algorithm: MPICH at once, Open MPI on communicators made there.
-
-    Raises:
-        UsageError: the library lists no such algorithm.
-    """
+    """Within it the library uses this algorithm: MPICH at once, Open MPI on communicators made there."""
     values = _values(verb)
     if name not in values or name in _NEITHER:
         known = ", ".join(choices(verb)) or "no algorithm= with mpi: under this library"

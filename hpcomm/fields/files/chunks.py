@@ -99,11 +99,7 @@ class Reader:
 
 
 def chunk_shape(partition: Partition, itemsize: int, wanted: Chunks = True) -> tuple[int, ...]:
-    """The shape of chunks: as wanted, cut to the whole; True: the pieces of the ranks, below 64 MiB.
-
-    Raises:
-        LayoutError: not one positive number for each axis.
-    """
+    """The shape of chunks: as wanted, cut to the whole; True: the pieces of the ranks, below 64 MiB."""
     if isinstance(wanted, bool):
         shape = [max(1, -(-n // parts)) for n, parts in zip(partition.shape, partition.grid, strict=True)]
         while math.prod(shape) * itemsize > _LARGEST:
@@ -154,11 +150,7 @@ def share(field: Field, chunks: Sequence[int]) -> tuple[Box, AnyArray] | None:
 
 
 def values(field: Field, read: Callable[[Box], Any], path: PathLike) -> Any:
-    """What this rank owns of the field, as read(box) finds it there. Collective.
-
-    Raises:
-        TransportError: on every rank if read fails on any.
-    """
+    """What this rank owns of the field, as read(box) finds it there. Collective."""
     partition = boxes(field)
     found: list[Any] = []
     failed = file_folder.attempt(lambda: found.append(read(partition.box(field.comm.rank))))

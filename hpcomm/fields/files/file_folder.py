@@ -92,11 +92,7 @@ def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], 
 
 # -- names ----------------------------------------------------------------------------------------------
 def target_path(path: PathLike, verb: str, comm: Communicator | None = None) -> Path:
-    """The path of a file or folder that a verb was given.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """The path of a file or folder that a verb was given."""
     try:
         return Path(path)
     except TypeError:
@@ -159,9 +155,6 @@ def reserve(path: Path, nbytes: int, start: int = 0) -> None:
 
     Where a write of all ranks fails on some, Open MPI 5.0 hangs in the next one. posix_fallocate would write
     to each block where the file system cannot reserve; then what is free must do.
-
-    Raises:
-        OSError: it does not fit.
     """
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "rb") as file:
         if not nbytes:
@@ -245,11 +238,7 @@ def storage_of(field: Field) -> np.dtype[np.generic]:
 
 
 def meant(name: str | None, names: Sequence[str], kind: str) -> str:
-    """Which of the datasets or arrays in a file is meant: the one of this name, or the only one.
-
-    Raises:
-        ValueError: there is none, or no name where there are several.
-    """
+    """Which of the datasets or arrays in a file is meant: the one of this name, or the only one."""
     there = ", ".join(names) or "(none)"
     if name is None and len(names) != 1:
         raise ValueError(f"it holds the {kind}s {there}: name one")
@@ -278,11 +267,7 @@ class Stored:
         field.from_host(self.values(field))
 
     def values(self, field: Field, out: Any = None) -> Any:
-        """What this rank is to own, for field.from_host; it may have been read into out. Collective.
-
-        Raises:
-            LayoutError, DtypeError: the field is of another shape or dtype.
-        """
+        """What this rank is to own, for field.from_host; it may have been read into out. Collective."""
         if self.shape != field.shape:
             raise LayoutError(
                 f"{self.path} holds shape {self.shape}, the field has {field.shape}",
@@ -304,11 +289,7 @@ class Stored:
         split: Sequence[Any] | None,
         options: dict[str, Any],
     ) -> Field:
-        """Fill a new field over ranks. Collective.
-
-        Raises:
-            LayoutError: the partition is of another shape.
-        """
+        """Fill a new field over ranks. Collective."""
         if whole is not None:
             demand(whole, (Partition, Points), "the partition", "load", "a Partition, Points, or split=")
         if whole is not None and whole.shape != self.shape:

@@ -65,9 +65,6 @@ def read_programs(tables: Tables, here: bool) -> RunSpec:
 
     Args:
         here: whether commands and folders must exist on this machine: where the job is started.
-
-    Raises:
-        ConfigError: anything wrong with it.
     """
     tables.known(tables.root, ("job", "program", "grid", "field"), "the spec")
     job = tables.root.get("job", {})

@@ -17,11 +17,7 @@ _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun"
 
 
 def words_of(given: object) -> list[str]:
-    """The words of a command, a text or a list of texts; `python` becomes this Python.
-
-    Raises:
-        ConfigError: it is neither, or empty.
-    """
+    """The words of a command, a text or a list of texts; `python` becomes this Python."""
     if isinstance(given, str):
         try:
             words = shlex.split(given)
@@ -44,11 +40,7 @@ def words_of(given: object) -> list[str]:
 
 
 def check(words: list[str], workdir: Path, env: Mapping[str, str]) -> None:
-    """That what words name can be started in workdir.
-
-    Raises:
-        ConfigError: there is no such program, script or module, or it would start ranks of its own.
-    """
+    """That what words name can be started in workdir."""
     if Path(words[0]).name in _LAUNCHERS:
         raise ConfigError(f"{words[0]} starts ranks of its own", hint="the bare command, and ranks = 2")
     path = workdir / words[0] if "/" in words[0] else Path(words[0])

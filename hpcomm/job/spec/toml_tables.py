@@ -93,9 +93,6 @@ class Tables:
 
     Args:
         command: which asks, for messages.
-
-    Raises:
-        ConfigError: it cannot be read, or is no valid TOML.
     """
 
     def __init__(self, path: Path, command: str = "hpcomm run") -> None:

@@ -99,11 +99,7 @@ class Outgoing:
         return True
 
     def settle(self) -> None:
-        """At the end of this program: wait until all that was put has been taken, or its takers have ended.
-
-        Raises:
-            WaitTimeoutError: it is not taken in time.
-        """
+        """At the end of this program: wait until what was put has been taken, or its takers have ended."""
         if self._turns is not None:
             self._turns.settle()
 
@@ -282,11 +278,7 @@ def _wide(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
 
 
 def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> AnyArray | None:
-    """What goes to points that nothing reaches; None: nothing does.
-
-    Raises:
-        ConfigError: the field cannot hold it.
-    """
+    """What goes to points that nothing reaches; None: nothing does."""
     if isinstance(uncovered, str) or not len(rows):
         return None
     made, fits = None, np.can_cast(np.min_scalar_type(uncovered), field.dtype, "same_kind")

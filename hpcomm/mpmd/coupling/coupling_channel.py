@@ -74,12 +74,7 @@ class Channel:
         self._under_way = True
 
     def finish(self) -> None:
-        """Wait until what was begun is complete: it has been taken, or a receiver has it in its fields.
-
-        Raises:
-            WaitTimeoutError: the deadline is over.
-            PeerFailedError: the other program has ended.
-        """
+        """Wait until what was begun is complete: it has been taken, or a receiver has it in its fields."""
         if not self._under_way:
             return
         if not self._test():
@@ -94,11 +89,7 @@ class Channel:
                 self.stamp = (float(self._heads[0][0]), float(self._heads[0][1]))
 
     def settle(self) -> None:
-        """At the end of this program: wait until it is taken, or its taker has ended, too.
-
-        Raises:
-            WaitTimeoutError: the deadline is over.
-        """
+        """At the end of this program: wait until it is taken, or its taker has ended, too."""
         if self._under_way:
             ranks = self._by_rank().keys()
             self.wire.wait(lambda: self._test() or not ranks.isdisjoint(self.wire.gone()), self._judge)
@@ -248,11 +239,7 @@ class Turns:
             self._channels[0].finish()
 
     def settle(self) -> None:
-        """At the end of this program: wait until all is taken, or its takers have ended, too.
-
-        Raises:
-            WaitTimeoutError: the deadline is over.
-        """
+        """At the end of this program: wait until all is taken, or its takers have ended, too."""
         for channel in self._channels:
             channel.settle()
 

@@ -18,11 +18,7 @@ def _registry() -> Any:
 
 
 def check(name: str) -> None:
-    """That name is a unit.
-
-    Raises:
-        ConfigError: it is not; with the unit that may be meant.
-    """
+    """That name is a unit."""
     registry = _registry()
     import pint
 
@@ -39,9 +35,6 @@ def check(name: str) -> None:
 
 def conversion(source: str, target: str) -> tuple[float, float]:
     """(factor, offset) such that factor * x + offset is in target what x is in source.
-
-    Raises:
-        ConfigError: a unit does not exist, or the two measure different things.
 
     Example:
         >>> conversion("degC", "K")

@@ -159,11 +159,7 @@ def _about(each: FieldSpec) -> str:
 
 
 def svg(spec: JobSpec) -> str:
-    """Programs as boxes with a square per rank, and an arrow per field; Graphviz places them.
-
-    Raises:
-        MissingError: pygraphviz, which brings Graphviz, is not installed.
-    """
+    """Programs as boxes with a square per rank, and an arrow per field; Graphviz places them."""
     hint = "pip install 'hpcomm[graph]'; hpcomm plan says the same in words"
     graphviz = load("pygraphviz", "drawing a spec needs pygraphviz", "hpcomm mpmd draw", hint)
     graph = graphviz.AGraph(directed=True, strict=False, nodesep=0.6, ranksep=0.7)

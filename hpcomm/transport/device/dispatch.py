@@ -396,11 +396,7 @@ class DeviceDispatch:
 
 
 def _forced(comm: Comm, asked: str | None) -> str:
-    """The path that the user forces, as gpu= or else by the environment; the same on all ranks.
-
-    Raises:
-        ConfigError: there is no such path. MismatchError: the ranks are told different ones.
-    """
+    """The path that the user forces, as gpu= or else by the environment; the same on all ranks."""
     said = asked or os.environ.get("HPCOMM_GPU")
     forced = "auto" if not said or said == "off" else said  # off here, and a device on another rank
     known = PATHS.index(forced) if forced in PATHS else -1

@@ -57,11 +57,7 @@ def table_path() -> Path:
 
 
 def kept(path: Path) -> dict[str, Any] | None:
-    """What is in a table's file; None: there is none.
-
-    Raises:
-        ConfigError: it cannot be read, or is no table.
-    """
+    """What is in a table's file; None: there is none."""
     try:
         table: dict[str, Any] = json.loads(path.read_text())
         _check(table)
@@ -100,11 +96,7 @@ def _items(table: Any, what: str) -> Any:
 
 
 def read(mpi: MPI.Comm) -> dict[str, Choices]:
-    """The choices of each verb that was tuned, for this many ranks; collective over mpi.
-
-    Raises:
-        ConfigError: there is a table that cannot be read.
-    """
+    """The choices of each verb that was tuned, for this many ranks; collective over mpi."""
     found: Any = None
     if mpi.Get_rank() == 0:
         try:
