@@ -185,16 +185,14 @@ class CudaDevice:
         return self._new("cuMemAlloc_v2", -(-max(nbytes, 1) // _BLOCK) * _BLOCK)
 
     def free(self, address: int) -> None:
-        with self.here():
-            self._call("cuMemFree_v2", address)
+        self._do("cuMemFree_v2", address)
 
     def pinned(self, nbytes: int) -> AnyArray:
         address = self._new("cuMemHostAlloc", max(nbytes, 1), _PORTABLE)
         return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))
 
     def unpin(self, memory: AnyArray) -> None:
-        with self.here():
-            self._call("cuMemFreeHost", memory.__array_interface__["data"][0])
+        self._do("cuMemFreeHost", memory.__array_interface__["data"][0])
 
     def stream(self) -> int:
         return self._new("cuStreamCreate", _NON_BLOCKING)
@@ -202,26 +200,26 @@ class CudaDevice:
     def event(self, interprocess: bool = False) -> int:
         return self._new("cuEventCreate", _NO_TIMING | (_INTERPROCESS if interprocess else 0))
 
-    def _new(self, name: str, *arguments: object) -> int:
+    def _do(self, name: str, *arguments: object) -> Any:
+        """CudaDriver.call, in this device's context."""
         with self.here():
-            made: int = self._call(name, *arguments)
+            return self._call(name, *arguments)
+
+    def _new(self, name: str, *arguments: object) -> int:
+        made: int = self._do(name, *arguments)
         return made
 
     def destroy_event(self, event: int) -> None:
-        with self.here():
-            self._call("cuEventDestroy_v2", event)
+        self._do("cuEventDestroy_v2", event)
 
     def record(self, event: int, stream: int) -> None:
-        with self.here():
-            self._call("cuEventRecord", event, stream)
+        self._do("cuEventRecord", event, stream)
 
     def wait(self, stream: int, event: int) -> None:
-        with self.here():
-            self._call("cuStreamWaitEvent", stream, event, 0)
+        self._do("cuStreamWaitEvent", stream, event, 0)
 
     def synchronize(self, event: int) -> None:
-        with self.here():
-            self._call("cuEventSynchronize", event)  # other threads run meanwhile
+        self._do("cuEventSynchronize", event)  # other threads run meanwhile
 
     def query(self, event: int) -> bool:
         with self.here():
@@ -232,8 +230,7 @@ class CudaDevice:
 
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         if nbytes:
-            with self.here():
-                self._call("cuMemcpyAsync", to, source, nbytes, stream)
+            self._do("cuMemcpyAsync", to, source, nbytes, stream)
 
     def is_capturing(self, stream: int) -> bool:
         with self.here():
@@ -241,8 +238,7 @@ class CudaDevice:
         return bool(failed or status[0])  # an error: of the default stream, while another one captures
 
     def range(self, address: int) -> tuple[int, int]:
-        with self.here():
-            base, nbytes = self._call("cuMemGetAddressRange_v2", address)
+        base, nbytes = self._do("cuMemGetAddressRange_v2", address)
         return base, nbytes
 
     def serial(self, address: int) -> int:
@@ -255,16 +251,14 @@ class CudaDevice:
         return status == 0 and bool(allowed[0])
 
     def export(self, base: int) -> bytes:
-        with self.here():
-            handle: bytes = self._call("cuIpcGetMemHandle", base)
+        handle: bytes = self._do("cuIpcGetMemHandle", base)
         return handle
 
     def open(self, handle: bytes) -> int:
         return self._new("cuIpcOpenMemHandle_v2", handle, _LAZY_PEER_ACCESS)
 
     def close(self, address: int) -> None:
-        with self.here():
-            self._call("cuIpcCloseMemHandle", address)
+        self._do("cuIpcCloseMemHandle", address)
 
     def memory(self, address: int, nbytes: int) -> Any:
         from mpi4py import MPI
@@ -275,42 +269,19 @@ class CudaDevice:
         return NcclHere(self.driver.nccl(), self.here)
 
     def export_event(self, event: int) -> bytes:
-        with self.here():
-            handle: bytes = self._call("cuIpcGetEventHandle", event)
+        handle: bytes = self._do("cuIpcGetEventHandle", event)
         return handle
 
     def open_event(self, handle: bytes) -> int:
         return self._new("cuIpcOpenEventHandle", handle)
 
 
-class NcclHere:
+class NcclHere(Nccl):
     """NCCL on one device, whose context is current in each call."""
 
     def __init__(self, library: Nccl, here: Callable[[], AbstractContextManager[None]]) -> None:
-        self._library, self._here, self.version = library, here, library.version
-        self.used: set[str] = set()  # verbs
+        self.library, self.version, self._here = library.library, library.version, here
 
-    def unique(self) -> bytes:
+    def call(self, name: str, *arguments: object) -> Any:
         with self._here():
-            return self._library.unique()
-
-    def group(self, unique: bytes, size: int, rank: int) -> NcclHere:
-        with self._here():
-            self._group = self._library.group(unique, size, rank)
-        return self
-
-    def carry(self, *arguments: Any) -> None:
-        with self._here():
-            self._group.carry(*arguments)
-
-    def send(self, *arguments: Any) -> None:
-        with self._here():
-            self._group.send(*arguments)
-
-    def recv(self, *arguments: Any) -> None:
-        with self._here():
-            self._group.recv(*arguments)
-
-    def close(self) -> None:
-        with self._here():
-            self._group.close()
+            return super().call(name, *arguments)

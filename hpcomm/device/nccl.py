@@ -62,7 +62,7 @@ def find() -> str:
 
 
 class Nccl:
-    """The library."""
+    """The library. Each call needs a device's context (cuda.NcclHere)."""
 
     def __init__(self, path: str | None = None) -> None:
         named = path or os.environ.get("HPCOMM_NCCL")  # nccl4py finds one by itself
@@ -92,7 +92,7 @@ class Nccl:
         return made
 
     def group(self, unique: bytes, size: int, rank: int) -> Group:
-        """Join a group; returns when all ranks have. The device's context must be current."""
+        """Join a group; returns when all ranks have."""
         return Group(self, self.call("ncclCommInitRank", size, unique, rank), size, rank)
 
 
@@ -111,12 +111,10 @@ class Group:
 
     def __init__(self, library: Nccl, comm: Any, size: int, rank: int) -> None:
         self._call, self._comm, self.size, self.rank = library.call, comm, size, rank
+        self.used: set[str] = set()  # verbs
 
     def carry(self, what: Collective, work: int, stream: int) -> None:
-        """Put a collective into stream, in place on slots from work on.
-
-        Slots are those of schedule.stream.Schedule. The device's context must be current.
-        """
+        """Put a collective into stream, in place on slots of a Schedule, from work on."""
         verb, count, dtype, op, root = what
         block, there = count * dtype.itemsize, (self._comm, stream)
         own = work + self.rank * block

@@ -92,7 +92,7 @@ for name, arguments in {
     except hpcomm.TransportError as error:
         assert "invalid usage" in str(error) if "match" in name else "invalid argument" in str(error), error
 group.close()
-print("right by", group._library.library.by.replace(",", " ").split()[0])
+print("right by", device.nccl().library.by.replace(",", " ").split()[0])
 """
 
 

@@ -17,9 +17,8 @@ from ...core.dtypes import Dtype
 from ...core.request import Stages
 from ...core.verbs import PREFIXES
 from ...device.arrays import Place
-from ...device.cuda import NcclHere
 from ...device.driver import Device
-from ...device.nccl import DTYPES, OPS, Collective
+from ...device.nccl import DTYPES, OPS, Collective, Group
 from ...errors import HpcommError
 from ..progress import Thread, in_thread
 from .device_columns import Moved
@@ -104,7 +103,7 @@ def join(channel: MPI.Comm, space: Workspace) -> Stages:
 class ByNccl:
     """How a collective goes on in a workspace by NCCL."""
 
-    def __init__(self, space: Workspace, group: NcclHere, moved: Moved) -> None:
+    def __init__(self, space: Workspace, group: Group, moved: Moved) -> None:
         self.workspace, self.group, self.moved = space, group, moved
         self.capacity = moved.capacity(space.nbytes)
 
@@ -134,7 +133,7 @@ class Pair:
         self.why = ""  # it cannot be used
         self.given = 0  # numbers
         self._turn = 0
-        self._group: NcclHere | None = None
+        self._group: Group | None = None
 
     def number(self) -> int:
         self.given += 1
