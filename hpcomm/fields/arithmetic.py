@@ -7,17 +7,35 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from .._lazy import np
 from ..errors import UsageError, where
 from .numpy_protocol import NumpyLike
 from .own_part import A
 
+S = TypeVar("S", bound="Arithmetic[Any]")
+
 _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
     "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,
     "negative": operator.neg, "power": operator.pow, "subtract": operator.sub,
 }  # fmt: skip
+
+
+def _forward(name: str) -> Callable[[S, object], S]:
+    return lambda self, other: self._made(name, self, other)
+
+
+def _backward(name: str) -> Callable[[S, object], S]:
+    return lambda self, other: self._made(name, other, self)
+
+
+def _in_place(name: str) -> Callable[[S, object], S]:
+    return lambda self, other: self._made(name, self, other, out=self)
+
+
+def _of_one(name: str) -> Callable[[S], S]:
+    return lambda self: self._made(name, self)
 
 
 class Arithmetic(NumpyLike[A]):
@@ -46,53 +64,9 @@ class Arithmetic(NumpyLike[A]):
             raise UsageError(what, where(name, self.comm), "two fields whose arrays are of one library")
         return self._like(name, given).inner
 
-    def __add__(self, other: object) -> Self:
-        return self._made("add", self, other)
-
-    def __radd__(self, other: object) -> Self:
-        return self._made("add", other, self)
-
-    def __iadd__(self, other: object) -> Self:
-        return self._made("add", self, other, out=self)
-
-    def __sub__(self, other: object) -> Self:
-        return self._made("subtract", self, other)
-
-    def __rsub__(self, other: object) -> Self:
-        return self._made("subtract", other, self)
-
-    def __isub__(self, other: object) -> Self:
-        return self._made("subtract", self, other, out=self)
-
-    def __mul__(self, other: object) -> Self:
-        return self._made("multiply", self, other)
-
-    def __rmul__(self, other: object) -> Self:
-        return self._made("multiply", other, self)
-
-    def __imul__(self, other: object) -> Self:
-        return self._made("multiply", self, other, out=self)
-
-    def __truediv__(self, other: object) -> Self:
-        return self._made("divide", self, other)
-
-    def __rtruediv__(self, other: object) -> Self:
-        return self._made("divide", other, self)
-
-    def __itruediv__(self, other: object) -> Self:
-        return self._made("divide", self, other, out=self)
-
-    def __pow__(self, other: object) -> Self:
-        return self._made("power", self, other)
-
-    def __rpow__(self, other: object) -> Self:
-        return self._made("power", other, self)
-
-    def __ipow__(self, other: object) -> Self:
-        return self._made("power", self, other, out=self)
-
-    def __neg__(self) -> Self:
-        return self._made("negative", self)
-
-    def __abs__(self) -> Self:
-        return self._made("absolute", self)
+    __add__, __radd__, __iadd__ = _forward("add"), _backward("add"), _in_place("add")
+    __sub__, __rsub__, __isub__ = _forward("subtract"), _backward("subtract"), _in_place("subtract")
+    __mul__, __rmul__, __imul__ = _forward("multiply"), _backward("multiply"), _in_place("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _forward("divide"), _backward("divide"), _in_place("divide")
+    __pow__, __rpow__, __ipow__ = _forward("power"), _backward("power"), _in_place("power")
+    __neg__, __abs__ = _of_one("negative"), _of_one("absolute")
