@@ -19,12 +19,12 @@ import numpy as np
 
 from ...grids.geometry import repeated
 from . import scattered_points
+from .scattered_points import by_rank, exchange, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpi4py import MPI
-    from numpy.typing import NDArray
 
     from ...communicator.communicator import Communicator
     from ...core.types import Ints
@@ -120,19 +120,9 @@ def _to_homes(comm: MPI.Intracomm, points: Ints, chunk: int) -> Ints:
 
 def _shuffle(comm: MPI.Intracomm, dest: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Send each row to its rank: (rows that arrived, in the order of their senders, how many from each)."""
-    order = np.argsort(_small(dest, comm.size), kind="stable")
-    counts = np.bincount(dest, minlength=comm.size)
-    arriving = np.empty_like(counts)
-    comm.Alltoall(counts, arriving)
-    wide = rows.shape[1]
-    got = np.empty((int(arriving.sum()), wide), np.int64)
-    comm.Alltoallv([rows[order], counts * wide], [got, arriving * wide])
-    return got, arriving
-
-
-def _small(ranks: Ints, size: int) -> NDArray[np.integer]:
-    """The same numbers in 16 bits where they fit: numpy then sorts by radix, ten times as fast."""
-    return ranks.astype(np.uint16) if size <= 1 << 16 else ranks
+    order, counts = by_rank(dest, comm.size)
+    arriving = told(comm, counts)
+    return exchange(comm, rows[order], counts, arriving), arriving
 
 
 def _intersect(given: Ints, taken: Ints) -> tuple[Ints, Lack]:
@@ -176,12 +166,10 @@ def _partners(comm: MPI.Intracomm, rows: Ints) -> list[tuple[int, Selection]]:
     alike; so a stable sort by partner brings both into the same order.
     """
     got, _ = _shuffle(comm, rows[:, 0], rows[:, 1:])
-    got = got[np.argsort(_small(got[:, 0], comm.size), kind="stable")]
-    ranks, begins = np.unique(got[:, 0], return_index=True)
-    ends = [*begins[1:], len(got)][: len(begins)]
+    order, counts = by_rank(got[:, 0], comm.size)
+    got, ends = got[order], np.cumsum(counts)
     return [
-        (int(rank), positions(got[a:b, 1], got[a:b, 2]))
-        for rank, a, b in zip(ranks, begins, ends, strict=True)
+        (r, positions(*got[ends[r] - counts[r] : ends[r], 1:].T)) for r in np.flatnonzero(counts).tolist()
     ]
 
 

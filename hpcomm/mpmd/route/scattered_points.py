@@ -10,17 +10,19 @@ Homes look numbers up in a table of their own chunk, or where that had many hole
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from numpy.typing import NDArray
 
     from ...core.types import AnyArray, Ints
 
     Selection = slice | Ints
 
+T = TypeVar("T", bound=np.generic)
 _HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
 
 
@@ -48,13 +50,13 @@ def plan(
     )
     rank = _ranks(comm.size + 1)  # that number: nobody
     giver = np.append(np.repeat(np.arange(comm.size, dtype=rank), given_counts), rank.type(comm.size))[entry]
-    answers = _exchange(comm, giver, taken_counts, took_counts)
+    answers = exchange(comm, giver, taken_counts, took_counts)
     order, counts = by_rank(giver, comm.size)
     begins = np.cumsum(given_counts) - given_counts
     nth = (entry[order] - np.repeat(begins, counts)).astype(given.dtype)
     taker = np.repeat(np.arange(comm.size, dtype=rank), taken_counts)[order]
-    arriving = _told(comm, counts)
-    nth, taker = (_exchange(comm, x, counts, arriving) for x in (nth, taker))
+    arriving = told(comm, counts)
+    nth, taker = (exchange(comm, x, counts, arriving) for x in (nth, taker))
     sent = gave[nth + np.repeat(np.cumsum(gave_counts) - gave_counts, arriving)]
     return _lists(sent, taker, comm.size), _lists(took, answers, comm.size), lack
 
@@ -75,19 +77,22 @@ def _ask(comm: MPI.Intracomm, points: Ints, chunk: int) -> tuple[AnyArray, Ints,
     home = points // chunk
     inside = (points - home * chunk).astype(np.uint32 if chunk <= 1 << 32 else np.int64)
     order, counts = by_rank(home, comm.size)
-    arriving = _told(comm, counts)
-    return _exchange(comm, inside[order], counts, arriving), arriving, order, counts
+    arriving = told(comm, counts)
+    return exchange(comm, inside[order], counts, arriving), arriving, order, counts
 
 
-def _told(comm: MPI.Intracomm, counts: Ints) -> Ints:
+def told(comm: MPI.Intracomm, counts: Ints) -> Ints:
+    """How many rows come from each rank, where counts go to each."""
     arriving = np.empty_like(counts)
     comm.Alltoall(counts, arriving)
     return arriving
 
 
-def _exchange(comm: MPI.Intracomm, x: AnyArray, counts: Ints, arriving: Ints) -> AnyArray:
-    got = np.empty(int(arriving.sum()), x.dtype)
-    comm.Alltoallv([x, counts], [got, arriving])
+def exchange(comm: MPI.Intracomm, x: NDArray[T], counts: Ints, arriving: Ints) -> NDArray[T]:
+    """Send rows, ordered by their ranks; what came, in the order of its senders."""
+    wide = int(np.prod(x.shape[1:], dtype=np.int64))
+    got = np.empty((int(arriving.sum()), *x.shape[1:]), x.dtype)
+    comm.Alltoallv([x, counts * wide], [got, arriving * wide])
     return got
 
 
