@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, Unpack, overload
 
 from .._lazy import NDArray, np
 from ..communicator.mesh import Mesh, axes_of, ranks_of
@@ -37,6 +37,16 @@ if TYPE_CHECKING:
     Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
     Ranks: TypeAlias = Mesh | Communicator
     Whole: TypeAlias = int | Sequence[int] | Partition | Points
+
+    class Options(TypedDict, total=False):
+        """What any field may be made with."""
+
+        split: Sequence[Split] | None
+        halo: Width
+        periodic: bool | Iterable[int] | None
+        corners: bool
+        name: str
+        unit: str
 
 
 class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
@@ -70,38 +80,30 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         LayoutError: partition, ranks and array do not fit each other.
     """
 
-    # fmt: off
     @overload
     def __init__(
-        self: Field[NDArray[np.float64]], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ...,
-        dtype: None = ..., halo: Width = ..., periodic: bool | Iterable[int] | None = ...,
-        corners: bool = ..., name: str = ..., unit: str = ...,
+        self: Field[NDArray[np.float64]],
+        ranks: Ranks,
+        whole: Whole,
+        *,
+        dtype: None = ...,
+        **more: Unpack[Options],
     ) -> None: ...
     @overload
     def __init__(
-        self: Field[NDArray[Scalar]], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ...,
-        dtype: type[Scalar] | np.dtype[Scalar], halo: Width = ...,
-        periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ..., unit: str = ...,
-    ) -> None: ...
+        self: Field[NDArray[Scalar]], ranks: Ranks, whole: Whole, *, dtype: type[Scalar] | np.dtype[Scalar],
+        **more: Unpack[Options],
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: Field[A], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ..., array: A,
-        halo: Width = ..., periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ...,
-        unit: str = ...,
+        self: Field[A], ranks: Ranks, whole: Whole, *, array: A, **more: Unpack[Options]
     ) -> None: ...
     @overload
-    def __init__(
-        self: Field[A], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ..., like: A,
-        halo: Width = ..., periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ...,
-        unit: str = ...,
-    ) -> None: ...
+    def __init__(self: Field[A], ranks: Ranks, whole: Whole, *, like: A, **more: Unpack[Options]) -> None: ...
     @overload
     def __init__(
-        self: Field[Any], ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = ..., dtype: object,
-        halo: Width = ..., periodic: bool | Iterable[int] | None = ..., corners: bool = ..., name: str = ...,
-        unit: str = ...,
+        self: Field[Any], ranks: Ranks, whole: Whole, *, dtype: object, **more: Unpack[Options]
     ) -> None: ...
-    # fmt: on
     def __init__(
         self,
         ranks: Ranks,
