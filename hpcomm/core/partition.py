@@ -21,10 +21,11 @@ import math
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 from .._lazy import NDArray, np
 from ..core.types import AnyArray
@@ -134,7 +135,7 @@ def cuts(n: int, parts: int) -> Shape:
     return tuple(i * short + min(i, longer) for i in range(parts + 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Partition:
     """How an array is cut into boxes, one for each rank of a mesh.
 
@@ -154,52 +155,45 @@ class Partition:
 
     shape: Shape
     mesh: Mapping[str, int]
-    split: Sequence[Split] | None = None
-    bounds: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    partial: Sequence[str] = ()
+    split: Sequence[Split]
+    bounds: Mapping[int, Sequence[int]]
+    partial: Sequence[str]
 
-    if TYPE_CHECKING:  # what is given, not what becomes of it
-
-        def __init__(
-            self,
-            shape: int | Sequence[int],
-            mesh: Mapping[str, int],
-            split: Sequence[Split] | None = None,
-            bounds: Mapping[int, Sequence[int]] = ...,
-            partial: Sequence[str] = (),
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        mesh: Mapping[str, int],
+        split: Sequence[Split] | None = None,
+        bounds: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        partial: Sequence[str] = (),
+    ) -> None:
         # In the order in which one thing needs the other: shape, mesh, split (which mesh axes cut which array
-        # axis), bounds (where they cut). Frozen, hence setattr.
-        object.__setattr__(self, "shape", _whole(self.shape))
-        object.__setattr__(self, "mesh", _whole_mesh(self.mesh))
-        for name in ("split", "partial"):
-            object.__setattr__(self, name, _names_of_axes(name, getattr(self, name)))
-        object.__setattr__(self, "partial", tuple(self.partial))
-        object.__setattr__(self, "split", self._chosen_split())
-        if not isinstance(self.bounds, Mapping):
-            raise LayoutError(f"bounds is {self.bounds!r}", hint="{axis: cuts}")
-        self._check_axes()
+        # axis), bounds (where they cut). Frozen, hence vars.
+        vars(self).update(shape=_whole(shape), mesh=_whole_mesh(mesh))
+        split = _names_of_axes("split", split)
+        vars(self).update(partial=tuple(_names_of_axes("partial", partial)))
+        vars(self).update(split=self._chosen_split(split))
+        if not isinstance(bounds, Mapping):
+            raise LayoutError(f"bounds is {bounds!r}", hint="{axis: cuts}")
+        self._check_axes(bounds)
         for axis in range(len(self.shape)):
-            self._check_bounds(axis)
-        object.__setattr__(self, "bounds", {int(a): tuple(b) for a, b in self.bounds.items()})
+            self._check_bounds(axis, bounds)
+        vars(self).update(bounds={int(a): tuple(b) for a, b in bounds.items()})
 
-    def _chosen_split(self) -> tuple[Split, ...]:
+    def _chosen_split(self, split: Sequence[Split] | None) -> tuple[Split, ...]:
         """split as given, or: mesh axis i cuts array axis i."""
         axes = len(self.shape)
-        if self.split is None:
+        if split is None:
             free = [name for name in self.mesh if name not in self.partial]
             return (*free[:axes], *([None] * (axes - len(free))))
-        if len(self.split) != axes:
+        if len(split) != axes:
             raise LayoutError(
-                f"split {tuple(self.split)} has {len(self.split)} entries, the shape {self.shape} "
-                f"{axes} axes",
+                f"split {tuple(split)} has {len(split)} entries, the shape {self.shape} {axes} axes",
                 hint="one entry per array axis: a mesh axis, several, or None",
             )
-        return tuple(self.split)
+        return tuple(split)
 
-    def _check_axes(self) -> None:
+    def _check_axes(self, bounds: Mapping[int, Sequence[int]]) -> None:
         """A mesh axis cuts one array axis, or is partial, or (if it is in neither) holds copies."""
         used = [name for axes in self.axes for name in axes] + list(self.partial)
         wrong = sorted({name for name in used if name not in self.mesh or used.count(name) > 1})
@@ -208,16 +202,16 @@ class Partition:
                 f"mesh axes {wrong} do not exist or are used twice; the mesh has {dict(self.mesh)}",
                 hint="each mesh axis cuts one array axis at most, or is partial",
             )
-        strange = [axis for axis in self.bounds if axis not in range(len(self.shape))]
+        strange = [axis for axis in bounds if axis not in range(len(self.shape))]
         if strange:
             raise LayoutError(
                 f"bounds cut axes {strange}, the shape {self.shape} has {len(self.shape)}",
                 hint="{axis: cuts}",
             )
 
-    def _check_bounds(self, axis: int) -> None:
+    def _check_bounds(self, axis: int, bounds: Mapping[int, Sequence[int]]) -> None:
         n, parts = self.shape[axis], self.grid[axis]
-        given = integers(self.bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
+        given = integers(bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
         if len(given) != parts + 1 or given[0] != 0 or given[-1] != n or list(given) != sorted(given):
             raise LayoutError(
                 f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts",
@@ -238,7 +232,7 @@ class Partition:
     @cached_property
     def axes(self) -> tuple[tuple[str, ...], ...]:
         """For each array axis the mesh axes that cut it."""
-        return tuple(() if s is None else (s,) if isinstance(s, str) else tuple(s) for s in self.split or ())
+        return tuple(() if s is None else (s,) if isinstance(s, str) else tuple(s) for s in self.split)
 
     @cached_property
     def grid(self) -> Shape:
@@ -357,7 +351,7 @@ class Partition:
         return f"{self.shape} over {dict(self.mesh)} as ({how}){more}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Points:
     """Arbitrary global indices of the first array axis, each owned by one rank.
 
@@ -375,19 +369,14 @@ class Points:
 
     shape: Shape
     owned: Sequence[Any]
-    ghosts: Sequence[Any] | None = None
+    ghosts: Sequence[Any]
 
-    if TYPE_CHECKING:
-
-        def __init__(
-            self, shape: int | Sequence[int], owned: Sequence[Any], ghosts: Sequence[Any] | None = None
-        ) -> None: ...
-
-    def __post_init__(self) -> None:
-        shape, owned = _whole(self.shape), _lists(self.owned)
-        ghosts = _lists([[]] * len(owned) if self.ghosts is None else self.ghosts)
-        for name, value in (("shape", shape), ("owned", owned), ("ghosts", ghosts)):
-            object.__setattr__(self, name, value)
+    def __init__(
+        self, shape: int | Sequence[int], owned: Sequence[Any], ghosts: Sequence[Any] | None = None
+    ) -> None:
+        shape, owned = _whole(shape), _lists(owned)
+        ghosts = _lists([[]] * len(owned) if ghosts is None else ghosts)
+        vars(self).update(shape=shape, owned=owned, ghosts=ghosts)
         if len(ghosts) != len(owned):
             raise LayoutError(
                 f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}",

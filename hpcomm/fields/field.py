@@ -159,7 +159,6 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
     def _shape_here(self) -> tuple[int, ...]:
         if isinstance(self.partition, Points):
             own, ghosts = self.partition.owned, self.partition.ghosts
-            assert ghosts is not None
             return (len(own[self.comm.rank]) + len(ghosts[self.comm.rank]), *self.partition.shape[1:])
         assert self.box is not None
         return self.box.grown(self.halo).shape

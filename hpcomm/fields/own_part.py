@@ -71,7 +71,6 @@ class OwnPart(Generic[A]):
             return memory(self.look)[region.slices(self._origin)]
         points = self.partition
         assert isinstance(points, Points)
-        assert points.ghosts is not None
         here = np.concatenate([points.owned[self.comm.rank], points.ghosts[self.comm.rank]])
         order = np.argsort(here, kind="stable")
         return Rows(self.look.array, order[np.searchsorted(here[order], region)])

@@ -161,7 +161,6 @@ def _moved_to(partition: Partition, rank: int, cell: Shape) -> int:
 
 
 def _ghosts(points: Points, rank: int) -> Route:
-    assert points.ghosts is not None
     wanted = np.unique(points.ghosts[rank])
     sources = points.owners(wanted)
     receives = [Piece(int(peer), wanted[sources == peer]) for peer in np.unique(sources)]
