@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from mpi4py import MPI
@@ -22,18 +23,8 @@ from ..node.present import enter, leave
 from . import mpi as transport
 from .matching import fill
 
-
-class _Words:
-    """In place of a Call, of which only this is asked of messages under way."""
-
-    stages = None
-
-
-class _UnderWay:
-    """In place of stages: there is one only."""
-
-
-_UNDER_WAY: Any = _UnderWay()
+_WORDS = SimpleNamespace(stages=None)  # in place of a Call, of which only this is asked
+_UNDER_WAY: Any = object()  # in place of stages: there is one only
 
 
 class Message(Request[Any]):
@@ -45,7 +36,7 @@ class Message(Request[Any]):
     """
 
     __slots__ = ("_going", "_seen", "_status", "_tag", "_tags", "_verb", "_x")
-    _call = _Words()
+    _call = _WORDS
     waits_for: tuple[Comm, int, int, str, int]
 
     def __init__(

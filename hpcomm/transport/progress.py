@@ -20,7 +20,6 @@ from ..agree import runtime
 from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
 from ..core.present import waiting
 from ..core.request import (
-    Pending,
     Request,
     Stages,
     StagesOf,
@@ -101,30 +100,18 @@ class StreamRequest(Request[T_co]):
         return self._ask()
 
 
-class Together:
-    """Several stages of one call, carried on side by side; waited for as an MPI request is."""
+class Until:
+    """Something that comes true by itself, waited for as an MPI request is."""
 
-    def __init__(self, branches: Iterable[Stages]) -> None:
-        self._under_way = [(stages, list(next(stages, ()))) for stages in branches]
+    def __init__(self, test: Callable[[], bool]) -> None:
+        self._test = test
 
     def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
-        self._under_way = [branch for branch in self._under_way if not self._ended(*branch)]
-        return not self._under_way
-
-    def _ended(self, stages: Stages, pending: list[Pending]) -> bool:
-        while True:
-            while pending:
-                if not pending[-1].Test():
-                    return False
-                pending.pop()
-            try:
-                pending += next(stages)
-            except StopIteration:
-                return True
+        return self._test()
 
 
-class Moving:
-    """Stages that begin at once and that the thread progresses, too; waited for as an MPI request is.
+class _Branch:
+    """Stages that are moved on by whoever asks.
 
     Attributes:
         result: what they returned.
@@ -132,12 +119,8 @@ class Moving:
 
     def __init__(self, stages: Stages) -> None:
         self.result: Any = None
-        self._error: Exception | None = None
         self._stages: Stages | None = self._noted(stages)
-        with _lock:
-            self._pending: list[Any] = list(next(self._stages, ()))
-            _under_way.append(self)
-            wake()
+        self._pending: list[Any] = list(next(self._stages, ()))
 
     def _noted(self, stages: Stages) -> Stages:
         self.result = yield from stages
@@ -153,6 +136,33 @@ class Moving:
                 self._pending = list(next(self._stages))
         except StopIteration:
             self._stages = None
+        return True
+
+
+class Together:
+    """Several stages of one call, carried on side by side; waited for as an MPI request is."""
+
+    def __init__(self, branches: Iterable[Stages]) -> None:
+        self._under_way = [*map(_Branch, branches)]
+
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
+        self._under_way = [branch for branch in self._under_way if not branch.step()]
+        return not self._under_way
+
+
+class Moving(_Branch):
+    """Stages that begin at once and that the thread progresses, too; waited for as an MPI request is."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._error: Exception | None = None
+        with _lock:
+            super().__init__(stages)
+            _under_way.append(self)
+            wake()
+
+    def step(self) -> bool:
+        try:
+            return super().step()
         except Exception as error:
             self._error, self._stages = error, None
         return True

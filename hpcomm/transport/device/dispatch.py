@@ -35,7 +35,7 @@ from ...errors import ConfigError, MismatchError, UsageError, where
 from .. import host_calls
 from .. import mpi as transport
 from ..prepare import Arrays
-from ..progress import Thread, drive
+from ..progress import Thread, Until, drive
 from ..scheduled import schedule_transport
 from ..scheduled.comm_cache import own
 from ..scheduled.proved import proved
@@ -65,7 +65,7 @@ class DeviceDispatch:
         self.forced = _forced(comm, gpu)
         self.plain = watching(comm.mpi_handle)
         self.channel = watching(comm.mpi_handle.Dup())
-        self._line: list[_Ticket] = []
+        self._line: list[object] = []
         self.workspace: Workspace | None = None
         self._nccl: Any = None
         self._no_nccl = "nobody has met"
@@ -386,13 +386,14 @@ class DeviceDispatch:
 
     def _in_turn(self, stages: Stages) -> Stages:
         """Collectives of several MPI calls: one after the other, in the order in which they were made."""
-        ticket = _Ticket(self._line)
+        line, ticket = self._line, object()
+        line.append(ticket)
         try:
-            if self._line[0] is not ticket:
-                yield [ticket]
+            if line[0] is not ticket:
+                yield [Until(lambda: line[0] is ticket)]
             return (yield from stages)
         finally:
-            self._line.remove(ticket)
+            line.remove(ticket)
 
 
 def _forced(comm: Comm, asked: str | None) -> str:
@@ -413,14 +414,3 @@ def _forced(comm: Comm, asked: str | None) -> str:
             "the same for all ranks",
         )
     return forced
-
-
-class _Ticket:
-    """A place in the line of collectives; its turn is waited for as an MPI request is."""
-
-    def __init__(self, line: list[_Ticket]) -> None:
-        self._line = line
-        line.append(self)
-
-    def Test(self, status: object = None) -> bool:  # noqa: N802
-        return self._line[0] is self

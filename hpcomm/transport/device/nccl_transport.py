@@ -20,7 +20,7 @@ from ...device.arrays import Place
 from ...device.driver import Device
 from ...device.nccl import DTYPES, OPS, Collective, Group
 from ...errors import HpcommError
-from ..progress import Thread, in_thread
+from ..progress import Thread, Until, in_thread
 from .device_columns import Moved
 from .pipeline import Line
 from .staging import Reached, station
@@ -142,7 +142,7 @@ class Pair:
     def carry(self, line: Line, place: Place, number: int, unique: bytes, event: int) -> Stages:
         """Put message number into the stream, behind event; returns why that could not be, or ""."""
         if number != self._turn:
-            yield [_Turn(self, number)]
+            yield [Until(lambda: self._turn == number)]
         try:
             if number == 0:
                 yield from self._join(line, unique)
@@ -196,13 +196,3 @@ class Pair:
             there.return_event(event)
             yield from in_thread(self._group.close)
             there.return_stream(self.stream)
-
-
-class _Turn:
-    """The turn of a message, waited for as an MPI request is."""
-
-    def __init__(self, pair: Pair, number: int) -> None:
-        self._pair, self._number = pair, number
-
-    def Test(self, status: object = None) -> bool:  # noqa: N802
-        return self._pair._turn == self._number
