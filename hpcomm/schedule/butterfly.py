@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .combine import later, tile
+from .combine import in_turn, later, tile
 from .stream import AFTER, BEFORE, Schedule, Stream, ranks
 
 if TYPE_CHECKING:
@@ -57,11 +57,9 @@ def recursive_doubling(p: int, partner: Partner = hypercube) -> Schedule:
     """
     rounds = p.bit_length() - 1
     r = ranks(1 << rounds)
-    streams = []
-    for k in range(rounds):
-        other = partner(r, k, rounds)
-        streams.append(Stream(r, other, reduce=np.where(r > other, AFTER, BEFORE), begin=k, end=k + 1))
-    return _any_size(p, Schedule("all_reduce", len(r), tuple(streams)))
+    others = (partner(r, k, rounds) for k in range(rounds))
+    streams = in_turn(Stream(r, other, reduce=np.where(r > other, AFTER, BEFORE)) for other in others)
+    return _any_size(p, Schedule("all_reduce", len(r), streams))
 
 
 def recursive_halving(p: int, partner: Partner = halving) -> Schedule:
@@ -80,10 +78,9 @@ def recursive_halving(p: int, partner: Partner = halving) -> Schedule:
         half = len(r) >> (k + 1)
         other = partner(r, k, rounds)
         how = np.where(r > other, AFTER, BEFORE)
-        down.append(Stream(r, other, chunk=mine[other] & -half, width=half, reduce=how, begin=k, end=k + 1))
-        back = rounds - 1 - k
-        up.append(Stream(r, other, chunk=mine & -half, width=half, begin=back, end=back + 1))
-    q = Schedule("all_reduce", len(r), (*down, *later(up, rounds)), chunks=len(r))
+        down.append(Stream(r, other, chunk=mine[other] & -half, width=half, reduce=how))
+        up.insert(0, Stream(r, other, chunk=mine & -half, width=half))
+    q = Schedule("all_reduce", len(r), in_turn([*down, *up]), chunks=len(r))
     return _any_size(p, q)
 
 
@@ -99,12 +96,12 @@ def butterfly_broadcast(p: int, partner: Partner = bine) -> Schedule:
     streams, have = [], np.zeros(1, np.int64)
     for k in range(rounds):
         other = partner(have, k, rounds)
-        streams.append(Stream(have, other, begin=k, end=k + 1))
+        streams.append(Stream(have, other))
         have = np.concatenate([have, other])
     if p > q:
         extra = np.arange(p - q)
-        streams.append(Stream(extra, extra + q, begin=rounds, end=rounds + 1))
-    return Schedule("broadcast", p, tuple(streams))
+        streams.append(Stream(extra, extra + q))
+    return Schedule("broadcast", p, in_turn(streams))
 
 
 def addresses(q: int, partner: Partner) -> Ints:

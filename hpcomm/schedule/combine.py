@@ -18,6 +18,11 @@ def later(streams: Iterable[Stream], iterations: int) -> tuple[Stream, ...]:
     return tuple(s._replace(begin=s.begin + iterations, end=s.end + iterations) for s in streams)
 
 
+def in_turn(streams: Iterable[Stream]) -> tuple[Stream, ...]:
+    """One stream per iteration."""
+    return tuple(s._replace(begin=i, end=i + 1) for i, s in enumerate(streams))
+
+
 def sequence(verb: str, *parts: Schedule, **changes: Any) -> Schedule:
     """One schedule after the other, on the same memory."""
     streams: tuple[Stream, ...] = ()

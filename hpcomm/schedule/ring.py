@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise as pairwise_of
 
+from .combine import in_turn
 from .stream import AFTER, BEFORE, Schedule, Stream, ranks
 
 
@@ -58,7 +59,7 @@ def parallel_trees(p: int) -> Schedule:
     """
     r = ranks(p)
     far = [1 << k for k in reversed(range((p - 1).bit_length()))]
-    return _gather(p, _rounds(
+    return _gather(p, in_turn(
         Stream(r, (r + d) % p, chunk=r, count=-(-(p - d) // (2 * d)), stride=-2 * d, modulus=p) for d in far
     ))  # fmt: skip
 
@@ -147,7 +148,7 @@ def prefix(p: int) -> Schedule:
     """
     r = ranks(p)
     far = [1 << k for k in range((p - 1).bit_length())]
-    return Schedule("scan", p, _rounds(Stream(r[: p - d], r[d:], reduce=BEFORE) for d in far))
+    return Schedule("scan", p, in_turn(Stream(r[: p - d], r[d:], reduce=BEFORE) for d in far))
 
 
 def dissemination(p: int) -> Schedule:
@@ -159,7 +160,7 @@ def dissemination(p: int) -> Schedule:
     """
     r = ranks(p)
     far = [1 << k for k in range((p - 1).bit_length())]
-    return Schedule("barrier", p, _rounds(Stream(r, (r + d) % p, reduce=AFTER) for d in far))
+    return Schedule("barrier", p, in_turn(Stream(r, (r + d) % p, reduce=AFTER) for d in far))
 
 
 def ring_barrier(p: int) -> Schedule:
@@ -176,12 +177,7 @@ def ring_barrier(p: int) -> Schedule:
 def _skips(p: int, skips: list[int]) -> Schedule:
     r = ranks(p)
     pairs = pairwise_of(skips)
-    return _gather(p, _rounds(Stream(r, (r - s) % p, chunk=r, width=b - s, modulus=p) for s, b in pairs))
-
-
-def _rounds(streams: Iterable[Stream]) -> tuple[Stream, ...]:
-    """One stream per iteration."""
-    return tuple(s._replace(begin=i, end=i + 1) for i, s in enumerate(streams))
+    return _gather(p, in_turn(Stream(r, (r - s) % p, chunk=r, width=b - s, modulus=p) for s, b in pairs))
 
 
 def _gather(p: int, streams: Iterable[Stream]) -> Schedule:

@@ -6,9 +6,12 @@ Each is written downwards from rank 0, as a broadcast or scatter; backwards it i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from .combine import later, reverse, tile
+from ..core.types import Ints
+from .combine import in_turn, later, reverse, tile
 from .stream import Schedule, Stream, ranks
 
 
@@ -21,12 +24,7 @@ def binomial(p: int) -> Schedule:
 
     Cost: ceil(log2 p) rounds of n bytes (folklore; MPICH's and Open MPI's small broadcast).
     """
-    far = [1 << k for k in reversed(range((p - 1).bit_length()))]
-    streams = []
-    for i, d in enumerate(far):
-        v = np.arange(0, p - d, 2 * d)
-        streams.append(Stream(v, v + d, begin=i, end=i + 1))
-    return Schedule("broadcast", p, tuple(streams))
+    return Schedule("broadcast", p, in_turn(Stream(v, v + d) for d, v in _levels(p)))
 
 
 def binomial_scatter(p: int) -> Schedule:
@@ -36,12 +34,14 @@ def binomial_scatter(p: int) -> Schedule:
 
     Cost: ceil(log2 p) rounds, n(p-1)/p bytes from the root: both bounds (folklore; MPICH's).
     """
-    far = [1 << k for k in reversed(range((p - 1).bit_length()))]
-    streams = []
-    for i, d in enumerate(far):
-        v = np.arange(0, p - d, 2 * d)
-        streams.append(Stream(v, v + d, chunk=v + d, width=np.minimum(d, p - v - d), begin=i, end=i + 1))
-    return Schedule("scatter", p, tuple(streams), slots=p)
+    streams = in_turn(Stream(v, v + d, chunk=v + d, width=np.minimum(d, p - v - d)) for d, v in _levels(p))
+    return Schedule("scatter", p, streams, slots=p)
+
+
+def _levels(p: int) -> Iterator[tuple[int, Ints]]:
+    """How far those of each level give, far ones first, and who they are."""
+    for d in [1 << k for k in reversed(range((p - 1).bit_length()))]:
+        yield d, np.arange(0, p - d, 2 * d)
 
 
 def direct_scatter(p: int) -> Schedule:
