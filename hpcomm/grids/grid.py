@@ -8,13 +8,14 @@ themselves, and great circles against cells.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
 from .geometry import moments
+from .methods import GridSpec
 from .triangulation import crossing
 
 
@@ -198,20 +199,7 @@ class Cells:
 Grid = Plane | LatLon | Gaussian | Points | Cells
 
 
-class Described(Protocol):
-    """A grid in a spec (mpmd/declared_fields.py)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def bounds(self) -> tuple[float, ...]: ...
-
-
-def from_spec(spec: Described) -> Plane | LatLon | Gaussian:
+def from_spec(spec: GridSpec) -> Plane | LatLon | Gaussian:
     """The grid that a spec describes. Of points and cells a spec has only the kind."""
     if spec.kind == "plane":
         return Plane(spec.shape[0], spec.shape[1], spec.bounds)

@@ -1,6 +1,9 @@
-"""Table of mapping methods: which one goes between which kinds of grids. Pure."""
+"""Kinds of grids, a grid as specs describe it, and which mapping method goes between which kinds. Pure."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
 
 GRID_KEYS = {  # kind: the numbers that say how large a grid is
     "latlon": ("nlat", "nlon"),
@@ -20,6 +23,21 @@ _FITS = {  # mapping: kinds that it can read from and write to
     "conservative2": (_AREAS, _AREAS),
 }
 MAPPINGS = tuple(_FITS)
+
+
+@dataclass(frozen=True)
+class GridSpec:
+    """A grid that fields live on. shape: what its kind needs, in the order of GRID_KEYS."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)  # of a plane: x0, x1, y0, y1
+    sphere: bool = True
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
 
 
 def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> tuple[str, str, str] | None:

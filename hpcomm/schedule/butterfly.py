@@ -73,7 +73,8 @@ def recursive_halving(p: int, partner: Partner = halving) -> Schedule:
     rounds = p.bit_length() - 1
     r = ranks(1 << rounds)
     mine = addresses(len(r), partner)
-    down, up = [], []
+    down: list[Stream] = []
+    up: list[Stream] = []
     for k in range(rounds):
         half = len(r) >> (k + 1)
         other = partner(r, k, rounds)

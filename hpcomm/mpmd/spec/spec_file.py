@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import prod
 from numbers import Real
 from pathlib import Path
 
 from ...grids import methods
+from ...grids.methods import GridSpec as GridSpec
 from ...job.spec.programs import RunSpec
 
 MAPPINGS = ("none", *methods.MAPPINGS)
 TIMES = ("instant", "mean", "sum", "linear")
-
-
-@dataclass(frozen=True)
-class GridSpec:
-    """A grid that fields live on. shape: what its kind needs, in the order of GRID_KEYS."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)  # of a plane: x0, x1, y0, y1
-    sphere: bool = True
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape)
 
 
 @dataclass(frozen=True)
