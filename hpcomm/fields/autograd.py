@@ -26,7 +26,8 @@ from ..communicator.communicator import Communicator
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import set_zero
 from .exchange import Exchange
-from .halo import Halo, HasHalo, reverse
+from .halo import Halo, reverse
+from .own_part import OwnPart
 from .redistribution import Redistribution
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def recv(comm: Communicator, like: Tensor, source: int, tag: int = 0) -> Tensor:
 
 def update_halo(field: Field, x: Tensor) -> Tensor:
     """x, of field.array's shape, with its halo filled as by field.update_halo(). field is not changed."""
-    demand(field, HasHalo, "what has the halo", "update_halo", "update_halo(field, x)")
+    demand(field, OwnPart, "what has the halo", "update_halo", "update_halo(field, x)")
     comm = field.comm
     _tensor(comm, x)
     if tuple(x.shape) != tuple(field.array.shape) or x.dtype != field.dtype:

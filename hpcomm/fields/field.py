@@ -17,14 +17,13 @@ from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import memory, set_zero
 from ..transport.late import buffer, dtypes, host_copy
-from .arithmetic import Arithmetic
-from .halo import Faces, Halo
+from .halo import Halo
 from .labelled import Labelled
 from .numbers import Numbers
+from .numpy_protocol import Arithmetic
 from .own_part import A
 from .redistribution import Redistribution
 from .routing import Width, halo_width, rings
-from .routing import halo as halo_route
 from .slices import Step, meeting, parse
 
 if TYPE_CHECKING:
@@ -162,12 +161,6 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             return (len(own[self.comm.rank]) + len(ghosts[self.comm.rank]), *self.partition.shape[1:])
         assert self.box is not None
         return self.box.grown(self.halo).shape
-
-    def faces(self) -> Faces:
-        """What an exchange of the halo takes from this rank's array and fills in it."""
-        buffer.as_buffer(self.array)  # refused where it came to need a gradient
-        route = halo_route(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
-        return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
 
     def __repr__(self) -> str:
         unit = f" [{self.unit}]" if self.unit else ""

@@ -7,28 +7,11 @@ halo.start(); inside(); halo.wait(); rim()  # overlapped
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any
 
-from ..communicator.communicator import Communicator
 from ..errors import UsageError, demand, where
 from .exchange import Exchange, Moves
-
-
-class Faces(NamedTuple):
-    """(peer, place in memory) of what goes out and of what comes in."""
-
-    sends: list[tuple[int, Any]]
-    receives: list[tuple[int, Any]]
-
-
-@runtime_checkable
-class HasHalo(Protocol):
-    """What a Field is here."""
-
-    comm: Communicator
-
-    def faces(self) -> Faces: ...
-    def check_whole(self, verb: str) -> None: ...
+from .own_part import OwnPart
 
 
 class Halo(Exchange):
@@ -42,12 +25,12 @@ class Halo(Exchange):
         LayoutError: a field is partial.
     """
 
-    def __init__(self, *fields: HasHalo) -> None:
+    def __init__(self, *fields: OwnPart[Any]) -> None:
         if not fields:
             raise UsageError("Halo needs a field", "Halo", "Halo(field)")
         for field in fields:
             hint = "Halo(field, ...); an array x becomes one by Field(mesh, shape, halo=..., array=x)"
-            demand(field, HasHalo, "what Halo was given", "Halo", hint)
+            demand(field, OwnPart, "what Halo was given", "Halo", hint)
         comm = fields[0].comm
         if any(field.comm is not comm for field in fields):
             raise UsageError(
@@ -64,7 +47,7 @@ class Halo(Exchange):
         self.tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))
 
 
-def reverse(field: HasHalo) -> Exchange:
+def reverse(field: OwnPart[Any]) -> Exchange:
     """The exchange in which the halo goes back to its owners and is added to what they have."""
     field.check_whole("halo")
     sends, receives = field.faces()

@@ -1,15 +1,18 @@
-"""numpy's protocols on fields: a rank's own part, the whole by reductions, or a clear error.
+"""numpy's protocols and Python's operators on fields: a rank's own part, the whole, or a clear error.
 
 numpy.asarray(field)          this rank's own part
 numpy.sqrt(field), ...        a field in the same partition, element by element; not collective
 numpy.sum(field), ...         over the whole, as field.sum(): collective
+field + field, field += 1     a field in the same partition, without a halo; what is changed keeps its own
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 
 from .._lazy import np
 from ..errors import DtypeError, LayoutError, UsageError, where
@@ -17,8 +20,6 @@ from ..transport.late import dtypes
 from .own_part import A, OwnPart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from numpy.typing import DTypeLike
 
     from ..core.types import AnyArray
@@ -28,6 +29,12 @@ _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "norm": "norm", "vdot": "dot", "std": "std", "var": "var", "argmin": "argmin", "argmax": "argmax",
 }  # fmt: skip
 _OF_THE_WHOLE = ("shape", "ndim", "size")
+_PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
+    "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,
+    "negative": operator.neg, "power": operator.pow, "subtract": operator.sub,
+}  # fmt: skip
+
+S = TypeVar("S", bound="Arithmetic[Any]")
 
 
 class NumpyLike(OwnPart[A]):
@@ -161,3 +168,53 @@ class NumpyLike(OwnPart[A]):
         filled: Any = target.inner
         filled[...] = part
         return target
+
+
+def _forward(name: str) -> Callable[[S, object], S]:
+    return lambda self, other: self._made(name, self, other)
+
+
+def _backward(name: str) -> Callable[[S, object], S]:
+    return lambda self, other: self._made(name, other, self)
+
+
+def _in_place(name: str) -> Callable[[S, object], S]:
+    return lambda self, other: self._made(name, self, other, out=self)
+
+
+def _of_one(name: str) -> Callable[[S], S]:
+    return lambda self: self._made(name, self)
+
+
+class Arithmetic(NumpyLike[A]):
+    """Python's operators, of a field."""
+
+    def _made(self, name: str, *given: object, out: Self | None = None) -> Self:
+        """What numpy's function of that name, or the array's own library, makes of this rank's parts."""
+        if type(self.array) is np.ndarray:
+            function = getattr(np, name)
+            result: Self = function(*given) if out is None else function(*given, out=out)
+            return result
+        self.check_whole(name)
+        parts = [self._part_of(name, each) for each in given]
+        made = _PYTHONS[name](*parts)
+        kind: Any = type(self)
+        target: Any = kind(self.comm, self.partition, like=made, name=self.name) if out is None else out
+        target.inner[...] = made
+        return target  # type: ignore[no-any-return]  # of this kind
+
+    def _part_of(self, name: str, given: Any) -> object:
+        if not isinstance(given, type(self)):
+            return self._operand(name, given)
+        if type(given.array) is not type(self.array):
+            kinds = [type(each.array).__name__ for each in (self, given)]
+            what = f"{name} of {self!r} and {given!r}: a {kinds[0]} and a {kinds[1]}"
+            raise UsageError(what, where(name, self.comm), "two fields whose arrays are of one library")
+        return self._like(name, given).inner
+
+    __add__, __radd__, __iadd__ = _forward("add"), _backward("add"), _in_place("add")
+    __sub__, __rsub__, __isub__ = _forward("subtract"), _backward("subtract"), _in_place("subtract")
+    __mul__, __rmul__, __imul__ = _forward("multiply"), _backward("multiply"), _in_place("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _forward("divide"), _backward("divide"), _in_place("divide")
+    __pow__, __rpow__, __ipow__ = _forward("power"), _backward("power"), _in_place("power")
+    __neg__, __abs__ = _of_one("negative"), _of_one("absolute")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from .._lazy import np
 from ..core.partition import Box, Partition, Points
 from ..errors import LayoutError, where
 from ..transport.endpoints import Rows, memory
 from ..transport.late import buffer, host_copy
+from .routing import Region, halo
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
     from ..core.buffer import Buffer
     from ..core.types import AnyArray
-    from .routing import Region
 
     A = TypeVar("A", default=Any)
 else:
     from typing import TypeVar
 
     A = TypeVar("A")
+
+
+class Faces(NamedTuple):
+    """(peer, place in memory) of what goes out and of what comes in."""
+
+    sends: list[tuple[int, Any]]
+    receives: list[tuple[int, Any]]
 
 
 class OwnPart(Generic[A]):
@@ -37,6 +44,9 @@ class OwnPart(Generic[A]):
     partition: Partition | Points
     box: Box | None
     name: str
+    halo: Any
+    periodic: tuple[int, ...]
+    corners: bool
     _origin: tuple[int, ...]  # of the box with its halo
 
     @property
@@ -74,6 +84,12 @@ class OwnPart(Generic[A]):
         here = np.concatenate([points.owned[self.comm.rank], points.ghosts[self.comm.rank]])
         order = np.argsort(here, kind="stable")
         return Rows(self.look.array, order[np.searchsorted(here[order], region)])
+
+    def faces(self) -> Faces:
+        """What an exchange of the halo takes from this rank's array and fills in it."""
+        buffer.as_buffer(self.array)  # refused where it came to need a gradient
+        route = halo(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
+        return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
 
     def _own(self) -> tuple[slice, ...] | slice | EllipsisType:
         if isinstance(self.partition, Points):
