@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,51 +38,42 @@ class Lasting:
     def __init__(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> None:
         self.mpi, self.tag, self.most = mpi, tag, most
 
-    def prepare(self, sends: Messages, recvs: Messages) -> _Prepared:
+    def prepare(self, sends: Messages, recvs: Messages) -> _Round:
         mpi, tag = self.mpi, self.tag
         made = [mpi.Recv_init(data, peer, tag) for peer, data in pieces(recvs, self.most)]
-        return _Prepared(made + [mpi.Send_init(data, peer, tag) for peer, data in pieces(sends, self.most)])
+        made += [mpi.Send_init(data, peer, tag) for peer, data in pieces(sends, self.most)]
+        starts = [request.Start for request in made]
 
+        def begin() -> list[MPI.Prequest]:
+            for start in starts:
+                start()
+            return made
 
-class _Prepared:
-    """Starts and waits one by one: Startall and Waitall make lists for MPI first, which costs more."""
-
-    def __init__(self, requests: list[MPI.Prequest]) -> None:
-        self.requests = requests
-        self.starts = [request.Start for request in requests]
-        self.waits = [request.Wait for request in requests]
-
-    def begin(self) -> list[MPI.Prequest]:
-        self.start()
-        return self.requests
-
-    def start(self) -> None:
-        for start in self.starts:
-            start()
-
-    def wait(self) -> None:
-        while under_way and not MPI.Request.Testall(self.requests):
-            advance()
-        for wait in self.waits:
-            wait()
+        return _Round(begin, made)
 
 
 class Passing(Lasting):
     """A channel whose rounds are made when their turn comes: for calls in the background, and long ones."""
 
-    def prepare(self, sends: Messages, recvs: Messages) -> Any:
-        return _Made(self, sends, recvs)
+    def prepare(self, sends: Messages, recvs: Messages) -> _Round:
+        def begin() -> list[MPI.Request]:
+            made = [self.mpi.Irecv(data, peer, self.tag) for peer, data in pieces(recvs, self.most)]
+            return made + [self.mpi.Isend(data, peer, self.tag) for peer, data in pieces(sends, self.most)]
+
+        return _Round(begin)
 
 
-class _Made:
-    def __init__(self, channel: Lasting, sends: Messages, recvs: Messages) -> None:
-        self.channel, self.sends, self.recvs = channel, sends, recvs
-        self.pending: list[MPI.Request] = []
+class _Round:
+    """The messages of a round. begin: starts them; prepared: those requests of it that last.
 
-    def begin(self) -> list[MPI.Request]:
-        mpi, tag, most = self.channel.mpi, self.channel.tag, self.channel.most
-        made = [mpi.Irecv(data, peer, tag) for peer, data in pieces(self.recvs, most)]
-        return made + [mpi.Isend(data, peer, tag) for peer, data in pieces(self.sends, most)]
+    Starts and waits one by one: Startall and Waitall make lists for MPI first, which costs more.
+    """
+
+    def __init__(
+        self, begin: Callable[[], Sequence[MPI.Request]], prepared: Sequence[MPI.Request] = ()
+    ) -> None:
+        self.begin, self.prepared = begin, prepared
+        self.pending: Sequence[MPI.Request] = ()
 
     def start(self) -> None:
         self.pending = self.begin()
@@ -90,7 +81,8 @@ class _Made:
     def wait(self) -> None:
         while under_way and not MPI.Request.Testall(self.pending):
             advance()
-        MPI.Request.Waitall(self.pending)
+        for request in self.pending:
+            request.Wait()
 
 
 class Running:
@@ -181,6 +173,6 @@ def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int
 def release(executor: Executor) -> None:
     """Free the requests that were prepared for an executor; it has no rounds any more."""
     for _, exchange, _ in executor.rounds:
-        for request in getattr(exchange, "requests", ()):
+        for request in exchange.prepared:
             request.Free()
     executor.rounds = []
