@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcomm.schedule.layout import edges
+from hpcomm.schedule.rank_program import edges
 from hpcomm.schedule.stream import AFTER, COPY, Schedule
 
 

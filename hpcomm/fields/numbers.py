@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 from .._lazy import np
 from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
-from ..transport.late import dtypes
+from ..transport.late import dtypes, reduction
 from .own_part import A, OwnPart
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
@@ -155,7 +155,7 @@ class Numbers(OwnPart[A]):
         if self.is_first and wide.size:
             mine = getattr(wide, op)()
         else:
-            mine = wide.dtype.type(_bound(wide.dtype, high=op == "min"))
+            mine = reduction.identity(reduction.Op(op), dtypes.from_numpy(wide.dtype))
         return self.comm.all_reduce(mine, op)
 
     def _wide(self) -> AnyArray:
@@ -165,11 +165,3 @@ class Numbers(OwnPart[A]):
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
-
-
-def _bound(dtype: np.dtype[np.generic], high: bool) -> float:
-    """What min (high) and max leave alone."""
-    if dtype.kind == "f":
-        return math.inf if high else -math.inf
-    info = np.iinfo(dtype.type)  # type: ignore[type-var]
-    return info.max if high else info.min

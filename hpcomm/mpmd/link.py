@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from .._lazy import MPI, np
 from ..agree import runtime
@@ -20,6 +20,8 @@ from .coupling.wire import TIMEOUT_S, Wire
 from .plain_link import PlainCommunicator
 from .record import VERDICTS, Recorder
 from .report import link_lines
+
+S = TypeVar("S", Outgoing, Incoming)
 
 
 class Link:
@@ -126,7 +128,7 @@ class Link:
         began = perf_counter()
         try:
             for field in _each(fields, "put"):
-                self._giving(field).put(time)
+                self._side("put", field, self.gives).put(time)
         finally:
             self._note(perf_counter(), began, time)
 
@@ -144,7 +146,7 @@ class Link:
         began = perf_counter()
         try:
             for field in _each(fields, "get"):
-                values = self._taking(field).get(time)
+                values = self._side("get", field, self.takes).get(time)
         finally:
             self._note(perf_counter(), began, time)
         last: A = values
@@ -259,16 +261,10 @@ class Link:
         if self.progress is not None:
             self.progress.note(now, time)
 
-    def _giving(self, field: Field) -> Outgoing:
-        found = self.gives.get(field.name)
+    def _side(self, verb: str, field: Field, sides: dict[str, S]) -> S:
+        found = sides.get(field.name)
         if found is None or found.field is not field:
-            raise self._unknown("put", field.name, list(self.gives))
-        return found
-
-    def _taking(self, field: Field) -> Incoming:
-        found = self.takes.get(field.name)
-        if found is None or found.field is not field:
-            raise self._unknown("get", field.name, list(self.takes))
+            raise self._unknown(verb, field.name, list(sides))
         return found
 
     def _unknown(self, verb: str, name: str, known: list[str]) -> ConfigError:

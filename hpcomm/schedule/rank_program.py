@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .._lazy import NDArray
-from .layout import edges, pieces
 from .stream import COPY, Schedule
 
 
@@ -163,3 +162,32 @@ def _receive(
 def _met(part: tuple[int, int, int], sent: list[Message]) -> bool:
     """Whether a copy would land on what is still being sent."""
     return any(part[0] < m.high and m.low < part[1] for m in sent)
+
+
+# -- where chunks lie in memory: blocks of count elements, each cut as evenly as can be ---------------------
+
+
+def edges(schedule: Schedule, count: int) -> NDArray[np.int64]:
+    """The first element of every chunk, and the end of the last.
+
+    Args:
+        count: elements in one slot; any number, also fewer than chunks: then some are empty.
+    """
+    c = schedule.chunks
+    inner = np.arange(c) * count // c
+    slots = np.arange(schedule.slots)[:, None] * count
+    return np.append((slots + inner).reshape(-1), schedule.slots * count)
+
+
+def pieces(chunks: NDArray[np.int64], bounds: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Element ranges that these chunks cover, in order; neighbours joined, empty ones left out."""
+    found: list[tuple[int, int]] = []
+    for chunk in chunks.tolist():
+        low, high = int(bounds[chunk]), int(bounds[chunk + 1])
+        if low == high:
+            continue
+        if found and found[-1][1] == low:
+            found[-1] = (found[-1][0], high)
+        else:
+            found.append((low, high))
+    return found

@@ -20,9 +20,8 @@ from hpcomm.core.verbs import ROOTED
 from hpcomm.schedule import butterfly, hierarchy, registry, ring, tree
 from hpcomm.schedule.combine import reverse, sequence, turn
 from hpcomm.schedule.exact import exact_sum
-from hpcomm.schedule.layout import edges
 from hpcomm.schedule.prove import ScheduleError, keeps_order, prove
-from hpcomm.schedule.rank_program import program
+from hpcomm.schedule.rank_program import edges, program
 from hpcomm.schedule.registry import algorithms, build, cut, named, parameters, register, verbs
 from hpcomm.schedule.stream import AFTER, COPY, Schedule, Stream
 from hpcomm.schedule.tree import binary_tree, two_trees

@@ -40,10 +40,8 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
     Raises:
         TransportError: on every rank, if any of them could not write (a full disk, no permission).
     """
-    _check(field, "save")
+    path = _checked(field, "save", path)
     comm = field.comm
-    field.check_whole("save")
-    path = file_folder.target_path(path, "save", comm)
     head = _header(field, field.shape)
     with file_folder.beside(comm, path) as part:
         failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + nbytes(field)))
@@ -71,14 +69,11 @@ def append(field: Field, path: file_folder.PathLike, *, collective: bool = True,
         >>> numpy.load("T.npy", mmap_mode="r").shape
         (3, 512, 512)
     """
-    _check(field, "append")
+    path = _checked(field, "append", path)
     comm = field.comm
-    field.check_whole("append")
-    path = file_folder.target_path(path, "append", comm)
     head, end = file_folder.from_root(comm, "append", path, lambda: _behind(field, path))
     with opened(comm, path, "append", writing=True) as file:
         move(field, file, end, collective, writing=True)
-
     if sync:
         file_folder.agree(comm, file_folder.attempt(lambda: file_folder.flush(path)), "append", path)
     file_folder.agree(comm, file_folder.on_root(comm, lambda: _count(path, head, sync)), "append", path)
@@ -143,10 +138,8 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
 
     The rest of the file stays; so there is nothing atomic about it.
     """
-    _check(field, "write_raw")
-    field.check_whole("write_raw")
+    path = _checked(field, "write_raw", path)
     _check_offset(field, offset)
-    path = file_folder.target_path(path, "write_raw", field.comm)
     failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, nbytes(field), offset))
     file_folder.agree(field.comm, failed, "write_raw", path)
     with opened(field.comm, path, "write_raw", writing=True) as file:
@@ -167,6 +160,13 @@ def read_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, colle
 def _check(field: Field, verb: str) -> None:
     hint = f"io.{verb}(field, path); an array x becomes a field by Field(comm, shape, array=x)"
     demand(field, Field, f"what {verb} was given", verb, hint)
+
+
+def _checked(field: Field, verb: str, path: file_folder.PathLike) -> Path:
+    """The path where a field is to be written that can be."""
+    _check(field, verb)
+    field.check_whole(verb)
+    return file_folder.target_path(path, verb, field.comm)
 
 
 def _check_offset(field: Field, offset: int) -> None:
