@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Self, TypeVar, cast
+from functools import partial, wraps
+from typing import Any, Self, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -12,7 +13,7 @@ from .collectives import Collectives
 from .messages import Messages
 from .objects import Objects
 from .requests import Request
-from .surface import Like, Surface, met, named, theirs
+from .surface import Like, Surface, go, known, met, named, theirs
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -66,18 +67,16 @@ class Comm(Messages, Collectives, Objects, metaclass=Like):
     def __new__(cls, comm: MPI.Comm | None = None) -> Self:
         theirs(cls)(comm)  # is it of this kind?
         made = MPI.Comm.__new__(cls, comm)
-        made.bind(getattr(comm, "_communicator", None))
+        if comm is not None:
+            made.bind(known(comm))
         return made
 
-    def __reduce__(self) -> str | tuple[Callable[[str], MPI.Comm], tuple[str]]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         for name in ("COMM_WORLD", "COMM_SELF"):
             if self == getattr(MPI, name):
-                return _named, (name,)
+                first = _named(name)
+                return (_named, (name,)) if self is first else (type(self), (first,))
         return super().__reduce__()
-
-    Dup, Clone, Dup_with_info = _makes(MPI.Comm.Dup), _makes(MPI.Comm.Clone), _makes(MPI.Comm.Dup_with_info)
-    Split, Split_type = _makes(MPI.Comm.Split), _makes(MPI.Comm.Split_type)
-    Create, Shrink = _makes(MPI.Comm.Create), _makes(MPI.Comm.Shrink)
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:  # noqa: N802
         """As Dup, which waits for all ranks; the request is complete."""
@@ -109,31 +108,13 @@ class Comm(Messages, Collectives, Objects, metaclass=Like):
 class Intracomm(Comm, MPI.Intracomm):
     """A communicator of one group."""
 
-    Create_group = _makes(MPI.Intracomm.Create_group, by_all=False)
-    Create_cart, Create_graph = _makes(MPI.Intracomm.Create_cart), _makes(MPI.Intracomm.Create_graph)
-    Create_dist_graph = _makes(MPI.Intracomm.Create_dist_graph)
-    Create_dist_graph_adjacent = _makes(MPI.Intracomm.Create_dist_graph_adjacent)
-    Create_intercomm = _makes(MPI.Intracomm.Create_intercomm)
-    Spawn, Spawn_multiple = _makes(MPI.Intracomm.Spawn), _makes(MPI.Intracomm.Spawn_multiple)
-    Accept, Connect = _makes(MPI.Intracomm.Accept), _makes(MPI.Intracomm.Connect)
-
 
 class Topocomm(Intracomm, MPI.Topocomm):
     """One whose ranks have neighbours; its collectives go to MPI, once all ranks have come to them."""
 
-    Neighbor_allgather = met(MPI.Topocomm.Neighbor_allgather)
-    Neighbor_allgatherv = met(MPI.Topocomm.Neighbor_allgatherv)
-    Neighbor_alltoall = met(MPI.Topocomm.Neighbor_alltoall)
-    Neighbor_alltoallv = met(MPI.Topocomm.Neighbor_alltoallv)
-    Neighbor_alltoallw = met(MPI.Topocomm.Neighbor_alltoallw)
-    neighbor_allgather = met(MPI.Topocomm.neighbor_allgather)
-    neighbor_alltoall = met(MPI.Topocomm.neighbor_alltoall)
-
 
 class Cartcomm(Topocomm, MPI.Cartcomm):
     """Ranks on a grid."""
-
-    Sub = _makes(MPI.Cartcomm.Sub)
 
 
 class Graphcomm(Topocomm, MPI.Graphcomm):
@@ -157,6 +138,35 @@ class Intercomm(MPI.Intercomm, metaclass=Like):
     def Merge(self, high: bool = False) -> MPI.Intracomm:  # noqa: N802
         return cast("MPI.Intracomm", wrapped(super().Merge(high), self._parent, "merge"))
 
+
+def _of_handle(function: Callable[[int], MPI.Comm]) -> staticmethod[[int], MPI.Comm]:
+    """mpi4py's function that makes an object of a handle: one of ours, if it is the handle of one."""
+
+    @wraps(function)
+    def make(handle: int) -> MPI.Comm:
+        mpi = function(handle)
+        if isinstance(mpi, MPI.Intercomm):
+            return Intercomm(mpi)
+        communicator = known(mpi)
+        return mpi if communicator is None else over(communicator, mpi)
+
+    return staticmethod(make)
+
+
+for _name in ("fromhandle", "fromint", "f2py"):
+    setattr(Comm, _name, _of_handle(getattr(MPI.Comm, _name)))
+
+go(Comm, _makes, "Dup Clone Dup_with_info Split Split_type Create Shrink")
+go(
+    Intracomm,
+    _makes,
+    "Create_cart Create_graph Create_dist_graph Create_dist_graph_adjacent Create_intercomm",
+)
+go(Intracomm, _makes, "Spawn Spawn_multiple Accept Connect")
+go(Intracomm, partial(_makes, by_all=False), "Create_group")
+go(Topocomm, met, "Neighbor_allgather Neighbor_allgatherv neighbor_allgather")
+go(Topocomm, met, "Neighbor_alltoall Neighbor_alltoallv Neighbor_alltoallw neighbor_alltoall")
+go(Cartcomm, _makes, "Sub")
 
 _KINDS: tuple[tuple[type[MPI.Comm], type[Intracomm]], ...] = (
     (MPI.Cartcomm, Cartcomm), (MPI.Graphcomm, Graphcomm), (MPI.Distgraphcomm, Distgraphcomm),

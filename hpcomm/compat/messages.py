@@ -6,7 +6,9 @@ both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from mpi4py import MPI
@@ -14,7 +16,7 @@ from mpi4py import MPI
 from ..errors import MismatchError
 from .buffers import plain
 from .requests import Request, is_short, note
-from .surface import Like, Surface, beside, watched
+from .surface import Like, Surface, beside, go, watched
 
 if TYPE_CHECKING:
     from mpi4py.typing import Buffer, BufSpec
@@ -133,53 +135,30 @@ class Messages(Surface):
 
     probe, iprobe = Probe, Iprobe
 
-    # -- beside hpcomm ---------------------------------------------------------------------------------
-    Ssend, Bsend, Rsend = beside(MPI.Comm.Ssend), beside(MPI.Comm.Bsend), beside(MPI.Comm.Rsend)
-    Issend, Ibsend, Irsend = beside(MPI.Comm.Issend), beside(MPI.Comm.Ibsend), beside(MPI.Comm.Irsend)
-    ssend, bsend = beside(MPI.Comm.ssend), beside(MPI.Comm.bsend)
-    issend, ibsend = beside(MPI.Comm.issend), beside(MPI.Comm.ibsend)
-    Isendrecv, Isendrecv_replace = beside(MPI.Comm.Isendrecv), beside(MPI.Comm.Isendrecv_replace)
-    Mprobe, Improbe = beside(MPI.Comm.Mprobe), beside(MPI.Comm.Improbe)
-    mprobe, improbe = beside(MPI.Comm.mprobe), beside(MPI.Comm.improbe)
-    Send_init, Recv_init = beside(MPI.Comm.Send_init), beside(MPI.Comm.Recv_init)
-    Psend_init, Precv_init = beside(MPI.Comm.Psend_init), beside(MPI.Comm.Precv_init)
-    Ssend_init, Bsend_init = beside(MPI.Comm.Ssend_init), beside(MPI.Comm.Bsend_init)
-    Rsend_init = beside(MPI.Comm.Rsend_init)
-    Attach_buffer, Detach_buffer = beside(MPI.Comm.Attach_buffer), beside(MPI.Comm.Detach_buffer)
-    Flush_buffer, Iflush_buffer = beside(MPI.Comm.Flush_buffer), beside(MPI.Comm.Iflush_buffer)
+
+go(Messages, beside, "Ssend Bsend Rsend Issend Ibsend Irsend ssend bsend issend ibsend")
+go(Messages, beside, "Isendrecv Isendrecv_replace Mprobe Improbe mprobe improbe")
+go(Messages, beside, "Send_init Recv_init Psend_init Precv_init Ssend_init Bsend_init Rsend_init")
+go(Messages, beside, "Attach_buffer Detach_buffer Flush_buffer Iflush_buffer")
 
 
 class Message(MPI.Message, metaclass=Like):
     """A message that was matched by a probe."""
 
-    @classmethod
-    def Probe(  # noqa: N802
-        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
-    ) -> Self:
-        return cast("Self", _there(comm).Mprobe(source, tag, status))
 
-    @classmethod
-    def Iprobe(  # noqa: N802
-        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
-    ) -> Self | None:
-        return cast("Self | None", _there(comm).Improbe(source, tag, status))
+def _matching(function: Callable[..., object]) -> staticmethod[..., object]:
+    """A probe of mpi4py's, where the messages of a communicator are."""
 
-    @classmethod
-    def probe(
-        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
-    ) -> Self:
-        return cast("Self", _there(comm).mprobe(source, tag, status))
+    @wraps(function)
+    def probe(comm: MPI.Comm, *args: object, **kwargs: object) -> object:
+        mpi = comm.communicator.mpi if isinstance(comm, Surface) else comm
+        return function(mpi, *args, **kwargs)
 
-    @classmethod
-    def iprobe(
-        cls, comm: MPI.Comm, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: _Status = None
-    ) -> Self | None:
-        return cast("Self | None", _there(comm).improbe(source, tag, status))
+    return staticmethod(probe)
 
 
-def _there(comm: MPI.Comm) -> MPI.Comm:
-    """Where the messages of comm are."""
-    return comm.communicator.mpi if isinstance(comm, Surface) else comm
+for _name in ("Probe", "Iprobe", "probe", "iprobe"):
+    setattr(Message, _name, _matching(getattr(MPI.Message, _name)))
 
 
 def _pickled(obj: object, dest: int) -> NpArray:

@@ -23,19 +23,16 @@ class Objects(Surface):
         return self.communicator.broadcast_object(obj, root)
 
     def gather(self, sendobj: object, root: int = 0) -> list[Any] | None:
-        got: list[Any] | None = self.communicator.gather_object(sendobj, root)
-        return got
+        return self.communicator.gather_object(sendobj, root)
 
     def scatter(self, sendobj: Sequence[object] | None, root: int = 0) -> Any:
         return self.communicator.scatter_object(sendobj, root)
 
     def allgather(self, sendobj: object) -> list[Any]:
-        got: list[Any] = self.communicator.all_gather_object(sendobj)
-        return got
+        return self.communicator.all_gather_object(sendobj)
 
     def alltoall(self, sendobj: Sequence[object]) -> list[Any]:
-        got: list[Any] = self.communicator.all_to_all_object(sendobj)
-        return got
+        return self.communicator.all_to_all_object(sendobj)
 
     def reduce(self, sendobj: object, op: _Op = MPI.SUM, root: int = 0) -> Any | None:
         return self.communicator.reduce_object(sendobj, op, root)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from mpi4py import MPI
 
@@ -49,6 +50,8 @@ class Surface(MPI.Comm):
     def bind(self, communicator: Communicator | None) -> None:
         """Be carried out by communicator from now on."""
         self._communicator = communicator
+        if communicator is not None and known(MPI.Comm(self)) is None:
+            _known[self.handle] = communicator
 
     @property
     def communicator(self) -> Communicator:
@@ -65,6 +68,17 @@ class Surface(MPI.Comm):
         return self._communicator
 
 
+_known: WeakValueDictionary[int, Communicator] = WeakValueDictionary()  # by handle
+
+
+def known(mpi: MPI.Comm) -> Communicator | None:
+    """hpcomm's communicator of what has this handle, whatever library has made the object."""
+    if isinstance(mpi, Surface):
+        return mpi._communicator
+    found = _known.get(mpi.handle)
+    return None if found is None or found.is_closed else found
+
+
 def named(function: F) -> Callable[[Callable[..., object]], F]:
     """A method that stands for one of mpi4py's: it is called so in tracebacks, and where ranks disagree."""
 
@@ -73,6 +87,12 @@ def named(function: F) -> Callable[[Callable[..., object]], F]:
         return cast("F", wraps(function)(method))
 
     return name
+
+
+def go(kind: type[MPI.Comm], way: Callable[[F], F], names: str) -> None:
+    """Let these methods of mpi4py's class go one way."""
+    for name in names.split():
+        setattr(kind, name, way(getattr(theirs(kind), name)))
 
 
 def met(function: F) -> F:

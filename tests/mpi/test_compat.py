@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import ctypes
+import pickle
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,14 @@ import hpcomm
 from hpcomm.compat import MPI
 
 pytestmark = pytest.mark.few
+
+_HANDLE = ctypes.c_uint32 if THEIRS._sizeof(THEIRS.Comm) == 4 else ctypes.c_uint64
+
+
+def _capsule(what: str, result: Any) -> Any:
+    """A function of Python's in C that says something of a capsule."""
+    given = [ctypes.py_object, ctypes.c_char_p] if what == "Pointer" else [ctypes.py_object]
+    return ctypes.PYFUNCTYPE(result, *given)((f"PyCapsule_Get{what}", ctypes.pythonapi))
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +321,53 @@ def test_other_parts_of_mpi4py_take_the_communicator(comm: Any, tmp_path_factory
         assert np.frombuffer(window.tomemory(), "i8")[0] == comm.size
     comm.Barrier()
     window.Free()
+
+
+def test_c_code_takes_it_and_what_it_makes_of_the_handle_is_known(comm: Any) -> None:
+    """As a library in C or Cython does: mpi4py's C functions, and those of MPI, on the handle."""
+    api = {}
+    for name, result, given in (
+        ("Get", ctypes.c_void_p, ctypes.py_object),
+        ("New", ctypes.py_object, _HANDLE),
+    ):
+        capsule = THEIRS.__pyx_capi__[f"PyMPIComm_{name}"]
+        address = _capsule("Pointer", ctypes.c_void_p)(capsule, _capsule("Name", ctypes.c_char_p)(capsule))
+        api[name] = ctypes.PYFUNCTYPE(result, given)(address)
+    address = api["Get"](comm)
+    assert address == THEIRS._addressof(comm)
+    handle = _HANDLE.from_address(address)
+    assert handle.value == THEIRS._handleof(comm) % 2 ** (8 * ctypes.sizeof(_HANDLE))
+    rank, library = ctypes.c_int(-1), ctypes.CDLL(THEIRS.__file__)
+    library.MPI_Comm_rank.argtypes = _HANDLE, ctypes.c_void_p
+    assert library.MPI_Comm_rank(handle, ctypes.byref(rank)) == 0
+    assert rank.value == comm.rank
+    grid = comm.Create_cart([comm.size])
+    for mpi in (comm, grid):
+        raw = api["New"](mpi.handle)
+        assert type(raw) is next(kind for kind in type(mpi).__mro__ if kind.__module__ == "mpi4py.MPI")
+        assert isinstance(raw, type(mpi))  # for a program that asks
+        for again in (type(mpi)(raw), MPI.Comm.f2py(mpi.py2f()), MPI.Comm.fromhandle(mpi.handle)):
+            assert type(again) is type(mpi)
+            assert again == mpi
+            assert again.communicator is mpi.communicator
+            assert again.allreduce(1) == comm.size
+    handle = grid.handle
+    grid.Free()
+    with pytest.raises(hpcomm.UsageError, match=r"has no Communicator|is closed"):
+        again.Barrier()
+    foreign = THEIRS.COMM_SELF.Dup()  # of which hpcomm knows nothing
+    assert type(MPI.Comm.fromhandle(foreign.handle)) is THEIRS.Intracomm
+    foreign.Free()
+
+
+def test_a_communicator_of_mpis_own_is_pickled_by_its_name(comm: Any) -> None:
+    again = pickle.loads(pickle.dumps(MPI.COMM_WORLD))
+    assert again is MPI.COMM_WORLD
+    second = pickle.loads(pickle.dumps(MPI.Intracomm(MPI.COMM_WORLD)))
+    assert second == again
+    assert second.communicator is again.communicator
+    with pytest.raises(ValueError, match="cannot serialize"):
+        pickle.dumps(comm)
 
 
 def test_ranks_that_disagree_are_told(own_comm: hpcomm.Communicator) -> None:
