@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Self
+from functools import wraps
+from operator import itemgetter
+from typing import Any, Literal, Self, TypeVar
 
 from mpi4py import MPI
 
@@ -13,6 +15,7 @@ from ..core.waiting import wait_any
 from ..errors import MismatchError
 from .surface import Like
 
+F = TypeVar("F", bound=Callable[..., object])
 Then = Callable[[Any], object]
 Statuses = list[MPI.Status] | None
 
@@ -64,8 +67,10 @@ class Request(MPI.Request, metaclass=Like):
 
     __hash__ = object.__hash__
 
-    def _take(self, under: OwnRequest[object], status: MPI.Status | None) -> object:
+    def _take(self, status: MPI.Status | None) -> object:
         """Wait for the end; the handle is null then."""
+        under = self._under
+        assert under is not None
         try:
             got = None if self._cancelled else under.wait()
         except MismatchError as error:
@@ -86,26 +91,19 @@ class Request(MPI.Request, metaclass=Like):
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:  # noqa: N802
         if self._under is None:
             return super().Wait(status)
-        self._take(self._under, status)
+        self._take(status)
         return True
 
     def wait(self, status: MPI.Status | None = None) -> Any:
-        if self._under is None:
-            return super().wait(status)
-        return self._take(self._under, status)
+        return super().wait(status) if self._under is None else self._take(status)
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
-        if self._under is None:
-            return super().Test(status)
-        if not self._is_over():
-            return False
-        self._take(self._under, status)
-        return True
+        return super().Test(status) if self._under is None else self.test(status)[0]
 
     def test(self, status: MPI.Status | None = None) -> tuple[bool, Any | None]:
         if self._under is None:
             return super().test(status)
-        return (True, self._take(self._under, status)) if self._is_over() else (False, None)
+        return (True, self._take(status)) if self._is_over() else (False, None)
 
     def Get_status(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         if self._under is None:
@@ -132,123 +130,12 @@ class Request(MPI.Request, metaclass=Like):
             _freed.append(self._under)
             self._under = None
 
-    free = Free
+    def free(self) -> None:
+        if self:
+            self.Free()
 
     def _is_over(self) -> bool:
         return self._under is None or self._cancelled or self._under.done()
-
-    # -- several at once -----------------------------------------------------------------------------
-    @classmethod
-    def Waitall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> Literal[True]:  # noqa: N802
-        if not _any_own(requests):
-            return MPI.Request.Waitall(requests, statuses)
-        _ended(requests, range(len(requests)), statuses)
-        return True
-
-    @classmethod
-    def waitall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> list[object]:
-        if not _any_own(requests):
-            return MPI.Request.waitall(requests, statuses)
-        return _ended(requests, range(len(requests)), statuses)
-
-    @classmethod
-    def Testall(cls, requests: Sequence[MPI.Request], statuses: Statuses = None) -> bool:  # noqa: N802
-        return cls.testall(requests, statuses)[0]
-
-    @classmethod
-    def testall(
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> tuple[bool, list[object] | None]:
-        if not all(each.Get_status() for each in requests):
-            return False, None
-        return True, _ended(requests, range(len(requests)), statuses)
-
-    @classmethod
-    def Waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> int:  # noqa: N802
-        return cls.waitany(requests, status)[0]
-
-    @classmethod
-    def waitany(cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, object]:
-        if not _any_own(requests):
-            return MPI.Request.waitany(requests, status)
-        i = _some(requests)[0]
-        return i, requests[i].wait(status)
-
-    @classmethod
-    def Testany(  # noqa: N802
-        cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
-    ) -> tuple[int, bool]:
-        return cls.testany(requests, status)[:2]
-
-    @classmethod
-    def testany(
-        cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
-    ) -> tuple[int, bool, object | None]:
-        if not _any_own(requests):
-            return MPI.Request.testany(requests, status)
-        i = next(_over(requests), None)
-        return (MPI.UNDEFINED, False, None) if i is None else (i, True, requests[i].wait(status))
-
-    @classmethod
-    def Waitsome(  # noqa: N802
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> list[int] | None:
-        return cls.waitsome(requests, statuses)[0]
-
-    @classmethod
-    def waitsome(
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> tuple[list[int] | None, list[object] | None]:
-        if not _any_own(requests):
-            return MPI.Request.waitsome(requests, statuses)
-        ready = _some(requests)
-        return ready, _ended(requests, ready, statuses)
-
-    @classmethod
-    def Testsome(  # noqa: N802
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> list[int] | None:
-        return cls.testsome(requests, statuses)[0]
-
-    @classmethod
-    def testsome(
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> tuple[list[int] | None, list[object] | None]:
-        if not _any_own(requests):
-            return MPI.Request.testsome(requests, statuses)
-        ready = list(_over(requests))
-        return ready, _ended(requests, ready, statuses)
-
-    @classmethod
-    def Get_status_all(  # noqa: N802
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> bool:
-        if not _any_own(requests):
-            return MPI.Request.Get_status_all(requests, statuses)
-        return all(each.Get_status() for each in requests)
-
-    get_status_all = Get_status_all
-
-    @classmethod
-    def Get_status_any(  # noqa: N802
-        cls, requests: Sequence[MPI.Request], status: MPI.Status | None = None
-    ) -> tuple[int, bool]:
-        if not _any_own(requests):
-            return MPI.Request.Get_status_any(requests, status)
-        i = next(_over(requests), None)
-        return (MPI.UNDEFINED, False) if i is None else (i, True)
-
-    get_status_any = Get_status_any
-
-    @classmethod
-    def Get_status_some(  # noqa: N802
-        cls, requests: Sequence[MPI.Request], statuses: Statuses = None
-    ) -> list[int] | None:
-        if not _any_own(requests):
-            return MPI.Request.Get_status_some(requests, statuses)
-        return list(_over(requests))
-
-    get_status_some = Get_status_some
 
 
 _freed: list[OwnRequest[object]] = []
@@ -258,10 +145,7 @@ def _own(request: MPI.Request) -> OwnRequest[object] | None:
     return getattr(request, "_under", None)
 
 
-def _any_own(requests: Sequence[MPI.Request]) -> bool:
-    return any(_own(each) is not None for each in requests)
-
-
+# -- several at once -----------------------------------------------------------------------------------
 def _ended(requests: Sequence[MPI.Request], which: Sequence[int], statuses: Statuses) -> list[object]:
     """Wait for those at these places, hpcomm's first: while these wait, MPI moves its own on."""
     seen = [MPI.Status() for _ in which]
@@ -296,3 +180,80 @@ def _until_any(own: list[OwnRequest[object]]) -> None:
         wait_any(own, None if needs is None else needs[0].timeout_s)
     except MismatchError:
         return  # who takes the request hears of it
+
+
+def _takes_both(taken: Callable[[Any], object]) -> Callable[[F], F]:
+    """What is below is what mpi4py's function of this name does with a list that has requests of hpcomm's.
+
+    taken: what of its result the function returns whose name begins with a capital.
+    """
+
+    def note(mixed: F) -> F:
+        name = mixed.__name__[1:]
+        _set(name, mixed, lambda got: got)
+        _set(name.capitalize(), mixed, taken)
+        return mixed
+
+    return note
+
+
+def _set(name: str, mixed: Callable[..., object], taken: Callable[[Any], object]) -> None:
+    theirs = getattr(MPI.Request, name)
+
+    @wraps(theirs)
+    def function(requests: Sequence[MPI.Request], *more: object, **named: object) -> object:
+        if any(_own(each) is not None for each in requests):
+            return taken(mixed(requests, *more, **named))
+        return theirs(requests, *more, **named)
+
+    setattr(Request, name, staticmethod(function))
+
+
+@_takes_both(lambda got: True)
+def _waitall(requests: Sequence[MPI.Request], statuses: Statuses = None) -> list[object]:
+    return _ended(requests, range(len(requests)), statuses)
+
+
+@_takes_both(itemgetter(0))
+def _testall(requests: Sequence[MPI.Request], statuses: Statuses = None) -> tuple[bool, list[object] | None]:
+    return (True, _waitall(requests, statuses)) if _get_status_all(requests) else (False, None)
+
+
+@_takes_both(itemgetter(0))
+def _waitany(requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, object]:
+    i = _some(requests)[0]
+    return i, requests[i].wait(status)
+
+
+@_takes_both(itemgetter(slice(2)))
+def _testany(requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, bool, object]:
+    i, is_over = _get_status_any(requests)
+    return i, is_over, requests[i].wait(status) if is_over else None
+
+
+@_takes_both(itemgetter(0))
+def _waitsome(requests: Sequence[MPI.Request], statuses: Statuses = None) -> tuple[list[int], list[object]]:
+    ready = _some(requests)
+    return ready, _ended(requests, ready, statuses)
+
+
+@_takes_both(itemgetter(0))
+def _testsome(requests: Sequence[MPI.Request], statuses: Statuses = None) -> tuple[list[int], list[object]]:
+    ready = _get_status_some(requests)
+    return ready, _ended(requests, ready, statuses)
+
+
+@_takes_both(lambda got: got)
+def _get_status_all(requests: Sequence[MPI.Request], statuses: Statuses = None) -> bool:
+    return all(each.Get_status() for each in requests)
+
+
+@_takes_both(lambda got: got)
+def _get_status_any(requests: Sequence[MPI.Request], status: MPI.Status | None = None) -> tuple[int, bool]:
+    i = next(_over(requests), None)
+    return (MPI.UNDEFINED, False) if i is None else (i, True)
+
+
+@_takes_both(lambda got: got)
+def _get_status_some(requests: Sequence[MPI.Request], statuses: Statuses = None) -> list[int]:
+    return list(_over(requests))
