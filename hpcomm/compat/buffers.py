@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -36,7 +37,7 @@ class Part(NamedTuple):
     """Elements of one message: array, contiguous and of one axis; store brings what came to its place."""
 
     array: NpArray
-    store: Callable[[], object] | None = None
+    store: Callable[[object], object] | None = None
 
     def put(self, got: NpArray, source: int) -> None:
         """Place elements that have come from a rank.
@@ -52,7 +53,7 @@ class Part(NamedTuple):
             )
         self.array[...] = got
         if self.store is not None:
-            self.store()
+            self.store(got)
 
 
 class _Spec(NamedTuple):
@@ -80,13 +81,16 @@ def typed(spec: Block) -> bool:
 
 
 def plain(spec: Block) -> NpArray | None:
-    """The elements as they lie in memory; None: only MPI can find them, or they are nowhere."""
+    """The elements as they lie in memory; None: only MPI can find them, or says what is wrong."""
     array = _whole(spec)
     if array is not None:
         return array
-    found = _spec(spec)
-    is_absent = found.buf is None or found.buf is MPI.BOTTOM
-    return None if is_absent or not found.is_plain else _view(found, 1)
+    try:
+        found = _spec(spec)
+        flat = _elements(found)
+    except (AttributeError, BufferError, ConfigError, KeyError, TypeError, ValueError):
+        return None
+    return None if flat is None else _part(found, flat, 1).array
 
 
 def part(spec: Block, blocks: int = 1) -> Part:
@@ -99,13 +103,17 @@ def part(spec: Block, blocks: int = 1) -> Part:
     if array is not None and len(array) % blocks == 0:
         return Part(array)
     found = _spec(spec)
-    if found.buf is None and not found.count:
-        kind = None if found.kind is None else element(found.kind)
-        return Part(np.empty(0, np.uint8 if kind is None else kind))
-    if found.is_plain:
-        return Part(_view(found, blocks))
-    count = _entries(found) if found.count is None else index(found.count) * blocks
-    return _packed(found, count, index(found.displ or 0))
+    return _part(found, _elements(found), blocks)
+
+
+def _part(spec: _Spec, flat: NpArray | None, blocks: int) -> Part:
+    displ = index(spec.displ or 0)
+    if spec.count is not None:
+        return _piece(spec, flat, index(spec.count) * blocks, displ)
+    count = _entries(spec, flat) - displ
+    if count % blocks:
+        raise ValueError(f"message: {count} entries are not a multiple of {blocks} blocks")
+    return _piece(spec, flat, count, displ)
 
 
 def _whole(spec: object) -> NpArray | None:
@@ -121,25 +129,29 @@ def _whole(spec: object) -> NpArray | None:
 
 def parts(spec: BufSpecV | None, blocks: int) -> list[Part]:
     """The same for each rank, of a specification with a count for each: [buf, (counts, displs), type]."""
-    buf, counts, displs, kind = _spec(spec, many=True)
-    whole = _Spec(buf, kind=kind)
-    flat = _view(whole, 1) if buf is not None and whole.is_plain else None
+    found = _spec(spec, many=True)
+    flat, counts = _elements(found), found.count
     if counts is None:
-        entries = _entries(whole) if flat is None else len(flat)
+        entries = _entries(found, flat)
         counts = [entries // blocks + (entries % blocks > r) for r in range(blocks)]
     sizes = _each(counts, blocks, "counts", lambda count, rank: count)
-    if displs is None:
+    if found.displ is None:
         places = [sum(sizes[:r]) for r in range(blocks)]
     else:
-        places = _each(displs, blocks, "displacements", lambda displ, rank: displ * rank)
-    return [_piece(whole, flat, n, at) for n, at in zip(sizes, places, strict=True)]
+        places = _each(found.displ, blocks, "displacements", lambda displ, rank: displ * rank)
+    return [_piece(found, flat, n, at) for n, at in zip(sizes, places, strict=True)]
 
 
-def _piece(whole: _Spec, flat: NpArray | None, count: int, displ: int) -> Part:
-    """Some elements of a whole buffer. flat: all of them, if numpy has their type."""
+def _piece(spec: _Spec, flat: NpArray | None, count: int, displ: int) -> Part:
+    """Some elements of a buffer. flat: all of them, if numpy has their type."""
     if flat is not None:
-        return Part(_cut(flat, displ, count))
-    return Part(np.empty(0, np.uint8)) if whole.buf is None else _packed(whole, count, displ)
+        if displ < 0 or count < 0 or (displ + count > len(flat) and count):
+            raise ValueError(f"message: {count} entries from {displ} on are not in a buffer of {len(flat)}")
+        return Part(flat[displ : displ + count])
+    kind = MPI.BYTE if spec.kind is None else spec.kind
+    if spec.buf is None and not count:
+        return Part(np.empty(0, element(kind) or np.uint8))
+    return _packed([spec.buf, (count, displ), spec.kind], count * kind.Get_size(), kind)
 
 
 def _each(given: Any, blocks: int, name: str, of_one: Callable[[int, int], int]) -> list[int]:
@@ -159,19 +171,14 @@ def _spec(spec: object, many: bool = False) -> _Spec:
     """
     if not isinstance(spec, (list, tuple)):
         return _Spec(spec)
-    buf, count, displ, kind = None, None, None, None
-    if len(spec) == 2:
-        buf, count = spec
-        if isinstance(count, (MPI.Datatype, str)):
-            count, kind = None, count
-    elif len(spec) == 3:
-        buf, count, kind = spec
-    elif len(spec) == 4:
-        buf, count, displ, kind = spec
-    else:
+    if not 2 <= len(spec) <= 4:
         raise ValueError("message: expecting 2 to 4 items")
-    if len(spec) < 4 and isinstance(count, tuple if many else (tuple, list)):
-        count, displ = count
+    buf, *more = spec
+    kind = more.pop() if len(more) > 1 or isinstance(more[0], (MPI.Datatype, str)) else None
+    if len(more) == 1 and isinstance(more[0], tuple if many else (tuple, list)):
+        count, displ = more[0]
+    else:
+        count, displ = (*more, None, None)[:2]
     return _Spec(buf, count, displ, _by_code(kind) if isinstance(kind, str) else kind)
 
 
@@ -197,16 +204,17 @@ def _named(handle: int) -> np.dtype[np.generic] | None:
     return found if found.itemsize == kind.Get_size() else None
 
 
-def _flat(buf: Any, as_bytes: bool = False) -> NpArray:
-    """buf as it lies in memory, as an array of one axis; as_bytes: its element type does not matter."""
-    if isinstance(buf, np.ndarray):
-        if buf.flags.f_contiguous and not buf.flags.c_contiguous:
-            return cast("NpArray", buf.T.reshape(-1))
-        is_contiguous = buf.flags.c_contiguous
-    elif not hasattr(buf, "reshape"):
-        return _foreign(buf, as_bytes)
-    else:
+def _flat(buf: Any) -> NpArray:
+    """buf as it lies in memory, as an array of one axis."""
+    if not hasattr(buf, "reshape"):
+        try:
+            buf = np.asarray(memoryview(buf))  # bytes, say, or MPI.Alloc_mem's
+        except TypeError:
+            return _foreign(buf)
+    if not isinstance(buf, np.ndarray):
         is_contiguous = buf.is_contiguous() if hasattr(buf, "is_contiguous") else buf.flags.c_contiguous
+    elif not (is_contiguous := buf.flags.c_contiguous):
+        buf, is_contiguous = buf.T, buf.flags.f_contiguous
     if not is_contiguous:
         raise LayoutError(
             "the buffer is not contiguous",
@@ -215,48 +223,35 @@ def _flat(buf: Any, as_bytes: bool = False) -> NpArray:
     return cast("NpArray", buf.reshape(-1))
 
 
-def _foreign(buf: Any, as_bytes: bool) -> NpArray:
-    """Memory of what is no array, such as bytes, MPI.Alloc_mem's, or another library's object."""
-    try:
-        return np.asarray(memoryview(buf)).reshape(-1)
-    except TypeError:
-        by_address = getattr(buf, "__cuda_array_interface__", None)
-        if by_address is None and not hasattr(buf, "__dlpack__"):
-            raise TypeError(f"message: expecting buffer or list/tuple, not {buf!r}") from None
-    if by_address is not None or buf.__dlpack_device__()[0] != _ON_HOST:
-        try:
+def _foreign(buf: Any) -> NpArray:
+    """Memory of another library's object, on a device or on the host, of which numpy knows fewer types."""
+    cuda = getattr(buf, "__cuda_array_interface__", None)
+    if cuda is None and not hasattr(buf, "__dlpack__"):
+        raise TypeError(f"message: expecting buffer or list/tuple, not {buf!r}") from None
+    if cuda is not None or buf.__dlpack_device__()[0] != _ON_HOST:
+        with suppress(ConfigError):  # without a driver nothing lies on a device, whatever it says
             as_buffer(buf)
             return cast("NpArray", buf)
-        except ConfigError:  # without a driver nothing lies on a device, whatever it says
-            pass
     memory = np.asarray(memoryview(cast("Any", MPI.buffer.frombuffer(buf))))
-    if as_bytes:
-        return memory
-    return memory.view(_dtype_of(buf) if by_address is None else by_address["typestr"])
+    return memory.view(_dtype_of(buf) if cuda is None else cuda["typestr"])
 
 
 def _dtype_of(buf: Any) -> np.dtype[np.generic]:
-    """The element type of a DLPack tensor; numpy's own look at it knows fewer."""
+    """The element type of a DLPack tensor."""
     capsule = buf.__dlpack__()
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     code, bits, lanes, _ = ctypes.string_at(pointer(capsule, b"dltensor") + _DTYPE_AT, 4)
-    return np.dtype(f"{'c' if lanes == 2 else _DLPACK_KINDS[code]}{bits * lanes // 8}")
+    return np.dtype(f"{'c' if lanes == 2 else _DLPACK_KINDS.get(code, 'V')}{bits * lanes // 8}")
 
 
-def _view(spec: _Spec, blocks: int) -> NpArray:
-    """Elements of a type that numpy has, where they lie."""
-    flat = _flat(spec.buf, spec.kind is not None)
-    if spec.kind is not None:
-        kind = element(spec.kind)
-        assert kind is not None
-        flat = _retyped(flat, kind, is_exact=spec.count is None)
-    if spec.count is None and spec.displ is None:
-        if len(flat) % blocks:
-            raise ValueError(f"message: {len(flat)} entries are not a multiple of {blocks} blocks")
-        return flat
-    first = index(spec.displ or 0)
-    return _cut(flat, first, len(flat) - first if spec.count is None else index(spec.count) * blocks)
+def _elements(spec: _Spec) -> NpArray | None:
+    """All elements of a buffer, where they lie; None: they are nowhere, or only MPI can find them."""
+    if spec.buf is None or spec.buf is MPI.BOTTOM or not spec.is_plain:
+        return None
+    flat = _flat(spec.buf)
+    kind = None if spec.kind is None else element(spec.kind)
+    return flat if kind is None else _retyped(flat, kind, is_exact=spec.count is None)
 
 
 def _retyped(flat: Any, kind: np.dtype[np.generic], is_exact: bool) -> Any:
@@ -273,37 +268,24 @@ def _retyped(flat: Any, kind: np.dtype[np.generic], is_exact: bool) -> Any:
     return flat.view(np.uint8)[: flat.nbytes // kind.itemsize * kind.itemsize].view(kind)
 
 
-def _cut(flat: NpArray, first: int, count: int) -> NpArray:
-    if first < 0 or count < 0 or (first + count > len(flat) and count):
-        raise ValueError(f"message: {count} entries from {first} on are not in a buffer of {len(flat)}")
-    return flat[first : first + count]
-
-
-def _entries(spec: _Spec) -> int:
-    """How many of a datatype's there are, where no count is given."""
-    assert spec.kind is not None
-    nbytes = 0 if spec.buf is None else _flat(spec.buf, True).nbytes
-    extent = spec.kind.Get_extent()[1]
+def _entries(spec: _Spec, flat: NpArray | None) -> int:
+    """How many elements, or values of a datatype, a whole buffer has."""
+    if flat is not None or spec.buf is None or spec.kind is None:
+        return 0 if flat is None else len(flat)
+    nbytes, extent = _flat(spec.buf).nbytes, spec.kind.Get_extent()[1]
     if extent <= 0 or nbytes % extent:
         raise ValueError(f"message: buffer length {nbytes} is not a multiple of datatype extent {extent}")
-    return nbytes // extent - index(spec.displ or 0)
+    return nbytes // extent
 
 
-def _packed(spec: _Spec, count: int, displ: int) -> Part:
-    """Elements of any datatype, packed; MPI knows alone where they lie."""
-    kind = spec.kind
-    assert kind is not None
-    array = np.empty(count * kind.Get_size(), np.uint8)
-    there: BufSpec = [spec.buf, (count, displ), kind]
+def _packed(there: BufSpec, nbytes: int, kind: MPI.Datatype) -> Part:
+    """Values of any datatype, packed; MPI knows alone where they lie."""
+    array, alone = np.empty(nbytes, np.uint8), _alone()
     here: BufSpec = [array, MPI.BYTE]
-    alone = _alone()
     alone.Sendrecv(there, 0, 0, here, 0, 0)
-    return Part(_of_basic(array, kind), lambda: alone.Sendrecv(here, 0, 0, there, 0, 0))
-
-
-def _of_basic(array: NpArray, kind: MPI.Datatype) -> NpArray:
     basic = _basic(kind)
-    return array if basic is None else array.view(basic)
+    flat = array if basic is None else array.view(basic)
+    return Part(flat, lambda got: alone.Sendrecv(here, 0, 0, there, 0, 0))
 
 
 def _basic(kind: MPI.Datatype) -> np.dtype[np.generic] | None:
