@@ -43,17 +43,16 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..core.limits import DESCRIPTION_S, REFUSAL_S
+from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, where
-from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
-from .present_calls import describe_call, verb_now
+from .present_calls import answers, describe_call, verb_now
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -436,22 +435,10 @@ def asked_why(
         asked: those to ask, by rank.
         refusing: who refused the call.
     """
-    assert segment.current is not None  # the ranks to ask are on this node
-    here, mine = segment.current.mine, describe_call()
-    if (question := here.question) is not None:
-        here.answer(question, mine)
+    mine = describe_call()
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}", **final}
-    questions = {rank: each.region.ask() for rank, each in asked.items()}
-    deadline = time.monotonic() + DESCRIPTION_S
-    while questions and time.monotonic() < deadline:
-        for rank, asking in list(questions.items()):
-            if (answer := asked[rank].region.answer_to(asking)) is not None or asked[rank].region.ended:
-                rows[rank] = asked[rank].row(answer)
-                del questions[rank]
-        time.sleep(1e-3)
-        if (question := here.question) is not None:
-            here.answer(question, mine)
-    rows |= {rank: asked[rank].row(None) for rank in questions}
+    said = answers([each.region for each in asked.values()])
+    rows |= {rank: each.row(text) for (rank, each), text in zip(asked.items(), said, strict=True)}
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
     return _mismatch(comm, number, text, refusing)
 

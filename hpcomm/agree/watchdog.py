@@ -31,7 +31,6 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.limits import (
-    DESCRIPTION_S,
     REPORT_S,
     SILENT_S,
     WATCHDOG_AFTER_S,
@@ -42,17 +41,16 @@ from ..core.present import MESSAGE, NEXT, NONE, calling
 from ..core.request import Polled, Request, polled
 from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError
-from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
 from . import runtime
 from .agreement import past_call
 from .one_thread import ConcurrentCalls
 from .other_sort import crossed, passed_over
-from .present_calls import call_of, describe_call
+from .present_calls import answer, answers, call_of, describe_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ..core.comm import Comm
     from .heartbeat import Heartbeat
@@ -176,7 +174,7 @@ def _watch(
 def _attend(node_segment: NodeSegment | None, beat: Heartbeat | None) -> None:
     """Answer what others ask, and let other hosts know that this rank lives."""
     _serve()
-    _answer()
+    answer()
     if beat is not None and node_segment is not None:
         beat.beat()
         node_segment.mine.note = beat.silent()
@@ -268,7 +266,7 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     late = _late(call)
     asked = late[:_SHOWN]
-    for (rank, _), text in zip(asked, _answers([region for _, region in asked]), strict=True):
+    for (rank, _), text in zip(asked, answers([region for _, region in asked]), strict=True):
         lines.append(f"  for rank {rank}: {text or 'it gives no answer'}")
     if late[_SHOWN:]:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
@@ -278,24 +276,6 @@ def _report(call: Blocked, waited_s: float, silent: str) -> str:
         lines.append(f"  {there}")
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
-
-
-def _answers(regions: Sequence[Region]) -> list[str | None]:
-    """What the ranks of these records are doing, as far as they say it in time; this one answers, too."""
-    questions = [region.ask() for region in regions]
-    end = time.monotonic() + DESCRIPTION_S
-    while True:
-        said = [region.answer_to(question) for region, question in zip(regions, questions, strict=True)]
-        if None not in said or time.monotonic() > end:
-            return said
-        time.sleep(_BRIEF_S)
-        _answer()
-
-
-def _answer() -> None:
-    own = None if segment.current is None else segment.current.mine
-    if own is not None and (question := own.question) is not None:
-        own.answer(question, describe_call())
 
 
 _ASKED = 10  # times that requests are asked between looks that count: MPI progresses only while it is asked
@@ -388,7 +368,7 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         ring, _ = _logs(comm)
         text, own = past_call(other, number, comm.size), ring and past_call(ring, number, comm.size)
         if text is None:
-            text = _answers([region])[0] or describe(other.posted(number) or 0, comm.size)
+            text = answers([region])[0] or describe(other.posted(number) or 0, comm.size)
         mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
         rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
         node = comm.node
