@@ -281,14 +281,6 @@ def parts(p: int) -> Any:
     return got, mpi.told
 
 
-def entry(p: int) -> Any:
-    """The entry barrier of a process group of torch."""
-    from hpcomm.torch_backend.entry_barrier import EntryBarrier
-
-    comm, mpi = communicator(p)
-    return (EntryBarrier(comm, "many", dict, 1.0), comm), mpi.told
-
-
 class Counts(dict[str, int]):
     """A store in which all but two ranks have said that they are there."""
 
@@ -304,13 +296,11 @@ class Counts(dict[str, int]):
 
 def silent(p: int) -> Any:
     """Who has not come to a call of torch's, of all ranks."""
-    from hpcomm.torch_backend.entry_barrier import EntryBarrier
+    from hpcomm.torch_backend import silent_ranks
 
-    comm, _ = communicator(p)
     store = Counts(p)
-    found = EntryBarrier(comm, "many", lambda: store, 1.0)
-    assert found._silent() == [5, p - 1]
-    return found, {"messages": store.asked}
+    assert silent_ranks.silent(lambda: store, 1, p, 17) == [5, p - 1]
+    return store, {"messages": store.asked}
 
 
 def _lines(ranks: range, p: int) -> bytes:
@@ -401,7 +391,6 @@ NOW: dict[str, Callable[[int], Any]] = {
     "grids: who is near": nearby,
     "own algorithms": scheduling,
     "full: calls that differ": differing,
-    "torch: a group's entry": entry,
     "torch: who is missing": silent,
     "objects: a number": objects,
     "objects: 70 bytes": parts,

@@ -74,7 +74,7 @@ def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
         region = comm.node_regions.get(rank)
         has_left = _has_left(comm, rank)
         has_ended = region is not None and region.ended
-        if not (has_left or has_ended or begun) or _has_come(comm, rank):
+        if not (has_left or has_ended or begun) or has_come(comm, rank):
             continue
         if begun and log is not None:
             raise _elsewhere(comm, rank, begun, log)
@@ -132,7 +132,7 @@ def _call_between(comm: Comm, rank: int) -> tuple[int, CallLog | None]:
     return (0 if log.posted(number) in (None, LEFT) else number), log
 
 
-def _has_come(comm: Comm, rank: int) -> bool:
+def has_come(comm: Comm, rank: int) -> bool:
     """Whether a rank has come to the call in which this one waits: looked at again, after all else."""
     if (node := comm.node) is None:  # closed meanwhile, by another thread
         return False

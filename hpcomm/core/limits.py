@@ -34,7 +34,6 @@ REFUSAL_S = 0.5  # that a rank which refuses a call waits for the others, until 
 GRACE_S = 1.0  # in which the other ranks may end too, when one has failed
 EXIT_S = 3.0  # in which the threads and the exit handlers of a rank that fails may end
 WORK_LOOK_S = 0.05  # between looks of a torch call whether a peer still lives
-NETWORK_TICK_S = 0.25  # between looks at calls of torch that go over the network
 NETWORK_PATIENCE_S = 2.0  # for a call that a rank which has ended may have left in good order
 
 # New results: bytes.

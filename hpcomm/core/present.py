@@ -129,12 +129,12 @@ class waiting(calling):  # noqa: N801
 
 
 class saying(calling):  # noqa: N801
-    """While the calling thread makes a call, of no communicator, that words() tell."""
+    """While the calling thread makes a call that words() tell."""
 
     __slots__ = ("_say",)
 
-    def __init__(self, words: Callable[[], str]) -> None:
-        super().__init__(None, "a call")
+    def __init__(self, words: Callable[[], str], comm: Comm | None = None) -> None:
+        super().__init__(comm, "a call")
         self._say = words
 
     def __str__(self) -> str:

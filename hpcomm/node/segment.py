@@ -44,6 +44,7 @@ _NBYTES = 1 << 30  # of address space; memory is taken as communicators need it
 _LOOKED_AT = 256  # ranks of a communicator, of which each is asked for its job
 _NAME = 80  # bytes of a file's name
 _ENTRY = struct.Struct("q 7s")  # where the records begin, a number drawn for the node: see mpmd/jobs.py
+_LOCK = struct.Struct("hhqqi4x")  # fcntl(2) on 64-bit Linux: its type, whence, begin, length, whose it is
 _CORES = 2048  # of a node; where there are more, some count as one
 
 
@@ -132,6 +133,16 @@ class Region:
     def gone(self) -> bool:
         """Whether the owner has ended in whatever manner, also without saying so."""
         return self.ended or (self._process and not self._is_held())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the owner's process stands still, as far as that is seen from here."""
+        with suppress(OSError):
+            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
+            *_, pid = _LOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+            with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  in a loop that waits
+                return stat.read().rpartition(b") ")[2][:1] == b"T"
+        return False
 
     def ask(self) -> int:
         """Ask the owner to post what it is doing; returns the number of the question."""

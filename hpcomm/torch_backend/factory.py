@@ -15,7 +15,6 @@ from ..core.present import calling
 from ..errors import ConfigError, HpcommError
 from . import rendezvous
 from .names import backends, c10d, dist, label
-from .network_collectives import NetworkCollectives
 from .process_group import ProcessGroupMPI
 from .torch_errors import is_unknown, moved
 
@@ -91,18 +90,18 @@ def create() -> ProcessGroupMPI:
 
 @contextmanager
 def _watched(ranks: list[int], name: str, seconds: float | None) -> Iterator[None]:
-    """While a group of these ranks of the default group is made: see watch. seconds: the group's own."""
+    """While a group of these ranks of the default group is made: see Stay. seconds: the group's own."""
     group = c10d.GroupMember.WORLD
-    carrier = NetworkCollectives(group.comm, group.entry) if isinstance(group, ProcessGroupMPI) else None
-    if carrier is not None:
-        made = f"making group '{name}' of {short_list(ranks)}"
-        carrier.call, carrier.needs = (0, seconds or group.seconds, lambda: made), ranks
-        carrier.inside = time.monotonic()
+    if not isinstance(group, ProcessGroupMPI):
+        yield
+        return
+    stay = group.entry.stay(ranks)
+    stay.words = lambda: f"making group '{name}' of {short_list(ranks)}"
+    stay.seconds, stay.since = seconds or group.seconds, time.monotonic()
     try:
         yield
     finally:
-        if carrier is not None:
-            carrier.done()
+        stay.since = None
 
 
 def _communicator(world: Communicator, ranks: list[int], name: str) -> Communicator:

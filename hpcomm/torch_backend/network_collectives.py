@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -16,8 +15,7 @@ from ..core import dtypes
 from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE, TORCH_HALVES_BY_BLOCKS, TORCH_PASSAGE
 from ..core.types import OPERATORS
 from .calls import WHOLE, nothing
-from .entry_barrier import EntryBarrier
-from .network_watchdog import watch
+from .entry_barrier import EntryBarrier, words
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
@@ -29,7 +27,6 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave
     "min": lambda parts: parts.amin(0),
     "max": lambda parts: parts.amax(0),
 }
-NO_CALL: tuple[Any, ...] = (0, math.inf, lambda: "a call that has just ended")
 _LENT = (
     "mpi_handle",
     "all_gather_ragged",
@@ -45,37 +42,35 @@ class NetworkCollectives:
     A call is made between expect() and done(): the ranks meet in the barrier before they enter MPI.
 
     Attributes:
-        call: what the barrier was told of the call under way.
-        inside: since when this rank may stand inside MPI for it; None where it does not.
-        needs: the ranks without which it cannot end.
+        stay: inside MPI, for the call under way.
         refuse: tells the other ranks that this one does not make a call that it was asked for.
     """
 
     def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
         self.comm, self.entry = comm, entry
         self.rank, self.size = comm.rank, comm.size
-        self.call = NO_CALL
-        self.inside: float | None = None
+        self.stay = entry.stay(range(comm.size))
         self.refuse: Callable[[], None] = nothing
-        self.needs: Container[int] = range(comm.size)
-        watch(self)
 
-    def expect(self, *call: Any) -> None:
-        """Meet the other ranks for call, at once or during it."""
-        self.call = call
-        self.entry.come(*call)
-        self.inside = time.monotonic()
+    def expect(self, mine: int, say: Callable[[], str]) -> None:
+        """Meet the other ranks for a call, at once or during it.
+
+        Args:
+            mine: its signature.
+            say: what it is.
+        """
+        self.stay.words, self.stay.seconds = say, self.entry.seconds
+        self.entry.come(mine)
+        self.stay.since = time.monotonic()
 
     def arrive(self) -> None:
         """Before this rank enters MPI: meet the others, if that has not happened yet."""
 
     def done(self, error: BaseException | None = None) -> None:
         """After the call, however it ended: meet the others, if that has not happened yet."""
-        self.inside = None
-        self.call = NO_CALL  # whose tensors are not held
+        self.stay.since, self.stay.words = None, str  # the call's tensors are not held
 
     def __getattr__(self, name: str) -> Any:
-        # the watchdog asks whatever it finds in a frame for names of its own: that is not to meet anybody
         if name not in _LENT:
             raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
         self.arrive()
@@ -208,9 +203,8 @@ def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -
         for r, (mine, theirs) in enumerate(zip(there, sent, strict=True))
         if mine != theirs
     ]
-    _, seconds, words, *told = comm.call
     hint = "what a rank expects of another one has to be as long as what that sends to it"
-    raise comm.entry.disagree(words(*(told or [()])[0]), {me: "; ".join(rows)}, seconds, hint=hint)
+    raise comm.entry.disagree(words(), {me: "; ".join(rows)}, hint=hint)
 
 
 def exchange(

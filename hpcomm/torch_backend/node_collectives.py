@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -19,10 +20,7 @@ Tensor = torch.Tensor
 
 def carrier(comm: Communicator, entry: EntryBarrier) -> NetworkCollectives:
     """What carries out the calls of comm."""
-    if entry.node is None:
-        return NetworkCollectives(comm, entry)
-    native.know_arrays()
-    return NodeCollectives(comm, entry)
+    return NetworkCollectives(comm, entry) if entry.node is None else NodeCollectives(comm, entry)
 
 
 class NodeCollectives(NetworkCollectives):
@@ -33,34 +31,32 @@ class NodeCollectives(NetworkCollectives):
 
     def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
         super().__init__(comm, entry)
-        self._due = False  # the meeting for the call under way
+        self._due: int | None = None  # signature of the call under way, while the ranks have not met for it
 
-    def expect(self, *call: object) -> None:
-        self.call, self._due = call, True
+    def expect(self, mine: int, say: Callable[[], str]) -> None:
+        self.stay.words, self.stay.seconds, self._due = say, self.entry.seconds, mine
 
     def arrive(self) -> None:
-        if self._due:
-            self._due = False
-            self.entry.come(*self.call)
-        self.inside = time.monotonic()
+        if self._due is not None:
+            mine, self._due = self._due, None
+            self.entry.come(mine)
+        self.stay.since = time.monotonic()
 
     def done(self, error: BaseException | None = None) -> None:
-        self.inside = None
-        try:
-            if self._due and error is None:
-                self.entry.come(*self.call)
-            elif self._due:
-                self.entry.refuse()
-        finally:
-            self._due = False
-            super().done()
+        mine, self._due = self._due, None
+        super().done()
+        if mine is not None and error is None:
+            self.entry.come(mine)
+        elif mine is not None:
+            self.entry.refuse()
 
     def _makes(self, verb: str, *arguments: object) -> object:
         """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
-        due, self._due, self.inside = self._due, False, None
+        self.entry.check()
+        due, self._due, self.stay.since = self._due, None, None
         if not native.takes_tensors():
             arguments = _as_arrays(arguments)
-        made = self.entry.enter(getattr(self.entry.node, verb), arguments, *self.call[1:])
+        made: object = getattr(self.entry.node, verb)(*arguments)
         if made is NotImplemented:
             self._due = due
         return made

@@ -24,7 +24,7 @@ from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
 from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds, words
 from .cuda_streams import Aside, is_onboard
-from .entry_barrier import Ended, EntryBarrier
+from .entry_barrier import EntryBarrier
 from .names import backends, c10d, dist, label
 from .node_collectives import carrier
 from .profile import recorded, recording
@@ -136,7 +136,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.seconds = timeout.total_seconds()
-        self.entry.set_timeout(self.seconds)
+        self.entry.limit(self.seconds)
         for kind in [kind for kind, backend in self._devices.items() if backend is not None]:
             other = self._inner._get_backend(torch.device(kind))
             if hasattr(other, "_set_default_timeout"):
@@ -181,18 +181,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         try:
             if getattr(self._node, verb)(x, *more) is NotImplemented:
                 return False
-        except Ended as end:
-            raise self._judged(end, verb, x, more) from None
         finally:
             turn.release()
         self._calls += 1
         return True
-
-    def _judged(self, end: Ended, verb: str, x: torch.Tensor, more: Sequence[Any]) -> HpcommError:
-        """The error of a call that the core has ended."""
-        op = next((each for each in more if isinstance(each, str)), None)
-        root = next((each for each in more if isinstance(each, int)), 0)
-        return self.entry.judged(end, self.seconds, words(verb, x, op, root))
 
     def _call(
         self,
@@ -219,12 +211,12 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         tensors = [*like, *flat(outputs)]
         if any(map(_is_inference, tensors)):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
-        seconds = own_seconds(call.opts) or self.seconds
-        deed: Callable[[], None] = partial(self._meet_and_run, run, mine, seconds, words, call.told)
+        say = partial(words, *call.told)
+        deed: Callable[[], None] = partial(self._meet_and_run, run, mine, own_seconds(call.opts), say)
         if recording():
             deed = _ending(deed, recorded(call.verb, inputs))
         touched = [*tensors, *inputs, *others] if mine & BACKGROUND else []
-        return self._now_or_later(deed, outputs, partial(words, *call.told), later(call.opts), touched)
+        return self._now_or_later(deed, outputs, say, later(call.opts), touched)
 
     def _signature(self, call: Call) -> int:
         """What all ranks compare; refuses what cannot be done before any of them commits."""
@@ -240,11 +232,15 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         # which these groups do not compare: all ranks' tensors lie alike
         return signature(mine, n if count is None else count) | BACKGROUND * is_onboard(like)
 
-    def _meet_and_run(self, run: Callable[[], None], *call: object) -> None:
-        with self._turn:
-            self._by.expect(*call)
+    def _meet_and_run(
+        self, run: Callable[[], None], mine: int, seconds: float, say: Callable[[], str]
+    ) -> None:
+        """seconds: for this call; 0.0: the group's."""
+        with saying(say, self.comm), self._turn:
+            self.entry.limit(seconds or self.seconds)
             error: BaseException | None = None
             try:
+                self._by.expect(mine, say)
                 if self._detail:
                     self._by.arrive()  # shapes are compared, too
                 run()
@@ -252,7 +248,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 error = found
                 raise
             finally:
-                self._by.done(error)
+                try:
+                    self._by.done(error)
+                finally:
+                    self.entry.limit(self.seconds)
 
     def refuse(self) -> None:
         """Tell the others, when it is its turn, that this rank does not make a call that it was asked for."""
@@ -274,8 +273,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         worker = self.worker
         if (not background and not worker.waiting) or worker.is_me():
             try:
-                with saying(words):
-                    deed()
+                deed()
             except HpcommError as error:
                 raise as_torch(error, words(), self.where) from None
             return self._keep(Work(outputs))
@@ -336,8 +334,9 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return  # a rank that never came holds it up for ever
         self._poller.finish(_DRAIN_S)
         try:
-            with self._turn:
-                self.entry.come(head("barrier") | 1 << 40, _DRAIN_S, lambda: "destroy_process_group()")
+            with saying(lambda: "destroy_process_group()", self.comm), self._turn:
+                self.entry.limit(_DRAIN_S)
+                self.entry.come(head("barrier") | 1 << 40)
         except HpcommError:
             return  # freeing is collective; not all have come
         self.entry.close()

@@ -23,11 +23,10 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..agree import runtime
+from ..agree import runtime, shutdown
 from ..agree.end_notices import EndNotices
 from ..errors import ConfigError, HpcommError
 from ..job import installation, own_files, pmi_server, room
-from . import shutdown
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

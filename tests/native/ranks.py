@@ -50,13 +50,16 @@ def start(size, body, nbytes=64 << 20, **options):
 def _be(rank, size, segment, place, body, writing, options):
     said = None
     try:
-        hook, direct_from = options.pop("hook", raising), options.pop("direct_from", None)
+        hook = options.pop("hook", raising)
+        later = {
+            name: options.pop(name) for name in ("direct_from", "synchronous", "timeout") if name in options
+        }
         crowded = size > len(os.sched_getaffinity(0))
         node = core.Node(
             segment, place, rank, hook, **{"spins": 0 if crowded else 2000, "direct": True, **options}
         )
-        if direct_from is not None:
-            node.direct_from = direct_from
+        for name, value in later.items():
+            setattr(node, name, value)
         said = (True, body(node))
         node.close()
     except BaseException:

@@ -206,24 +206,6 @@ def test_what_the_core_does_not_take_is_left_to_python_before_anybody_knows():
     ranks.together(2, body)
 
 
-def test_a_timeout_set_while_arrive_waits_for_its_own_stays():
-    own = []
-
-    def hook(reason, *_):
-        if own:
-            own[0].timeout = 0.5
-
-    def body(node):
-        if node.rank == 0:
-            own.append(node)
-        else:
-            time.sleep(0.2)
-        node.arrive_and_wait(7, 5.0)
-        return node.timeout
-
-    assert ranks.together(2, body, hook=hook) == [0.5, 0.0]
-
-
 def test_a_length_of_more_than_31_bits_is_not_taken_for_a_short_one():
     def body(node):
         x = np.zeros(4 + (node.rank == 0) * 2**31, np.int8)  # memory that nobody touches
@@ -321,18 +303,39 @@ def test_a_call_that_somebody_misses_fails_within_its_time_on_all_who_came():
     assert [s[1] for s in said] == [3.0, 3.0, 3.0]  # and all count alike from then on
 
 
-def test_a_deadline_of_one_arrival_can_be_given():
+def test_all_may_wait_for_all_and_withdraw_from_any_call_on():
     def body(node):
+        x = np.ones(1)
+        node.broadcast(x, 0)
+        node.synchronous = True
         if node.rank:
             time.sleep(0.8)
             with pytest.raises(RuntimeError, match="withdrawn"):
                 node.arrive_and_wait(12345)
         else:
+            node.timeout = 0.05
             with pytest.raises(RuntimeError, match=r"late \(1,\)"):
-                node.arrive_and_wait(12345, 0.05)
+                node.arrive_and_wait(12345)
+            node.timeout = 0
         node.arrive_and_wait(99)
 
-    ranks.together(2, body, synchronous=True)
+    ranks.together(2, body)
+
+
+def test_a_hook_can_be_replaced():
+    def body(node):
+        def hook(reason, *_):
+            if reason != "waits":
+                raise RuntimeError(f"another hook: {reason}")
+
+        node.hook = hook
+        with pytest.raises(RuntimeError, match="another hook: mismatch"):
+            node.arrive_and_wait(1 + node.rank)
+        del node.hook
+        with pytest.raises(ValueError, match="mismatch"):
+            node.arrive_and_wait(3 + node.rank)
+
+    ranks.together(2, body)
 
 
 def test_who_refuses_a_call_comes_to_it_and_the_others_hear_at_once():
@@ -790,8 +793,8 @@ def test_of_several_bad_arguments_the_first_is_told_and_the_others_are_not_asked
     node = core.Node(segment, segment.reserve(1), 0)
     node.timeout = 5
     for call, given, kind in [
-        (node.arrive_and_wait, (-1, Asked()), OverflowError),
-        (node.arrive_and_wait, (1 << 63, Asked()), ValueError),
+        (node.arrive_and_wait, (-1,), OverflowError),
+        (node.arrive_and_wait, (1 << 63,), ValueError),
         (node.logged_call, (7, Asked()), ValueError),
         (node.logged_call, ("0", 1), TypeError),
         (node.share, ("0", Asked(), Asked(), [], None), TypeError),

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
-from hpcomm.agree import runtime
-from hpcomm.torch_backend import entry_barrier, network_watchdog
+from hpcomm.agree import deadline, runtime, watchdog
+from hpcomm.torch_backend import entry_barrier
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
 
 c10d: Any = dist.distributed_c10d
@@ -180,11 +180,31 @@ def test_who_does_not_come_is_named_with_what_it_does_instead(world: Any, rank: 
     give_up(group)
 
 
+def test_a_call_that_waits_for_long_is_reported_as_those_of_communicators(
+    world: Any, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, x = c10d._get_default_store(), torch.ones(3)
+    makes = {
+        "all_reduce": lambda: dist.all_reduce(x),
+        "broadcast": lambda: dist.broadcast(x, 1, async_op=True).wait(),
+    }
+    monkeypatch.setattr(watchdog, "REPORT_S", 0.2 if rank == 0 else watchdog.REPORT_S)
+    for verb, make in makes.items():
+        if rank == 0:
+            monkeypatch.setattr(runtime, "_write", lambda stream, text, verb=verb: store.set(verb, text))
+        else:
+            store.wait([verb])
+        make()
+        said = store.get(verb).decode()
+        assert re.search(rf"{verb}\(.* at test_timeouts.py:\d+ on 'world' has waited \d+ s", said), said
+        assert world.entry.node is None or "\n  for rank 1: not in a call of hpcomm" in said
+
+
 def test_making_a_group_takes_no_longer_than_the_groups_timeout(
     world: Any, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks in MPI cannot be called back: the job ends, with what each of the group's ranks does."""
-    monkeypatch.setattr(network_watchdog, "NETWORK_PATIENCE_S", 0.0)
+    monkeypatch.setattr(deadline, "NETWORK_PATIENCE_S", 0.0)
     store, everybody = c10d._get_default_store(), list(range(size))
     rows = [f"  rank {other}: new_group({everybody}) at test_timeouts.py" for other in range(1, size - 1)]
     rows += [f"  rank {size - 1}: not in a call of hpcomm, at test_timeouts.py"]

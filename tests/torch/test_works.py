@@ -16,7 +16,6 @@ from steady import steady_time
 
 import hpcomm
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
-from hpcomm.torch_backend.node_collectives import NodeCollectives
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
@@ -283,14 +282,6 @@ def test_a_long_call_that_ranks_disagree_about_is_marked_where_it_is_cut(
     assert len(lines) == size
     for each, line in enumerate(lines):
         assert line.endswith("elements, op='sum')" if each == rank else " ...")
-
-
-def test_who_looks_at_a_carrier_from_outside_meets_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watchdog asks what it finds in frames for names of its own, also before a call has come so far."""
-    carrier, met = NodeCollectives.__new__(NodeCollectives), []
-    monkeypatch.setattr(NodeCollectives, "arrive", lambda self: met.append(self))
-    assert not any(hasattr(carrier, name) for name in ("waits_for", "_stages", "watched", "partners"))
-    assert not met
 
 
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:

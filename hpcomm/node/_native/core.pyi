@@ -42,6 +42,9 @@ class Node:
     direct: bool
     timeout: float
     spins: int
+    checks: bool  # whether calls are compared
+    synchronous: bool  # each call waits for all, and may be withdrawn; the same on all ranks at each call
+    hook: Hook  # to be set
     most: int  # bytes of a rank's block, above which calls are not taken
     direct_from: int  # bytes; more for what several ranks read
     def __new__(
@@ -52,8 +55,6 @@ class Node:
         hook: Hook | None = None,
         spins: int = 2000,
         checks: bool = True,
-        synchronous: bool = False,
-        timeout: float = 0,
         direct: bool = False,
     ) -> Node: ...
     def barrier(self) -> None: ...
@@ -77,7 +78,7 @@ class Node:
         /,
     ) -> Any: ...  # list[list[Any] | None]
     def arrive(self, signature: int, /) -> int: ...
-    def arrive_and_wait(self, signature: int, timeout: float | None = None, /) -> int: ...
+    def arrive_and_wait(self, signature: int, /) -> int: ...
     def tell(self, signature: int, said: bytes, /) -> list[bytes]: ...
     def log_call(self, signature: int, /) -> int: ...
     def last_logged(self, rank: int, /) -> int: ...

@@ -264,19 +264,14 @@ uint64_t read_signature(PyObject *given) {
   return signature;
 }
 
-/* A call that is carried out elsewhere: its number. arrive_and_wait(signature, timeout): waits for all to come to it. */
-static PyObject *arrive_and_wait(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+/* A call that is carried out elsewhere: its number. arrive_and_wait waits for all to come to it. */
+static PyObject *arrive_and_wait(PyObject *me, PyObject *given) {
   Node *self = (Node *)me;
-  struct node *n = &self->node;
-  if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "arrive_and_wait takes 1 to 2 arguments");
-  const uint64_t signature = read_signature(a[0]);
-  const double seconds = count > 1 && a[1] != Py_None && !PyErr_Occurred() ? PyFloat_AsDouble(a[1]) : 0;
+  const uint64_t signature = read_signature(given);
   if (PyErr_Occurred() || enter_call(self)) return NULL;
-  n->limit = seconds;
-  const int bad = node_arrive_and_wait(n, signature, NULL, 0);
-  n->limit = 0;
+  const int bad = node_arrive_and_wait(&self->node, signature, NULL, 0);
   self->busy = 0;
-  return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
+  return bad ? NULL : PyLong_FromUnsignedLongLong(self->node.calls);
 }
 static PyObject *arrive(PyObject *me, PyObject *given) {
   Node *self = (Node *)me;
@@ -333,14 +328,13 @@ static PyObject *logged_call(PyObject *me, PyObject *const *a, Py_ssize_t count)
 
 /* -- Node --------------------------------------------------------------------------------------------------------- */
 static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "synchronous", "timeout", "direct", NULL};
+  static char *words[] = {"segment", "place", "rank", "hook", "spins", "checks", "direct", NULL};
   Segment *segment;
   unsigned long long offset;
-  int rank, spins = 2000, checks = 1, synchronous = 0, direct = 0;
-  double timeout = 0;
+  int rank, spins = 2000, checks = 1, direct = 0;
   PyObject *hook = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oippdp", words, segment_type, &segment, &offset, &rank, &hook,
-                                   &spins, &checks, &synchronous, &timeout, &direct))
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "O!Ki|Oipp", words, segment_type, &segment, &offset, &rank, &hook,
+                                   &spins, &checks, &direct))
     return NULL;
   if (offset + sizeof(struct node_place) > segment->segment.nbytes || offset % NODE_UNIT || offset == 0)
     return PyErr_Format(PyExc_ValueError, "no place begins at %llu", offset);
@@ -357,9 +351,7 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
                              .program = self->hook,
                              .spins = spins,
                              .checks = checks,
-                             .synchronous = synchronous,
                              .most = UINT64_MAX,
-                             .timeout = timeout,
                              .direct = direct,
                              .direct_from = DIRECT_FROM};
   node_attach(&self->node, &segment->segment, place, rank);
@@ -430,6 +422,14 @@ static int set_timeout(PyObject *me, PyObject *value, void *none) { /* a member 
   if (PyErr_Occurred()) return -1;
   return ((Node *)me)->node.timeout = seconds, 0;
 }
+static int set_hook(PyObject *me, PyObject *hook, void *none) {
+  Node *self = (Node *)me;
+  PyObject *before = self->hook;
+  (void)none;
+  self->node.program = self->hook = Py_XNewRef(hook);
+  Py_XDECREF(before);
+  return 0;
+}
 
 /* -- functions of the module --------------------------------------------------------------------------------------- */
 static PyObject *know_numpy(PyObject *module, PyObject *numpy) {
@@ -475,7 +475,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(all_gather),
                                      FAST(all_to_all),
                                      {"share", (PyCFunction)(void (*)(void))node_share, METH_FASTCALL, NULL},
-                                     FAST(arrive_and_wait),
+                                     {"arrive_and_wait", arrive_and_wait, METH_O, NULL},
                                      {"tell", (PyCFunction)(void (*)(void))node_tell, METH_FASTCALL, NULL},
                                      FAST(logged_call),
                                      {"arrive", arrive, METH_O, NULL},
@@ -494,8 +494,12 @@ static PyMemberDef node_members[] = {{"rank", T_INT, offsetof(Node, node.rank), 
                                      {"most", T_ULONGLONG, offsetof(Node, node.most), 0, NULL},
                                      {"direct_from", T_ULONGLONG, offsetof(Node, node.direct_from), 0, NULL},
                                      {"spins", T_INT, offsetof(Node, node.spins), 0, NULL},
+                                     {"checks", T_INT, offsetof(Node, node.checks), 0, NULL},
+                                     {"synchronous", T_INT, offsetof(Node, node.synchronous), 0, NULL},
                                      {0}};
-static PyGetSetDef node_attributes[] = {{"timeout", get_timeout, set_timeout, NULL, NULL}, {0}};
+static PyGetSetDef node_attributes[] = {{"timeout", get_timeout, set_timeout, NULL, NULL},
+                                        {"hook", NULL, set_hook, NULL, NULL},
+                                        {0}};
 static PyType_Slot node_slots[] = {{Py_tp_new, node_new},
                                    {Py_tp_dealloc, node_dealloc},
                                    {Py_tp_traverse, node_traverse},

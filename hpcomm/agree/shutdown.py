@@ -3,44 +3,38 @@
 A program may catch the error about a missing rank. While that rank lives and runs, this one waits for its
 end, as MPI_Finalize does. If it was killed, or is stopped and stays so, nobody can end well any more: then
 this rank says so and ends the job. Without an MPI launcher this one waits for every rank so: it sees those of
-its node in shared memory, those of others say when they end, and torchrun.py hears who ends before that.
+its node in shared memory, those of others say when they end, and torch_backend/torchrun.py hears who ends
+before that.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 
-from ..agree import runtime
 from ..node import segment
 from ..node.segment import Region
+from . import runtime
 
 _LOOK_S = 0.02
-_LOOKS = (
-    50  # that find it stopped or dead, one after the other; not time: this rank may have been stopped, too
-)
-_HOPELESS = {"T": "is stopped", "Z": "was killed", "X": "was killed"}
-_missed: dict[int, tuple[str, Region, int]] = {}
+_LOOKS = 50  # that find it so, one after the other; not time: this rank may have been stopped, too
+_missed: dict[str, Region] = {}
 
 
-def remember(label: str, region: Region, pid: int) -> None:
-    """A rank has not come in time; label: its name. pid: 0 if its process cannot be seen from here."""
+def remember(label: str, region: Region) -> None:
+    """A rank has not come in time; label: its name."""
     if not _missed:
         runtime.farewells.append(_wait)
-    _missed[id(region)] = label, region, pid
+    _missed[label] = region
 
 
 def _wait() -> None:
     """Wait for the end of the ranks that were missed; end the job if there will be none."""
     found: Counter[str] = Counter()
-    while runtime.ending is None and any(pid and not region.ended for _, region, pid in _missed.values()):
-        for label, region, pid in _missed.values():
-            how = _HOPELESS.get(state(pid))
-            if how is None or region.ended:
-                found[label] = 0
-                continue
-            found[label] += 1
+    while runtime.ending is None and any(not region.ended for region in _missed.values()):
+        for label, region in _missed.items():
+            how = "" if region.ended else "was killed" if region.gone else "is stopped" * region.stopped
+            found[label] = found[label] + 1 if how else 0
             if found[label] > _LOOKS:
                 runtime.abort(
                     f"has come to its end, and {label}, which it missed, {how}: so the job ends, "
@@ -65,16 +59,3 @@ def await_all() -> None:
         far = far - notices.ended() if notices is not None else far
         if near or far:
             time.sleep(_LOOK_S)
-
-
-def state(pid: int) -> str:
-    """A process of this host, in a letter of proc(5): "X" if there is none, "" if it cannot be seen."""
-    if not pid:  # of another PID namespace
-        return ""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  in a loop that waits
-            return stat.read().rpartition(b") ")[2][:1].decode()
-    except FileNotFoundError:
-        return "X" if os.path.isdir("/proc/self") else ""  # noqa: PTH112
-    except OSError:
-        return ""
