@@ -17,10 +17,12 @@ Cells that are given lie beside each other, not over each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from .._lazy import MPI, NDArray
+from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
 from .gradients import around_cells, around_rectangles, gradients
@@ -30,13 +32,7 @@ from .sparse_exchange import exchange_sparse
 from .triangulation import Parts, overlaps
 from .weights import Weights, sparse_matrices
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-    from numpy.typing import NDArray
-
-    from ..core.types import Floats, Ints
-
-    Entries = tuple[Ints, Ints, Floats, Floats]  # of a matrix: rows, columns, values; and fractions
+Entries: TypeAlias = tuple[Ints, Ints, Floats, Floats]  # of a matrix: rows, columns, values; and fractions
 
 __all__ = [
     "MAPPINGS",
@@ -191,8 +187,6 @@ def weights_between(
 
 def _refuse_overlap(comm: MPI.Intracomm, overlap: str) -> None:
     """Raise on all ranks what the first one says of cells that lie over each other, if one does."""
-    from mpi4py import MPI
-
     told = comm.allreduce(comm.rank if overlap else comm.size, MPI.MIN)
     if told < comm.size:
         raise _lie_over(comm.bcast(overlap, told), "connect")

@@ -24,8 +24,6 @@ def exchange_sparse(comm: MPI.Intracomm, parts: dict[int, T]) -> list[T]:
 
     No other messages may be under way on comm, and ranks meet before it is called on comm again.
     """
-    from mpi4py import MPI
-
     sent = [comm.issend(part, rank, _TAG) for rank, part in parts.items()]
     got: dict[int, T] = {}
     status = MPI.Status()

@@ -175,8 +175,6 @@ class _Node:
 
     def collect(self, deadline: float) -> Roster | None:
         """Tell and hear until all is known; None: no answer has come."""
-        from mpi4py import MPI
-
         due = pause = 0.0
         while True:
             came = self._next(MPI.ANY_SOURCE, TO_FIRST)
@@ -215,8 +213,6 @@ class _Node:
 
     def ask_around(self, ranks: Sequence[int]) -> Roster:
         """Nobody answered: those of ranks who came tell one another."""
-        from mpi4py import MPI
-
         text = self._roster.text().encode()
         for rank in ranks:
             if rank != self._world.rank:
@@ -231,8 +227,6 @@ class _Node:
 
     def _next(self, source: int, tag: int) -> str:
         """What a message says; "": there is none."""
-        from mpi4py import MPI
-
         status = MPI.Status()
         message = self._world.Improbe(source, tag, status)
         if message is None:
@@ -242,14 +236,10 @@ class _Node:
         return text.decode(errors="replace")
 
     def _send(self, text: bytes, rank: int, tag: int) -> None:
-        from mpi4py import MPI
-
         self._going.append(self._world.Isend([text, MPI.BYTE], rank, tag))
 
     def _finish(self) -> None:
         """Wait for what was sent. What is never received is MPI's, and stays."""
-        from mpi4py import MPI
-
         deadline, pause = time.monotonic() + _LAST_S, 1e-5
         while not MPI.Request.Testall(self._going):
             if time.monotonic() > deadline:

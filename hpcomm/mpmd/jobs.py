@@ -20,6 +20,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple
 
+from .._lazy import MPI
 from ..agree import runtime
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
@@ -66,8 +67,6 @@ def connect(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
 
 
 def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link:
-    from mpi4py import MPI
-
     verb = "accept" if is_host else "connect"
     library = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
     _check(me, verb, library)

@@ -97,8 +97,6 @@ def _start_mpi() -> MPI.Intracomm:
 
 
 def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:
-    from mpi4py import MPI
-
     announced = handshake.expected(os.environ, world.size)
     process_role.check_launcher(world.size, MPI.get_vendor()[0])
     members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)

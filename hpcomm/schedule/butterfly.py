@@ -10,17 +10,14 @@ their neighbours first:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..core.types import Ints
 from .combine import in_turn, later, tile
 from .stream import AFTER, BEFORE, Schedule, Stream, ranks
 
-if TYPE_CHECKING:
-    from ..core.types import Ints
-
-    Partner = Callable[[Ints, int, int], Ints]  # (ranks, round, number of rounds) -> their partners
+Partner = Callable[[Ints, int, int], Ints]  # (ranks, round, number of rounds) -> their partners
 
 
 def hypercube(r: Ints, k: int, rounds: int) -> Ints:

@@ -9,15 +9,11 @@ many pieces as it takes to leave nothing out.
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from ..core.types import NpArray
-
+from ..core.types import NpArray
 
 _BITS = 40
 UFUNCS: dict[str, Any] = {
@@ -62,7 +58,7 @@ def _scaled(x: NpArray, power: NpArray) -> NpArray:
     return np.asarray(np.ldexp(np.ldexp(x, half), power - half))
 
 
-def _rounded(pieces: list[NpArray], top: NpArray, dtype: DTypeLike) -> NpArray:
+def _rounded(pieces: list[NpArray], top: NpArray, dtype: np.dtype[Any]) -> NpArray:
     """The number whose digits to the base 2**40 are pieces, the first one just below 2**top."""
     digits = _carried(pieces)
     negative = digits[0] < 0

@@ -17,20 +17,15 @@ below buffers messages or not. What one rank gives another in one iteration trav
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._lazy import NDArray
 from ..core.html import sheet
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from ..core.types import Ints
-
+from ..core.types import Ints
 
 _BLOCK = 1 << 20  # messages looked at together
 COPY, AFTER, BEFORE = 0, 1, 2  # mine = theirs; mine = mine op theirs; mine = theirs op mine

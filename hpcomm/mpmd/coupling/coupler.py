@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from contextlib import nullcontext, suppress
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._lazy import NDArray
+from ...core.types import AnyArray
 from ...errors import ConfigError, UsageError
 from ..coupled_field import Field, chooses, copied, host, scatter
+from ..record import Recorder
+from ..route.coupled_route import Selection
 from .coupling_channel import Channel, Turns, goes_aboard, memory_of
 from .coupling_clock import Schedule
 from .device_operations import DeviceOperations, Mapped, Picked
-from .wire import TIMEOUT_S
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ...core.types import AnyArray
-    from ..record import Recorder
-    from ..route.coupled_route import Selection
-    from .wire import Lane, Part
+from .wire import TIMEOUT_S, Lane, Part
 
 
 class Outgoing:

@@ -6,24 +6,19 @@ memory that the channel keeps. The requests are persistent.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+from ..._lazy import MPI, NDArray
+from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
 from ..coupled_field import Field, gather, host, scatter, width_of
+from ..route.coupled_route import Selection
 from .on_device import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from mpi4py import MPI
-    from numpy.typing import NDArray
-
-    from ...core.types import AnyArray
-    from ..route.coupled_route import Selection
-    from .wire import Lane, Part, Wire
+from .wire import Lane, Part, Wire
 
 HEADER = 16  # bytes: number of the coupling time, and the time itself
 _LARGE_PAGE = 1 << 21  # bytes
@@ -108,8 +103,6 @@ class Channel:
         return found
 
     def _prepare(self) -> None:
-        from mpi4py import MPI
-
         for part in self.parts:  # of each turn's channel, whichever has seen these values first
             part.field.check(part.field.values)
         self.free()
@@ -134,8 +127,6 @@ class Channel:
 
     def _set_launch(self) -> None:
         """Choose what begins all messages, and what looks whether they have ended."""
-        from mpi4py import MPI
-
         requests, shares = self._requests, self._shares
         self._launch = partial(MPI.Prequest.Startall, requests)
         self._test = partial(MPI.Request.Testall, requests)

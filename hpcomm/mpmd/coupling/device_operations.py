@@ -5,21 +5,18 @@ Numbers are those of the host: every value is made in the same steps of the same
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from ...core.buffer import as_buffer
+from ...core.types import AnyArray
 from ...device.libraries import LIBRARIES, library_of
+from ...grids.weights import Weights
 from ...transport.device.staging import station
 from ..coupled_field import copied, host, index, scatter
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from ...core.types import AnyArray
-    from ...grids.weights import Weights
-    from ..route.coupled_route import Selection
+from ..route.coupled_route import Selection
 
 
 class DeviceOperations:

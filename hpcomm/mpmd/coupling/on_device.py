@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ...core.buffer import as_buffer
+from ...core.request import Request
 from ..coupled_field import chooses, copied, gather, index, scatter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...core.request import Request
-    from ..route.coupled_route import Selection
-    from .wire import Lane, Part
+from ..route.coupled_route import Selection
+from .wire import Lane, Part
 
 
 class Share:

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from ..._lazy import MPI
+from ..._lazy import MPI, np
 from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
 from ...core.present import calling
 from ...device import driver
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from ..coupled_field import Field
-    from ..route.coupled_route import Selection
+from ..coupled_field import Field
+from ..route.coupled_route import Selection
 
 TIMEOUT_S = 300.0
 _SPINS = 3  # tests before others may have this core, where ranks are more than cores

@@ -13,23 +13,18 @@ of a few points each, they are asked for one by one instead (`scattered`): O(poi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
+from ..._lazy import MPI
+from ...communicator.communicator import Communicator
+from ...core.types import Ints
 from ...grids.geometry import repeated
 from . import scattered_points
+from .scattered_points import Selection as Selection
 from .scattered_points import by_rank, exchange, told
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from mpi4py import MPI
-
-    from ...communicator.communicator import Communicator
-    from ...core.types import Ints
-
-    Selection = slice | Ints
 
 _SHORT = 8  # mean length of runs up to which points are quicker one by one
 _PIECE = 1 << 16
@@ -92,8 +87,6 @@ def plan(comm: MPI.Intracomm, gives: Ints | None, takes: Ints | None) -> Route:
     Args:
         gives, takes: global indices (any order) of this rank's points; None or empty: none.
     """
-    from mpi4py import MPI
-
     mine = [np.ascontiguousarray(x if x is not None else (), np.int64) for x in (gives, takes)]
     top = np.array([max((int(x.max()) for x in mine if x.size), default=-1)], np.int64)
     comm.Allreduce(MPI.IN_PLACE, top, MPI.MAX)
@@ -184,8 +177,6 @@ def positions(start: Ints, length: Ints) -> Selection:
 
 
 def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:
-    from mpi4py import MPI
-
     far = np.iinfo(np.int64).max
     sums = np.array([lack.missing, lack.doubled], np.int64)
     firsts = np.array([far if x < 0 else x for x in (lack.first_missing, lack.first_doubled)], np.int64)

@@ -10,18 +10,14 @@ Homes look numbers up in a table of their own chunk, or where that had many hole
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-    from numpy.typing import NDArray
+from ..._lazy import MPI, NDArray
+from ...core.types import AnyArray, Ints
 
-    from ...core.types import AnyArray, Ints
-
-    Selection = slice | Ints
-
+Selection: TypeAlias = "slice | Ints"
 T = TypeVar("T", bound=np.generic)
 _HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
 

@@ -14,20 +14,18 @@ wait for. All functions are generators of stages (core/request.py), so nothing b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from mpi4py import MPI
+from mpi4py.typing import BufSpec
 
 from ...core.dtypes import BY_NAME, Dtype
 from ...core.limits import PIPELINE_PIECE
+from ...core.request import Stages
 from ...device.arrays import Place
+from ...device.driver import Device
 from .. import mpi as transport
 from .staging import DeviceSink, DeviceSource, Sink, Source, pieces
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-    from mpi4py.typing import BufSpec
-
-    from ...core.request import Stages
-    from ...device.driver import Device
 
 
 def cut(count: int, blocks: int, itemsize: int) -> int:

@@ -10,19 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
+from ...core.request import Stages
+from ...core.types import NpArray
 from .. import progress
+from .executor import Executor
 
-if TYPE_CHECKING:
-    from ...core.request import Stages
-    from ...core.types import NpArray
-    from .executor import Executor
-
-    Messages = list[tuple[int, NpArray]]  # (peer, memory)
+Messages = list[tuple[int, NpArray]]  # (peer, memory)
 
 LARGEST = 1 << 30  # bytes of one MPI message: what counts of 32 bits hold, well aligned
 under_way: list[Running] = []
