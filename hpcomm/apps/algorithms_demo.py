@@ -18,10 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 import hpcomm
-from hpcomm.core.verbs import INPUT_BLOCKS
 
 from .. import Communicator
 from ..schedule.cost.machine_model import Machine, machine
@@ -29,6 +27,7 @@ from ..schedule.cost.simulator import predict
 from ..schedule.prove import prove
 from ..schedule.registry import algorithms, build, verbs
 from ..tools.fit import seconds_of
+from ..tools.selftest import expected, given
 from ._arguments import nbytes, require_memory
 from ._report import Parser, Progress, Report
 
@@ -43,24 +42,6 @@ Predicted: rounds, bytes and reductions by LogGP, and the copies of x and of the
 the shorter way of all_reduce through Python, and that ranks which wait may leave their core to others."""
 
 Calls = dict[tuple[str, str], Callable[[], object]]
-
-
-def given(verb: str, rank: int, p: int, count: int) -> NDArray[np.int64]:
-    shape = (p, count) if verb in INPUT_BLOCKS else (count,)
-    return np.random.default_rng(rank).integers(-99, 99, shape)
-
-
-def expected(verb: str, rank: int, p: int, count: int) -> Any:
-    """What numpy makes of everybody's x; None where this rank receives nothing."""
-    if verb == "barrier" or (verb in ("reduce", "gather") and rank != 0):
-        return None
-    xs = np.stack([given(verb, r, p, count) for r in range(p)])
-    mine = xs[:, rank] if verb in INPUT_BLOCKS else xs
-    if verb in ("all_gather", "gather", "all_to_all"):
-        return mine
-    if verb in ("broadcast", "scatter"):
-        return mine[0]
-    return mine[: {"scan": rank + 1, "exscan": rank}.get(verb, p)].sum(0)
 
 
 class Timed(NamedTuple):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, ROOT_SENDS, ROOTED, TABLE
 from ..job.command_line import Command
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     comm: Communicator = world
     total = 0
     wrong: list[str] = []
-    for part in (_collectives, _prefixes, _messages, _objects, _ragged, _later):
+    for part in (_collectives, _messages, _objects, _ragged, _later):
         count, faults = _compared(part, comm)
         total, wrong = total + count, wrong + faults
     told = comm.gather_object(wrong)
@@ -80,28 +81,35 @@ def _of(rank: int, n: int) -> NDArray[np.float64]:
     return np.arange(n, dtype=float) % 97 + rank
 
 
+def given(verb: str, rank: int, p: int, n: int) -> NDArray[np.float64]:
+    """A rank's x: n elements, or so many for each rank, all of them whole numbers."""
+    return np.stack([_of(rank + 7 * i, n) for i in range(p)]) if verb in INPUT_BLOCKS else _of(rank, n)
+
+
+def expected(verb: str, rank: int, p: int, n: int, root: int = 0) -> Any:
+    """What numpy makes of everybody's x; None where this rank receives nothing."""
+    if verb == "barrier" or (verb in ROOT_RECEIVES and rank != root):
+        return None
+    xs = np.stack([given(verb, r, p, n) for r in range(p)])
+    mine = xs[:, rank] if verb in INPUT_BLOCKS else xs
+    if verb in OUTPUT_BLOCKS:
+        return mine
+    if verb in ROOT_SENDS:
+        return mine[root]
+    return mine[: {"scan": rank + 1, "exscan": rank}.get(verb, p)].sum(0)
+
+
 def _collectives(comm: Communicator, n: int) -> Cases:
     p, rank, root = comm.size, comm.rank, comm.size - 1
-    every = [_of(i, n) for i in range(p)]
-    mine, total, rows = every[rank], np.sum(every, axis=0), np.stack(every)
-    blocks = np.stack([every[rank] + 1000 * i for i in range(p)])  # block i is for rank i
-    yield "all_reduce", comm.all_reduce(mine), total
-    yield "all_reduce in place", comm.all_reduce(x := mine.copy(), "max", out=x), rows.max(0)
-    yield "reduce", comm.reduce(mine, root=root), total if rank == root else None
-    yield "broadcast", comm.broadcast(every[root].copy() if rank == root else mine.copy(), root), every[root]
-    yield "all_gather", comm.all_gather(mine), rows
-    yield "gather", comm.gather(mine, root=root), rows if rank == root else None
-    yield "scatter", comm.scatter(rows if rank == root else None, root=root, out=np.empty(n)), mine
-    yield "all_to_all", comm.all_to_all(blocks), rows + 1000 * rank
-    yield "reduce_scatter", comm.reduce_scatter(blocks), total + 1000 * p * rank
-    yield "barrier", comm.barrier(), None
-
-
-def _prefixes(comm: Communicator, n: int) -> Cases:
-    until = np.cumsum([_of(i, n) for i in range(comm.size)], axis=0)
-    yield "scan", comm.scan(_of(comm.rank, n)), until[comm.rank]
-    before = until[comm.rank - 1] if comm.rank else np.zeros(n)
-    yield "exscan", comm.exscan(_of(comm.rank, n)), before
+    for verb in TABLE:
+        words: dict[str, Any] = {"root": root} if verb in ROOTED else {}
+        if verb == "scatter" and rank != root:
+            words["out"] = np.empty(n)
+        elif verb != "barrier":
+            words["x"] = given(verb, rank, p, n)
+        yield verb, getattr(comm, verb)(**words), expected(verb, rank, p, n, root)
+    x = given("all_reduce", rank, p, n)
+    yield "all_reduce in place", comm.all_reduce(x, "max", out=x), given("all_reduce", p - 1, p, n)
 
 
 def _messages(comm: Communicator, n: int) -> Cases:
