@@ -228,17 +228,18 @@ def _foreign(buf: Any) -> NpArray:
     cuda = getattr(buf, "__cuda_array_interface__", None)
     if cuda is None and not hasattr(buf, "__dlpack__"):
         raise TypeError(f"message: expecting buffer or list/tuple, not {buf!r}") from None
-    if cuda is not None or buf.__dlpack_device__()[0] != _ON_HOST:
+    is_here = cuda is None and buf.__dlpack_device__()[0] == _ON_HOST
+    if not is_here:
         with suppress(ConfigError):  # without a driver nothing lies on a device, whatever it says
             as_buffer(buf)
             return cast("NpArray", buf)
     memory = np.asarray(memoryview(cast("Any", MPI.buffer.frombuffer(buf))))
-    return memory.view(_dtype_of(buf) if cuda is None else cuda["typestr"])
+    return memory.view(_dtype_of(buf, None if is_here else -1) if cuda is None else cuda["typestr"])
 
 
-def _dtype_of(buf: Any) -> np.dtype[np.generic]:
-    """The element type of a DLPack tensor."""
-    capsule = buf.__dlpack__()
+def _dtype_of(buf: Any, stream: int | None) -> np.dtype[np.generic]:
+    """The element type of a DLPack tensor. stream: -1 on a device, for who does not look at elements."""
+    capsule = buf.__dlpack__(stream=stream)
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     code, bits, lanes, _ = ctypes.string_at(pointer(capsule, b"dltensor") + _DTYPE_AT, 4)
