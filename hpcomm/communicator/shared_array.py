@@ -13,7 +13,7 @@ from ..agree.agreement import refused
 from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
 from ..node import native
-from ..node.segment import all_of, opened
+from ..node.segment import all_of, opened, telling
 from ..transport.late import dtypes, transport
 
 if TYPE_CHECKING:
@@ -126,7 +126,8 @@ def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic
     count = math.prod(shape)
     words = max(-(-count * kind.itemsize // 8), 1)
     nbytes = 8 * words + words // 128 + _HEAD
-    memory = opened(node.mpi_handle, nbytes) if nbytes < _MOST else None
+    tell = telling(node.mpi_handle)
+    memory = opened(tell, node.rank, nbytes) if nbytes < _MOST else None
     at = None
     if memory is not None:
         _spread(node, memory)
@@ -134,7 +135,7 @@ def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic
     at = node.broadcast_object(at)
     if memory is not None and at is not None:
         return np.frombuffer(memoryview(memory), kind, count, at).reshape(shape)
-    if not all_of(node.mpi_handle, native.missing() is None) and all_of(node.mpi_handle, _has(8 * words)):
+    if not all_of(tell, native.missing() is None) and all_of(tell, _has(8 * words)):
         return _by_mpi(node, count, kind).reshape(shape)
     why, hint = native.refused
     what = f"{8 * words} bytes of shared memory cannot be had on this node: {why}"

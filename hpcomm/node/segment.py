@@ -15,8 +15,10 @@ import errno
 import fcntl
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import native
@@ -221,64 +223,77 @@ def has_foreigners(mpi: MPI.Comm) -> bool:
 current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory
 
 
+Tell = Callable[[bytes], list[bytes]]  # tells all ranks what each says, as many bytes on each. Collective
+
+
+def telling(mpi: MPI.Comm) -> Tell:
+    """All that the ranks of mpi need of MPI to share memory."""
+
+    def tell(said: bytes) -> list[bytes]:
+        nbytes, heard = len(said), bytearray(len(said) * mpi.size)
+        mpi.Allgather([said, MPI.BYTE], [heard, MPI.BYTE])
+        return [bytes(heard[i : i + nbytes]) for i in range(0, len(heard), nbytes)]
+
+    return tell
+
+
 def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
     """Set up the node segment of this node (collective over world); None where ranks share no memory, or have
     no core."""
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     try:
-        shared = opened(node, _NBYTES)
-        if shared is None:
-            _say_lack(node, world.rank)
+        tell, here = telling(node), node.rank
+        shared = opened(tell, here, _NBYTES)
+        at = number = 0
+        if shared is not None:
+            place = 0 if here else shared.reserve_words(node.size * _WORDS) or 0
+            at, drawn = _ENTRY.unpack(tell(_ENTRY.pack(place, os.urandom(7)))[0])
+            number = int.from_bytes(drawn, "little")
+        if shared is None or not at:
+            _say_lack(tell, world.rank)
             return None
-        entry = bytearray(_ENTRY.size)
-        if node.rank == 0:
-            _ENTRY.pack_into(entry, 0, shared.reserve_words(node.size * _WORDS) or 0, os.urandom(7))
-        node.Bcast([entry, MPI.BYTE], 0)
-        at, number = _ENTRY.unpack(entry)
-        if not at:
-            _say_lack(node, world.rank)
-            return None
+        regions = _records(tell, here, node.size, shared, at)
         core = native.core()
         assert core is not None
-        regions = _records(node, shared, at)
-        its_number = int.from_bytes(number, "little")
-        direct = all_of(node, all(core.reaches(*region.mark) for region in regions))
-        crowded = node.size > _cores(node)
-        return NodeSegment(regions, node.rank, its_number, shared, crowded, direct, node.Get_group())
+        direct = all_of(tell, all(core.reaches(*region.mark) for region in regions))
+        crowded = node.size > _cores(tell)
+        return NodeSegment(regions, here, number, shared, crowded, direct, node.Get_group())
     finally:
         node.Free()
 
 
-def _records(node: MPI.Comm, shared: core.Segment, at: int) -> list[Region]:
+def _records(tell: Tell, here: int, size: int, shared: core.Segment, at: int) -> list[Region]:
     """The records of the node's ranks, which begin at a place; each has filled in its own. Collective."""
     file, module = shared.fileno(), native.core()
     assert module is not None
-    regions = [Region(Words(shared, at + 8 * _WORDS * i), file, i) for i in range(node.size)]
-    mine = regions[node.rank]
+    regions = [Region(Words(shared, at + 8 * _WORDS * i), file, i) for i in range(size)]
+    mine = regions[here]
     mine.hold()
     mine.mark, mine.domain = module.mark(), module.domain()
     if "PMI_FD" in os.environ:  # MPICH's launcher
         mine.pipe = first_end.hold()
-    node.Barrier()
-    for i in range(1, node.size):
-        regions[(node.rank + i) % node.size].look()
-    if node.rank == 0 and all(region.pipe for region in regions):
+    tell(b".")
+    for i in range(1, size):
+        regions[(here + i) % size].look()
+    if here == 0 and all(region.pipe for region in regions):
         first_end.watch(file, at, 8 * _WORDS, [(region.mark[0], region.pipe) for region in regions])
     return regions
 
 
-def opened(node: MPI.Comm, nbytes: int) -> core.Segment | None:
-    """Memory of the native core for the ranks of node; None on all where one cannot have it. Collective."""
-    made, failed, name = None, errno.EPERM, bytearray(_NAME)
-    if native.core() is not None and node.rank == 0:
-        made, failed = _segment(nbytes)
-        name = bytearray((made.name if made is not None else "").encode().ljust(_NAME, b"\0"))
-    node.Bcast([name, MPI.BYTE], 0)
-    if native.core() is not None and node.rank and name[0]:
-        made, failed = _segment(nbytes, name.rstrip(b"\0").decode())
-    worst = _worst_of(node, failed)
+def opened(tell: Tell, here: int, nbytes: int) -> core.Segment | None:
+    """Memory of the native core for the ranks of a node; None on all where one cannot have it. Collective.
+
+    Args:
+        here: which of them this is.
+    """
+    has_core = native.core() is not None
+    made, failed = _segment(nbytes) if has_core and here == 0 else (None, errno.EPERM)
+    name = tell((made.name if made is not None else "").encode().ljust(_NAME, b"\0"))[0].rstrip(b"\0")
+    if has_core and here and name:
+        made, failed = _segment(nbytes, name.decode())
+    (worst,) = max(tell(bytes([failed])))
     native.refused = native.REFUSED.get(worst, native.NO_ROOM)
-    if made is not None and node.rank == 0:
+    if made is not None and here == 0:
         made.unlink()
     return None if worst else made
 
@@ -293,23 +308,17 @@ def _segment(*given: Any) -> tuple[core.Segment | None, int]:
         return None, error.errno or errno.EPERM
 
 
-def _worst_of(node: MPI.Comm, number: int) -> int:
-    """The largest of the ranks' numbers, of a byte each."""
-    worst = bytearray([number])
-    node.Allreduce(MPI.IN_PLACE, [worst, MPI.UINT8_T], MPI.MAX)
-    return worst[0]
+def all_of(tell: Tell, here: bool) -> bool:
+    """Whether it is so on all ranks."""
+    return bytes([False]) not in tell(bytes([here]))
 
 
-def all_of(node: MPI.Comm, here: bool) -> bool:
-    """Whether it is so on all ranks of node."""
-    return not _worst_of(node, not here)
-
-
-def _say_lack(node: MPI.Comm, world_rank: int) -> None:
-    """Say on one rank why those of node share no memory, unless somebody wants to do without."""
+def _say_lack(tell: Tell, world_rank: int) -> None:
+    """Say on one rank why those of a node share no memory, unless somebody wants to do without."""
     lack = native.missing()
-    have_all, is_wanted = all_of(node, lack is None), all_of(node, lack is not native.OFF)
-    if is_wanted and world_rank == 0 and node.size > 1:
+    said = tell(bytes([lack is None, lack is not native.OFF]))
+    have_all, is_wanted = (all(each) for each in zip(*said, strict=True))
+    if is_wanted and world_rank == 0 and len(said) > 1:
         native.warn(native.refused if have_all else lack or native.ELSEWHERE)
 
 
@@ -332,16 +341,8 @@ def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, by
     return {rank: bytes(entries[i * nbytes : (i + 1) * nbytes]) for i, rank in enumerate(order)}
 
 
-def _cores(node: MPI.Comm) -> int:
-    """How many cores the ranks of node may use: each alone may be bound to one."""
-    mine = cores()
-    node.Allreduce(MPI.IN_PLACE, [mine, MPI.BYTE], MPI.BOR)
-    return int.from_bytes(mine, "little").bit_count()
-
-
-def cores() -> bytearray:
-    """A bit for each core that this process may use."""
-    mine = bytearray(_CORES // 8)
-    for core in os.sched_getaffinity(0):
-        mine[core // 8 % len(mine)] |= 1 << core % 8
-    return mine
+def _cores(tell: Tell) -> int:
+    """How many cores the ranks may use: each alone may be bound to one."""
+    mine = sum(1 << core for core in {core % _CORES for core in os.sched_getaffinity(0)})
+    told = tell(mine.to_bytes(_CORES // 8, "little"))
+    return reduce(or_, (int.from_bytes(its, "little") for its in told)).bit_count()

@@ -180,7 +180,8 @@ def test_where_long_calls_find_no_room_they_go_by_mpi_on_all_ranks(
     if core is None or whole is None:
         pytest.skip("no native core here")
     node = WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    small = segment.opened(node, 5 * WORLD.size * core.UNIT)  # the communicator itself has room there
+    room = 5 * WORLD.size * core.UNIT  # the communicator itself has room there
+    small = segment.opened(segment.telling(node), node.rank, room)
     node.Free()
     monkeypatch.setattr(segment, "current", whole._replace(shared=small))
     wrong = []
