@@ -95,8 +95,8 @@ class CuPy(_Named):
         x.fill(value)
 
 
-class _Bytes:
-    """Memory at an address, as torch takes it."""
+class Bytes:
+    """Memory at an address, as an array."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -136,7 +136,7 @@ class Torch(_Named):
         return self.raw(address, count * dtype.itemsize).view(getattr(self.library, name))
 
     def raw(self, address: int, nbytes: int) -> Any:
-        return self.library.as_tensor(_Bytes(address, nbytes), device=f"cuda:{self.device.index}")
+        return self.library.as_tensor(Bytes(address, nbytes), device=f"cuda:{self.device.index}")
 
     def convert(self, source: Any, target: Any) -> None:
         target.copy_(source)

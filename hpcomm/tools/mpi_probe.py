@@ -116,12 +116,13 @@ def _device_paths(world: MPI.Intracomm, hosts: list[str]) -> list[str] | None:
     if not world.allreduce(driver.possible()):
         return None
     from ..communicator.communicator import Communicator
+    from ..device.kernels import Bytes
     from ..errors import HpcommError
 
     try:
         known = driver.driver()
         device = known.device(hosts[: world.rank].count(hosts[world.rank]) % max(known.count(), 1))
-        block, why = _Block(device.allocate(_TRIED)), ""
+        block, why = Bytes(device.allocate(_TRIED), _TRIED), ""
     except HpcommError as error:
         block, why = None, error.what
     whys: list[str] = world.allgather(why)
@@ -132,12 +133,3 @@ def _device_paths(world: MPI.Intracomm, hosts: list[str]) -> list[str] | None:
 
 
 _TRIED = 4 << 20  # bytes
-
-
-class _Block:
-    """Device memory as an array."""
-
-    def __init__(self, address: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (_TRIED,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3,
-        }  # fmt: skip
