@@ -43,6 +43,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from .._lazy import MPI
 from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
@@ -55,8 +56,6 @@ from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, row
 from .present_calls import answers, describe_call, verb_now
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.comm import Comm
 
 Error = TypeVar("Error", bound=Exception)
@@ -186,8 +185,6 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
 
     log: this rank's call log, where others' watchdogs see to which call it has come.
     """
-    from mpi4py import MPI
-
     call = 0
 
     def heard(mine: int, why: str) -> Calls:
@@ -220,8 +217,6 @@ def between(comm: Comm, both: MPI.Intracomm) -> Agreement:
     Args:
         both: the ranks of the two groups in one.
     """
-    from mpi4py import MPI
-
     nothing = -(1 << 63), -(1 << 63)
     # Numbers of roots are cut to 20 bits, where ROOT and PROC_NULL look like the last ones.
     is_large = max(comm.size, comm.remote_size) > ROOTS - 16
@@ -259,8 +254,6 @@ def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, wh
             has begun.
         why: this rank refuses the call.
     """
-    from mpi4py import MPI
-
     number, heard = comm.begun, bytearray(struct.pack("6q", *said))
     yield [both.Iallreduce(MPI.IN_PLACE, [heard, MPI.INT64_T], MPI.MAX)]
     verb, other_verb, high, low, refuser, has_begun = struct.unpack("6q", heard)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from .._lazy import MPI
 
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own
 

@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
 from . import runtime
 from .ended_ranks import FEW
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.comm import Comm
     from ..core.operation import Call
     from ..node.segment import NodeSegment
@@ -127,8 +126,6 @@ class EndNotices:
                 if rank not in self._ended and region.ended:
                     self._ended[rank] = dict(_ENTRY.iter_unpack(region.begun))
             return bool(self._ended)
-        from mpi4py import MPI
-
         status = MPI.Status()
         with self._lock:
             while not self._is_over and self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
@@ -159,8 +156,6 @@ class EndNotices:
 
     def say(self) -> None:
         """Tell all others that this rank makes no more calls."""
-        from mpi4py import MPI
-
         said = self.begun()
         gone = set() if self.all_hear else self.ended()
         others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
@@ -171,8 +166,6 @@ class EndNotices:
 
     def stop(self) -> None:
         """Hear no more: MPI is about to be finalized."""
-        from mpi4py import MPI
-
         MPI.Request.Testall(self._going)
         with self._lock:
             self._is_over = True

@@ -14,10 +14,10 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from mpi4py import MPI
 
 FEW = 64  # ranks of a program up to which all are told
 _ASK, _ANSWER = 32097, 32098  # tags
@@ -53,8 +53,6 @@ class EndedRanks:
 
     def serve(self, gone: set[int], gone_before: Callable[[int], set[int]]) -> None:
         """Answer ranks of the own program that ask; gone_before(call) did not come to it. Never blocks."""
-        from mpi4py import MPI
-
         status, answers = MPI.Status(), dict[int, bytes]()
         while self.is_told and self._mates.Iprobe(MPI.ANY_SOURCE, _ASK, status):
             mate, question = status.Get_source(), bytearray(_CALL.size)
@@ -76,8 +74,6 @@ class EndedRanks:
 
         By answers that have come; asks anew. Never blocks.
         """
-        from mpi4py import MPI
-
         found: set[int] = set()
         for mate in self._notaries:
             if mate == self._me:

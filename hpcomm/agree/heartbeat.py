@@ -11,13 +11,11 @@ import os
 import threading
 import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._lazy import MPI
 from ..core.limits import HEARTBEAT_S
 from . import runtime
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 _LATE_S = 3 * HEARTBEAT_S  # of silence, until a host is one that does not answer
 _NBYTES = 512  # of a message: a line for each host that does not answer
@@ -28,8 +26,6 @@ _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else wo
 
 def pulse(everybody: MPI.Intracomm, is_first: bool) -> Heartbeat | None:
     """The heartbeat of this rank; None if it has none. Collective. is_first: of its node."""
-    from mpi4py import MPI
-
     firsts = everybody.Split(0 if is_first else MPI.UNDEFINED, everybody.rank)
     if firsts == MPI.COMM_NULL:
         return None
@@ -41,8 +37,6 @@ class Heartbeat:
     """What one rank says and hears; firsts: the first ranks of all nodes."""
 
     def __init__(self, firsts: MPI.Intracomm) -> None:
-        from mpi4py import MPI
-
         self._mpi, size, here = firsts, firsts.size, firsts.rank
         self._lock = threading.Lock()
         self._next, self._is_over = 0.0, False
@@ -75,8 +69,6 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Let the others know that nothing more comes."""
-        from mpi4py import MPI
-
         with self._lock:
             self._is_over = True
             heard = [rank for rank in self._names if time.monotonic() - self._heard[rank] <= _LATE_S]
@@ -98,8 +90,6 @@ class Heartbeat:
         return own + [line for line in told if line.partition(" has ")[0] not in "\n".join(own)]
 
     def _say(self, rank: int) -> None:
-        from mpi4py import MPI
-
         if not self._takes(rank):
             return
         text = "\n".join(self._silent(but=rank)).encode()[:_NBYTES]
@@ -109,8 +99,6 @@ class Heartbeat:
 
     def _takes(self, rank: int) -> bool:
         """Whether the last message to it has arrived."""
-        from mpi4py import MPI
-
         try:
             return rank not in self._going or self._going[rank].Test()
         except MPI.Exception:  # the connection is lost
@@ -118,8 +106,6 @@ class Heartbeat:
             return False
 
     def _hear(self) -> None:
-        from mpi4py import MPI
-
         status = MPI.Status()
         while self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
             rank, tag = status.source, status.tag

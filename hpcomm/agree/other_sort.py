@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from .._lazy import MPI
 from ..core.present import calling, is_own
 from ..core.request import rounds_under_way, untaken
 from ..core.verbs import receives
@@ -27,8 +28,6 @@ def crossed(comm: Comm, call: calling) -> str | None:
 
     Only the main thread of a program without others is judged: those might take the message.
     """
-    from mpi4py import MPI
-
     source, of_objects = call.peer, receives(call.verb)
     tag = -1 if call.tag is None else call.tag
     if of_objects is None or source is None or source < 0 or comm.message_kinds is None or rounds_under_way:

@@ -15,14 +15,13 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
 from ..job.launcher import began_of
 from ..node import segment
 from . import runtime
 from .ended_ranks import FEW, EndedRanks, informed
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from ..core.comm import Comm
     from ..node.segment import Region
 
@@ -66,8 +65,6 @@ class Partners:
             self._meet()
 
     def _meet(self) -> None:
-        from mpi4py import MPI
-
         inter, node_segment = self._inter, segment.current
         own = _process()
         entry = struct.pack(
@@ -119,8 +116,6 @@ class Partners:
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
-        from mpi4py import MPI
-
         probes = (comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
         return runtime.may_call_mpi() and any(probes)
 
@@ -134,8 +129,6 @@ class Partners:
 
     def say_farewell(self) -> None:
         """Tell the ranks over there that this one ends; within a job, waits for nothing."""
-        from mpi4py import MPI
-
         if not self._inter:
             return  # it has parted
         said = struct.pack("q", self._comm.begun)
@@ -161,8 +154,6 @@ class Partners:
                 inter.Free()
 
     def _hear(self) -> None:
-        from mpi4py import MPI
-
         status = MPI.Status()
         while self._inter and self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
             said = bytearray(8)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from .._lazy import MPI
 from ..node import segment
 from ..node.segment import Region
 from . import runtime
@@ -45,8 +46,6 @@ def _wait() -> None:
 
 def await_all() -> None:
     """Wait for the end of all ranks, and end by failure if one does."""
-    from mpi4py import MPI
-
     world, here, notices = MPI.COMM_WORLD, segment.current, runtime.end_notices
     near = [] if here is None else [(rank, here.regions[i]) for rank, i in here.near(world)]
     seen = {world.rank, *(rank for rank, _ in near)}

@@ -10,22 +10,15 @@ import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI, np
 from ..core.verbs import PREFIXES
 from ..errors import calling_frame
 
 if TYPE_CHECKING:
-    import numpy as np
-    from mpi4py import MPI
-
     from ..core.dtypes import Dtype
     from ..core.operation import Call
     from ..core.reduction import Reduction
     from ..core.types import AnyArray
-else:
-    from .._lazy import LazyModule
-
-    MPI = LazyModule("mpi4py.MPI")
-    np = LazyModule("numpy")
 
 _PIECE = 1 << 18  # elements that are looked at together
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import NDArray, loaded, np
+from .._lazy import LazyModule, NDArray, loaded, np
 from ..errors import GRADIENT_FORM, DtypeError, LayoutError, UsageError
 from . import dtypes, result_memory
 from .dtypes import Dtype
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..device import arrays
     from ..device.arrays import Place
 else:
-    from .._lazy import LazyModule
-
     arrays = LazyModule("hpcomm.device.arrays")
 
 Shape = tuple[int, ...]

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from typing import Any
 
-from .._lazy import np
+from .._lazy import MPI, np
 from ..core.types import AnyArray
 from ..errors import ConfigError, LayoutError, TransportError
 from .library import Library, bound_cuda, loaded
@@ -261,8 +261,6 @@ class CudaDevice:
         self._do("cuIpcCloseMemHandle", address)
 
     def memory(self, address: int, nbytes: int) -> Any:
-        from mpi4py import MPI
-
         return MPI.buffer.fromaddress(address, nbytes)
 
     def nccl(self) -> NcclHere:

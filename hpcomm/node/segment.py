@@ -21,21 +21,17 @@ from functools import reduce
 from operator import attrgetter, or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .._lazy import MPI, LazyModule
 from . import native
 from .words import Words, words_of_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpi4py import MPI
-
     from ..job import first_end
     from ._native import core
 else:
-    from .._lazy import LazyModule
-
     first_end = LazyModule("hpcomm.job.first_end")
-    MPI = LazyModule("mpi4py.MPI")
 
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
 _PIPE, _DOMAIN, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 4096, 512, 2048
@@ -208,8 +204,6 @@ def has_foreigners(mpi: MPI.Comm) -> bool:
 
     Of many, the first and the last are looked at: where two jobs are merged, one of them is a foreigner.
     """
-    from mpi4py import MPI
-
     mine = MPI.COMM_WORLD.Get_group()
     its = mpi.Get_remote_group() if isinstance(mpi, MPI.Intercomm) else mpi.Get_group()
     looked_at = range(its.size) if its.size <= _LOOKED_AT else (0, its.size - 1)

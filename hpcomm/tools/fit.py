@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import MPI
 from ..errors import ConfigError
 from ..job.command_line import table
 
@@ -187,8 +188,6 @@ def collectives(path: str) -> None:
 
 def seconds_of(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
     """Seconds of one call, the slowest rank's, when it is made that often."""
-    from mpi4py import MPI
-
     comm.mpi_handle.Barrier()
     begin = time.perf_counter()
     for _ in range(repeats):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._lazy import np
+from .._lazy import LazyModule, np
 from ..core.limits import COPIED_BY_PYTHON
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..device.arrays import Place
 
 else:
-    from .._lazy import LazyModule
-
     buffer = LazyModule("hpcomm.core.buffer")
 
 

@@ -18,7 +18,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._lazy import MPI, np
+from .._lazy import MPI, LazyModule, np
 from ..core.request import Pause
 from ..core.status import Status
 from ..errors import HpcommError, RankError, UsageError, known_ranks
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..core.types import AnyStatus
     from . import mpi as transport
 else:
-    from .._lazy import LazyModule
-
     transport = LazyModule("hpcomm.transport.mpi")
 
 _ANY_MPI = 32767  # tags up to here are taken by every MPI

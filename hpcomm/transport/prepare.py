@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from .._lazy import LazyModule
 from ..core import buffer, reduction
 from ..core.operation import Arguments, Call
 from ..core.signature import head
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from ..core.reduction import Reduction
     from .device import host_copy
 else:
-    from .._lazy import LazyModule
-
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     wrapping = LazyModule("hpcomm.agree.wrapping")
 
