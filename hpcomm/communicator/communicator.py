@@ -99,6 +99,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
     exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (fields/exchange.py)
     kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
+    ranks_by_node: Any = None  # what reductions in their order go by (transport/rank_order.py)
     partners: Partners | None = None  # on a link: who of the other program has ended,
     patience_s: float | None = None  # and how long a blocking call may wait for it
 

@@ -19,7 +19,7 @@ from .._lazy import MPI, NDArray, np
 from ..core.signature import head
 from ..errors import HpcommError
 from ..node.present import enter, leave
-from ..transport.late import dtypes, reduction, transport, wrapping
+from ..transport.late import dtypes, rank_order, reduction, transport, wrapping
 
 if TYPE_CHECKING:
     from ..core.types import AnyArray
@@ -52,9 +52,8 @@ class ByLibrary(NoDirect):
         self._mpi = comm.mpi_handle
         self._most = _LARGEST if comm.devices is None else comm.devices.eager  # bytes
         self._moved = cache(_moved)  # by dtype: MPI's type, its code
-        self._reduced = cache(
-            partial(_reduced, comm.compared == "full")
-        )  # by operator and dtype: the same, MPI's operator, its code
+        # By operator and dtype: the same, MPI's operator or the fold in rank order, its code
+        self._reduced = cache(partial(_reduced, comm))
 
     def barrier(self) -> None:
         self._run("barrier", head("barrier"), 0, None, self._mpi.Barrier)
@@ -78,11 +77,18 @@ class ByLibrary(NoDirect):
             return NotImplemented
         kind, code, operator, reduce = self._reduced(op, x.dtype)
         out = self._result(x, out, x.shape)
-        if kind is None or out is None:
+        if kind is None or out is None or not self._is_short("all_reduce", x, operator):
             return NotImplemented
+        code = head("all_reduce", reduce, code)
+        if isinstance(operator, rank_order.Fold):
+            parts = np.empty((self._size, x.size), x.dtype)
+            parts[self._rank] = x.reshape(-1)
+            there = (parts, x.size, kind)
+            self._run("all_reduce", code, x.size, x, self._mpi.Allgather, MPI.IN_PLACE, there)
+            out[...] = operator.total(parts).reshape(x.shape)
+            return out
         if out is not x:
             np.copyto(out, x)  # all ranks work in place, or none may
-        code = head("all_reduce", reduce, code)
         self._run(
             "all_reduce", code, x.size, x, self._mpi.Allreduce, MPI.IN_PLACE, (out, x.size, kind), operator
         )
@@ -94,11 +100,18 @@ class ByLibrary(NoDirect):
         kind, code, operator, reduce = self._reduced(op, x.dtype)
         is_root = root == self._rank
         out = self._result(x, out, x.shape) if is_root else None
-        if kind is None or (is_root and out is None):
+        if kind is None or (is_root and out is None) or not self._is_short("reduce", x, operator):
             return NotImplemented
+        code, given = head("reduce", reduce, code, root), (x, x.size, kind)
+        if isinstance(operator, rank_order.Fold):
+            parts = np.empty((self._size, x.size), x.dtype) if is_root else None
+            room = None if parts is None else (parts, x.size, kind)
+            self._run("reduce", code, x.size, x, self._mpi.Gather, given, room, root)
+            if out is not None and parts is not None:
+                out[...] = operator.total(parts).reshape(x.shape)
+            return out
         there = (out, x.size, kind) if is_root else None
-        code = head("reduce", reduce, code, root)
-        self._run("reduce", code, x.size, x, self._mpi.Reduce, (x, x.size, kind), there, operator, root)
+        self._run("reduce", code, x.size, x, self._mpi.Reduce, given, there, operator, root)
         return out
 
     def gather(self, x: object, root: object, out: object) -> object:
@@ -135,6 +148,12 @@ class ByLibrary(NoDirect):
         if kind is None or out is None:
             return NotImplemented
         n, code = out.size, head("reduce_scatter", reduce, code)
+        if isinstance(operator, rank_order.Fold):
+            parts = np.empty((self._size, n), x.dtype)
+            ends = (x, n, kind), (parts, n, kind)
+            self._run("reduce_scatter", code, n, x, self._mpi.Alltoall, *ends)
+            out[...] = operator.total(parts).reshape(out.shape)
+            return out
         ends = (x, n, kind), (out, n, kind)  # mpi4py counts a block
         self._run("reduce_scatter", code, n, x, self._mpi.Reduce_scatter_block, *ends, operator)
         return out
@@ -157,6 +176,11 @@ class ByLibrary(NoDirect):
         if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes > self._most:
             return False
         return not blocks or (x.ndim > 0 and len(x) == self._size)
+
+    def _is_short(self, verb: str, x: AnyArray, operator: object) -> bool:
+        """Whether one call of MPI does it, also where the order of ranks is kept."""
+        ordered = isinstance(operator, rank_order.Fold)
+        return not ordered or rank_order.is_short(self._comm, verb, x.nbytes)
 
     def _has(self, root: object) -> TypeGuard[int]:
         return type(root) is int and 0 <= root < self._size
@@ -195,10 +219,10 @@ def _moved(dtype: object) -> tuple[object, int]:
     return transport.native(record), record.code
 
 
-def _reduced(is_full: bool, op: str, dtype: object) -> tuple[object, int, object, int]:
-    """MPI's type, our code, MPI's operator and our code for a reduction; no type: as above.
+def _reduced(comm: Communicator, op: str, dtype: object) -> tuple[object, int, object, int]:
+    """MPI's type, our code, what reduces and our code for a reduction; no type: as above.
 
-    is_full: the ranks compare in full, so the general path sees to what may wrap around.
+    Where the ranks compare in full, the general path sees to what may wrap around.
     """
     try:
         record = dtypes.from_numpy(dtype)
@@ -212,7 +236,9 @@ def _reduced(is_full: bool, op: str, dtype: object) -> tuple[object, int, object
         or reduce.function
         or reduce.op.mpi is not None
         or record.mpi is None
-        or (is_full and wrapping.can_wrap(record, reduce))
+        or (comm.compared == "full" and wrapping.can_wrap(record, reduce))
     ):
         return None, 0, None, 0
-    return getattr(MPI, reduce.mpi_type), record.code, reduce.mpi(), reduce.code
+    in_order = rank_order.applies(comm, reduce, record)
+    by = rank_order.Fold(comm, reduce, record) if in_order else reduce.mpi()
+    return getattr(MPI, reduce.mpi_type), record.code, by, reduce.code

@@ -15,7 +15,7 @@ from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refused
 from ..core.operation import Call, Carrier
 from ..core.present import calling
-from ..core.request import Request, Stages
+from ..core.request import Again, Request, Stages
 from ..core.signature import BACKGROUND, head
 from ..device.driver import watching
 from ..errors import HpcommError, LayoutError, where
@@ -285,32 +285,11 @@ class Topology(RaggedNeighbours):
         begin = getattr(self, verb)
         if out is None and hasattr(given := result.give(), "__dlpack__"):  # not a number
             out = given
-        call.carrier = Carrier(prepare=lambda: _Again(lambda: begin(x, out=out, async_op=True)))
+        call.carrier = Carrier(
+            prepare=lambda: Again("the verb in the background", lambda: begin(x, out=out, async_op=True))
+        )
         call.finish = lambda _: result.give() if out is None else out
         return call
-
-
-class _Again:
-    """In place of a persistent request of MPI: the same call again at each start."""
-
-    name = "the verb in the background"
-
-    def __init__(self, begin: Callable[[], Request[Any]]) -> None:
-        self._begin = begin
-        self._request: Request[Any] | None = None
-
-    def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
-        self._request = self._begin()
-
-    def Test(self, status: object = None) -> bool:  # noqa: N802
-        return self._request is None or self._request.done()
-
-    def Wait(self, status: object = None) -> None:  # noqa: N802
-        if self._request is not None:
-            self._request.wait()
-
-    def Free(self) -> None:  # noqa: N802
-        self._request = None
 
 
 def _on_host(look: Buffer) -> Buffer:

@@ -13,7 +13,7 @@ from ..agree.end_notices import awaited
 from ..core.closing import ClosedByAll
 from ..core.operation import Arguments, Call
 from ..core.present import calling, waiting
-from ..core.request import Needs, Request, Stages, T_co, abandon, deadline
+from ..core.request import Again, Needs, Request, Stages, T_co, abandon, deadline
 from ..core.signature import NEIGHBOURS, head, operator, words_of
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
@@ -188,7 +188,7 @@ class Plan(ClosedByAll, Generic[T_co]):
             return f"{self._call}: closed"
         if self._call.carrier.prepare is not None:
             name = self._prepared[0].name
-            if self._call.verb in NEIGHBOURS:
+            if isinstance(self._prepared[0], Again):
                 return f"{self._call}: {name}, begun anew at each start"
             return f"{self._call}: own schedule {name}, rounds of persistent MPI, from memory of its own"
         if self._started is not None:
@@ -196,18 +196,17 @@ class Plan(ClosedByAll, Generic[T_co]):
         return f"{self._call}: persistent MPI ({len(self._prepared)} request), {self._way()}"
 
     def _way(self) -> str:
-        look = self._call.look
-        if self._call.moves:
-            return "and a function of yours, which reduces here in rank order"
+        look, then = self._call.look, "; what all ranks gave is folded here, in rank order"
+        then = then if self._call.moves else ""
         if self._call.fill is None:
-            return "straight from x"
+            return f"straight from x{then}"
         if not look.array.flags.c_contiguous:
             why = "x is not contiguous"
         elif look.dtype.kind in "bh":
             why = f"{look.dtype} travels converted"
         else:
             why = "MPI is told the same on all ranks, in place or not"
-        return f"from memory that each start fills from x, because {why}"
+        return f"from memory that each start fills from x, because {why}{then}"
 
     def __repr__(self) -> str:
         return f"<Plan {self.explain()}>"

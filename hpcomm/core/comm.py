@@ -37,6 +37,7 @@ class Comm(Protocol):
     devices: Any
     exchange_channel: list[Any] | None
     kept_schedules: Any
+    ranks_by_node: Any
     begun: int
     plan: Any
 

@@ -60,10 +60,13 @@ VIEWS_ALONE = 4  # messages that cost less than the handshake before a longer on
 COPIED_BY_PYTHON = 64 << 10  # up to which it matters who copies
 STARTED_ALONE = 8  # requests up to which starting each is quicker than all from a list
 
+# Reductions in the order of ranks: bytes.
+ORDER_GATHERED = 1 << 20  # of all ranks' arrays together, up to which everybody gets them whole
+ORDER_PIECE = 4 << 20  # of x, of which each rank reduces a block at a time
+
 # Half types and own schedules: bytes.
 # Chosen by benchmarks/overhead.py; benchmarks/tuned.py.
-HALVES_BY_BLOCKS = 16 * 1024  # from which half types travel as halves, in blocks
-TORCH_HALVES_BY_BLOCKS = 16 * 1024  # the same of tensors
+TORCH_HALVES_BY_BLOCKS = 16 * 1024  # from which tensors of half types travel as halves, in blocks
 TORCH_CUT = 8 * 1024 * 1024  # past which MPI would touch a fresh temporary on every call
 TORCH_CUT_PIECE = 4 * 1024 * 1024  # of a piece then
 TORCH_PASSAGE = 2 * 1024 * 1024  # that go through the blocks' algorithm at a time, and stay in cache

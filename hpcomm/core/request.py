@@ -380,6 +380,27 @@ def move_rounds(but: Request[object] | None = None) -> bool:
     return bool(others)
 
 
+class Again:
+    """In place of a persistent request of MPI: the same call in the background, begun anew at each start."""
+
+    def __init__(self, name: str, begin: Callable[[], Request[Any]]) -> None:
+        self.name, self._begin = name, begin
+        self._request: Request[Any] | None = None
+
+    def Start(self) -> None:  # noqa: N802  as MPI.Prequest has it
+        self._request = self._begin()
+
+    def Test(self, status: object = None) -> bool:  # noqa: N802
+        return self._request is None or self._request.done()
+
+    def Wait(self, status: object = None) -> None:  # noqa: N802
+        if self._request is not None:
+            self._request.wait()
+
+    def Free(self) -> None:  # noqa: N802
+        self._request = None
+
+
 class Pause:
     """Between two looks at the same requests: none at first, then longer each time."""
 

@@ -191,10 +191,19 @@ class NodeSegment(NamedTuple):
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
-        group = mpi.Get_group()
-        ranks = self.group.Translate_ranks(None, group)
-        group.Free()
-        return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
+        return _near(self.group, mpi)
+
+
+def _near(here: MPI.Group, mpi: MPI.Comm) -> list[tuple[int, int]]:
+    group = mpi.Get_group()
+    ranks = here.Translate_ranks(None, group)
+    group.Free()
+    return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)
+
+
+def ranks_here(mpi: MPI.Comm) -> list[int]:
+    """Those of mpi's ranks that are on this node, also where they share no memory. Asks nobody."""
+    return [rank for rank, _ in _near(_here[0], mpi)]
 
 
 def has_foreigners(mpi: MPI.Comm) -> bool:
@@ -214,6 +223,7 @@ def has_foreigners(mpi: MPI.Comm) -> bool:
         mine.Free()
 
 
+_here: list[MPI.Group] = []  # the ranks of this node, once MPI is up
 current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory
 
 
@@ -235,6 +245,7 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
     """Set up the node segment of this node (collective over world); None where ranks share no memory, or have
     no core."""
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    _here[:] = [node.Get_group()]
     try:
         tell, here = telling(node), node.rank
         shared = opened(tell, here, _NBYTES)
@@ -251,7 +262,7 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         assert core is not None
         direct = all_of(tell, all(core.reaches(*region.mark) for region in regions))
         crowded = node.size > _cores(tell)
-        return NodeSegment(regions, here, number, shared, crowded, direct, node.Get_group())
+        return NodeSegment(regions, here, number, shared, crowded, direct, _here[0])
     finally:
         node.Free()
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from mpi4py import MPI
 
-from .._lazy import NDArray
+from .._lazy import LazyModule, NDArray
 from ..agree.agreement import open_node
-from ..core import buffer, dtypes, reduction
+from ..core import buffer, reduction
 from ..core.buffer import Buffer, Shape
 from ..core.comm import Comm
 from ..core.dtypes import Dtype
-from ..core.limits import HALVES_BY_BLOCKS
 from ..core.operation import Call, Carrier
 from ..core.reduction import Reduction
 from ..core.types import AnyArray
@@ -22,6 +21,12 @@ from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, ROOTED
 from ..errors import HpcommError, LayoutError, UsageError
 from ..node import native
 from . import mpi as transport
+from . import rank_order
+
+if TYPE_CHECKING:
+    from .scheduled import ordered_blocks
+else:
+    ordered_blocks = LazyModule("hpcomm.transport.scheduled.ordered_blocks")
 
 _MOVES_FOR_REDUCTION = {
     "reduce": "gather",
@@ -33,10 +38,13 @@ _MOVES_FOR_REDUCTION = {
 
 
 def on_hosts(
-    call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None, blocking: bool
+    call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None, in_order: bool = True
 ) -> Call:
-    """What is to be done on these arrays in host memory; call says the rest."""
-    verb, block, dtype, comm = call.verb, call.count, call.look.dtype, call.comm
+    """What is to be done on these arrays in host memory; call says the rest.
+
+    in_order: floats are reduced in the order of ranks; else somebody else says in which.
+    """
+    block, dtype = call.count, call.look.dtype
     if reduce is None:
         return _move(call, send, recv, block)
     if send is None:  # the root of another group gives nothing
@@ -44,9 +52,8 @@ def on_hosts(
     assert send is not None
     if reduce.function is not None:
         return _reduce_here(call, send, recv, block, reduce)
-    if blocking and dtype.kind == "h" and verb == "all_reduce" and _worth_blocks(comm, send, reduce):
-        assert recv is not None
-        return _reduce_blocks(call, send, recv, reduce)
+    if in_order and rank_order.applies(call.comm, reduce, dtype):
+        return _reduce_in_order(call, send, recv, block, reduce)
     return _reduce_there(call, send, recv, block, reduce)
 
 
@@ -85,7 +92,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
             again = call.again()
             comm.agreement.enter(call.code, call.agreed)
-            transport.run(on_hosts(again, _like(packed, call.look), _like(received, call.look), reduce, True))
+            transport.run(on_hosts(again, _like(packed, call.look), _like(received, call.look), reduce))
             comm.agreement.leave()
 
     call.carrier = Carrier(carry, is_core=True)
@@ -330,6 +337,49 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
     return call
 
 
+def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, block: int, reduce: Reduction) -> Call:
+    """Reductions of floats in the order of ranks: see rank_order.py.
+
+    x ── scale, or pack ──> travelling ── MPI ──> gathered, or blocks ── fold ──> received ──> out
+    """
+    comm, verb = call.comm, call.verb
+    if recv is not None:
+        _refuse_partial(send, recv)
+    fold = rank_order.Fold(comm, reduce, send.dtype)
+    if fold.is_wide:
+        assert reduce.widen is not None
+        up, travelling = reduce.widen, reduce.widen(send.array)
+        call.fill = lambda: np.copyto(travelling, up(send.array))
+    else:
+        travelling = _packed(call, send.array)
+    is_first = verb == "exscan" and comm.rank == 0
+    if not rank_order.is_short(comm, verb, travelling.nbytes):
+        received = None if recv is None else _received(recv)
+        ordered_blocks.ordered_call(call, fold, travelling, received)
+        _deliver(call, recv, received)
+        if is_first and recv is not None:
+            call.finish, call.give = lambda _: _first_of_exscan(recv, reduce), None
+        return call
+    kind = getattr(MPI, reduce.mpi_type) if fold.is_wide else transport.spec(travelling, block, send.dtype)[2]
+    call.moves, call.send = _MOVES_FOR_REDUCTION[verb], (travelling, block, kind)
+    gathered: AnyArray | None = None
+    if recv is not None:
+        gathered = np.empty((comm.size, block), travelling.dtype)
+        call.recv = gathered, block, kind
+
+    def finish(status: MPI.Status | None) -> object:
+        if recv is None or gathered is None:
+            return None
+        if is_first:
+            return _first_of_exscan(recv, reduce)
+        until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, comm.size)
+        recv.array[...] = fold.total(gathered[:until]).reshape(recv.shape)
+        return recv.give()
+
+    call.finish = finish
+    return call
+
+
 def _check_reduced(
     comm: Comm, verb: str, reduce: Reduction, made: object, send: Buffer, shape: Shape
 ) -> None:
@@ -343,50 +393,3 @@ def _check_reduced(
         raise UsageError(
             f"op {reduce.op} made {result} of {send.dtype} {shape}", hint="op must keep shape and dtype"
         ).located(verb, comm)
-
-
-def _worth_blocks(comm: Comm, send: Buffer, reduce: Reduction) -> bool:
-    return (
-        send.nbytes >= HALVES_BY_BLOCKS
-        and 1 < comm.size <= 64
-        and not comm.is_inter
-        and reduce.op.factor is None
-        and reduce.op.name in _REDUCE_BLOCK
-    )
-
-
-_REDUCE_BLOCK = {"sum": "add", "avg": "add", "prod": "multiply", "min": "minimum", "max": "maximum"}
-
-
-def _reduce_blocks(call: Call, send: Buffer, recv: Buffer, reduce: Reduction) -> Call:
-    """all_reduce of many halves: each rank reduces one block in float32, and halves travel both ways.
-
-    Half the bytes of a float32 all-reduce; each result is rounded once. Reduce-scatter by all-to-all
-    followed by all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p bytes sent per rank.
-    """
-    comm = call.comm
-    _refuse_partial(send, recv)
-    n, p = send.array.size, comm.size
-    counts = [n // p + (r < n % p) for r in range(p)]
-    starts = [sum(counts[:r]) for r in range(p)]
-    mine = counts[comm.rank]
-    received = _received(recv)
-    packed = np.ascontiguousarray(send.array).reshape(-1)
-
-    def carry() -> None:
-        parts = np.empty((p, mine), np.uint16)
-        call.mpi.Alltoallv(
-            (packed, counts, starts, MPI.UINT16_T),
-            (parts, [mine] * p, [r * mine for r in range(p)], MPI.UINT16_T),
-        )
-        wide = dtypes.widen(parts, send.dtype)
-        with np.errstate(all="ignore"):  # MPI does not warn either
-            reduced = getattr(np, _REDUCE_BLOCK[reduce.op.name]).reduce(wide, axis=0)
-            if reduce.op.name == "avg":
-                reduced /= np.float32(p)
-        narrow = dtypes.narrow(reduced, send.dtype)
-        call.mpi.Allgatherv((narrow, mine, MPI.UINT16_T), (received, counts, starts, MPI.UINT16_T))
-
-    call.carrier = Carrier(carry)
-    _deliver(call, recv, received)
-    return call

@@ -9,7 +9,7 @@ from .._lazy import LazyModule
 if TYPE_CHECKING:
     from ..agree import wrapping
     from ..core import buffer, dtypes, reduction
-    from . import message_request, prepare
+    from . import message_request, prepare, rank_order
     from . import mpi as transport
     from .device import host_copy, staging
     from .scheduled import schedule_transport
@@ -19,6 +19,7 @@ else:
     reduction = LazyModule("hpcomm.core.reduction")
     wrapping = LazyModule("hpcomm.agree.wrapping")
     prepare = LazyModule("hpcomm.transport.prepare")
+    rank_order = LazyModule("hpcomm.transport.rank_order")
     transport = LazyModule("hpcomm.transport.mpi")
     message_request = LazyModule("hpcomm.transport.message_request")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
@@ -26,6 +27,6 @@ else:
     schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
 
 __all__ = [
-    "buffer", "dtypes", "host_copy", "message_request", "prepare", "reduction", "schedule_transport",
-    "staging", "transport", "wrapping",
+    "buffer", "dtypes", "host_copy", "message_request", "prepare", "rank_order", "reduction",
+    "schedule_transport", "staging", "transport", "wrapping",
 ]  # fmt: skip

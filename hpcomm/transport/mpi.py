@@ -113,7 +113,7 @@ def swap(
 
 def start(call: Call) -> Request[Any]:
     """Begin call; the request finishes it."""
-    stages = background(call) if call.carrier.stages is None else call.carrier.stages()
+    stages = stages_of(call)
     call.comm.outstanding.begin(stages)
     return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
@@ -126,6 +126,11 @@ def prepare(call: Call) -> list[MPI.Prequest]:
         return [getattr(call.mpi, f"{name}_init")(*arguments) for name, arguments in pieces(call, False)]
     except MPI.Exception as error:
         raise failure(error, call.verb, call.comm) from None
+
+
+def stages_of(call: Call) -> Stages:
+    """What is to be waited for until call is complete."""
+    return background(call) if call.carrier.stages is None else call.carrier.stages()
 
 
 def background(call: Call) -> Stages:

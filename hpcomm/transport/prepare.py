@@ -63,10 +63,9 @@ def compose_call(
             return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
         if blocking and comm.node is not None and core_takes(call.look.dtype, reduce):
             return by_core(call, send, recv, reduce)
-    blocking = blocking and comm.timeout_s is None
     if devices is None:  # no rank of comm has a device
-        return on_hosts(call, send, recv, reduce, blocking)
-    return _beside_devices(call, arrays, blocking, algorithm)
+        return on_hosts(call, send, recv, reduce, not hosts)
+    return _beside_devices(call, arrays, blocking, hosts, algorithm)
 
 
 def _described(comm: Comm, given: Arguments) -> tuple[Call, Arrays]:
@@ -121,7 +120,7 @@ def _reduction(call: Call, x: object, op: Any, send: Buffer | None) -> Reduction
     return reduce
 
 
-def _beside_devices(call: Call, arrays: Arrays, blocking: bool, algorithm: str | None) -> Call:
+def _beside_devices(call: Call, arrays: Arrays, blocking: bool, hosts: bool, algorithm: str | None) -> Call:
     """Where host memory is to carry it, whatever the arrays are: the call runs on copies there.
 
     But a large call under a schedule's name meets ranks whose arrays are on devices, so it goes their way.
@@ -132,7 +131,7 @@ def _beside_devices(call: Call, arrays: Arrays, blocking: bool, algorithm: str |
         return devices.carry(call, arrays, blocking, algorithm)  # type: ignore[no-any-return]
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
-    return host_copy.renewed(on_hosts(call, given, taken, reduce, blocking), given, taken)
+    return host_copy.renewed(on_hosts(call, given, taken, reduce, not hosts), given, taken)
 
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:

@@ -1,10 +1,10 @@
 """Progress: requests that need the host again and again, and a thread that serves them.
 
 An MPI library progresses its own messages inside any of its calls. A call of several steps is progressed by
-whoever waits for any such request, and by a thread that sleeps when there is none. Steps on a device it
-progresses all the time. Those of host arrays and objects it progresses only while a thread of the program is
-in any call of hpcomm, such as a blocking one of another verb; not between two lines of the program, where
-nobody expects an object to be unpickled.
+whoever waits for any such request, and by a thread that sleeps when there is none. Steps on a device, and
+rounds of schedules, it progresses all the time. Those of objects and ragged arrays it progresses only while a
+thread of the program is in any call of hpcomm, such as a blocking one of another verb; not between two lines
+of the program, where nobody expects an object to be unpickled.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _pauses() -> Callable[[], None]:
 
 
 def beside(under_way: Sequence[object], move: Callable[[], None]) -> None:
-    """Have move() called while under_way is not empty and somebody waits; who adds to it calls wake()."""
+    """Have move() called while under_way is not empty; who adds to it calls wake()."""
     _others.append((under_way, move))
 
 
@@ -297,7 +297,7 @@ def _run() -> None:
             if _is_over.is_set() or MPI.Is_finalized():
                 return
             advance()
-            waits = _move_waited()
+            waits = _move_others()
         if waits or _under_way:
             pause()
         else:
@@ -305,14 +305,15 @@ def _run() -> None:
             pause = _pauses()
 
 
-def _move_waited() -> bool:
-    """Move on what only moves while somebody waits; whether somebody does."""
-    waits = _is_waited() if has_rounds() or any(each for each, _ in _others) else False
+def _move_others() -> bool:
+    """Move on schedules, and what may only move while somebody waits; whether anything moves."""
+    waits = has_rounds() and _is_waited()
     if waits:
         move_rounds()
-        for _, move in _others:
-            move()
-    return waits
+    moved = [move for each, move in _others if each]
+    for move in moved:
+        move()
+    return waits or bool(moved)
 
 
 def _is_any() -> bool:

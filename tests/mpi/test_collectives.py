@@ -380,10 +380,10 @@ def test_all_ranks_tell_mpi_to_work_in_place_or_none_does(
     monkeypatch.setattr(comm, "node", None)
     stop = comm.observe(Watching())  # no fast paths
     n, p, r = nbytes // 8, comm.size, comm.rank
-    whole = np.zeros((p, n))
-    x = whole[r] if verb == "all_gather" else np.zeros(2 * n)[::2] if r == 1 else np.zeros(n)
+    whole = np.zeros((p, n), np.int64)  # of floats MPI reduces none on 3 ranks
+    x = whole[r] if verb == "all_gather" else np.zeros(2 * n, int)[::2] if r == 1 else np.zeros(n, int)
     x[...] = r + 1
-    out = (None if r == 2 else whole) if verb == "all_gather" else {2: None, 3: np.empty(n)}.get(r, x)
+    out = (None if r == 2 else whole) if verb == "all_gather" else {2: None, 3: np.empty(n, int)}.get(r, x)
     if time == "plan":
         with comm.plan(verb, x, out=out) as plan:
             y = plan()

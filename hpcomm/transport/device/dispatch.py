@@ -223,7 +223,7 @@ class DeviceDispatch:
 
     def _composed(self, job: Job, x: Buffer | None, out: Buffer | None) -> Call:
         """What the call is where its arrays are these, in host memory."""
-        return host_calls.on_hosts(job.call.again(), x, out, job.reduce, blocking=False)
+        return host_calls.on_hosts(job.call.again(), x, out, job.reduce, in_order=False)
 
     def _mover(self, job: Job, path: str) -> Stages:
         call, reduce, space = job.call, job.reduce, self.workspace
@@ -375,11 +375,11 @@ class DeviceDispatch:
             if call.carrier.is_core:
                 part = host_calls.by_core(part, x, out, job.reduce)
             else:
-                part = host_calls.on_hosts(part, x, out, job.reduce, job.blocking)
+                part = host_calls.on_hosts(part, x, out, job.reduce)
             if job.blocking:
                 transport.run(part)
             else:
-                yield from transport.background(part)
+                yield from transport.stages_of(part)
             sink.deliver(low, high)
         source.end()
         sink.end(call.after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from .. import mpi_control_variables
 from ..mpi import largest_tag
 from . import tuned
 from .executor import Channel, Executor
-from .schedule_channels import LARGEST, Lasting, release, wait
+from .schedule_channels import LARGEST, Lasting, advance, release, wait
 
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
@@ -25,15 +26,32 @@ class Own:
     """What a communicator keeps for its own schedules: a duplicate, a counter of tags, executors by call."""
 
     def __init__(self, comm: Comm) -> None:
-        self.mpi, made = comm.mpi_handle.Idup()
-        wait(made)
-        self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self.mpi, self._made = comm.mpi_handle.Idup()
+        self._making = Lock()  # one thread at a time may ask for it
         self._tag = self._plans = 0
         self._kept: dict[Any, Executor] = {}
-        self._limit, self._near = _limit(self.mpi), comm.node_regions
+        self._limit: int | None = None
+        self._near = comm.node_regions
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
         self._room = np.empty(0, np.uint8)
+
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
+        """Whether the duplicate is there."""
+        with self._making:
+            if self._made != MPI.REQUEST_NULL and self._made.Test():
+                self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
+            return self._made == MPI.REQUEST_NULL
+
+    def Wait(self, status: object = None) -> None:  # noqa: N802
+        while not self.Test():
+            advance()
+
+    def settle(self) -> None:
+        """See that it is there, and what messages there may have; collective at first."""
+        if self._limit is None:
+            self.Wait()
+            self._limit = _limit(self.mpi)
 
     def choices(self, verb: str) -> tuned.Choices:
         """What `hpcomm tune` found for this many ranks; read at its first use, which is collective."""
@@ -108,6 +126,13 @@ def _limit(mpi: MPI.Comm) -> int:
 
 def own(comm: Comm) -> Own:
     """What comm keeps for its schedules; made at the first call with algorithm=, which is collective."""
+    mine = begun(comm)
+    mine.settle()
+    return mine
+
+
+def begun(comm: Comm) -> Own:
+    """The same, without waiting for the others: see Own.Test."""
     if comm.kept_schedules is None:
         comm.kept_schedules = Own(comm)
     return comm.kept_schedules  # type: ignore[no-any-return]

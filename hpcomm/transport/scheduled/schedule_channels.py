@@ -77,10 +77,7 @@ class _Round:
         self.pending = self.begin()
 
     def wait(self) -> None:
-        while under_way and not MPI.Request.Testall(self.pending):
-            advance()
-        for request in self.pending:
-            request.Wait()
+        wait_all(self.pending)
 
 
 class Running:
@@ -115,7 +112,7 @@ class Running:
         if not self.busy.acquire(blocking=False):
             return  # another thread does
         try:
-            while self.pending is not None and MPI.Request.Testall(self.pending):
+            while self.pending is not None and all(each.Test() for each in self.pending):
                 self._next()
         except Exception as error:  # for the one who waits for it
             self.error, self.pending = error, None
@@ -137,6 +134,14 @@ def advance() -> None:
 
 
 progress.beside(under_way, advance)
+
+
+def wait_all(requests: Sequence[MPI.Request]) -> None:
+    """Wait for several requests of MPI."""
+    while under_way and not MPI.Request.Testall(requests):
+        advance()
+    for request in requests:
+        request.Wait()
 
 
 def wait(request: MPI.Request) -> None:

@@ -1,0 +1,190 @@
+"""One law of order: an element of a sum has the same bits whatever way the call takes.
+
+The law is written down here in plain numpy and torch: from the left, in the order of ranks; halves in
+float32, rounded once at the end; averages divided at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from arrays import COMPLEX, FLOATS, HALVES
+
+import hpcomm
+from hpcomm.transport import rank_order
+from hpcomm.transport.scheduled import ordered_blocks
+
+SIZES = (1, 1003)
+WAYS = (
+    "core",
+    "gathered",
+    "blocks",
+)  # where all goes by the core, if there is one; and the two ways beside it
+
+
+def given(dtype: str, n: int, rank: int) -> Any:
+    """Numbers whose sum depends on the order, of many magnitudes."""
+    rng = np.random.default_rng([n, rank])
+    x = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)
+    if dtype in HALVES:
+        return torch.from_numpy(x).to(getattr(torch, dtype))
+    return (x + 1j * rng.standard_normal(n)).astype(dtype) if dtype in COMPLEX else x.astype(dtype)
+
+
+def law(op: str, xs: list[Any]) -> Any:
+    if isinstance(xs[0], torch.Tensor):
+        wide = reduce(torch.mul if op == "prod" else torch.add, [x.float() for x in xs])
+        return (wide / len(xs) if op == "avg" else wide).to(xs[0].dtype)
+    with np.errstate(all="ignore"):
+        total = reduce(product if op == "prod" else np.add, xs).copy()
+        if op == "avg":
+            for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
+                part /= len(xs)
+    return total
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of complex numbers part by part: numpy's own fuses multiplications and additions on some processors."""
+    if a.dtype.kind != "c":
+        return a * b
+    made = np.empty_like(a)
+    made.real, made.imag = a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real
+    return made
+
+
+def bits(x: Any) -> np.ndarray:
+    if isinstance(x, torch.Tensor):
+        x = x.contiguous().view(torch.int16).numpy()
+    x = np.ascontiguousarray(x).reshape(-1)
+    return x.view(np.uint8).reshape(x.size, -1)
+
+
+def differing(have: Any, wanted: Any) -> int:
+    return int((bits(have) != bits(wanted)).any(axis=1).sum())
+
+
+def sliced(x: Any) -> Any:
+    wide = (
+        torch.zeros(2 * len(x), dtype=x.dtype)
+        if isinstance(x, torch.Tensor)
+        else np.zeros(2 * len(x), x.dtype)
+    )
+    wide[::2] = x
+    return wide[::2]
+
+
+def shifted(x: Any) -> Any:
+    """x at another address, one element behind the beginning of its memory."""
+    wide = (
+        torch.zeros(len(x) + 1, dtype=x.dtype)
+        if isinstance(x, torch.Tensor)
+        else np.zeros(len(x) + 1, x.dtype)
+    )
+    wide[1:] = x
+    return wide[1:]
+
+
+def planned(comm: Any, x: Any, op: str) -> Any:
+    plan = comm.plan("all_reduce", x, op=op)
+    plan()
+    result = plan()
+    plan.close()
+    return result
+
+
+def crossed(comm: Any, x: Any, op: str) -> Any:
+    """Two at once, waited for in another order."""
+    first, second = comm.all_reduce(x, op, async_op=True), comm.all_reduce(x, op, async_op=True)
+    second.wait()
+    return first.wait()
+
+
+TO_ALL: dict[str, Callable[[Any, Any, str], Any]] = {
+    "blocking": lambda comm, x, op: comm.all_reduce(x, op),
+    "in place": lambda comm, x, op: comm.all_reduce(x, op, out=x),
+    "sliced": lambda comm, x, op: comm.all_reduce(sliced(x), op),
+    "shifted": lambda comm, x, op: comm.all_reduce(shifted(x), op),
+    "async": lambda comm, x, op: comm.all_reduce(x, op, async_op=True).wait(),
+    "async in place": lambda comm, x, op: comm.all_reduce(x, op, out=x, async_op=True).wait(),
+    "async sliced": lambda comm, x, op: comm.all_reduce(sliced(x), op, out=sliced(x), async_op=True).wait(),
+    "two at once": crossed,
+    "plan": planned,
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A communicator whose calls take one way; the background takes the second or third one in any case."""
+    if request.param == "core":
+        yield comm
+        return
+    monkeypatch.setattr(rank_order, "ORDER_GATHERED", 0 if request.param == "blocks" else 1 << 30)
+    monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
+    with comm.dup(check="full") as apart:  # which has no core
+        yield apart
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "prod"])
+def test_an_element_of_a_sum_has_the_same_bits_whatever_way_the_call_takes(way: Any, op: str) -> None:
+    wrong = {}
+    for dtype in (*FLOATS, *COMPLEX):
+        for n in SIZES:
+            xs = [given(dtype, n, rank) for rank in range(way.size)]
+            wanted, x = law(op, xs), xs[way.rank]
+            for name, made in TO_ALL.items():
+                wrong[name, dtype, n] = differing(
+                    made(way, x[:] if name == "blocking" else x + 0, op), wanted
+                )
+            for later in (False, True):
+                wrong["reduce", dtype, n, later] = reduced(way, x, op, later, wanted)
+                wrong["reduce_scatter", dtype, n, later] = scattered(way, x, op, later, wanted)
+    assert {name: count for name, count in wrong.items() if count} == {}
+
+
+def ended(made: Any) -> Any:
+    return made.wait() if isinstance(made, hpcomm.Request) else made
+
+
+def reduced(comm: Any, x: Any, op: str, later: bool, wanted: Any) -> int:
+    root = comm.size - 1
+    result = ended(comm.reduce(x, op, root=root, async_op=later))
+    return differing(result, wanted) if comm.rank == root else 0
+
+
+def scattered(comm: Any, x: Any, op: str, later: bool, wanted: Any) -> int:
+    """Each rank has its part of each array beside others' parts."""
+    tiled = torch.stack([x] * comm.size) if isinstance(x, torch.Tensor) else np.stack([x] * comm.size)
+    return differing(ended(comm.reduce_scatter(tiled, op, async_op=later)), wanted)
+
+
+def test_prefixes_have_the_bits_of_the_same_law(way: Any) -> None:
+    wrong = {}
+    for dtype in (*FLOATS, *COMPLEX):
+        for n in SIZES:
+            xs = [given(dtype, n, rank) for rank in range(way.size)]
+            for verb, until in (("scan", way.rank + 1), ("exscan", way.rank)):
+                wanted = law("sum", xs[:until]) if until else xs[0] * 0
+                for later in (False, True):
+                    got = ended(getattr(way, verb)(xs[way.rank], "sum", async_op=later))
+                    wrong[verb, dtype, n, later] = differing(got, wanted) if until else float(abs(got).sum())
+    assert {name: count for name, count in wrong.items() if count} == {}
+
+
+def test_the_background_needs_no_other_call_of_hpcomm_to_go_on(own_comm: Any) -> None:
+    """A rank that is inside MPI itself, or waits for nothing of hpcomm's, keeps nobody waiting for ever."""
+    n = 1 << 18
+    x = np.full(n, 0.1 * (own_comm.rank + 1), np.float32)
+    request = own_comm.all_reduce(x, async_op=True)
+    mpi, word = own_comm.mpi, np.zeros(1)
+    if own_comm.rank == 0 and own_comm.size > 1:
+        mpi.Recv(word, 1)
+        assert word[0] == 1
+    result = request.wait()
+    if own_comm.rank == 1:
+        mpi.Send(np.ones(1), 0)
+    assert result[0] == law("sum", [np.full(1, 0.1 * (r + 1), np.float32) for r in range(own_comm.size)])[0]
