@@ -25,7 +25,7 @@ from ..agree.present_calls import answers, call_of
 from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
-from ..node import segment
+from ..node import native, segment
 from . import silent_ranks
 from .torch_errors import as_torch
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from ..communicator.communicator import Communicator
+    from ..node._native import core
 
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
 _GOING_S, _GOING_POLLS = 0.5, 100  # for what a rank that has ended sent before
@@ -54,7 +55,7 @@ class EntryBarrier:
     """come(signature) returns when all ranks have come to the same call: the thread's present one.
 
     Attributes:
-        node: the communicator's, in whose calls all ranks wait for all from now on; None: it has none.
+        node: the communicator's, in whose calls all ranks wait for all from now on; None: no shared memory.
         seconds: how long a call waits for the other ranks.
         failed: why no call can pass any more.
     """
@@ -65,11 +66,18 @@ class EntryBarrier:
         self._looked = 0.0
         self._lost: list[int] = []  # at the last look
         self.failed: HpcommError | None = None
-        self.node = node = comm.node
+        self.node = node = comm.node or self._alone()
         if node is not None:
             self._before = node.number
             node.hook, node.checks, node.synchronous, node.most = self._look, True, True, _ANY_BYTES
         self.limit(seconds)
+
+    def _alone(self) -> core.Node | None:
+        """A node for a group of one rank, as of a mesh with an axis of length 1."""
+        here = segment.current
+        if here is None or self._comm.size > 1 or not (place := here.reserved([here.mine])):
+            return None
+        return native.node(here, place, 0, self._look, True)
 
     def limit(self, seconds: float) -> None:
         """From now on calls wait so long."""
@@ -79,6 +87,8 @@ class EntryBarrier:
 
     def close(self) -> None:
         """Let no call pass any more."""
+        if self.node is not None:
+            self.node.close()
         hint = "init_process_group() or new_group() makes a new one"
         self.failed = as_torch(UsageError(f"process group '{self._name}' has been destroyed", hint=hint))
 

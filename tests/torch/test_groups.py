@@ -420,3 +420,14 @@ def test_from_torch_and_back(world: dist.ProcessGroup, rank: int, size: int) -> 
         assert x.item() == 1
         dist.destroy_process_group(turned)
         pair.close()
+
+
+def test_a_group_of_one_rank_goes_by_the_core_where_larger_ones_do(world: Any, rank: int, size: int) -> None:
+    """As those of a mesh with an axis of length 1."""
+    mine: Any = [dist.new_group([r]) for r in range(size)][rank]
+    assert (mine.entry.node is None) == (world.entry.node is None)
+    x, out = torch.arange(3.0), torch.zeros(1, 3)
+    dist.all_reduce(x, group=mine)
+    dist.all_gather_into_tensor(out, x, group=mine)
+    assert out[0].tolist() == [0, 1, 2]
+    dist.destroy_process_group(mine)
