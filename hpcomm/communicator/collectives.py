@@ -366,7 +366,12 @@ def careful(
     """The general path of every collective but barrier: look, check, agree, carry out."""
     verb, x, root = given.verb, given.out if given.x is None else given.x, given.root
     words: dict[str, object] = {"op": given.op, "root": root if verb in ROOTED else None}
-    words |= {"async_op": async_op, "algorithm": algorithm, "deterministic": deterministic}
+    words |= {
+        "order": "fast" if comm.is_fast and given.op is not None else None,
+        "async_op": async_op,
+        "algorithm": algorithm,
+        "deterministic": deterministic,
+    }
     with calling(comm, verb, x, **words):
         call = _prepared(comm, given, async_op, algorithm, deterministic)
         return _carried_out(comm, call, async_op)

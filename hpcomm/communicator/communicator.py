@@ -47,7 +47,7 @@ from .known_messages import KnownReceive, KnownSend, forget
 from .meeting import exchange_settings, least
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
 from .pickling import encode
-from .timeouts import Timeout
+from .timeouts import Order, Timeout
 
 if TYPE_CHECKING:
     from ..agree.partners import Partners
@@ -71,6 +71,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         mpi: the mpi4py communicator that this one uses, for what only MPI can do.
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
+        order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
         timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
 
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
@@ -89,6 +90,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     observers: tuple[Observer, ...] = ()
     disagreed = ""  # why other ranks may have gone on to other calls
     timeout_s: float | None = None
+    is_fast = False  # MPI's own order of reductions, see order
     begun: int = 0  # collective calls that two groups have begun together
     both: MPI.Intracomm | None = None  # both groups, where they compare their calls
     call_logs: CallLogs | None = None  # of the ranks on this node
@@ -196,7 +198,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
             self.message_kinds.open()
         return self.mpi_handle
 
-    timeout = Timeout()
+    timeout, order = Timeout(), Order()
     # -- the verbs --------------------------------------------------------------------------------
     broadcast = collectives.broadcast
     reduce = reductions.reduce
@@ -301,6 +303,7 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     ) -> Communicator:  # fmt: skip
         """One of mpi's ranks, which are some of this one's; None: of the same ranks, all of a node."""
         made = object.__new__(kind or Communicator)
+        made.is_fast = self.is_fast
         check, gpu, pickler = settings
         settings = groups.Settings(check or self.asked_check, gpu or self._gpu, pickler or self.pickler)
         made.adopt(mpi, name, settings, parent=self)

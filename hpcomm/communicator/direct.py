@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .._lazy import MPI, NDArray, np
-from ..core.signature import head
+from ..core.signature import DTYPE, SCHEDULED, head
 from ..errors import HpcommError
 from ..node.present import enter, leave
 from ..transport.late import dtypes, rank_order, reduction, transport, wrapping
@@ -84,7 +84,7 @@ class ByLibrary(NoDirect):
             parts = np.empty((self._size, x.size), x.dtype)
             parts[self._rank] = x.reshape(-1)
             there = (parts, x.size, kind)
-            self._run("all_reduce", code, x.size, x, self._mpi.Allgather, MPI.IN_PLACE, there)
+            self._run("all_reduce", code, x.size, x, operator.after(self._mpi.Allgather), MPI.IN_PLACE, there)
             out[...] = operator.total(parts).reshape(x.shape)
             return out
         if out is not x:
@@ -106,7 +106,7 @@ class ByLibrary(NoDirect):
         if isinstance(operator, rank_order.Fold):
             parts = np.empty((self._size, x.size), x.dtype) if is_root else None
             room = None if parts is None else (parts, x.size, kind)
-            self._run("reduce", code, x.size, x, self._mpi.Gather, given, room, root)
+            self._run("reduce", code, x.size, x, operator.after(self._mpi.Gather), given, room, root)
             if out is not None and parts is not None:
                 out[...] = operator.total(parts).reshape(x.shape)
             return out
@@ -151,7 +151,7 @@ class ByLibrary(NoDirect):
         if isinstance(operator, rank_order.Fold):
             parts = np.empty((self._size, n), x.dtype)
             ends = (x, n, kind), (parts, n, kind)
-            self._run("reduce_scatter", code, n, x, self._mpi.Alltoall, *ends)
+            self._run("reduce_scatter", code, n, x, operator.after(self._mpi.Alltoall), *ends)
             out[...] = operator.total(parts).reshape(out.shape)
             return out
         ends = (x, n, kind), (out, n, kind)  # mpi4py counts a block
@@ -241,4 +241,5 @@ def _reduced(comm: Communicator, op: str, dtype: object) -> tuple[object, int, o
         return None, 0, None, 0
     in_order = rank_order.applies(comm, reduce, record)
     by = rank_order.Fold(comm, reduce, record) if in_order else reduce.mpi()
-    return getattr(MPI, reduce.mpi_type), record.code, by, reduce.code
+    code = record.code | (SCHEDULED >> DTYPE if comm.is_fast else 0)
+    return getattr(MPI, reduce.mpi_type), code, by, reduce.code

@@ -1,4 +1,4 @@
-"""Timeouts of blocking operations: `comm.timeout = 30`.
+"""Timeouts of blocking operations: `comm.timeout = 30`; and the order of reductions: `comm.order = "fast"`.
 
 The native core ends its waits itself. A blocking call of MPI cannot be called back: so on such a communicator
 a blocking verb that goes by MPI is the same call in the background, which is waited for and given up after
@@ -48,6 +48,26 @@ class Timeout:
             comm.leave_direct()
             for plan in tuple(comm.outstanding.plans):
                 plan.slow_down()
+        comm.go_direct()
+
+
+class Order:
+    """In which order floats are reduced where MPI does it: "rank", or "fast".
+
+    "rank" is the order of ranks, within nodes and then between them: the same bits whatever way a call takes.
+    "fast" is what the MPI library takes for quickest. Communicators made of this one take it over. Set it on
+    all ranks alike: with check="light" or "full" ranks that differ raise MismatchError.
+    """
+
+    def __get__(self, comm: Communicator | None, owner: type) -> str | None:
+        return None if comm is None else "fast" if comm.is_fast else "rank"
+
+    def __set__(self, comm: Communicator, order: str) -> None:
+        comm.check_open("order")
+        if order not in ("rank", "fast"):
+            raise UsageError(f"there is no order {order!r}", where("order", comm), '"rank" or "fast"')
+        comm.is_fast = order == "fast"
+        comm.leave_direct()
         comm.go_direct()
 
 

@@ -28,6 +28,7 @@ class Comm(Protocol):
     partners: Any
     patience_s: float | None
     timeout_s: float | None
+    is_fast: bool
 
     node_regions: Mapping[int, Any]
     node: Any

@@ -69,6 +69,7 @@ class Call:
         beside: what the ranks do besides, all together, once they have agreed about the call.
         carrier: who carries it out.
         finish: what is left to do when the bytes have arrived; returns the result.
+        fold: how what travels is reduced here, in the order of ranks, if it is (rank_order.Fold).
         after: what the call leaves on a device, if it has to do with one (device/staging.After).
         give: all that finish does, where nothing has to be done to the bytes; else None.
         code, count: head of the signature and number of elements (see signature.py); code 0: a message,
@@ -77,8 +78,8 @@ class Call:
     """
 
     __slots__ = (
-        "after", "beside", "carrier", "code", "comm", "count", "fill", "finish", "give", "look", "moves",
-        "mpi", "op", "peer", "recv", "root", "send", "tag", "verb",
+        "after", "beside", "carrier", "code", "comm", "count", "fill", "finish", "fold", "give", "look",
+        "moves", "mpi", "op", "peer", "recv", "root", "send", "tag", "verb",
     )  # fmt: skip
 
     def __init__(self, comm: Comm, verb: str, *, peer: int = 0, tag: int = 0, code: int = 0) -> None:
@@ -99,6 +100,7 @@ class Call:
         self.carrier = BY_MPI
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None
+        self.fold: Any = None
         self.after: Any = None
         self.look: Any = ""
 

@@ -49,7 +49,10 @@ _MANY = 1 << 30  # what the number of elements of a call from 2^31 on has set
 _LOW, _HIGH = 12, 55  # bits of a root that stand together; where the others stand
 ROOTS = 1 << 20  # ranks that are told apart as roots
 VERB, ROOT = 63, 0xFFF << 19 | 0xFF << _HIGH  # the bits of each
-SCHEDULED = 1 << 17  # by an own schedule: the bits of the root then hold a checksum of algorithm and root
+DTYPE = 11  # where the bits of the dtype begin
+SCHEDULED = (
+    1 << 17
+)  # in another order, or by an own schedule: the bits of the root then hold a checksum as well
 
 
 def marked(code: int, algorithm: str) -> int:
@@ -74,11 +77,12 @@ def operator(code: int) -> str:
 
 
 def words_of(verb: str, code: int) -> dict[str, object]:
-    """The operator and the root that a code of verb has, by the names of the verb's arguments."""
+    """What a code of verb has besides, by the names of the verb's arguments, and the order."""
     op = code >> 6 & 31
     return {
         "op": (NAMES[op] if op < len(NAMES) else "a function") if verb in REDUCTIONS else None,
         "root": code >> 19 & 0xFFF if verb in ROOTED else None,
+        "order": "fast" if verb in REDUCTIONS and code & SCHEDULED else None,
     }
 
 
@@ -100,7 +104,7 @@ def describe(signature: int, size: int = 0) -> str:
     parts = (
         _elements(dtype, signature >> 32),
         operator(signature) if verb in REDUCTIONS else "",
-        "algorithm=..." if scheduled else f"root={root}" if is_rooted else "",
+        "algorithm=... or order='fast'" if scheduled else f"root={root}" if is_rooted else "",
         "async_op=True" if signature & BACKGROUND else "",
     )
     return f"{verb}({', '.join(filter(None, parts))})"

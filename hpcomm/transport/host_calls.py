@@ -361,7 +361,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, block: int, 
             call.finish, call.give = lambda _: _first_of_exscan(recv, reduce), None
         return call
     kind = getattr(MPI, reduce.mpi_type) if fold.is_wide else transport.spec(travelling, block, send.dtype)[2]
-    call.moves, call.send = _MOVES_FOR_REDUCTION[verb], (travelling, block, kind)
+    call.moves, call.send, call.fold = _MOVES_FOR_REDUCTION[verb], (travelling, block, kind), fold
     gathered: AnyArray | None = None
     if recv is not None:
         gathered = np.empty((comm.size, block), travelling.dtype)
@@ -372,8 +372,9 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, block: int, 
             return None
         if is_first:
             return _first_of_exscan(recv, reduce)
-        until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, comm.size)
-        recv.array[...] = fold.total(gathered[:until]).reshape(recv.shape)
+        until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb)
+        made = fold.total(gathered) if until is None else fold.prefixes(gathered[:until])[-1]
+        recv.array[...] = made.reshape(recv.shape)
         return recv.give()
 
     call.finish = finish

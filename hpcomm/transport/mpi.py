@@ -288,6 +288,8 @@ def pieces(call: Call, waits: bool = True) -> list[tuple[str, tuple[Any, ...]]]:
     """
     if call.comm.is_inter and not waits:
         have_counted(call)
+    if call.fold is not None:
+        call.fold.meet(call.mpi)
     verb = call.moves or call.verb
     if verb in _IN_PLACE and not call.comm.is_inter:
         _be_alike(call, verb, waits)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from .._lazy import LazyModule
 from ..core import buffer, reduction
 from ..core.operation import Arguments, Call
-from ..core.signature import head
+from ..core.signature import SCHEDULED, head
 from ..core.verbs import (
     GATHERING,
     INPUT_BLOCKS,
@@ -63,6 +63,8 @@ def compose_call(
             return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
         if blocking and comm.node is not None and core_takes(call.look.dtype, reduce):
             return by_core(call, send, recv, reduce)
+    if comm.is_fast and reduce is not None and not hosts:
+        call.code |= SCHEDULED
     if devices is None:  # no rank of comm has a device
         return on_hosts(call, send, recv, reduce, not hosts)
     return _beside_devices(call, arrays, blocking, hosts, algorithm)

@@ -1,21 +1,25 @@
 """Reductions of floats in the order of ranks: the same bits whatever way a call takes.
 
-    (((x0 op x1) op x2) op x3) ...    from the left; halves in float32, rounded once, at the end
+    within a node    ((x0 op x1) op x2) ...              from the left, halves in float32
+    between nodes    ((node0 op node1) op node2) ...     by their first ranks; halves rounded once, at the end
 
 That is how the native core reduces. MPI's own order depends on the library, the number of elements and where
 an element stands. So beside the core the contributions themselves travel, and are reduced here: whole ones,
-where that is little, else a block by each rank (scheduled/ordered_blocks.py). On two ranks MPI's sums have
-the same bits. Whole numbers, truth values, and the values of min and max do not depend on an order.
+where that is little, else a part by each rank (scheduled/ordered_blocks.py). On two ranks MPI's sums have the
+same bits. Whole numbers, truth values, and the values of min and max do not depend on an order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.limits import ORDER_GATHERED
+from .._lazy import MPI
+from ..core.limits import ORDER_GATHERED, ORDER_GATHERED_FAR
 from ..node import segment
 from ..schedule.exact import UFUNCS
 
@@ -32,31 +36,70 @@ _SHORT = 64  # elements
 
 def applies(comm: Comm, reduce: Reduction, dtype: Dtype) -> bool:
     """Whether a reduction has to keep the order of ranks itself: the same on all ranks."""
-    if dtype.kind not in "hfc" or reduce.mpi_op not in _OPS or comm.size == 1 or comm.is_inter:
+    if comm.is_fast or comm.is_inter or dtype.kind not in "hfc" or reduce.mpi_op not in _OPS:
         return False
-    if reduce.mpi_op in ("MIN", "MAX") and dtype.kind != "h":  # halves travel as such, which is less
-        return False
-    commutes = comm.size == 2 and dtype.kind != "h" and (dtype.kind != "c" or reduce.mpi_op == "SUM")
-    return not commutes and is_one_node(comm)
+    if dtype.kind == "h":  # which travel as such, also for min and max
+        return comm.size > 1
+    if reduce.mpi_op == "PROD" and dtype.kind == "c":
+        return comm.size > 1
+    return comm.size > 2 and reduce.mpi_op in ("SUM", "PROD")
 
 
-def is_one_node(comm: Comm) -> bool:
-    """Whether all ranks are on this node."""
+class Nodes:
+    """Which ranks share a node; waited for as an MPI request is.
+
+    A rank knows those of its own. The others are asked for once, at the first call, which waits for nobody.
+
+    Attributes:
+        is_one: there is one.
+        groups: the ranks of each node, by their first ones; empty until it is known.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        near = segment.ranks_here(comm.mpi_handle)
+        self.is_one = len(near) == comm.size
+        self.groups = [near] if self.is_one else []
+        self._first, self._firsts = np.array(near[:1], np.int32), np.empty(comm.size, np.int32)
+        self._asked: MPI.Request | None = None
+        self._asking = Lock()  # one thread at a time
+
+    def meet(self, mpi: MPI.Comm) -> None:
+        """Ask, if nobody has; once all ranks are known to make the same call."""
+        if not self.groups and self._asked is None:
+            self._asked = mpi.Iallgather(self._first, self._firsts)
+
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
+        with self._asking:
+            if not self.groups and self._asked is not None and self._asked.Test():
+                firsts = self._firsts.tolist()
+                self.groups = [[r for r, its in enumerate(firsts) if its == i] for i in sorted({*firsts})]
+        return bool(self.groups)
+
+    def Wait(self, status: object = None) -> None:  # noqa: N802
+        while not self.Test():
+            pass
+
+
+def nodes_of(comm: Comm) -> Nodes:
     if comm.ranks_by_node is None:
-        comm.ranks_by_node = len(segment.ranks_here(comm.mpi_handle)) == comm.size
-    return bool(comm.ranks_by_node)
+        comm.ranks_by_node = Nodes(comm)
+    return comm.ranks_by_node  # type: ignore[no-any-return]
 
 
 def is_short(comm: Comm, verb: str, nbytes: int) -> bool:
     """Whether whole contributions travel, nbytes each."""
-    return verb == "reduce_scatter" or nbytes * comm.size <= ORDER_GATHERED
+    is_one = nodes_of(comm).is_one
+    if verb == "reduce_scatter" and is_one:
+        return True  # what travels is what MPI would move
+    return nbytes * comm.size <= (ORDER_GATHERED if is_one else ORDER_GATHERED_FAR)
 
 
 class Fold:
     """How contributions are reduced, on this rank."""
 
     def __init__(self, comm: Comm, reduce: Reduction, dtype: Dtype) -> None:
-        self.reduce, self.ranks = reduce, comm.size
+        self.reduce, self.ranks, self.nodes = reduce, comm.size, nodes_of(comm)
+        self.mpi = comm.mpi_handle
         self._op: Any = UFUNCS[reduce.mpi_op]
         if dtype.kind == "c" and reduce.mpi_op == "PROD":
             self._op = _multiply
@@ -64,17 +107,42 @@ class Fold:
             reduce.op.factor is not None
         )  # contributions are multiplied, and travel as they are then
 
+    def meet(self, mpi: MPI.Comm) -> None:
+        """To be called once the ranks have agreed about the call, before anything travels."""
+        self.nodes.meet(mpi)
+
+    def after(self, function: Callable[..., object]) -> Callable[..., object]:
+        """A function of the communicator's MPI, that first meets."""
+        if self.nodes.groups:
+            return function
+
+        def met(*arguments: object) -> None:
+            self.meet(self.mpi)
+            function(*arguments)
+
+        return met
+
     def total(self, rows: NpArray) -> NpArray:
-        """Rows, which are written to, reduced to one."""
+        """What all ranks have brought, a row each, reduced. The rows are written to."""
+        self.nodes.Wait()
+        groups = self.nodes.groups
+        if len(groups) == 1:
+            return self.rounded(self.partial(rows))
+        return self.rounded(self.in_turn(np.stack([self.partial(rows[group]) for group in groups])))
+
+    def partial(self, rows: NpArray) -> NpArray:
+        """Rows of one node reduced, and not yet rounded."""
         with np.errstate(all="ignore"):  # MPI does not warn either
-            wide = self._widened(rows)
+            return self.in_turn(self._widened(rows))
+
+    def in_turn(self, wide: NpArray) -> NpArray:
+        """Rows reduced from the left, into the first one."""
+        with np.errstate(all="ignore"):
             if len(wide) >= _MANY and wide.shape[1] <= _SHORT and self._op is not _multiply:
-                made = self._op.accumulate(wide, axis=0)[-1]
-            else:
-                made = wide[0]
-                for row in wide[1:]:
-                    self._op(made, row, out=made)
-            return self._rounded(made)
+                return np.asarray(self._op.accumulate(wide, axis=0)[-1])
+            for row in wide[1:]:
+                self._op(wide[0], row, out=wide[0])
+            return np.asarray(wide[0])
 
     def prefixes(self, rows: NpArray) -> NpArray:
         """Row i: rows up to i reduced. They are written to."""
@@ -82,16 +150,18 @@ class Fold:
             wide = self._widened(rows)
             for before, row in pairwise(wide):
                 self._op(before, row, out=row)
-            return self._rounded(wide)
+            return self.rounded(wide)
 
     def _widened(self, rows: NpArray) -> NpArray:
         return rows if self.is_wide or self.reduce.widen is None else self.reduce.widen(rows)
 
-    def _rounded(self, wide: NpArray) -> NpArray:
-        made = wide if self.reduce.narrow is None else self.reduce.narrow(wide, self.ranks)
-        if self.reduce.finish is not None:
-            self.reduce.finish(made, self.ranks)
-        return made
+    def rounded(self, wide: NpArray) -> NpArray:
+        """As elements of the array."""
+        with np.errstate(all="ignore"):
+            made = wide if self.reduce.narrow is None else self.reduce.narrow(wide, self.ranks)
+            if self.reduce.finish is not None:
+                self.reduce.finish(made, self.ranks)
+            return made
 
 
 def _multiply(a: NpArray, b: NpArray, out: NpArray) -> None:

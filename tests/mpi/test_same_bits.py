@@ -16,15 +16,13 @@ import torch
 from arrays import COMPLEX, FLOATS, HALVES
 
 import hpcomm
+from hpcomm.node import segment
 from hpcomm.transport import rank_order
 from hpcomm.transport.scheduled import ordered_blocks
 
 SIZES = (1, 1003)
-WAYS = (
-    "core",
-    "gathered",
-    "blocks",
-)  # where all goes by the core, if there is one; and the two ways beside it
+# All by the core, where there is one; and the two ways beside it, on one node and on two
+WAYS = ("core", "gathered", "parts", "gathered on nodes", "parts on nodes")
 
 
 def given(dtype: str, n: int, rank: int) -> Any:
@@ -36,12 +34,15 @@ def given(dtype: str, n: int, rank: int) -> Any:
     return (x + 1j * rng.standard_normal(n)).astype(dtype) if dtype in COMPLEX else x.astype(dtype)
 
 
-def law(op: str, xs: list[Any]) -> Any:
-    if isinstance(xs[0], torch.Tensor):
-        wide = reduce(torch.mul if op == "prod" else torch.add, [x.float() for x in xs])
-        return (wide / len(xs) if op == "avg" else wide).to(xs[0].dtype)
+def law(op: str, xs: list[Any], nodes: list[list[int]]) -> Any:
+    by = torch.add if isinstance(xs[0], torch.Tensor) else np.add
+    by = by if op != "prod" else torch.mul if by is torch.add else product
+    wide = [x.float() if isinstance(x, torch.Tensor) else x for x in xs]
     with np.errstate(all="ignore"):
-        total = reduce(product if op == "prod" else np.add, xs).copy()
+        total = reduce(by, [reduce(by, [wide[r] for r in ranks]) for ranks in nodes])
+        if isinstance(total, torch.Tensor):
+            return (total / len(xs) if op == "avg" else total).to(xs[0].dtype)
+        total = total.copy()
         if op == "avg":
             for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
                 part /= len(xs)
@@ -123,19 +124,35 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     if request.param == "core":
         yield comm
         return
-    monkeypatch.setattr(rank_order, "ORDER_GATHERED", 0 if request.param == "blocks" else 1 << 30)
+    for limit in ("ORDER_GATHERED", "ORDER_GATHERED_FAR"):
+        monkeypatch.setattr(rank_order, limit, 1 << 30 if "gathered" in request.param else 0)
+    if "nodes" in request.param:
+        monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, 2)[mpi.rank % 2])
     monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
     with comm.dup(check="full") as apart:  # which has no core
         yield apart
 
 
+def nodes_of(size: int, many: int) -> list[list[int]]:
+    """Ranks in turn on so many nodes."""
+    return [[*range(node, size, many)] for node in range(min(many, size))]
+
+
+def order_of(comm: Any) -> list[list[int]]:
+    """The ranks by their nodes, as a call on comm learns it."""
+    nodes = rank_order.nodes_of(comm)
+    nodes.meet(comm.mpi_handle)
+    nodes.Wait()
+    return nodes.groups
+
+
 @pytest.mark.parametrize("op", ["sum", "avg", "prod"])
 def test_an_element_of_a_sum_has_the_same_bits_whatever_way_the_call_takes(way: Any, op: str) -> None:
-    wrong = {}
+    wrong, nodes = {}, order_of(way)
     for dtype in (*FLOATS, *COMPLEX):
         for n in SIZES:
             xs = [given(dtype, n, rank) for rank in range(way.size)]
-            wanted, x = law(op, xs), xs[way.rank]
+            wanted, x = law(op, xs, nodes), xs[way.rank]
             for name, made in TO_ALL.items():
                 wrong[name, dtype, n] = differing(
                     made(way, x[:] if name == "blocking" else x + 0, op), wanted
@@ -168,7 +185,7 @@ def test_prefixes_have_the_bits_of_the_same_law(way: Any) -> None:
         for n in SIZES:
             xs = [given(dtype, n, rank) for rank in range(way.size)]
             for verb, until in (("scan", way.rank + 1), ("exscan", way.rank)):
-                wanted = law("sum", xs[:until]) if until else xs[0] * 0
+                wanted = law("sum", xs[:until], nodes_of(until, 1)) if until else xs[0] * 0
                 for later in (False, True):
                     got = ended(getattr(way, verb)(xs[way.rank], "sum", async_op=later))
                     wrong[verb, dtype, n, later] = differing(got, wanted) if until else float(abs(got).sum())
@@ -184,7 +201,24 @@ def test_the_background_needs_no_other_call_of_hpcomm_to_go_on(own_comm: Any) ->
     if own_comm.rank == 0 and own_comm.size > 1:
         mpi.Recv(word, 1)
         assert word[0] == 1
-    result = request.wait()
+    result, ranks = request.wait(), [*range(own_comm.size)]
     if own_comm.rank == 1:
         mpi.Send(np.ones(1), 0)
-    assert result[0] == law("sum", [np.full(1, 0.1 * (r + 1), np.float32) for r in range(own_comm.size)])[0]
+    assert result[0] == law("sum", [np.full(1, 0.1 * (r + 1), np.float32) for r in ranks], [ranks])[0]
+
+
+def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(own_comm: Any) -> None:
+    with own_comm.dup(check="full") as comm:
+        assert comm.order == "rank"
+        comm.order = "fast"
+        with comm.dup() as child:
+            assert child.order == "fast"
+        x = np.full(5, comm.rank + 0.1)
+        for made in (comm.all_reduce(x), comm.all_reduce(x[::2], async_op=True).wait()):
+            assert np.allclose(made, sum(r + 0.1 for r in range(comm.size)))
+        with pytest.raises(hpcomm.UsageError, match="there is no order 'slow'"):
+            comm.order = "slow"
+        if comm.size > 1:
+            comm.order = "rank" if comm.rank == 0 else "fast"
+            with pytest.raises(hpcomm.MismatchError, match="order='fast'"):
+                comm.all_reduce(x)

@@ -32,7 +32,7 @@ from ...core.signature import describe, marked, signature
 from ...core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS
 from ...device.driver import watching
 from ...errors import ConfigError, MismatchError, UsageError, where
-from .. import host_calls
+from .. import host_calls, rank_order
 from .. import mpi as transport
 from ..prepare import Arrays
 from ..progress import Thread, Until, drive
@@ -354,6 +354,7 @@ class DeviceDispatch:
         Each piece is a call of its own on host memory, by the MPI communicator given, or by the core.
         """
         call, verb, in_turn = job.call, job.call.verb, mpi is self.channel
+        in_order = rank_order.nodes_of(call.comm).is_one  # of others one may have to ask first
         source, sink, parts = job.source(piece), job.sink(piece), pieces(call.count, piece)
         source.begin(job.event("send"))
         source.bring(*parts[0])
@@ -375,7 +376,7 @@ class DeviceDispatch:
             if call.carrier.is_core:
                 part = host_calls.by_core(part, x, out, job.reduce)
             else:
-                part = host_calls.on_hosts(part, x, out, job.reduce)
+                part = host_calls.on_hosts(part, x, out, job.reduce, in_order)
             if job.blocking:
                 transport.run(part)
             else:

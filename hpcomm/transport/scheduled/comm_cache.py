@@ -43,6 +43,10 @@ class Own:
                 self.mpi.Set_errhandler(MPI.ERRORS_RETURN)
             return self._made == MPI.REQUEST_NULL
 
+    @property
+    def is_settled(self) -> bool:
+        return self._limit is not None
+
     def Wait(self, status: object = None) -> None:  # noqa: N802
         while not self.Test():
             advance()

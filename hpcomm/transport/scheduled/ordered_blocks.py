@@ -1,28 +1,37 @@
-"""Reductions in the order of ranks, of arrays too long for everybody to have all: a block by each rank.
+"""Reductions in the order of ranks, of arrays too long for everybody to have all: a part by each rank.
 
-    piece      0                    1                    2
-    give       block q to rank q    block q to rank q    ...
-    fold                            mine of piece 0      ...
-    share                           mine of piece 0      ...     to all, to the root, or prefix q to rank q
+A part of the array has an owner, who has the result first, and on each node a holder, who reduces what the
+ranks of that node have:
 
-Each rank sends and receives at most 2 n (p-1)/p bytes (Thakur, Rabenseifner and Gropp 2005), and needs memory
-for two pieces besides. Pieces travel by messages on a duplicate with a tag for each call, so any number of
-calls may be under way, in whatever order they end.
+    collect   each rank's to the holder on its node      holders fold: ((x0 op x1) op x2)
+    cross     the holders' to the owner                  the owner folds: ((node0 op node1) op node2), rounds
+    spread    the owner's result to all holders
+    share     each holder's to the ranks of its node
+
+Within one node holders are owners, and there is nothing to cross. The result of a reduce goes from its
+owner to the root, that of a reduce_scatter stays there, and prefixes are made as on one node, whichever
+nodes there are. So each rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and
+Gropp 2005), and each of N nodes 2 n (N-1)/N. Arrays go in pieces, which follow each other one step apart.
+Messages travel on a duplicate, with a tag for each call, so any number of calls may be under way, in
+whatever order they end.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 
+from ..._lazy import MPI
 from ...core.limits import ORDER_PIECE
 from ...core.operation import Carrier
 from ...core.request import Again, Request
+from ...core.verbs import PREFIXES
 from .. import mpi as transport
 from .comm_cache import begun, own
-from .schedule_channels import Running, wait_all
+from .schedule_channels import LARGEST, Running, pieces, wait_all
 
 if TYPE_CHECKING:
     from ...core.operation import Call
@@ -30,28 +39,48 @@ if TYPE_CHECKING:
     from ...core.types import NpArray
     from ..rank_order import Fold
 
+    Messages = list[tuple[int, NpArray]]  # (peer, memory)
+
+
+def _any_length(peer: int) -> int:
+    return LARGEST
+
+
+class Part(NamedTuple):
+    """Elements low to high, the ranks that hold them on each node, and who owns their result."""
+
+    low: int
+    high: int
+    owner: int
+    holders: tuple[int, ...]
+
 
 def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Call:
-    """Let call be carried out by blocks.
+    """Let call be carried out by parts.
 
     Args:
         x, out: in one piece each; out may be x. None: this rank receives nothing.
     """
-    blocks = _Blocks(call, fold, x.reshape(-1), None if out is None else out.reshape(-1))
+    flat = x.reshape(-1), None if out is None else out.reshape(-1)
 
     def carry() -> None:
         mine = own(call.comm)
-        for requests in blocks.stages(mine.mpi, mine.tag()):
+        fold.meet(call.mpi)
+        fold.nodes.Wait()
+        for requests in _Parts(call, fold, *flat).stages(mine.mpi, mine.tag(), mine.most):
             wait_all(requests)
 
     def stages() -> Stages:
         mine = begun(call.comm)
-        tag = mine.tag()
+        tag, most = mine.tag(), mine.most if mine.is_settled else _any_length
+        fold.meet(call.mpi)
 
         def moves() -> Stages:
             if not mine.Test():
                 yield [mine]
-            yield from blocks.stages(mine.mpi, tag)
+            if not fold.nodes.Test():
+                yield [fold.nodes]
+            yield from _Parts(call, fold, *flat).stages(mine.mpi, tag, most)
 
         yield [Running(transport.in_our_words(call.comm, call.verb, moves()))]
         return call.finish(None)
@@ -59,59 +88,162 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
     def begin() -> Request[Any]:
         return Request(call, stages())
 
-    call.carrier = Carrier(carry, stages, lambda: Again("blocks, reduced in rank order", begin))
+    call.carrier = Carrier(carry, stages, lambda: Again("parts, folded in rank order", begin))
     return call
 
 
-class _Blocks:
+def parts_of(low: int, high: int, nodes: list[list[int]]) -> Iterator[Part]:
+    """Elements low to high in parts: on each node ranks hold even shares, and own one part of each."""
+    n = high - low
+    cuts = sorted({low + n * i // len(ranks) for ranks in nodes for i in range(len(ranks) + 1)})
+    for a, b in pairwise(cuts):
+        holders = tuple(_holder(a - low, n, ranks) for ranks in nodes)
+        ends = [a + (b - a) * j // len(nodes) for j in range(len(nodes) + 1)]
+        yield from (Part(ends[j], ends[j + 1], owner, holders) for j, owner in enumerate(holders))
+
+
+def _holder(at: int, n: int, ranks: list[int]) -> int:
+    """Who of ranks has the even share of n elements in which one is."""
+    k = len(ranks)
+    return next(rank for i, rank in enumerate(ranks) if at < n * (i + 1) // k)
+
+
+def blocks_of(low: int, high: int, whole: int, nodes: list[list[int]]) -> Iterator[Part]:
+    """Elements low to high of each rank's block of whole ones, which that rank owns."""
+    for rank in sorted(rank for ranks in nodes for rank in ranks):
+        at = next(ranks.index(rank) for ranks in nodes if rank in ranks)
+        holders = tuple(rank if rank in ranks else ranks[at % len(ranks)] for ranks in nodes)
+        yield Part(rank * whole + low, rank * whole + high, rank, holders)
+
+
+class _Parts:
     """What one rank gives, folds and receives."""
 
     def __init__(self, call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> None:
+        comm = call.comm
         self.verb, self.root, self.fold, self.x, self.out = call.verb, call.root, fold, x, out
-        self.rank, self.size = call.comm.rank, call.comm.size
-        self.others = [(self.rank + i) % self.size for i in range(1, self.size)]
-        self.step = max(ORDER_PIECE // x.itemsize, self.size)
+        self.rank, self.size = comm.rank, comm.size
+        self.is_prefix = call.verb in PREFIXES
+        self.nodes = [[*range(comm.size)]] if self.is_prefix else fold.nodes.groups
+        self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
+        self.near = self.nodes[self.here]
 
-    def stages(self, mpi: MPI.Comm, tag: int) -> Stages:
-        n, p, me = self.x.size, self.size, self.rank
-        most = -(-min(self.step, n) // p) * p
-        memory = [np.empty(most, self.x.dtype) for _ in range(1 + (n > self.step))]
-        shared: list[tuple[int, NpArray]] = []  # what is due of the piece before
-        due: list[tuple[int, NpArray]] = []
-        for i, low in enumerate(range(0, n + self.step, self.step)):
-            high = min(low + self.step, n)
-            ends = [low + max(high - low, 0) * r // p for r in range(p + 1)]
-            mine = slice(ends[me], ends[me + 1])
-            rows = memory[i % len(memory)][: p * (mine.stop - mine.start)].reshape(p, -1)
-            coming = [(q, rows[q]) for q in self.others] + due
-            going = [(q, self.x[ends[q] : ends[q + 1]]) for q in self.others] + shared
-            rows[me] = self.x[mine]
+    def stages(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> Stages:
+        blocks = self.size if self.verb == "reduce_scatter" else 1
+        n = self.x.size // blocks
+        step = max(ORDER_PIECE // (self.x.itemsize * blocks), self.size)
+        lows = iter(range(0, n, step))
+        under_way: list[Iterator[tuple[Messages, Messages]]] = []
+        while True:
+            low = next(lows, None)
+            if low is not None:
+                under_way.append(self._piece(low, min(low + step, n), n))
+            coming: Messages = []
+            going: Messages = []
+            for piece in tuple(under_way):
+                messages = next(piece, None)
+                if messages is None:
+                    under_way.remove(piece)
+                else:
+                    coming += messages[0]
+                    going += messages[1]
+            if not under_way and low is None:
+                return
             yield [
-                *(mpi.Irecv(_bytes(part), q, tag) for q, part in coming if part.size),
-                *(mpi.Isend(_bytes(part), q, tag) for q, part in going if part.size),
+                *(mpi.Irecv(data, peer, tag) for peer, data in pieces(coming, most)),
+                *(mpi.Isend(data, peer, tag) for peer, data in pieces(going, most)),
             ]
-            shared = self._reduced(rows, mine)
-            due = [(q, self._into(slice(ends[q], ends[q + 1]))) for q in self.others if self._receives()]
 
-    def _reduced(self, rows: NpArray, mine: slice) -> list[tuple[int, NpArray]]:
-        """Fold what has come, keep what is for us, and say what is for others."""
-        if self.verb in ("scan", "exscan"):
-            made, later = self.fold.prefixes(rows), self.verb == "exscan"
-            if self._receives():
-                self._into(mine)[...] = made[self.rank - later]
-            return [(q, made[q - later]) for q in self.others if q >= later]
-        total = self.fold.total(rows)
-        if self._receives():
-            self._into(mine)[...] = total
-        return [(q, total) for q in self.others if self.verb == "all_reduce" or q == self.root]
+    def _piece(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
+        """The messages of one piece, step by step: what comes, and what goes."""
+        made = (
+            blocks_of(low, high, n, self.nodes)
+            if self.verb == "reduce_scatter"
+            else parts_of(low, high, self.nodes)
+        )
+        parts = [part for part in made if part.low < part.high]
+        held = [part for part in parts if part.holders[self.here] == self.rank]
+        rows = [np.empty((len(self.near), part.high - part.low), self.x.dtype) for part in held]
+        yield (
+            [(q, row[i]) for row in rows for i, q in enumerate(self.near) if q != self.rank],
+            [(q, self.x[p.low : p.high]) for p in parts if (q := p.holders[self.here]) != self.rank],
+        )
+        for part, row in zip(held, rows, strict=True):
+            row[self.near.index(self.rank)] = self.x[part.low : part.high]
+        if self.is_prefix:
+            yield self._prefixes(parts, held, rows)
+            return
+        folded = {part: self.fold.partial(row) for part, row in zip(held, rows, strict=True)}
+        if len(self.nodes) > 1:
+            yield from self._cross(folded)
+        owned = {part: self.fold.rounded(wide) for part, wide in folded.items() if part.owner == self.rank}
+        yield from self._given(parts, owned)
 
-    def _receives(self) -> bool:
-        return self.out is not None and not (self.verb == "exscan" and self.rank == 0)
+    def _cross(self, folded: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
+        """Bring what the nodes have of a part to its owner, and fold it there."""
+        owned = {
+            part: np.empty((len(self.nodes), wide.size), wide.dtype)
+            for part, wide in folded.items() if part.owner == self.rank
+        }  # fmt: skip
+        yield (
+            [
+                (q, row[j])
+                for part, row in owned.items()
+                for j, q in enumerate(part.holders)
+                if j != self.here
+            ],
+            [(part.owner, wide) for part, wide in folded.items() if part.owner != self.rank],
+        )
+        for part, row in owned.items():
+            row[self.here] = folded[part]
+            folded[part] = self.fold.in_turn(row)
 
-    def _into(self, part: slice) -> NpArray:
+    def _given(self, parts: list[Part], owned: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
+        """Take the results to where they are wanted."""
+        if self.verb == "reduce_scatter":
+            for part, made in owned.items():
+                low = part.low - self.rank * (self.x.size // self.size)
+                self._into(low, low + made.size)[...] = made
+            return
+        for part, made in owned.items():
+            if self.out is not None:
+                self._into(part.low, part.high)[...] = made
+        if self.verb == "reduce":
+            is_root = self.rank == self.root
+            yield (
+                [(p.owner, self._into(p.low, p.high)) for p in parts if is_root and p.owner != self.rank],
+                [(self.root, made) for made in owned.values() if not is_root],
+            )
+            return
+        if len(self.nodes) > 1:
+            held = [part for part in parts if part.holders[self.here] == self.rank]
+            yield (
+                [(p.owner, self._into(p.low, p.high)) for p in held if p.owner != self.rank],
+                [(q, made) for part, made in owned.items() for q in part.holders if q != self.rank],
+            )
+        coming: Messages = []
+        going: Messages = []
+        for holder, grouped in groupby(parts, key=lambda part: part.holders[self.here]):
+            run = [*grouped]
+            data = self._into(run[0].low, run[-1].high)
+            coming += [(holder, data)] if holder != self.rank else []
+            going += [(q, data) for q in self.near if q != self.rank] if holder == self.rank else []
+        yield coming, going
+
+    def _prefixes(
+        self, parts: list[Part], held: list[Part], rows: list[NpArray]
+    ) -> tuple[Messages, Messages]:
+        """Prefix q of what this rank holds to rank q."""
+        later = self.verb == "exscan"
+        gets = self.out is not None and self.rank >= later
+        going: Messages = []
+        for part, row in zip(held, rows, strict=True):
+            made = self.fold.prefixes(row)
+            if gets:
+                self._into(part.low, part.high)[...] = made[self.rank - later]
+            going += [(q, made[q - later]) for q in range(later, self.size) if q != self.rank]
+        return [(p.owner, self._into(p.low, p.high)) for p in parts if gets and p.owner != self.rank], going
+
+    def _into(self, low: int, high: int) -> NpArray:
         assert self.out is not None
-        return self.out[part]
-
-
-def _bytes(part: NpArray) -> list[object]:
-    return [part.view(np.uint8), part.nbytes, MPI.BYTE]
+        return self.out[low:high]
