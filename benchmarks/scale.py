@@ -296,10 +296,10 @@ class Counts(dict[str, int]):
 
 def silent(p: int) -> Any:
     """Who has not come to a call of torch's, of all ranks."""
-    from hpcomm.torch_backend import silent_ranks
+    from hpcomm.torch_backend import store_reports
 
     store = Counts(p)
-    assert silent_ranks.silent(lambda: store, 1, p, 17) == [5, p - 1]
+    assert store_reports.silent(lambda: store, 1, p, 17) == [5, p - 1]
     return store, {"messages": store.asked}
 
 

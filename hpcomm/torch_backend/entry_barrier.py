@@ -26,7 +26,7 @@ from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError
 from ..node import native, segment
-from . import silent_ranks
+from . import store_reports
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ _LONGEST_S = 1e9  # of waiting
 _ANY_BYTES = 2**64 - 1
 # In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
 _MEETING = 16 << 6
-_WORDS = 256  # bytes of what a rank called, for ranks that disagree
-_CUT = b" ..."  # where it has more
 _NAMED = 16  # ranks that are named of those that have not come
 _ALIKE = "give every rank the same verb, operator, dtype, shape and root, in the same order"
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
@@ -112,7 +110,13 @@ class EntryBarrier:
                 self.node.arrive(REFUSED)
         elif self._comm.size > 1:
             self._meetings += 1
-            _abandoned.extend((self._compares(REFUSED), self._tells(describe(REFUSED))))
+            _abandoned.append(self._compares(REFUSED))
+        else:
+            return
+        self._say_called(describe(REFUSED))
+
+    def _say_called(self, words: str) -> None:
+        store_reports.say_called(self._store, self._number, self._comm.rank, words)
 
     def _look(self, why: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
         """The core's hook: it waits, or the call fails."""
@@ -218,34 +222,18 @@ class EntryBarrier:
             is_all: a rank has refused its call: there is nothing else to tell.
             hint: what to try.
         """
-        everybody = None if is_all else self._words_of_all(rows[self._comm.rank])
-        rows = everybody or rows
+        self._say_called(rows[self._comm.rank])
+        everybody: dict[int, str] = {}
+        if not is_all:
+            everybody = store_reports.all_called(self._store, self._number, self._comm.size, self.seconds)
+        rows = {**rows, **everybody}
         if describe(REFUSED) in rows.values():
             hint = "look at the error of that rank"
         lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows) if rows[rank])
         error = MismatchError(f"ranks disagree about {call} on '{self._name}'.\n{lines}", self.where, hint)
-        return self._fail(error) if everybody is None and not is_all else as_torch(error)
+        return as_torch(error) if everybody or is_all else self._fail(error)
 
     # -- by message ----------------------------------------------------------------------------------------
-    def _words_of_all(self, words: str) -> dict[int, str] | None:
-        """What all ranks say they called; None: not all came to say it."""
-        telling, _, told = message = self._tells(words)
-        if not self._comes(telling, self.seconds)[0]:
-            _abandoned.append(message)
-            return None
-        parts = [bytes(told[i : i + _WORDS]).decode(errors="ignore") for i in range(0, len(told), _WORDS)]
-        return dict(enumerate(map(str.strip, parts))) | {self._comm.rank: words}
-
-    def _tells(self, words: str) -> tuple[MPI.Request, bytearray, bytearray]:
-        """Words on their way to all ranks, and those of all on theirs to here."""
-        from mpi4py import MPI
-
-        told, said = bytearray(_WORDS * self._comm.size), words.encode()
-        if len(said) > _WORDS:
-            said = said[: _WORDS - len(_CUT)] + _CUT
-        mine = bytearray(said.ljust(_WORDS))
-        return self._comm.object_comm.Iallgather([mine, MPI.BYTE], [told, MPI.BYTE]), mine, told
-
     def _compares(self, mine: int) -> tuple[MPI.Request, bytearray]:
         """A comparison of what all ranks call, and the memory for it."""
         from mpi4py import MPI
@@ -278,7 +266,7 @@ class EntryBarrier:
         soon = min(self.seconds / 2, _SAY_S)
         came, lost = self._comes(meeting, soon)
         if not came and not lost:
-            silent_ranks.say_here(self._store, self._meetings, self._comm.rank, self._comm.size)
+            store_reports.say_here(self._store, self._meetings, self._comm.rank, self._comm.size)
             came, lost = self._comes(meeting, self.seconds - soon)
         if not came:
             _abandoned.append((meeting, both))
@@ -288,7 +276,7 @@ class EntryBarrier:
             raise self.disagree(f"call #{self._meetings}", {self._comm.rank: words()})
 
     def _silent(self) -> list[int]:
-        found = silent_ranks.silent(self._store, self._meetings, self._comm.size, _NAMED + 1)
+        found = store_reports.silent(self._store, self._meetings, self._comm.size, _NAMED + 1)
         if found is not None:
             return found
         near = {self._comm.rank, *self._comm.node_regions}  # it is cut off from those of other hosts

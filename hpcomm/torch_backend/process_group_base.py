@@ -52,7 +52,6 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._set_group_name(str(told["group_name"]))
         self._set_group_desc(str(told.get("group_desc") or "undefined"))
         self._told = told
-        self._key = comm.broadcast_object(self._group_name)  # in the store; names may differ between ranks
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
         self.entry = EntryBarrier(comm, self.label, self.get_group_store, self.seconds)
@@ -145,7 +144,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     set_timeout = _set_default_timeout
 
     def get_group_store(self) -> dist.Store:
-        return dist.PrefixStore(f"{self._key}/", self._told["store"])
+        # not by its name, which may differ between ranks, and be that of a group before
+        return dist.PrefixStore(f"{self.comm.tag_base:x}/", self._told["store"])
 
     @property
     def supports_splitting(self) -> bool:

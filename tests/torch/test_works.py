@@ -231,6 +231,23 @@ def test_tensors_that_do_not_fit_those_of_other_ranks_are_an_error_on_all(
         assert x.item() == size, name
 
 
+@pytest.mark.parametrize("across", [False, True], ids=["one node", "several nodes"])
+def test_ranks_that_differ_hear_of_another_one_that_refuses_its_call(
+    across: bool, rank: int, size: int
+) -> None:
+    group = dist.new_group(list(range(size)))
+    if across:
+        meets_by_messages(group)
+    if rank == 1:
+        with pytest.raises(hpcomm.LayoutError):
+            dist.all_gather([torch.ones(2) for _ in range(size + 1)], torch.ones(2), group=group)
+    else:
+        with pytest.raises(hpcomm.MismatchError, match="rank 1: a call that it refuses\n"):
+            dist.all_reduce(torch.ones(2 + rank), group=group)
+    dist.all_reduce(x := torch.ones(1), group=group)
+    assert x.item() == size
+
+
 def meets_by_messages(group: Any) -> None:
     """As where its ranks are on several nodes."""
     group.entry.node = group._node = None
@@ -272,16 +289,19 @@ def test_a_rank_that_does_not_come_is_named_within_the_groups_timeout(rank: int,
             dist.all_reduce(torch.ones(2), group=group)
 
 
-def test_a_long_call_that_ranks_disagree_about_is_marked_where_it_is_cut(
-    world: Any, rank: int, size: int
-) -> None:
+def test_a_long_call_that_ranks_disagree_about_is_told_whole(world: Any, rank: int, size: int) -> None:
     xs = [torch.ones(1000 + i + rank) for i in range(60)]
     with pytest.raises(hpcomm.MismatchError) as told:
         world.allreduce_coalesced(xs).wait()
     lines = [line for line in str(told.value).splitlines() if re.match("  rank ", line)]
     assert len(lines) == size
     for each, line in enumerate(lines):
-        assert line.endswith("elements, op='sum')" if each == rank else " ...")
+        assert line.endswith("elements, op='sum')")
+        assert (
+            f"{1000 + 59 + each}, " in line
+            or f"x {1000 + 59 + each} el" in line
+            or f", {1059 + each} el" in line
+        )
 
 
 def test_ranks_of_several_nodes_meet_by_messages(rank: int, size: int) -> None:

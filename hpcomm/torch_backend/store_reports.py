@@ -1,12 +1,13 @@
-"""Silent ranks: who has not come to a call on several nodes, as the store tells.
+"""What ranks tell by the store when something is wrong: what each has called, and who waits in a call.
 
-Who waits there counts itself alone and in ever larger blocks of ranks. Only blocks that are not whole are
-looked into, so few questions find few ranks among many.
+Who waits counts itself alone and in ever larger blocks of ranks. Only blocks that are not whole are looked
+into, so few questions find few ranks among many that have not come.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -17,6 +18,29 @@ if TYPE_CHECKING:
 
 _BLOCK = 32  # ranks, or blocks of them, that are counted together
 _STORE_S = 5.0  # for the store to answer
+_LOOK_S = 0.05  # at most between two looks
+
+
+def say_called(store: Callable[[], Store], call: int, rank: int, words: str) -> None:
+    """Say what this rank has called."""
+    _ask(lambda: store().set(_called(call, rank), words))
+
+
+def all_called(store: Callable[[], Store], call: int, size: int, seconds: float) -> dict[int, str]:
+    """What each rank says that it has called; nothing, if not all say it in time."""
+    begin, found = time.monotonic(), dict[int, str]()
+    keys = [_called(call, rank) for rank in range(size)]
+
+    def look() -> None:
+        there = store()
+        while not there.check(keys):
+            if (waited := time.monotonic() - begin) > seconds:
+                return
+            time.sleep(min(waited / 16, _LOOK_S))
+        found.update({rank: there.get(key).decode() for rank, key in enumerate(keys)})
+
+    _ask(look).join(seconds + _STORE_S)
+    return found
 
 
 def say_here(store: Callable[[], Store], call: int, rank: int, size: int) -> None:
@@ -47,6 +71,10 @@ def silent(store: Callable[[], Store], call: int, size: int, most: int) -> list[
     found: list[list[int]] = []
     _ask(lambda: found.append(list(islice(absent(0, width), most)))).join(_STORE_S)
     return found[0] if found else None
+
+
+def _called(call: int, rank: int) -> str:
+    return f"called/{call}/{rank}"
 
 
 def _block(call: int, rank: int, width: int) -> str:
