@@ -39,11 +39,15 @@ def nodes() -> dict[str, core.Node]:
     segment = core.Segment(256 << 20) if WORLD.rank == 0 else None
     name = WORLD.bcast(segment.name if segment else None)
     segment = segment or core.Segment(256 << 20, name)
-    spins = hpcomm.world.node.spins if hpcomm.world.node else 0  # a rank may be bound to one of several cores
+    spins = (
+        hpcomm.world.context.node.spins if hpcomm.world.context.node else 0
+    )  # a rank may be bound to one of several cores
     made = {}
     for name, given in (("core", None), ("pieces", NEVER), ("direct", 0)):
         place = WORLD.bcast(segment.reserve(WORLD.size) if WORLD.rank == 0 else None)
-        made[name] = core.Node(segment, place, WORLD.rank, None, spins, direct=hpcomm.world.node.direct)
+        made[name] = core.Node(
+            segment, place, WORLD.rank, None, spins, direct=hpcomm.world.context.node.direct
+        )
         made[name].direct_from = made[name].direct_from if given is None else given
     WORLD.Barrier()
     if WORLD.rank == 0:

@@ -27,10 +27,11 @@ from measure import save
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.agree import runtime
+from hpcomm.agree import start_up
 from hpcomm.agree.differing_calls import Call, alone, joined, rows
 from hpcomm.agree.partners import Partners
-from hpcomm.communicator.communicator import Communicator
+from hpcomm.communicator.communicator import Communicator, over
+from hpcomm.communicator.context import Context
 from hpcomm.communicator.topology import node_order, nodes_of
 from hpcomm.grids import remap
 from hpcomm.mpmd import handshake
@@ -198,16 +199,14 @@ def _bytes(spec: Any) -> memoryview:
     return memoryview(buffer).cast("B")
 
 
-def over(requests: Any) -> bool:
+def is_over(requests: Any) -> bool:
     """For MPI.Request.Testall and Waitall, which know nothing of Done."""
     return True
 
 
 def communicator(p: int) -> tuple[Communicator, Echo]:
     mpi = Echo(p, p // 2 % NODE)
-    made = object.__new__(Communicator)
-    made.adopt(mpi, "many")  # type: ignore[arg-type]
-    return made, mpi
+    return over(Context(mpi, "many")), mpi  # type: ignore[arg-type]
 
 
 def making(p: int) -> Any:
@@ -234,7 +233,7 @@ def grouping(p: int) -> Any:
 def placing(p: int) -> Any:
     """Which rank sits where on a grid, so that those of a node sit together."""
     comm, mpi = communicator(p)
-    nodes = nodes_of(comm)
+    nodes = nodes_of(comm.context)
     return (node_order(nodes, (p // 10, 10), tiles=True)[0], nodes, comm), mpi.told
 
 
@@ -263,7 +262,7 @@ def differing(p: int) -> Any:
 def scheduling(p: int) -> Any:
     """What a communicator keeps for algorithms of our own."""
     comm, mpi = communicator(p)
-    return (comm_cache.own(comm), comm), mpi.told
+    return (comm_cache.own(comm.context), comm), mpi.told
 
 
 def objects(p: int) -> Any:
@@ -426,9 +425,9 @@ def cost(name: str, p: int) -> dict[str, Any]:
 
 def stand_in() -> None:
     """Let the package take Echo for MPI, with this process as a rank of a node of 128."""
-    runtime.start()
+    start_up.start()
     segment.current = open_segment(Echo(NODE))  # type: ignore[arg-type]
-    MPI.Request = type("Request", (MPI.Request,), {"Testall": over, "Waitall": over})  # type: ignore[misc]
+    MPI.Request = type("Request", (MPI.Request,), {"Testall": is_over, "Waitall": is_over})  # type: ignore[misc]
 
 
 def is_much(row: dict[str, Any]) -> bool:

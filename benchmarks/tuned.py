@@ -42,8 +42,8 @@ def measure(out: str) -> None:
     arrays = tune._arrays(comm, "all_reduce", 8)
     calls = {name: tune._call(comm, "all_reduce", name, *arrays) for name in ("", OWN)}
     plain = comm.dup()
-    plain.node = None  # so that MPI's own function is called
-    plain.go_direct()
+    plain.context.node = None  # so that MPI's own function is called
+    plain.context.go_direct()
     calls["mpi"] = tune._call(plain, "all_reduce", "", *arrays)
     own = tune._alternated(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:

@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from . import simulate as simulate
     from . import zarr as zarr
     from .communicator.communicator import Communicator
+    from .communicator.making.parent import parent
     from .communicator.mesh import Mesh
-    from .communicator.p2p import P2POp, batch_isend_irecv
-    from .communicator.persistent import Plan
-    from .communicator.spawned import parent
+    from .communicator.verbs.p2p import P2POp, batch_isend_irecv
+    from .communicator.verbs.persistent import Plan
     from .core.buffer import as_buffer
+    from .core.op import Op
     from .core.partition import Box, Partition, Points
-    from .core.reduction import Op, premul_sum
+    from .core.reduction import premul_sum
     from .core.request import Request
     from .core.status import Status
     from .core.types import Algorithm
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from .fields.halo import Halo
     from .fields.redistribution import Redistribution
     from .mpmd.join import join
-    from .torch_backend.bridge import from_torch
+    from .torch_backend.bridge import as_process_group, from_torch
 
     world: Communicator
     self_: Communicator
@@ -96,6 +97,7 @@ __all__ = [
     "UsageError",
     "WaitTimeoutError",
     "as_buffer",
+    "as_process_group",
     "batch_isend_irecv",
     "from_torch",
     "join",
@@ -115,19 +117,20 @@ _HOMES = {
     "Field": "fields.field",
     "Halo": "fields.halo",
     "Mesh": "communicator.mesh",
-    "Op": "core.reduction",
-    "P2POp": "communicator.p2p",
+    "Op": "core.op",
+    "P2POp": "communicator.verbs.p2p",
     "Partition": "core.partition",
-    "Plan": "communicator.persistent",
+    "Plan": "communicator.verbs.persistent",
     "Points": "core.partition",
     "Redistribution": "fields.redistribution",
     "Request": "core.request",
     "Status": "core.status",
     "as_buffer": "core.buffer",
-    "batch_isend_irecv": "communicator.p2p",
+    "as_process_group": "torch_backend.bridge",
+    "batch_isend_irecv": "communicator.verbs.p2p",
     "from_torch": "torch_backend.bridge",
     "join": "mpmd.join",
-    "parent": "communicator.spawned",
+    "parent": "communicator.making.parent",
     "premul_sum": "core.reduction",
     "wait_all": "core.waiting",
     "wait_any": "core.waiting",

@@ -44,9 +44,12 @@ _APPS = _PACKAGE + "apps/"
 class Ranks(Protocol):
     """What an error says of a communicator."""
 
-    name: str
-    rank: int
-    size: int
+    @property
+    def name(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
 
 
 class HpcommError(Exception):

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hpcomm"
 DESIGN = ROOT / "docs" / "design.md"
 LONGEST = 500  # lines of a file
+LARGEST_CIRCLE = 6  # modules that import one another
 
 
 def modules() -> list[str]:
@@ -118,6 +119,27 @@ def test_imports_run_downwards_only(lines: list[list[str]]) -> None:
             if height(imported, lines) > height(module, lines):
                 upwards.append(f"{module}, line {lineno}, imports {imported}, which stands above it")
     assert upwards == []
+
+
+def test_few_modules_import_one_another_in_a_circle() -> None:
+    """For types and in functions, too: who reads one of a circle has to read them all."""
+    everything = modules()
+    graph = {m: {*imports(PACKAGE / f"{m.replace('.', '/')}.py", everything)} - {m} for m in everything}
+    reach = {module: reachable(module, graph) for module in everything}
+    circles = {
+        frozenset(other for other in reach[module] if module in reach[other]) | {module} for module in reach
+    }
+    assert [sorted(circle) for circle in circles if len(circle) > LARGEST_CIRCLE] == []
+
+
+def reachable(module: str, graph: dict[str, set[str]]) -> set[str]:
+    """What module imports, and what that imports, and so on."""
+    found, ahead = set[str](), [module]
+    while ahead:
+        for other in graph[ahead.pop()] - found:
+            found.add(other)
+            ahead.append(other)
+    return found
 
 
 def test_few_files_stand_in_the_root_and_every_layer_is_a_folder(lines: list[list[str]]) -> None:

@@ -387,7 +387,7 @@ def open_node(comm: Comm, verb: str) -> Any:
 
 def call_number(comm: Comm) -> int:
     """How many calls this rank has made, by the core and in the call log, the present one included."""
-    watched, node = comm.watched, comm.node
+    watched, node = comm.near.watched, comm.node
     logged = watched[0].last_call() if watched else 0
     return logged + (0 if node is None else int(node.calls()[comm.rank][0]))
 

@@ -71,7 +71,7 @@ def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
     """
     for rank in ranks:
         begun, log = _call_between(comm, rank)
-        region = comm.node_regions.get(rank)
+        region = comm.near.regions.get(rank)
         has_left = _has_left(comm, rank)
         has_ended = region is not None and region.ended
         if not (has_left or has_ended or begun) or has_come(comm, rank):
@@ -105,10 +105,10 @@ def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
 
 def _out_of_step(comm: Comm, rank: int) -> HpcommError:
     """This call needs a rank that is out of step: for the reason which made it so, as far as others show."""
-    for other, region in comm.node_regions.items():
+    for other, region in comm.near.regions.items():
         if region.ended and not _has_left(comm, other):
             return _ended(comm, rank, other)
-    for other, _, log in (comm.watched or (None, []))[1]:
+    for other, _, log in (comm.near.watched or (None, []))[1]:
         number = log.last_call() - (log.posted(log.last_call()) == LEFT)
         if log.posted(number) == REFUSED:
             return _elsewhere(comm, other, number, log)
@@ -124,7 +124,7 @@ def _out_of_step(comm: Comm, rank: int) -> HpcommError:
 def _call_between(comm: Comm, rank: int) -> tuple[int, CallLog | None]:
     """The number of a call in the log that a rank has made and this one has not, 0 if there is none; and the
     log."""
-    mine, peers = comm.watched or (None, [])
+    mine, peers = comm.near.watched or (None, [])
     log = next((log for peer, _, log in peers if peer == rank), None)
     if mine is None or log is None:
         return 0, log
@@ -142,7 +142,7 @@ def has_come(comm: Comm, rank: int) -> bool:
 
 def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
     """A rank that has not come to this call has begun one that is in the call log."""
-    region, total = comm.node_regions[rank], call_number(comm)
+    region, total = comm.near.regions[rank], call_number(comm)
     comm.fall_out()
     if log.posted(number) == REFUSED:
         return asked_why(comm, total, None, {rank: past_call(log, number, comm.size) or ""}, {}, [rank])
@@ -167,7 +167,7 @@ def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
             continue
         if theirs_number == number or other == rank:
             called = describe(theirs if other == rank else signature, comm.size)
-            region = comm.node_regions[other]
+            region = comm.near.regions[other]
             if region.ended:
                 final[other] = f"{called}, and has ended"
             else:

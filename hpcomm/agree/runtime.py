@@ -1,4 +1,4 @@
-"""Life of a process in a job: MPI comes up at first use, and a failing rank ends the job.
+"""Life of a process in a job: a failing rank ends the job. start_up.py begins it.
 
 MPI leaves the others waiting for ever when one rank dies of an exception. So, from the first use of MPI
 through hpcomm on:
@@ -27,10 +27,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
-from ..errors import ConfigError, HpcommError, UsageError
-from ..job import exit_hooks, process_role, variables
+from ..errors import ConfigError
+from ..job import exit_hooks
 from ..node import segment
-from . import mistakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +37,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from ..core.comm import Comm
-    from ..node.segment import NodeSegment
     from .end_notices import EndNotices
-    from .heartbeat import Heartbeat
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -48,161 +45,15 @@ end_notices: EndNotices | None = None  # where there are others
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 looks: list[Callable[[], None]] = []  # to call now and then from the watchdog
-_failed: Exception | None = None  # why it could not be started
-_farewell: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
-_has_sentinel = False
-_has_foreigners = False  # programs of other jobs, which ours goes on without
+everybody: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
+has_foreigners = False  # programs of other jobs, which ours goes on without
 _life = ""  # the file that `hpcomm run` sees until this rank ends well
-_name = ""  # of this rank, for messages
+name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
 uncaught: tuple[BaseException, TracebackType | None] | None = None  # what ends it, and where that was raised
 _exit: tuple[int, float] | None = None  # the status of the SystemExit that ends Python, and since when
-_process = 0  # that is this rank: its forked children are not
+process = 0  # that is this rank: its forked children are not
 _end_process = os._exit  # count_hasty_exits replaces it
-
-
-def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
-    """Bring MPI up once (collective over everybody, by default the world): hooks, node segment, watchdog.
-
-    Args:
-        everybody: the ranks that use hpcomm, where a job has others too.
-        name: this rank's, for messages.
-
-    Raises:
-        ConfigError: mpi4py was told not to bring MPI up, and nobody did. UsageError: MPI has been finalized.
-    """
-    global _failed, _farewell, _name, _process
-    from mpi4py import MPI
-
-    if MPI.Is_finalized():
-        raise UsageError(
-            "MPI has been finalized", hint="MPI.Finalize() after the last use of hpcomm, or not at all"
-        )
-    if _failed is not None:
-        raise _failed.with_traceback(None)
-    if _farewell is not None:
-        return
-    if not MPI.Is_initialized():
-        what = "MPI has not been started: mpi4py.rc.initialize, or MPI4PY_RC_INITIALIZE, says not to."
-        raise ConfigError(
-            what, hint="MPI.Init_thread() before hpcomm's first use, or leave that setting alone"
-        )
-    process_role.check_process("hpcomm")
-    process_role.check_launcher(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
-    process_role.mark(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-    if MPI.COMM_WORLD.rank == 0:
-        variables.warn()
-    everybody = MPI.COMM_WORLD if everybody is None else everybody
-    _name, _process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
-    exit_hooks.last(_stop_progress)  # as the last of ours: what ends before may wait for messages to go
-    try:
-        _farewell = everybody.Dup()
-        _remove_segments()
-        _hurry_to_launcher()
-        sys.excepthook = mistakes.noting(sys.excepthook)
-        if MPI.COMM_WORLD.size > 1:
-            _watch(_farewell)
-        os.register_at_fork(after_in_child=_be_no_rank)
-    except BaseException as error:  # parts of it cannot be done again
-        what = f"hpcomm's first use was interrupted by {type(error).__name__}"
-        _failed = error if isinstance(error, Exception) else HpcommError(what, hint="start the job again")
-        raise
-
-
-def _be_no_rank() -> None:
-    """In a child that was forked: all communicators refuse calls, as if they were closed."""
-    process_role.fork()
-    for each in living():
-        each.forget_mpi()
-
-
-def _watch(everybody: MPI.Intracomm) -> None:
-    global end_notices
-    _install_hooks()
-    _notice_finalize()
-    _note_life()
-    node_segment = segment.current = segment.open_segment(everybody)
-    beat = None
-    from .end_notices import EndNotices
-
-    end_notices = EndNotices(everybody, node_segment)
-    if end_notices.by_message:
-        farewells.insert(0, end_notices.stop)
-        farewells.append(end_notices.say)
-    if node_segment is None or len(node_segment.regions) < everybody.size:
-        from .heartbeat import pulse
-
-        beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
-        if beat is not None:
-            farewells.append(beat.stop)
-    _start_sentinel(node_segment, beat)
-
-
-def _hurry_to_launcher() -> None:
-    """Have what this rank tells Open MPI's launcher sent at once.
-
-    MPI_Finalize ends with two messages (PMIx: forget my events, I am done), and TCP holds the second one
-    back until the first is acknowledged, which takes 40 ms (Nagle's algorithm with delayed acknowledgements).
-    """
-    servers = {uri for name, uri in os.environ.items() if name.startswith("PMIX_SERVER_URI")}
-    if not servers or sys.platform != "linux":
-        return
-    import _socket  # socket itself takes 2 ms at every start
-
-    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        with suppress(OSError):  # closed meanwhile, no socket, or one without a peer
-            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):  # noqa: PTH115
-                continue
-            connection = _socket.socket(fileno=os.dup(int(number)))
-            try:
-                if connection.family in (_socket.AF_INET, _socket.AF_INET6):
-                    host, port, *_ = connection.getpeername()
-                    if any(host in uri and uri.endswith(f":{port}") for uri in servers):
-                        connection.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-            finally:
-                connection.close()
-
-
-def _start_sentinel(node_segment: NodeSegment | None, beat: Heartbeat | None = None) -> None:
-    global _has_sentinel
-    from . import watchdog
-
-    if not _has_sentinel:
-        _has_sentinel = True
-        exit_hooks.keepers.append(watchdog.let_go)
-        watchdog.start(node_segment, abort, say, _end_if_late, _patience_s(), beat)
-
-
-def _patience_s() -> float | None:
-    """How long a call may wait, as the user said.
-
-    Raises:
-        ConfigError: HPCOMM_TIMEOUT is no number of seconds.
-    """
-    said = os.environ.get("HPCOMM_TIMEOUT")
-    if not said:
-        return None
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(
-            f"HPCOMM_TIMEOUT is {said!r}",
-            hint="a number of seconds above 0, or leave it away to wait for ever",
-        )
-    return seconds
-
-
-def expect_foreigners() -> None:
-    """From now on there are programs of another job, which does not end with this one. Collective."""
-    global _has_foreigners
-    assert _farewell is not None
-    _has_foreigners = True
-    if segment.current is not None:
-        _start_sentinel(segment.current)
-    elif _farewell.size == 1:
-        _watch(_farewell)
 
 
 def has_threads() -> bool:
@@ -232,7 +83,7 @@ def need_threads(what: str) -> None:
 
 def started() -> bool:
     """Whether start has run."""
-    return _farewell is not None
+    return everybody is not None
 
 
 _LAST_S = 2.0  # until a rank that MPI cannot end ends itself
@@ -252,7 +103,7 @@ def say(text: str) -> None:
     """Say text on stderr, as this rank's."""
     from mpi4py import MPI
 
-    _write(sys.stderr, f"\nhpcomm: {_name or f'rank {MPI.COMM_WORLD.rank}'}: {text}\n")
+    _write(sys.stderr, f"\nhpcomm: {name or f'rank {MPI.COMM_WORLD.rank}'}: {text}\n")
 
 
 def _stand_still_if_ending() -> None:
@@ -271,7 +122,7 @@ def _abort(status: int) -> None:
     status = status & 255 or 1  # what a process can say, and never that all is well
     sys.stdout.flush()
     sys.stderr.flush()
-    if _has_foreigners and may_call_mpi():
+    if has_foreigners and may_call_mpi():
         say_end()
     time.sleep(_HEARD_S)
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # this program ends, and the job goes on
@@ -291,20 +142,6 @@ def _abort(status: int) -> None:
     _end_process(status)  # MPICH returns where no launcher of its own started this rank
 
 
-def _remove_segments() -> None:
-    """Take the names of MPICH's files in /dev/shm away: it leaves them there when a rank is killed.
-
-    All ranks have them open once any has come out of MPI_Init, and nobody opens them again.
-    """
-    if os.environ.get("MPI_LOCALRANKID", "0") != "0" or "OMPI_COMM_WORLD_SIZE" in os.environ:
-        return
-    with suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
-        for line in maps:
-            if b"/dev/shm/mpich_shm_" in line:
-                with suppress(OSError):  # it has gone
-                    os.unlink(line.split()[5])  # noqa: PTH108
-
-
 def in_one_piece(hook: Hook) -> Hook:
     """A hook for exceptions that says what hook does at once: launchers mix what ranks say line by line."""
 
@@ -317,7 +154,7 @@ def in_one_piece(hook: Hook) -> Hook:
     return whole
 
 
-def _install_hooks() -> None:
+def install_hooks() -> None:
     previous_hook = in_one_piece(sys.excepthook)
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -342,7 +179,7 @@ def _note_exit(code: object) -> None:
     _exit = exit_hooks.status_of(code), time.monotonic()
 
 
-def _end_if_late() -> None:
+def end_if_late() -> None:
     """End the job if this rank has failed by SystemExit, and its threads or its exit handlers do not end."""
     for look in (*looks,):
         look()
@@ -374,14 +211,14 @@ def _at_exit() -> None:
     _stand_still_if_ending()
     if _exit is not None and _exit[0]:
         _leave(_exit[0])
-    elif os.getpid() != _process:
+    elif os.getpid() != process:
         _leave(0)
     say_end()
 
 
 def say_end() -> None:
     """Let the others know that this rank makes no more calls; the second time does nothing."""
-    if os.getpid() != _process:
+    if os.getpid() != process:
         return
     if segment.current is not None:
         segment.current.mine.end(end_notices.begun() if end_notices is not None else b"")
@@ -407,7 +244,7 @@ def count_hasty_exits() -> None:
     os._exit = leave_noted
 
 
-def _notice_finalize() -> None:
+def notice_finalize() -> None:
     """MPI_Finalize may wait for the others; the first thing it does is to delete what COMM_SELF carries."""
     from mpi4py import MPI
 
@@ -431,7 +268,7 @@ def living() -> list[Comm]:
     return [comm for reference in list(_noted.values()) if (comm := reference()) is not None]
 
 
-def _stop_progress() -> None:
+def stop_progress() -> None:
     """Let no thread of ours call MPI any more."""
     progress = sys.modules.get("hpcomm.transport.progress")
     if progress is not None:
@@ -441,12 +278,12 @@ def _stop_progress() -> None:
 def _forget_mpi() -> None:
     """MPI is finalized: whoever calls it afterwards would be aborted."""
     say_end()
-    _stop_progress()
+    stop_progress()
     for each in living():
         each.forget_mpi()
 
 
-def _note_life() -> None:
+def note_life() -> None:
     """Leave a file for `hpcomm run` until this rank ends well: MPICH's launcher says 0 in any case."""
     global _life
     from mpi4py import MPI
@@ -456,7 +293,7 @@ def _note_life() -> None:
         _life = f"{folder}/{MPI.COMM_WORLD.rank}-{os.getpid()}"  # there may be spawned ones, too
         try:
             with open(_life, "w") as note:  # noqa: PTH123
-                note.write(_name)
+                note.write(name)
         except OSError as error:
             raise ConfigError(
                 f"{_life} cannot be written: {error.strerror}.",
@@ -478,23 +315,23 @@ def _leave(code: int) -> None:
     status = code
     sys.stdout.flush()
     sys.stderr.flush()
-    if os.getpid() != _process:  # a forked child: it is no rank, and MPI_Finalize would wait in it for ever
+    if os.getpid() != process:  # a forked child: it is no rank, and MPI_Finalize would wait in it for ever
         os._exit(status & 255)
-    if MPI.Is_finalized() or _farewell is None:
+    if MPI.Is_finalized() or everybody is None:
         return
     if segment.current is not None:
         segment.current.mine.fail()
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # the spec lets the others go on
         say_end()
         return
-    meeting = _farewell.Ibarrier()
+    meeting = everybody.Ibarrier()
     deadline = time.monotonic() + GRACE_S
     while not meeting.Test():
         if time.monotonic() > deadline:
-            print(f"hpcomm: {_name} ends with status {code}, so the job does", file=sys.stderr, flush=True)
+            print(f"hpcomm: {name} ends with status {code}, so the job does", file=sys.stderr, flush=True)
             if "HPCOMM_PROGRAM" in os.environ:  # a supervisor passes that on; MPICH kills it at once
                 time.sleep(0.5)
             _abort(code)
         time.sleep(0.01)
-    if _has_foreigners:  # MPI_Finalize would wait for them
+    if has_foreigners:  # MPI_Finalize would wait for them
         _abort(code)

@@ -94,7 +94,7 @@ def _is_troubled() -> bool:
     for comm in runtime.living():
         if comm.partners is not None or comm.patience_s is not None:
             return True  # there is a deadline, and end notices come by message: the call must be known
-        watched = comm.watched
+        watched = comm.near.watched
         if watched is None:
             continue
         if _differing(comm, watched[0].last_call()):
@@ -103,8 +103,8 @@ def _is_troubled() -> bool:
 
 
 def _logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]:
-    """comm.watched, read once: close() may take it away between two looks."""
-    return comm.watched or (None, [])
+    """comm.near.watched, read once: close() may take it away between two looks."""
+    return comm.near.watched or (None, [])
 
 
 def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
@@ -113,7 +113,7 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     With check="full" all are told before any goes on, so there is nothing to find.
     """
     ring, peers = _logs(comm)
-    if ring is None or comm.asked_check == "full":
+    if ring is None or comm.settings.check == "full":
         return []
     found = []
     for rank, region, other in peers:
@@ -236,7 +236,7 @@ class Waiting:
 def _late(call: Blocked) -> list[tuple[int, Region]]:
     """The ranks of this node that a call waits for."""
     if call.number == IN_CORE:
-        calls, regions = _core_calls(call.comm), call.comm.node_regions
+        calls, regions = _core_calls(call.comm), call.comm.near.regions
         return [(r, regions[r]) for r in sorted(regions) if calls and calls[r][0] < calls[call.comm.rank][0]]
     _, peers = _logs(call.comm)
     if call.number > 0:
@@ -255,10 +255,10 @@ def _core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:
 
 def _is_first(call: Blocked) -> bool:
     """Whether no lower rank of this node waits in the same collective call, and says so."""
-    if call.number != IN_CORE and (call.number <= 0 or call.comm.watched is None):
+    if call.number != IN_CORE and (call.number <= 0 or call.comm.near.watched is None):
         return True
     late = [rank for rank, _ in _late(call)]
-    return all(rank > call.comm.rank or rank in late for rank in call.comm.node_regions)
+    return all(rank > call.comm.rank or rank in late for rank in call.comm.near.regions)
 
 
 def _report(call: Blocked, waited_s: float, silent: str) -> str:
@@ -346,7 +346,7 @@ def _blocked_call() -> Blocked | None:
     """What the main thread waits in, if that is a call of a communicator that we follow."""
     call = call_of(of_comm=True)
     comm = None if call is None or call.ends else call.comm  # what ends by itself is told: see _look_at
-    if call is None or comm is None or not hasattr(comm, "watched"):
+    if call is None or comm is None or not hasattr(comm, "near"):
         return None
     number = call.number
     if number == NEXT:
@@ -383,13 +383,13 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     if comm.partners is not None:
         return _ended_partners(comm, source, call)
     _, peers = _logs(comm)  # none of a link to a program without hpcomm
-    ended = {rank for rank, region in comm.node_regions.items() if region.ended}
+    ended = {rank for rank, region in comm.near.regions.items() if region.ended}
     if call:
         ended &= {rank for rank, _, other in peers if call < 1 or other.last_call() < call}
     notices, group = runtime.end_notices, " of the other group" if comm.is_inter else ""
     gone = sorted(ended.union([] if notices is None else notices.lost(comm, not call)))
     if not call:
-        if source in gone:
+        if source is not None and source in gone:
             return f" waits for rank {source}{group} of '{comm.name}', which has ended", [source]
         alone = 0 < len(gone) == (comm.remote_size or comm.size - 1)
         if alone and (source is None or source < 0):

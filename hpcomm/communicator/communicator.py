@@ -1,65 +1,50 @@
 """Communicator: ranks that can talk.
 
-The verbs live in collectives.py, p2p.py, objects.py, ragged.py and persistent.py; here is what makes,
-divides and ends communicators.
+Its verbs stand in its base classes: collectives.py, reductions.py, p2p.py, objects.py, ragged.py and so on.
+Here is what makes other communicators of one. What all of them work on is its context (context.py).
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import count
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
-from .._lazy import MPI, once
-from ..agree import agreement, runtime
-from ..agree.message_kinds import Kinds
-from ..agree.one_thread import CallGuard
+from .._lazy import MPI
+from ..agree import runtime, start_up
 from ..core.closing import ClosedByAll
 from ..core.html import sheet
-from ..core.outstanding import Outstanding, free
 from ..errors import UsageError, where
-from ..node import segment
-from . import (
-    collectives,
-    extremes,
-    groups,
-    objects,
-    p2p,
-    persistent,
-    pickling,
-    probes,
-    ragged,
-    reductions,
-    sendrecv,
-    shared_array,
-    spawned,
-    windows,
-)
-from .block_channel import channel
-from .carriers import Carriers
-from .direct import NO_DIRECT, ByLibrary
-from .dissemination import inside
-from .dropped import Children, Groups, let_go
-from .known_messages import KnownReceive, KnownSend, forget
-from .meeting import exchange_settings, least
+from .context import Context
+from .making import groups, spawned
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
-from .pickling import encode
-from .timeouts import Order, Timeout
+from .payloads import pickling
+from .payloads.objects import Objects
+from .payloads.ragged import Ragged
+from .settings import Settings, require_known
+from .shared_array import SharedArrays
+from .verbs.collectives import Collectives
+from .verbs.extremes import Extremes
+from .verbs.p2p import Messages
+from .verbs.persistent import Plans
+from .verbs.probes import Probes
+from .verbs.reductions import Reductions
+from .verbs.sendrecv import SendRecv
+from .windows import Windows
 
 if TYPE_CHECKING:
-    from ..agree.partners import Partners
+    import os
+
     from ..core.operation import Observer
-    from ..core.request import Request
-    from ..node._native import core
-    from ..node.call_log import CallLog, CallLogs
-    from ..node.segment import Region
-    from .payload import Payload
+    from .mesh import Mesh
+    from .pools import Workers
+    from .topology import Cart, Graph
 
 
-class Communicator(Mpi4pyNames, ClosedByAll):
+class Communicator(
+    Mpi4pyNames, Collectives, Extremes, Messages, SendRecv, Probes, Objects, Ragged, Plans, Windows,
+    SharedArrays, ClosedByAll,
+):  # fmt: skip
     """A group of ranks that can send messages to each other.
 
     Made from an mpi4py communicator. That one is duplicated, so that messages of hpcomm never meet the
@@ -72,7 +57,10 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light" or "full" (see docs/errors.md).
         order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
+        order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
         timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
+        is_closed: whether it was given back to MPI.
+        context: what hpcomm's own layers share of it; not for programs.
 
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
 
@@ -80,37 +68,6 @@ class Communicator(Mpi4pyNames, ClosedByAll):
     result. If a verb has a root, the root itself passes root=hpcomm.ROOT, and the other ranks of its group
     pass hpcomm.PROC_NULL. The ranks of the other group pass the root's rank.
     """
-
-    home: tuple[Children, int] | None = None  # what has made it, and its number there
-    carriers: Carriers  # none of MPI's once it is closed
-    is_duplicate = False  # of what has made it
-    has_foreigners = False  # ranks of another job
-    remote_size = 0
-    tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
-    observers: tuple[Observer, ...] = ()
-    disagreed = ""  # why other ranks may have gone on to other calls
-    timeout_s: float | None = None
-    is_fast = False  # MPI's own order of reductions, see order
-    begun: int = 0  # collective calls that two groups have begun together
-    both: MPI.Intracomm | None = None  # both groups, where they compare their calls
-    call_logs: CallLogs | None = None  # of the ranks on this node
-    node_regions: Mapping[int, Region] = MappingProxyType({})  # records of the other ranks on this node
-    # The native core's collectives, if all ranks are on one node; what verbs try first (direct.py):
-    node: core.Node | None = None
-    direct: Any = NO_DIRECT
-    devices: Any = None  # for arrays on devices, if some rank may have one (dispatch.py)
-    exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (fields/exchange.py)
-    kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
-    ranks_by_node: Any = None  # what reductions in their order go by (transport/rank_order.py)
-    partners: Partners | None = None  # on a link: who of the other program has ended,
-    patience_s: float | None = None  # and how long a blocking call may wait for it
-
-    # What not every communicator needs:
-    children = once(lambda comm: Children())
-    grouped = once(lambda comm: Groups())
-    call_numbers = once(lambda comm: count())  # of calls in which ranks pass on what is for others
-    outstanding = once(lambda comm: Outstanding())  # calls in the background, and plans
-    call_guard = once(CallGuard)  # which thread of this rank makes a collective call
 
     def __init__(
         self, mpi: MPI.Comm, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
@@ -120,72 +77,43 @@ class Communicator(Mpi4pyNames, ClosedByAll):
             what = f"{mpi!r} is no communicator of mpi4py"
             hint = "its dup() makes another one" if isinstance(mpi, Communicator) else "MPI.COMM_WORLD, say"
             raise UsageError(what, where("Communicator", None), hint)
-        groups.require_known(check, gpu)
-        pickler = pickling.chosen(pickler)
-        runtime.start()
-        settings = groups.Settings(check, gpu, pickler)
-        groups.mapped(None, "Communicator", lambda: self.adopt(mpi.Dup(), name, settings))
-
-    def adopt(
-        self, mpi: MPI.Comm | None, name: str | None, settings: groups.Settings = groups.INHERITED,
-        plain: bool = False, parent: Communicator | None = None,
-    ) -> None:  # fmt: skip
-        """Become the owner of mpi, which nobody else uses; None: of a duplicate of parent's, within a node.
-
-        plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
-        parent: one that has all ranks of mpi.
-        """
-        level, gpu, pickler = groups.require_known(settings.check, settings.gpu), *settings[1:]
-        twin = parent if mpi is None else None
-        self.name: str = name or "comm"
-        if mpi is not None:
-            mpi.Set_errhandler(MPI.ERRORS_RETURN)
-            self.carriers = Carriers(mpi, mpi.Dup(), self.name)
-            self.rank, self.size, self.is_inter = mpi.Get_rank(), mpi.Get_size(), mpi.Is_inter()
-            if self.is_inter:
-                self.remote_size = mpi.remote_size  # type: ignore[attr-defined]
-            else:
-                self.has_foreigners = segment.has_foreigners(mpi)
-        elif twin is not None:
-            self.rank, self.size, self.is_inter = twin.rank, twin.size, False
-            self.has_foreigners, self.is_duplicate = twin.has_foreigners, True
-        self.pickler = pickler if parent else pickler or pickling.chosen(None)
-        self._gpu = gpu
-        self.asked_check = level  # what was asked for, and is again of communicators made of this one,
-        if level == "light" and self.has_foreigners:
-            level = "full"  # ranks of two jobs see no records of each other's
-        self.compared = "off" if plain or self.size == 1 else level  # and what all can do
-        self.near_ranks: list[int] = [self.rank]  # on this node,
-        self.noting: list[int] = []  # and who else notes calls there, the next one first
-        self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
-        self.known_sends: dict[object, KnownSend] = {}
-        self.known_receives: dict[object, KnownReceive] = {}
-        may_have_devices, may_use_spare = (False, False) if plain else exchange_settings(self, level, twin)
-        if twin is not None:
-            self.carriers = twin.children.take(may_use_spare, self.name) or twin.carriers.duplicate(self.name)
-        carrier = self.carriers.plain
-        # What follows the headers of objects and ragged arrays, apart from both:
-        self.block_channel = channel(carrier, parent, may_have_devices, self.is_duplicate)
-        # For what ranks pass on:
-        self.inner_comm = self.block_channel if plain else inside(carrier, self.block_channel)
-        if may_have_devices:
-            from ..transport.device.dispatch import DeviceDispatch
-
-            self.devices = DeviceDispatch(self, gpu)
-            if self.node is not None:
-                self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
+        require_known(check, gpu)
+        settings = Settings(check, gpu, pickling.chosen(pickler))
+        start_up.start()
+        self.context = groups.mapped(None, "Communicator", lambda: Context(mpi.Dup(), name, settings))
         fill_names(self)
-        self.go_direct()
-        runtime.note(self)
 
     @property
-    def encode(self) -> Callable[[Any], Payload]:
-        """What pickles an object."""
-        return partial(encode, pickler=self.pickler) if self.pickler else encode
+    def rank(self) -> int:
+        return self.context.rank
+
+    @property
+    def size(self) -> int:
+        return self.context.size
+
+    @property
+    def name(self) -> str:
+        return self.context.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.context.name = name
+
+    @property
+    def is_inter(self) -> bool:
+        return self.context.is_inter
+
+    @property
+    def remote_size(self) -> int:
+        return self.context.remote_size
 
     @property
     def check(self) -> str:
-        return self.agreement.level
+        return self.context.check
+
+    @property
+    def is_closed(self) -> bool:
+        return self.context.is_closed
 
     @property
     def mpi(self) -> MPI.Comm:
@@ -194,66 +122,55 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         Whoever has it may send on it, unseen by hpcomm: so from the first look at it on, messages of this
         rank may have elements of any type.
         """
-        if self.message_kinds is not None:
-            self.message_kinds.open()
-        return self.mpi_handle
+        if self.context.message_kinds is not None:
+            self.context.message_kinds.open()
+        return self.context.mpi_handle
 
-    timeout, order = Timeout(), Order()
-    # -- the verbs --------------------------------------------------------------------------------
-    broadcast = collectives.broadcast
-    reduce = reductions.reduce
-    all_reduce = reductions.all_reduce
-    gather = collectives.gather
-    all_gather = collectives.all_gather
-    scatter = collectives.scatter
-    reduce_scatter = reductions.reduce_scatter
-    reduce_scatter_ragged = reductions.reduce_scatter_ragged
-    all_to_all = collectives.all_to_all
-    scan = reductions.scan
-    exscan = reductions.exscan
-    barrier = collectives.barrier
-    all_reduce_loc = extremes.all_reduce_loc
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a blocking verb, or a wait without a timeout of its own, may take; None: for ever.
 
-    send = p2p.send
-    recv = p2p.recv
-    isend = p2p.isend
-    irecv = p2p.irecv
-    sendrecv = sendrecv.sendrecv
-    probe = probes.probe
-    iprobe = probes.iprobe
-    probe_object = probes.probe_object
-    iprobe_object = probes.iprobe_object
-    batch_isend_irecv = p2p.batch_isend_irecv
-    send_object = objects.send_object
-    recv_object = objects.recv_object
-    isend_object = objects.isend_object
-    irecv_object = objects.irecv_object
-    sendrecv_object = objects.sendrecv_object
-    broadcast_object = objects.broadcast_object
-    gather_object = objects.gather_object
-    all_gather_object = objects.all_gather_object
-    scatter_object = objects.scatter_object
-    all_to_all_object = objects.all_to_all_object
-    reduce_object = objects.reduce_object
-    all_reduce_object = objects.all_reduce_object
-    send_ragged = ragged.send_ragged
-    recv_ragged = ragged.recv_ragged
-    isend_ragged = ragged.isend_ragged
-    irecv_ragged = ragged.irecv_ragged
-    broadcast_ragged = ragged.broadcast_ragged
-    gather_ragged = ragged.gather_ragged
-    all_gather_ragged = ragged.all_gather_ragged
-    scatter_ragged = ragged.scatter_ragged
-    all_to_all_ragged = ragged.all_to_all_ragged
-    plan = persistent.plan
+        Then it raises WaitTimeoutError. A receive is taken back; what else was begun stays under way, so
+        other ranks may still come to it. Within a node that holds for one collective: the next one that is
+        given up before they came is withdrawn, and they get PeerFailedError there. Communicators made of
+        this one take it over. Set it on all ranks alike: with check="light" or "full" ranks that differ raise
+        MismatchError.
+        """
+        return self.context.timeout_s
 
-    # -- mpi4py's spellings of the same ------------------------------------------------------------
-    bcast = spelt("bcast", collectives.broadcast)
-    allreduce = spelt("allreduce", reductions.all_reduce)
-    allgather = spelt("allgather", collectives.all_gather)
-    alltoall = spelt("alltoall", collectives.all_to_all)
-    reduce_scatter_block = reductions.reduce_scatter
-    Barrier = collectives.barrier
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self.context.check_open("timeout")
+        is_time = isinstance(seconds, Real) and not isinstance(seconds, bool) and seconds > 0
+        if seconds is not None and not is_time:
+            what = f"timeout must be a number of seconds above 0, not {seconds!r}"
+            raise UsageError(what, where("timeout", self), "None: for ever")
+        self.context.limit(seconds)
+
+    @property
+    def order(self) -> str:
+        """In which order floats are reduced where MPI does it: "rank", or "fast".
+
+        "rank" is the order of ranks, within nodes and then between them: the same bits whatever way a call
+        takes. "fast" is what the MPI library takes for quickest. Communicators made of this one take it over.
+        Set it on all ranks alike: with check="light" or "full" ranks that differ raise MismatchError.
+        """
+        return "fast" if self.context.is_fast else "rank"
+
+    @order.setter
+    def order(self, order: str) -> None:
+        self.context.check_open("order")
+        if order not in ("rank", "fast"):
+            raise UsageError(f"there is no order {order!r}", where("order", self), '"rank" or "fast"')
+        self.context.reduce_fast(order == "fast")
+
+    # -- mpi4py's spellings ------------------------------------------------------------------------
+    bcast = spelt("bcast", Collectives.broadcast)
+    allreduce = spelt("allreduce", Reductions.all_reduce)
+    allgather = spelt("allgather", Collectives.all_gather)
+    alltoall = spelt("alltoall", Collectives.all_to_all)
+    reduce_scatter_block = Reductions.reduce_scatter
+    Barrier = Collectives.barrier
 
     def Get_rank(self) -> int:  # noqa: N802  the spelling is the point
         return self.rank
@@ -279,93 +196,222 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         runtime.abort("Abort was called", errorcode)
 
     # -- more communicators ------------------------------------------------------------------------
-    split = groups.split
-    split_node = groups.split_node
-    shared_array = shared_array.shared_array
-    window = windows.window
-    counter = windows.counter
-    pool = groups.pool
-    spawn = spawned.spawn
-    group = groups.group
-    dup = groups.dup
-    create_intercomm = groups.create_intercomm
-    bytewise_min = least
-    merge = groups.merge
+    @overload
+    def split(self, color: int, key: int = 0, name: str | None = None) -> Communicator: ...
+    @overload
+    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Communicator | None: ...
+    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Communicator | None:
+        """Divide the ranks: those of one color form a communicator, ordered by key, then rank.
 
-    mesh = groups.mesh
-    cart = groups.cart
-    graph = groups.graph
-    as_process_group = groups.as_process_group
+        Collective. Same as MPI_Comm_split.
 
-    def derive(
-        self, mpi: MPI.Comm | None, name: str, settings: groups.Settings = groups.INHERITED,
-        kind: type[Communicator] | None = None,
+        Args:
+            color: number from 0, or a truth value; None: this rank is in no part and gets None.
+        """
+        made = groups.split(self.context, color, key, name)
+        return None if made is None else over(made)
+
+    def split_node(
+        self, name: str | None = None, *, key: int = 0,
+        by: Literal["node", "numa", "socket", "cache", "core"] = "node",
     ) -> Communicator:  # fmt: skip
-        """One of mpi's ranks, which are some of this one's; None: of the same ranks, all of a node."""
-        made = object.__new__(kind or Communicator)
-        made.is_fast = self.is_fast
-        check, gpu, pickler = settings
-        settings = groups.Settings(check or self.asked_check, gpu or self._gpu, pickler or self.pickler)
-        made.adopt(mpi, name, settings, parent=self)
-        if self.timeout_s is not None:
-            made.timeout = self.timeout_s
-        return made
+        """The ranks that share this node's memory, or a part of the node, ordered by key, then rank.
 
-    # -- the end -------------------------------------------------------------------------------------
+        Collective. Same as MPI_Comm_split_type(SHARED), or by hardware.
+
+        Args:
+            by: the part: a NUMA domain, a socket, the largest cache, or a core. Ranks that are not bound to
+                one are with those that may run in the same ones. Where the system does not tell: the node.
+        """
+        return over(groups.split_node(self.context, name, key, by))
+
+    def group(self, ranks: Sequence[int], name: str | None = None, tag: int = 0) -> Communicator:
+        """A communicator of some ranks, in the order given; called by those ranks only.
+
+        Same as MPI_Comm_create_group. Members that make several groups at once tell them apart by tag.
+
+        Raises:
+            RankError: a rank does not exist, is named twice, or this rank is not among them.
+        """
+        return over(groups.group(self.context, ranks, name, tag))
+
+    def dup(
+        self, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
+        pickler: object = None,
+    ) -> Communicator:  # fmt: skip
+        """A second communicator of the same ranks, whose messages never meet those of this one. Collective.
+
+        Args:
+            name: of the new one, shown in errors.
+            check: its level of agreement (docs/errors.md); None: this one's.
+            gpu: the path of device arrays there: "auto", or one of docs/gpu.md, which is forced.
+            pickler: a module, or its name, that pickles objects there and on communicators made of it.
+                cloudpickle takes lambdas and classes of __main__. None: as here.
+
+        Raises:
+            ConfigError: there is no such path, or pickler.
+            MismatchError: the ranks name different ones.
+        """
+        return over(groups.dup(self.context, name, check, gpu=gpu, pickler=pickler))
+
+    def create_intercomm(
+        self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0,
+        name: str | None = None,
+    ) -> Communicator:  # fmt: skip
+        """Join this group with another one. Collective over both. Same as MPI_Intercomm_create.
+
+        Args:
+            local_leader: rank of this communicator that speaks for it.
+            peer: communicator in which both leaders are ranks.
+            remote_leader: the other group's leader, as rank of peer.
+
+        Raises:
+            RankError: there is no such leader.
+            UsageError: peer is no Communicator.
+        """
+        there: Any = getattr(peer, "context", peer)
+        return over(groups.create_intercomm(self.context, local_leader, there, remote_leader, tag, name))
+
+    def merge(self, high: bool = False, name: str | None = None) -> Communicator:
+        """Make one group of an inter-communicator's two; the group that gives high=True comes second."""
+        return over(groups.merge(self.context, high, name))
+
+    def spawn(
+        self, program: str | os.PathLike[str] | Sequence[str], ranks: int, *, name: str = "spawned",
+        timeout: float = 60.0,
+    ) -> Communicator:  # fmt: skip
+        """Start a program of Python on new ranks, and return an inter-communicator with them.
+
+        Collective. Same as MPI_Comm_spawn. On the new ranks hpcomm.parent() is that inter-communicator. The
+        new ranks have a world of their own, the launcher's environment and rank 0's working directory. After
+        close() either side may end before the other.
+
+        Args:
+            program: a file, or a file and its arguments, or "-m", a module and its arguments.
+            name: of the new ranks, shown in errors.
+            timeout: seconds until all must be there. After that the job ends, because MPI's call cannot be
+                interrupted.
+
+        Raises:
+            ConfigError: there is no such file, or the launcher of this job cannot start more ranks.
+            UsageError: program or ranks has another type.
+            MismatchError: the ranks name different ones.
+            TransportError: MPI could not start them.
+
+        Example:
+            >>> with comm.spawn("worker.py", 2) as workers:
+            ...     done = workers.all_gather_object(comm.rank)
+        """
+        return over(spawned.spawn(self.context, program, ranks, name, timeout))
+
+    def pool(
+        self, root: int = 0, *, progress: bool = False, initializer: Callable[..., object] | None = None,
+        initargs: Iterable[object] = (),
+    ) -> Workers:  # fmt: skip
+        """Let all ranks but root work for root: `with comm.pool() as pool: if pool: pool.map(f, items)`.
+
+        Collective. Root gets a Pool; the others work until the block of root ends, and get None. One rank
+        alone works for itself, in a thread.
+
+        Args:
+            root: the rank that submits.
+            progress: let map say on stderr how many tasks are done.
+            initializer, initargs: each worker calls root's initializer(*initargs) before its first task. If
+                that fails, the pool is broken, as an Executor of Python's.
+
+        Raises:
+            RankError: root is no rank. UsageError: initializer cannot be called or pickled.
+            An exception of a task is root's, with the traceback on its rank.
+        """
+        from .pools import Workers
+
+        return Workers(self, root, progress=progress, begin=(initializer, initargs))
+
+    def mesh(
+        self, axes: Mapping[str, int] | None = None, /, *, periodic: Iterable[str] = (),
+        order: Literal["rank", "node"] = "rank", **sizes: int,
+    ) -> Mesh:  # fmt: skip
+        """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective.
+
+        Args:
+            axes: {name: size} instead of keywords; -1 as size: as many ranks as are left, evenly.
+            periodic: names of axes that close to rings.
+            order: "rank": row by row as comm numbers them; "node": renumbered so that the ranks of a node
+                sit side by side along the last axes.
+
+        Raises:
+            LayoutError: the sizes do not hold all ranks; the message has sizes that would.
+        """
+        from .mesh import mesh
+
+        return mesh(self.context, axes, sizes, periodic, order)
+
+    def cart(
+        self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, *, reorder: bool = False,
+        name: str | None = None,
+    ) -> Cart:  # fmt: skip
+        """The ranks on a grid, with neighbour verbs. Collective. Same as MPI_Cart_create.
+
+        Args:
+            shape: ranks along each axis; -1: as many as there are left, evenly.
+            periodic: whether the axes close to rings: one answer, or one per axis.
+            reorder: ranks may be numbered anew, so that those of a node form a compact tile.
+
+        Raises:
+            LayoutError: the shape does not hold all ranks; the message has shapes that would.
+        """
+        from .topology import cart
+
+        return cart(self.context, shape, periodic, reorder=reorder, name=name)
+
+    def graph(
+        self, destinations: Sequence[int], sources: Sequence[int] | None = None, *, name: str | None = None
+    ) -> Graph:
+        """The ranks as nodes of a directed graph, with neighbour verbs. Collective.
+
+        Same as MPI_Dist_graph_create_adjacent.
+
+        Args:
+            destinations: the ranks that this one speaks to; one may stand there several times.
+            sources: the ranks that this one hears from; None: found by asking everybody, then ascending.
+
+        Raises:
+            RankError: a rank that does not exist.
+            MismatchError: an edge that one of its two ranks names more often than the other. All ranks raise.
+        """
+        from .topology import graph
+
+        return graph(self.context, destinations, sources, name=name)
+
+    def as_process_group(self) -> Any:
+        """A process group of torch.distributed with these ranks. The first call is collective.
+
+        hpcomm.from_torch is the way back.
+        """
+        import hpcomm
+
+        self.context.check_one_group("as_process_group")
+        return hpcomm.as_process_group(self)  # the door of a layer above this one
+
+    # -- looking on, and the end ---------------------------------------------------------------------
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Call observer.before(call) and observer.after(call) at every call. Returns a function to stop.
+
+        While there is an observer, calls take the general path, which costs some microseconds.
+        """
+        self.context.check_open("observe")
+        if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):
+            raise UsageError(
+                f"{observer!r} is no observer", where("observe", self), "before(call), after(call)"
+            )
+        return self.context.observe(observer)
+
     def close(self) -> None:
         """Give the communicator back to MPI. Collective. A second close does nothing.
 
         Calls that are under way on it may still be waited for; its plans can no longer be started.
         """
-        if self.is_closed:
-            return
-        for request in self.to_itself:
-            request.wait()
-        self.to_itself.clear()
-        self.leave_direct()
-        self.node = self.watched = self.message_kinds = None  # their memory may be another one's soon
-        if runtime.end_notices is not None:
-            runtime.end_notices.forget(self)
-        if self.call_logs is not None:
-            self.call_logs.close()
-        if self.exchange_channel is not None:
-            self.exchange_channel[0].Free()
-            if self.exchange_channel[2] is not None:
-                self.exchange_channel[2].close()
-        if self.devices is not None:
-            self.devices.close()
-        if self.partners is not None:
-            self.partners.part()
-        left = [self.block_channel, let_go(self)]
-        left += [each for each in (self.inner_comm, self.both) if each not in (None, self.block_channel)]
-        if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
-            self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
-        else:
-            free(left)
-
-    def lose_mpi(self) -> None:
-        """Have no carriers any more."""
-        self.mpi_handle = self.object_comm = nothing = type(self.carriers.plain)()
-        self.carriers = Carriers(nothing, nothing, self.name)
-
-    def forget_mpi(self) -> None:
-        """Be as after close(): MPI is finalized."""
-        self.lose_mpi()
-        self.leave_direct()
-        self.outstanding.forget_mpi(self.to_itself)
-
-    @property
-    def is_closed(self) -> bool:
-        return not self.carriers.plain
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Messages to this rank itself have nobody else to take note of their end; MPI is freed later."""
-        if not is_finalizing():  # an argument, because globals may have gone by now
-            for request in getattr(self, "to_itself", ()):
-                if runtime.may_call_mpi():  # Python collects garbage in any thread
-                    request.done()
-            if self.home is not None and not self.is_closed:
-                self.home[0].drop(self.home[1], self)
+        self.context.close()
 
     def __reduce__(self) -> NoReturn:
         raise UsageError(
@@ -385,109 +431,17 @@ class Communicator(Mpi4pyNames, ClosedByAll):
         ranks = [("this rank", f"{self.rank} of {self.size}"), *other]
         return sheet(f"Communicator '{self.name}'", [*ranks, ("compared", self.check)])
 
-    # -- looking on ----------------------------------------------------------------------------------
-    def observe(self, observer: Observer) -> Callable[[], None]:
-        """Call observer.before(call) and observer.after(call) at every call. Returns a function to stop.
 
-        While there is an observer, calls take the general path, which costs some microseconds.
-        """
-        self.check_open("observe")
-        if not all(callable(getattr(observer, name, None)) for name in ("before", "after")):
-            raise UsageError(
-                f"{observer!r} is no observer", where("observe", self), "before(call), after(call)"
-            )
-        self.observers = (*self.observers, observer)
-        self.leave_direct()
+C = TypeVar("C", bound=Communicator)
 
-        def stop() -> None:
-            self.observers = tuple(o for o in self.observers if o is not observer)
-            self.go_direct()
 
-        return stop
-
-    # -- for the verbs -------------------------------------------------------------------------------
-    check_open = groups.check_open
-
-    @once
-    def mpi_handle(self) -> MPI.Comm:
-        """Once it was asked for, something may have been sent there."""
-        return self.carriers.plain
-
-    @once
-    def object_comm(self) -> MPI.Comm:
-        return self.carriers.objects
-
-    def fall_out(self, why: str = "are out of step since they disagreed about a call") -> None:
-        """Make no collective call any more: it could meet another one of the other ranks."""
-        if not self.disagreed:
-            self.disagreed = why
-            self.agreement.depart()
-        self.leave_direct()
-
-    def leave_direct(self) -> None:
-        """Let all calls take the general path from now on."""
-        self.direct = NO_DIRECT
-        forget(self)
-
-    def go_direct(self) -> None:
-        """Let calls take the direct path again, if nothing speaks against it."""
-        if self.observers or self.is_closed or self.disagreed:
-            return
-        by_library = not self.is_inter and self.timeout_s is None
-        self.direct = self.node or (ByLibrary(self) if by_library else NO_DIRECT)
-
-    def move_on(self) -> None:
-        """Let MPI work on what is under way; nothing once another thread has closed this communicator."""
-        from ..transport import mpi as transport
-
-        if mpi := self.carriers.plain:  # on which nothing is sent: a duplicate stays unused
-            transport.move_on(mpi)
-
-    def last_call(self) -> int:
-        """The number of the last call that this rank has come to, where others see it."""
-        assert self.watched is not None
-        return self.watched[0].last_call()
-
-    def check_one_group(self, verb: str) -> None:
-        self.check_open(verb)
-        if self.is_inter:
-            raise UsageError(
-                f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
-            ).located(verb, self)
-
-    def keep_request(self, request: Request[object]) -> None:
-        """Own a request that nobody waits for: a message to this rank itself."""
-        self.to_itself = [kept for kept in self.to_itself if not kept.done()]
-        self.to_itself.append(request)
-
-    @once
-    def watched(self) -> tuple[CallLog, list[tuple[int, Region, CallLog]]] | None:
-        """This rank's call log, and of the others on this node that note calls, the next one first: rank,
-        record, log; None: there is nobody to compare with."""
-        assert self.block_channel is not None  # an AttributeError while the ranks meet: the watchdog looks
-        if self.call_logs is None or not self.noting or self.compared == "off":
-            return None
-        order, logs, regions = self.near_ranks, self.call_logs, self.node_regions
-        return logs.mine, [(rank, regions[rank], logs[order.index(rank)]) for rank in self.noting]
-
-    @once
-    def message_kinds(self) -> Kinds | None:
-        """Of elements in messages within the node."""
-        if self.watched is None or self.devices is not None:
-            return None
-        own, peers = self.watched
-        return Kinds(self, own.kinds, {rank: log.kinds for rank, _, log in peers})
-
-    @once
-    def agreement(self) -> agreement.Agreement:
-        """How the ranks find out that they make the same call."""
-        if self.is_inter:
-            made = agreement.between(self, self.both) if self.both else agreement.counted(self)
-        elif self.compared == "full":
-            made = agreement.full(self, self.object_comm, self.watched[0] if self.watched else None)
-        elif self.watched is None or segment.current is None:
-            made = agreement.off()
-        else:
-            made = agreement.light(self, *self.watched)
-        is_seen = self.compared == "off" or self.has_foreigners or len(self.near_ranks) == self.size
-        return made if runtime.end_notices is None else runtime.end_notices.count(self, made, is_seen)
+@overload
+def over(context: Context) -> Communicator: ...
+@overload
+def over(context: Context, kind: type[C]) -> C: ...
+def over(context: Context, kind: type[Communicator] = Communicator) -> Communicator:
+    """A communicator of this kind, for users to hold."""
+    made = object.__new__(kind)
+    made.context = context
+    fill_names(made)
+    return made

@@ -1,7 +1,7 @@
-"""Lazy hpcomm.world and hpcomm.self_: the Communicator is made when it is first used.
+"""Lazy hpcomm.world and hpcomm.self_: what they are made of is there when they are first used.
 
 So `from hpcomm import world` starts nothing, and a script that says so at its top can be imported by
-processes that are no ranks, as multiprocessing does. Making changes the class: later looks cost nothing.
+processes that are no ranks, as multiprocessing does. After that, looks at them cost nothing.
 """
 
 from __future__ import annotations
@@ -10,61 +10,37 @@ import threading
 from typing import Any
 
 from .._lazy import undisturbed
-from ..core.present import is_own
 from ..job.optional_packages import load_mpi
 from .communicator import Communicator
+from .context import Context
 
 _lock = threading.RLock()
 _named: dict[str, Communicator] = {}
 
 
 class Late(Communicator):
-    """A communicator of one of MPI's own: "COMM_WORLD" or "COMM_SELF".
-
-    The thread that makes it sees as much of it as there is. Others wait for all of it, but the watchdog.
-    """
+    """A communicator of one of MPI's own, "COMM_WORLD" or "COMM_SELF", which gets its context when asked."""
 
     def __init__(self, name: str) -> None:
-        vars(self)["_late"] = name
-
-    def __getattribute__(self, attribute: str) -> Any:
-        if not attribute.startswith("__"):  # what others ask of any object, such as __array_interface__
-            _make(self)
-        return object.__getattribute__(self, attribute)
+        self._late = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if type(self) is not Late:
-            return getattr(self, attribute)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {attribute!r}")
+        """Python asks here for what is not there yet."""
+        if attribute.startswith("__"):  # what others ask of any object, such as __array_interface__
+            raise AttributeError(f"'Communicator' object has no attribute {attribute!r}")
+        with _lock, undisturbed():
+            if type(self) is Late:  # no other thread, nor a signal handler, was quicker
+                mpi = load_mpi(f"hpcomm.{self._late}")
+                one = mpi.COMM_WORLD if self._late == "world" else mpi.COMM_SELF
+                Communicator.__init__(self, one, self._late.rstrip("_"))
+                _settle(self)
+        return getattr(self, attribute)
 
-    def __setattr__(self, attribute: str, value: object) -> None:
-        _make(self)
-        object.__setattr__(self, attribute, value)
 
-    def __del__(self) -> None:  # type: ignore[override]
-        """Nothing has been begun."""
-
-
-def _make(comm: Communicator) -> None:
-    thread = threading.current_thread()
-    if vars(comm).get("_maker") == thread.ident or is_own(thread):
-        return
-    with _lock, undisturbed():
-        if type(comm) is not Late:  # another thread, or a signal handler, was quicker
-            return
-        name = vars(comm)["_late"]
-        mpi = load_mpi(f"hpcomm.{name}")
-        vars(comm)["_maker"] = thread.ident
-        try:
-            Communicator.__init__(
-                comm, mpi.COMM_WORLD if name == "world" else mpi.COMM_SELF, name.rstrip("_")
-            )
-            object.__setattr__(comm, "__class__", Communicator)
-        except BaseException:
-            vars(comm).clear()
-            vars(comm)["_late"] = name
-            raise
-        del vars(comm)["_late"], vars(comm)["_maker"]
+def _settle(comm: Communicator) -> None:
+    """Be a Communicator: CPython finds methods slowly in a class with a __getattr__."""
+    del vars(comm)["_late"]
+    object.__setattr__(comm, "__class__", Communicator)
 
 
 def named(name: str) -> Communicator:
@@ -73,12 +49,12 @@ def named(name: str) -> Communicator:
         return _named.setdefault(name, Late(name))
 
 
-def taken(name: str) -> Communicator | None:
-    """The communicator of this name, to be made of another one of MPI's, if it was named and not used."""
+def give(name: str, context: Context) -> Communicator | None:
+    """The communicator of this name, now with another context than MPI's, if it was named and not used."""
     with _lock:
         comm = _named.get(name)
         if type(comm) is not Late:
             return None
-        vars(comm).clear()
-        object.__setattr__(comm, "__class__", Communicator)
+        comm.context = context
+        _settle(comm)
         return comm

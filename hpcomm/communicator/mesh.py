@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, count
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from .._lazy import loaded
 from ..agree.agreement import refused
 from ..core.html import grid, sheet
 from ..core.partition import integers
 from ..errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
-from .communicator import Communicator
-from .groups import agreed, made
+from .communicator import Communicator, over
+from .making.groups import agreed, made
 from .topology import Cart, fill_in, node_order, nodes_of
+
+if TYPE_CHECKING:
+    from .context import Context
 
 MOST_DRAWN = 1024  # ranks, in a notebook
 
@@ -43,7 +46,7 @@ class Mesh:
             self._strides[name] = step
             step *= size
         self.coords = self.coords_of(comm.rank)
-        self._nodes = nodes_of(comm)
+        self._nodes = nodes_of(comm.context)
         self._comms: dict[tuple[str, ...], Communicator] = {}
         for name in self.shape:
             self._group((name,))
@@ -151,7 +154,7 @@ class Mesh:
                 "mesh.to_torch",
                 "torch.distributed.init_process_group(...) on all ranks first",
             )
-        ranks = self.comm.mpi_handle.allgather(dist.get_rank())
+        ranks = self.comm.context.mpi_handle.allgather(dist.get_rank())
         grid = torch.tensor(ranks).reshape(tuple(self.shape.values()))
         return dist.device_mesh.DeviceMesh(device_type, grid, mesh_dim_names=self.names)
 
@@ -227,27 +230,11 @@ def axes_of(ranks: Mesh | Communicator) -> tuple[dict[str, int], Sequence[str]]:
 
 
 def mesh(
-    comm: Communicator,
-    shape: Mapping[str, int] | None = None,
-    /,
-    *,
-    periodic: Iterable[str] = (),
-    order: Literal["rank", "node"] = "rank",
-    **sizes: int,
+    comm: Context, shape: Mapping[str, int] | None, sizes: dict[str, int], periodic: Iterable[str], order: str
 ) -> Mesh:
-    """The ranks on named axes: comm.mesh(dp=2, tp=2). Collective.
-
-    Args:
-        shape: {name: size} instead of keywords; -1 as size: as many ranks as are left, evenly.
-        periodic: names of axes that close to rings.
-        order: "rank": row by row as comm numbers them; "node": renumbered so that the ranks of a node
-            sit side by side along the last axes.
-
-    Raises:
-        LayoutError: the sizes do not hold all ranks; the message has sizes that would.
-    """
+    """As Communicator.mesh."""
+    comm.check_one_group("mesh")
     try:
-        comm.check_open("mesh")
         demand(shape or {}, Mapping, "the shape", "mesh", "names for the axes: comm.mesh(y=2, x=-1)")
         wanted = dict(shape or {}) | sizes
         demand(periodic, Iterable, "periodic", "mesh", "names of axes that close to rings: periodic=['x']")
@@ -274,9 +261,9 @@ def mesh(
         order=order,
     ):
         if order == "rank":
-            return Mesh(made(comm, "mesh", name, comm.mpi_handle.Dup), found, rings)
+            return Mesh(over(made(comm, "mesh", name, comm.mpi_handle.Dup)), found, rings)
         place = node_order(nodes_of(comm), tuple(found.values())).index(comm.rank)
-        return Mesh(made(comm, "mesh", name, comm.mpi_handle.Split, 0, place), found, rings)
+        return Mesh(over(made(comm, "mesh", name, comm.mpi_handle.Split, 0, place)), found, rings)
 
 
 def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:

@@ -39,7 +39,7 @@ def spelt(name: str, verb: Verb) -> Verb:
                 hint=f"comm.{own}_object(...) takes any object; comm.{own}(...) arrays and numbers; "
                 f"MPI.of(comm).{name} of hpcomm.compat is as mpi4py has it",
             )
-            raise refused(comm, name, error)
+            raise refused(comm.context, name, error)
         return verb(comm, x, *more, **named)
 
     return alias  # type: ignore[return-value]  # it takes the same

@@ -24,7 +24,7 @@ from ..agree.agreement import refused
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 from ..transport.late import buffer
 from .communicator import Communicator
-from .pickling import Ways
+from .payloads.pickling import Ways
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,22 +125,22 @@ class Workers:
         progress: bool,
         begin: tuple[Callable[..., object] | None, Iterable[object]] = (None, ()),
     ) -> None:
-        comm.check_one_group("pool")
+        comm.context.check_one_group("pool")
         if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < comm.size:
             error = RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"0 to {comm.size - 1}")
-            raise refused(comm, "dup", error)
+            raise refused(comm.context, "dup", error)
         if comm.size > 1:
             try:
                 runtime.need_threads("a pool")
             except HpcommError as wrong:
-                raise refused(comm, "dup", wrong) from None
+                raise refused(comm.context, "dup", wrong) from None
         self._comm, self._root, self._progress = comm, index(root), progress
         self._options: dict[str, Any] = {}
         if begin[0] is not None and comm.rank == root:
             try:
                 self._options["initializer"] = partial(_begin, _initializing(*begin))
             except HpcommError as wrong:
-                raise refused(comm, "dup", wrong) from None
+                raise refused(comm.context, "dup", wrong) from None
 
     def __enter__(self) -> Pool | None:
         from mpi4py.futures import MPICommExecutor
@@ -148,7 +148,8 @@ class Workers:
         global _here
         self._ranks = self._comm.dup(name=f"{self._comm.name}/pool")
         outer, _here = _here, f"rank {self._comm.rank} of '{self._comm.name}'"
-        self._executor = MPICommExecutor(self._ranks.mpi_handle, self._root, use_pkl5=True, **self._options)  # type: ignore[arg-type]
+        mpi = self._ranks.context.mpi_handle
+        self._executor = MPICommExecutor(mpi, self._root, use_pkl5=True, **self._options)  # type: ignore[arg-type]
         inner = self._executor.__enter__()  # workers work in here
         if inner is None:
             _here = outer

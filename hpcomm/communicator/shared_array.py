@@ -15,6 +15,10 @@ from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
 from ..node import native
 from ..node.segment import all_of, opened, telling
 from ..transport.late import dtypes, transport
+from .making.groups import split_node
+from .payloads.objects import Objects
+from .shell import Shell
+from .verbs.collectives import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from ..core.types import AnyArray
     from ..node._native import core
     from .communicator import Communicator
+    from .context import Context
 
 _MOST = 1 << 47  # bytes of address space
 _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
@@ -81,47 +86,53 @@ class SharedArray(ClosedByAll):
         return f"<SharedArray {self._record} {self.shape} of {self.node.size} ranks{closed}>"
 
 
-def shared_array(comm: Communicator, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> SharedArray:
-    """One array of zeros on each node, in memory that all ranks of the node share.
+class SharedArrays(Shell):
+    """What makes shared arrays."""
 
-    Collective. On several nodes each has an array of its own.
+    def shared_array(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> SharedArray:
+        """One array of zeros on each node, in memory that all ranks of the node share.
 
-    Args:
-        shape, dtype: the same on every rank.
+        Collective. On several nodes each has an array of its own.
 
-    Raises:
-        LayoutError: shape is not possible, or the ranks of a node give different shapes or dtypes.
-        DtypeError: there is no such dtype.
-        ConfigError: the node has not enough shared memory.
+        Args:
+            shape, dtype: the same on every rank.
 
-    Example:
-        >>> with comm.shared_array((comm.size, 3)) as shared:
-        ...     shared.array[comm.rank] = comm.rank
-        ...     shared.fence()
-        ...     total = shared.array.sum()
-    """
-    comm.check_one_group("shared_array")
-    try:
-        lengths = shape_of(shape)
-        record, _ = dtypes.parse(dtype)
-        kind = np.dtype(record.storage)
-    except HpcommError as error:
-        raise refused(comm, "split_node", error) from None
-    node = comm.split_node(name=f"{comm.name}/shared")
-    try:
-        given = lengths, str(record)
-        for rank, other in enumerate(node.all_gather_object(given)):
-            if other != given:
-                theirs = f"{other[1]} {other[0]}"
-                what = f"this rank asks for {record} {lengths}, rank {rank} of the node for {theirs}"
-                raise LayoutError(what, hint="the same shape and dtype on every rank")
-        return SharedArray(node, _array(node, lengths, kind), record)
-    except HpcommError as error:
-        node.close()
-        raise error.located("shared_array", comm) from None
+        Raises:
+            LayoutError: shape is not possible, or the ranks of a node give different shapes or dtypes.
+            DtypeError: there is no such dtype.
+            ConfigError: the node has not enough shared memory.
+
+        Example:
+            >>> with comm.shared_array((comm.size, 3)) as shared:
+            ...     shared.array[comm.rank] = comm.rank
+            ...     shared.fence()
+            ...     total = shared.array.sum()
+        """
+        comm = self.context
+        comm.check_one_group("shared_array")
+        try:
+            lengths = shape_of(shape)
+            record, _ = dtypes.parse(dtype)
+            kind = np.dtype(record.storage)
+        except HpcommError as error:
+            raise refused(comm, "split_node", error) from None
+        from .communicator import over
+
+        node = split_node(comm, f"{comm.name}/shared", 0, "node")
+        try:
+            given = lengths, str(record)
+            for rank, other in enumerate(Objects(node).all_gather_object(given)):
+                if other != given:
+                    theirs = f"{other[1]} {other[0]}"
+                    what = f"this rank asks for {record} {lengths}, rank {rank} of the node for {theirs}"
+                    raise LayoutError(what, hint="the same shape and dtype on every rank")
+            return SharedArray(over(node), _array(node, lengths, kind), record)
+        except HpcommError as error:
+            node.close()
+            raise error.located("shared_array", comm) from None
 
 
-def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> AnyArray:
+def _array(node: Context, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> AnyArray:
     """The array in new memory, made sure of before: what is not there is no bus error later."""
     count = math.prod(shape)
     words = max(-(-count * kind.itemsize // 8), 1)
@@ -132,7 +143,7 @@ def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic
     if memory is not None:
         _spread(node, memory)
         at = memory.reserve_words(words) if node.rank == 0 else None
-    at = node.broadcast_object(at)
+    at = Objects(node).broadcast_object(at)
     if memory is not None and at is not None:
         return np.frombuffer(memoryview(memory), kind, count, at).reshape(shape)
     if not all_of(tell, native.missing() is None) and all_of(tell, _has(8 * words)):
@@ -144,12 +155,12 @@ def _array(node: Communicator, shape: tuple[int, ...], kind: np.dtype[np.generic
     )
 
 
-def _spread(node: Communicator, memory: core.Segment) -> None:
+def _spread(node: Context, memory: core.Segment) -> None:
     """Let each rank take a part from the system, so that pages lie near all of them."""
     own = memory.nbytes // node.size
     with suppress(OSError):  # there is not so much: reserve_words says so
         os.posix_fallocate(memory.fileno(), node.rank * own, own)
-    node.barrier()
+    Collectives(node).barrier()
 
 
 def _has(nbytes: int) -> bool:
@@ -160,7 +171,7 @@ def _has(nbytes: int) -> bool:
     return False
 
 
-def _by_mpi(node: Communicator, count: int, kind: np.dtype[np.generic]) -> AnyArray:
+def _by_mpi(node: Context, count: int, kind: np.dtype[np.generic]) -> AnyArray:
     """Without the core MPI shares memory, which lasts until the end: nobody knows how long views are used."""
     from mpi4py import MPI
 
@@ -175,7 +186,7 @@ def _by_mpi(node: Communicator, count: int, kind: np.dtype[np.generic]) -> AnyAr
     array: AnyArray = np.frombuffer(memory, kind, count)
     if node.rank == 0:
         array.fill(0)
-    node.barrier()
+    Collectives(node).barrier()
     return array
 
 

@@ -13,15 +13,25 @@ from .._lazy import MPI, np
 from ..agree.agreement import refused
 from ..core.partition import integers
 from ..errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
-from ..transport.exchange_comm import channel
 from ..transport.late import transport
-from .groups import agreed, made, mapped
-from .neighbour_collectives import Topology
+from .communicator import Communicator, over
+from .making.exchange_comm import channel
+from .making.groups import agreed, made, mapped
+from .verbs.neighbour_collectives import NeighbourCollectives
 
 if TYPE_CHECKING:
     from ..core.request import Pending
     from ..transport.mpi import Spec
-    from .communicator import Communicator
+    from .context import Context
+
+
+class Topology(NeighbourCollectives, Communicator):
+    """A communicator whose ranks have neighbours.
+
+    Attributes:
+        sources: the ranks that this one hears from in a neighbour verb; hpcomm.PROC_NULL: nobody there.
+        destinations: the ranks that it speaks to.
+    """
 
 
 class Cart(Topology):
@@ -71,15 +81,16 @@ class Cart(Topology):
         Args:
             axes: their numbers; or a bool for each axis, as MPI's remain_dims (where [1, 0] means the first).
         """
-        self.check_open("sub")
+        comm = self.context
+        comm.check_open("sub")
         flags = list(axes) if hasattr(axes, "__iter__") else []
         if len(flags) == len(self.shape) and all(isinstance(flag, (bool, np.bool_)) for flag in flags):
             axes = [axis for axis, keep in enumerate(flags) if keep]
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
-        with agreed(self, "sub", keep, axes=axes):
-            cut = self.mpi_handle.Sub  # type: ignore[attr-defined]
-            return _as_cart(made(self, "sub", name or f"{self.name}{list(axes)}", cut, keep, kind=Cart))
+        with agreed(comm, "sub", keep, axes=axes):
+            cut = comm.mpi_handle.Sub  # type: ignore[attr-defined]
+            return _as_cart(made(comm, "sub", name or f"{self.name}{list(axes)}", cut, keep))
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
         hint = f"numbers of axes: 0 to {len(self.shape) - 1}"
@@ -98,7 +109,7 @@ class Cart(Topology):
         if not any(ring and n < 3 for ring, n in zip(self.periodic, self.shape, strict=True)):
             return super()._begun(name, ends)
         (out, count, kind), (received, _, _) = ends
-        mpi, number, _ = channel(self)
+        mpi, number, _ = channel(self.context)
         places = range(len(self.sources))
         ours = out.reshape(len(places), -1) if name.endswith("alltoall") else [out] * len(places)
         theirs = received.reshape(len(places), -1)
@@ -114,25 +125,16 @@ class Graph(Topology):
 
 
 def cart(
-    comm: Communicator,
+    comm: Context,
     shape: Sequence[int],
     periodic: bool | Sequence[bool] = False,
     *,
     reorder: bool = False,
     name: str | None = None,
 ) -> Cart:
-    """The ranks on a grid. Collective. Same as MPI_Cart_create.
-
-    Args:
-        shape: ranks along each axis; -1: as many as there are left, evenly.
-        periodic: whether the axes close to rings: one answer, or one per axis.
-        reorder: ranks may be numbered anew, so that those of a node form a compact tile.
-
-    Raises:
-        LayoutError: the shape does not hold all ranks; the message has shapes that would.
-    """
+    """As Communicator.cart."""
+    comm.check_one_group("cart")
     try:
-        comm.check_open("cart")
         sizes = fill_in(comm.size, shape)
         given: Any = periodic
         answers = list(given) if hasattr(given, "__iter__") else [given] * len(sizes)
@@ -150,10 +152,10 @@ def cart(
         place = order.index(comm.rank) if order is not None else None
         create = partial(_made, comm, "cart", "Create_cart", place)
         name = name or f"{comm.name}.cart"
-        return _as_cart(made(comm, "cart", name, create, list(sizes), list(rings), False, kind=Cart))
+        return _as_cart(made(comm, "cart", name, create, list(sizes), list(rings), False))
 
 
-def _made(comm: Communicator, verb: str, create: str, place: int | None, *arguments: object) -> MPI.Comm:
+def _made(comm: Context, verb: str, create: str, place: int | None, *arguments: object) -> MPI.Comm:
     """A topology that MPI makes of comm's ranks; place: of this rank there, None: all keep theirs.
 
     Of a communicator that has a topology Open MPI 5.0 makes one with both, and mixes up their neighbours.
@@ -168,24 +170,15 @@ def _made(comm: Communicator, verb: str, create: str, place: int | None, *argume
 
 
 def graph(
-    comm: Communicator,
+    comm: Context,
     destinations: Sequence[int],
     sources: Sequence[int] | None = None,
     *,
     name: str | None = None,
 ) -> Graph:
-    """The ranks as nodes of a directed graph. Collective. Same as MPI_Dist_graph_create_adjacent.
-
-    Args:
-        destinations: the ranks that this one speaks to; one may stand there several times.
-        sources: the ranks that this one hears from; None: found by asking everybody, then ascending.
-
-    Raises:
-        RankError: a rank that does not exist.
-        MismatchError: an edge that one of its two ranks names more often than the other. All ranks raise.
-    """
+    """As Communicator.graph."""
+    comm.check_one_group("graph")
     try:
-        comm.check_open("graph")
         destinations = integers(destinations, "the list of destinations")
         sources = None if sources is None else integers(sources, "the list of sources")
         for rank in (*destinations, *(sources or ())):
@@ -208,13 +201,12 @@ def graph(
             _check_edges(comm, destinations, sources)
         create = partial(_made, comm, "graph", "Create_dist_graph_adjacent", None)
         ends = list(sources), list(destinations)
-        new = made(comm, "graph", name or f"{comm.name}.graph", create, *ends, kind=Graph)
-        assert isinstance(new, Graph)
+        new = over(made(comm, "graph", name or f"{comm.name}.graph", create, *ends), Graph)
         new.sources, new.destinations = sources, destinations
         return new
 
 
-def _check_edges(comm: Communicator, destinations: Sequence[int], sources: Sequence[int]) -> None:
+def _check_edges(comm: Context, destinations: Sequence[int], sources: Sequence[int]) -> None:
     """Compare the edges that go out with those that come in, by the sums of a hash of each.
 
     Only where they differ all ranks tell all, so that the error can name an edge.
@@ -251,9 +243,9 @@ def _hashed(source: int | Sequence[int], dest: int | Sequence[int]) -> int:
     return int((x ^ x >> np.uint64(31)).sum())
 
 
-def _as_cart(grid: Communicator) -> Cart:
-    assert isinstance(grid, Cart)
-    mpi: Any = grid.mpi_handle
+def _as_cart(made: Context) -> Cart:
+    grid = over(made, Cart)
+    mpi: Any = made.mpi_handle
     shape, periodic, coords = mpi.Get_topo()
     grid.shape, grid.coords = tuple(shape), tuple(coords)
     grid.periodic = tuple(bool(ring) for ring in periodic)
@@ -294,7 +286,7 @@ def fitting_shapes(size: int, shape: Sequence[int], most: int = 6) -> list[tuple
     return sorted(factors(size, len(shape)), key=distance)[:most]
 
 
-def nodes_of(comm: Communicator) -> list[str]:
+def nodes_of(comm: Context) -> list[str]:
     """The name of every rank's node; one string for all ranks of a node."""
     own = MPI.Get_processor_name().encode()
     width = 255 - comm.bytewise_min(bytes([255 - len(own)]))[0]

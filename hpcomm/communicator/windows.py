@@ -11,7 +11,7 @@ import time
 from contextlib import contextmanager
 from operator import index
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, cast
 from zlib import crc32
 
 from .._lazy import MPI, NDArray, np
@@ -30,8 +30,10 @@ from ..errors import (
 )
 from ..node.present import enter, leave
 from ..transport.late import buffer, dtypes, prepare, transport
-from .groups import agreed, mapped
+from .making.groups import agreed, mapped
 from .shared_array import shape_of
+from .shell import Shell
+from .verbs.collectives import Collectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -206,7 +208,7 @@ class Window(ClosedByAll):
 
     def _take(self, mpi: MPI.Win, rank: int, shared: bool) -> None:
         begin, pause, found = time.monotonic(), Pause(), 0
-        limit = self.comm.timeout_s
+        limit = self.comm.timeout
         while True:
             if shared:
                 found = max(found, 0)  # how many share it, as far as is known
@@ -280,7 +282,7 @@ class Window(ClosedByAll):
 
     # -- arguments -----------------------------------------------------------------------------------
     def _open(self, verb: str) -> MPI.Win:
-        self.comm.check_open(verb)
+        self.comm.context.check_open(verb)
         if self._mpi is None:
             raise UsageError("this window is closed", where(verb, self.comm), "use it before close()")
         return self._mpi
@@ -371,7 +373,7 @@ class Window(ClosedByAll):
             enter(None, verb, None, None, None)
             function(*arguments)
         except MPI.Exception as error:
-            raise transport.failure(error, verb, self.comm) from None
+            raise transport.failure(error, verb, self.comm.context) from None
         finally:
             leave()
 
@@ -410,71 +412,77 @@ class Counter(ClosedByAll):
         return f"<Counter of {self._window!r}>"
 
 
-def window(
-    comm: Communicator, shape: int | Sequence[int], dtype: object = "float64", *, ragged: bool = False
-) -> Window:
-    """An array of zeros on each rank, which all ranks read and write: put, get, accumulate, fetch_and_add.
+class Windows(Shell):
+    """What makes windows."""
 
-    Collective. The memory comes from the MPI library. close() frees it.
+    def window(
+        self, shape: int | Sequence[int], dtype: object = "float64", *, ragged: bool = False
+    ) -> Window:
+        """An array of zeros on each rank, which all ranks read and write.
 
-    Args:
-        shape, dtype: the same on every rank; a torch dtype makes get() return tensors.
-        ragged: the lengths of shape may differ from rank to rank, and be 0; window.shape_of(rank) tells them.
+        Its verbs are put, get, accumulate, fetch_and_add and so on. Collective. The memory
+        comes from the MPI library. close() frees it.
 
-    Raises:
-        LayoutError, DtypeError: shape or dtype is not possible.
-        MismatchError: the ranks give different ones; on all of them.
+        Args:
+            shape, dtype: the same on every rank; a torch dtype makes get() return tensors.
+            ragged: the lengths of shape may differ from rank to rank, and be 0; window.shape_of(rank) tells
+                them.
 
-    Example (the ranks of a ring):
-        >>> with comm.window(3) as window:
-        ...     window.put(np.full(3, comm.rank), (comm.rank + 1) % comm.size)
-        ...     window.fence()
-        ...     left = window.array.copy()
-    """
-    comm.check_one_group("window")
-    try:
-        lengths = shape_of(shape)
-        record, _ = dtypes.parse(dtype)
-    except HpcommError as error:
-        raise refused(comm, "window", error) from None
-    with agreed(comm, "window"):
-        said = f"ragged {record} in {len(lengths)} dimensions" if ragged else f"{record} {lengths}"
-        mark = crc32(said.encode()).to_bytes(4, "little")
-        heard = comm.bytewise_min(mark + bytes(255 - byte for byte in mark))
-        if any(low + high != 255 for low, high in zip(heard[:4], heard[4:], strict=True)):
-            hint = "the same shape and dtype on every rank, or ragged=True for lengths that differ"
-            raise MismatchError(
-                f"ranks ask for different windows, this one for {said}", where("window", comm), hint
-            )
-        array = np.empty(lengths, record.storage)
-        if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where it has no more of them
-            mapped(comm, "window", comm.mpi_handle.Dup).Free()
+        Raises:
+            LayoutError, DtypeError: shape or dtype is not possible.
+            MismatchError: the ranks give different ones; on all of them.
+
+        Example (the ranks of a ring):
+            >>> with comm.window(3) as window:
+            ...     window.put(np.full(3, comm.rank), (comm.rank + 1) % comm.size)
+            ...     window.fence()
+            ...     left = window.array.copy()
+        """
+        comm = self.context
+        comm.check_one_group("window")
         try:
-            mpi = MPI.Win.Allocate(_HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
-        except MPI.Exception as error:
-            raise transport.failure(error, "window", comm) from None
-    mpi.Set_errhandler(MPI.ERRORS_RETURN)
-    memory: Any = mpi.tomemory()
-    np.frombuffer(memory, np.uint8).fill(0)
-    array = np.frombuffer(memory, array.dtype, array.size, _HEAD).reshape(lengths)
-    mpi.Lock_all()
-    shapes = comm.all_gather(np.array(lengths, np.int64)) if ragged else None
-    made = Window(comm, mpi, dtype, array, shapes)
-    made.fence()
-    return made
+            lengths = shape_of(shape)
+            record, _ = dtypes.parse(dtype)
+        except HpcommError as error:
+            raise refused(comm, "window", error) from None
+        with agreed(comm, "window"):
+            said = f"ragged {record} in {len(lengths)} dimensions" if ragged else f"{record} {lengths}"
+            mark = crc32(said.encode()).to_bytes(4, "little")
+            heard = comm.bytewise_min(mark + bytes(255 - byte for byte in mark))
+            if any(low + high != 255 for low, high in zip(heard[:4], heard[4:], strict=True)):
+                hint = "the same shape and dtype on every rank, or ragged=True for lengths that differ"
+                raise MismatchError(
+                    f"ranks ask for different windows, this one for {said}", where("window", comm), hint
+                )
+            array = np.empty(lengths, record.storage)
+            if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where there are no more
+                mapped(comm, "window", comm.mpi_handle.Dup).Free()
+            try:
+                mpi = MPI.Win.Allocate(_HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
+            except MPI.Exception as error:
+                raise transport.failure(error, "window", comm) from None
+        mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        memory: Any = mpi.tomemory()
+        np.frombuffer(memory, np.uint8).fill(0)
+        array = np.frombuffer(memory, array.dtype, array.size, _HEAD).reshape(lengths)
+        mpi.Lock_all()
+        shapes = Collectives(comm).all_gather(np.array(lengths, np.int64)) if ragged else None
+        made = Window(cast("Communicator", self), mpi, dtype, array, shapes)
+        made.fence()
+        return made
 
+    def counter(self, start: int = 0) -> Counter:
+        """A number that begins at start and that all ranks count up: each call of next() gets another one.
 
-def counter(comm: Communicator, start: int = 0) -> Counter:
-    """A number that begins at start and that all ranks count up: each call of next() gets another one.
+        Collective. So work goes to whoever is ready for more:
 
-    Collective. So work goes to whoever is ready for more:
-
-        >>> with comm.counter() as counter:
-        ...     while (i := counter.next()) < len(tasks):
-        ...         work(tasks[i])
-    """
-    made = Counter(window(comm, (), "int64"))
-    if comm.rank == 0 and start:
-        made.add(start)
-    made._window.fence()
-    return made
+            >>> with comm.counter() as counter:
+            ...     while (i := counter.next()) < len(tasks):
+            ...         work(tasks[i])
+        """
+        comm = self.context
+        made = Counter(self.window((), "int64"))
+        if comm.rank == 0 and start:
+            made.add(start)
+        made._window.fence()
+        return made

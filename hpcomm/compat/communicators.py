@@ -24,7 +24,7 @@ def over(communicator: Communicator, handle: MPI.Comm | None = None) -> Intracom
     Args:
         handle: MPI's communicator of the same ranks, for who asks for it; None: the Communicator's own.
     """
-    mpi = communicator.mpi_handle if handle is None else handle
+    mpi = communicator.context.mpi_handle if handle is None else handle
     if isinstance(mpi, Surface):  # of a class of the program's own, maybe
         made = cast("Intracomm", mpi)
     else:
@@ -43,7 +43,7 @@ def wrapped(mpi: MPI.Comm, parent: Communicator | None, verb: str = "") -> MPI.C
     own = theirs(type(mpi))(mpi)
     if parent is None:
         return over(Communicator(own), mpi)
-    made = Communicator(own, f"{parent.name}.{verb.lower()}", parent.asked_check)
+    made = Communicator(own, f"{parent.name}.{verb.lower()}", parent.context.settings.check)
     if parent.timeout is not None:
         made.timeout = parent.timeout
     return over(made, mpi)
@@ -91,7 +91,7 @@ class Comm(Messages, Collectives, Objects, metaclass=Like):
 
     def Free(self) -> None:  # noqa: N802
         communicator = self.communicator
-        if self.handle != communicator.mpi_handle.handle:
+        if self.handle != communicator.context.mpi_handle.handle:
             super().Free()
         communicator.close()
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..core.types import AnyArray
     from ..device import arrays
     from ..device.arrays import Place
+    from .types import AnyArray
 else:
     arrays = LazyModule("hpcomm.device.arrays")
 

@@ -1,8 +1,7 @@
-"""A communicator as the layers below its class see it."""
+"""A communicator's context as the layers below its class see it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from .._lazy import MPI
@@ -10,18 +9,22 @@ from .operation import Observer
 
 
 class Comm(Protocol):
-    """What transports, checks and requests use of a Communicator, whose class stands above them.
+    """What transports, checks and requests use of a Context, whose class stands above them.
 
-    Parts of type Any belong to classes of other layers. communicator.py makes them and says what each is.
+    Parts of type Any belong to classes of other layers. communicator/context.py makes them and says what each
+    is.
     """
 
     rank: int
     size: int
     name: str
+    settings: Any
+    near: Any
+    known: Any
+    life: Any
     is_inter: bool
     remote_size: int
     disagreed: str
-    asked_check: str
     tag_base: int
     compared: str
     observers: tuple[Observer, ...]
@@ -30,17 +33,19 @@ class Comm(Protocol):
     timeout_s: float | None
     is_fast: bool
 
-    node_regions: Mapping[int, Any]
     node: Any
     direct: Any
-    block_channel: MPI.Comm
+    block_channel: Any
 
     devices: Any
     exchange_channel: list[Any] | None
     kept_schedules: Any
     ranks_by_node: Any
     begun: int
-    plan: Any
+    both: Any
+    carriers: Any
+    inner_comm: Any
+    to_itself: list[Any]
 
     @property
     def mpi_handle(self) -> MPI.Comm: ...
@@ -57,13 +62,13 @@ class Comm(Protocol):
     @property
     def outstanding(self) -> Any: ...
     @property
-    def watched(self) -> tuple[Any, list[tuple[int, Any, Any]]] | None: ...
-    @property
     def is_closed(self) -> bool: ...
     def bytewise_min(self, here: bytes) -> bytes: ...
     def check_open(self, verb: str) -> None: ...
-    def dup(self, name: str | None = None, check: str | None = None) -> Comm: ...
+    def close(self) -> None: ...
+    def derive(self, mpi: MPI.Comm | None, name: str, settings: Any = ...) -> Comm: ...
     def fall_out(self, why: str = ...) -> None: ...
     def forget_mpi(self) -> None: ...
+    def lose_mpi(self) -> None: ...
     def last_call(self) -> int: ...
     def move_on(self) -> None: ...

@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from .._lazy import MPI
-from ..core.request import Request
-from .request import abandon
+from .request import Request, abandon
 
 _FEW = 64
 _closed: list[Outstanding] = []  # in the order of their ends

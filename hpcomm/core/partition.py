@@ -28,8 +28,8 @@ from types import MappingProxyType
 from typing import Any
 
 from .._lazy import NDArray, np
-from ..core.types import AnyArray
 from ..errors import LayoutError, RankError
+from .types import AnyArray
 
 Shape = tuple[int, ...]
 Split = str | Sequence[str] | None

@@ -15,10 +15,11 @@ from numbers import Number
 from typing import Any, NamedTuple
 
 from .._lazy import MPI, np
-from ..core.types import NpArray
 from ..errors import DtypeError, UsageError
 from . import dtypes
 from .dtypes import Dtype
+from .op import Op
+from .types import NpArray
 
 NAMES = ("sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "premul_sum")
 _MPI = {"sum": "SUM", "avg": "SUM", "premul_sum": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -42,21 +43,6 @@ _MOST = 2**63 - 1  # of an int
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 _NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
 OTHER_CODE = 31  # code of every operator that MPI does not know by name
-
-
-class Op(NamedTuple):
-    """A reduction operator: a name (with a factor for premul_sum), or a function."""
-
-    name: str
-    factor: Any = None
-    function: Callable[[Any, Any], Any] | None = None
-    mpi: Any = None
-
-    def __str__(self) -> str:
-        return self.name if self.factor is None else f"{self.name}({self.factor})"
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 class Reduction(NamedTuple):

@@ -206,7 +206,7 @@ class Request(Generic[T_co]):
 
     def needs_all(self, comm: Comm, verb: str) -> None:
         """Note that all ranks of comm must make this call of verb, its last one so far."""
-        number = NONE if comm.watched is None else comm.last_call()
+        number = NONE if comm.near.watched is None else comm.last_call()
         self.waits_for = (comm, None, number, verb, None)
 
     def compares(self, leave: Any) -> None:

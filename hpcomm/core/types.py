@@ -13,8 +13,7 @@ from .._lazy import MPI, NDArray, np
 if TYPE_CHECKING:
     from typing_extensions import Buffer as HasBuffer  # every type checker brings it along
 
-    from .buffer import Buffer
-    from .reduction import Op
+    from .op import Op
     from .status import Status
 
 AnyArray: TypeAlias = "NDArray[np.generic]"  # numpy's arrays of whatever elements
@@ -66,7 +65,7 @@ class FactorOp(Protocol):
 
 # What `as_buffer` takes: arrays, and numbers
 ArrayLike: TypeAlias = (
-    "HasShape | HasDlpack | HasCudaInterface | HasInterface | HasBuffer | Buffer | np.generic | complex"
+    "HasShape | HasDlpack | HasCudaInterface | HasInterface | HasBuffer | np.generic | complex"
 )
 Bytes: TypeAlias = bytes | bytearray | memoryview
 P = ParamSpec("P")

@@ -30,19 +30,20 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, np
+from ..communicator.making.exchange_comm import Channel, channel
+from ..communicator.verbs.persistent import Plans
 from ..core.limits import STARTED_ALONE
 from ..core.present import calling
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..node.present import enter, leave
 from ..transport.datatypes import divided, gathered, gathers, spec
 from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
-from ..transport.exchange_comm import Channel, channel
 from ..transport.late import buffer, transport
 from .negotiation import Capabilities, agreed
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from ..communicator.persistent import Plan
+    from ..communicator.verbs.persistent import Plan
     from ..core.types import AnyArray
     from ..node._native import core
 
@@ -89,10 +90,10 @@ class Exchange:
         device_side: Collection[tuple[int, int]] | None = None,
         verb: str = "exchange",
     ) -> None:
-        comm.check_open(verb)
+        comm.context.check_open(verb)
         self._comm = comm
         self._verb = verb
-        lines = channel(comm, peek=tag is not None)
+        lines = channel(comm.context, peek=tag is not None)
         if tag is not None:
             lines = lines._replace(number=tag)
         sends, receives, add = moves
@@ -112,13 +113,13 @@ class Exchange:
         outgoing = _by_peer(sends, [None] * len(sends))
         own = zip(incoming.pop(comm.rank, []), outgoing.pop(comm.rank, []), strict=True)
         try:
-            with calling(comm, verb):
+            with calling(comm.context, verb):
                 terms = self._terms(lines, outgoing, incoming, tag, device_side)
                 self.device_side = terms.device_side
                 self._sites = sites(self._keep)
                 self._plan(lines, outgoing, incoming, terms)
         except MPI.Exception as error:
-            raise transport.failure(error, verb, comm) from None
+            raise transport.failure(error, verb, comm.context) from None
         except HpcommError as error:
             raise error.located(verb, comm) from None
         within = [copying(to, view, bool(adds)) for (to, adds), (view, _) in own]
@@ -129,13 +130,14 @@ class Exchange:
         self._going: list[Plan[object]] = []
         self._is_plain = not self._plans and not self._sites  # then a call is all its acts in turn
         self._calls = [[*starts, *ends] for starts, ends in zip(self._starts, self._ends, strict=True)]
-        comm.outstanding.keep_exchange(self)
+        comm.context.outstanding.keep_exchange(self)
 
     def __call__(self, timeout: float | None = None) -> None:
         """Start it and wait for it."""
         for x in self.tensors:
             buffer.refuse_gradient(x)
-        if timeout is not None or self._under_way or not self._is_plain or self._comm.timeout_s is not None:
+        is_timed = timeout is not None or self._comm.timeout is not None
+        if is_timed or self._under_way or not self._is_plain:
             self.start()
             self.wait(timeout)
         else:
@@ -171,7 +173,7 @@ class Exchange:
         """
         if not self._under_way or self._broken:
             raise self._misuse("was not started")
-        timeout = self._comm.timeout_s if timeout is None else timeout
+        timeout = self._comm.context.timeout_s if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None:
             self._poll(timeout)
@@ -195,7 +197,7 @@ class Exchange:
 
     def _failure(self, error: MPI.Exception) -> HpcommError:
         self._under_way, self._broken = True, error
-        return transport.failure(error, self._verb, self._comm)
+        return transport.failure(error, self._verb, self._comm.context)
 
     def _misuse(self, what: str) -> UsageError:
         if self._broken is not None:
@@ -392,10 +394,10 @@ class Exchange:
         copies = [] if direct else _copies([(view, adds)], [piece])
         if adds is None:
             self._first(copies)
-            sending: Plan[object] = lines.carrier.plan("send", piece, dest=peer, tag=tag)
+            sending: Plan[object] = Plans(lines.carrier).plan("send", piece, dest=peer, tag=tag)
             return sending
         self._then(copies)
-        receiving: Plan[object] = lines.carrier.plan("recv", out=piece, source=peer, tag=tag)
+        receiving: Plan[object] = Plans(lines.carrier).plan("recv", out=piece, source=peer, tag=tag)
         return receiving
 
     def _follow(self) -> None:
@@ -433,7 +435,7 @@ def _boxes(channel: core.Channel) -> tuple[AnyArray, AnyArray]:
 
 def _waited(comm: Communicator, verb: str, wait: Act) -> None:
     try:
-        enter(comm, verb, None, None, None)
+        enter(comm.context, verb, None, None, None)
         wait()
     finally:
         leave()

@@ -18,9 +18,9 @@ from ..transport.endpoints import count, on_device
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
+    from ..communicator.making.exchange_comm import Channel as Lines
     from ..core.types import NpArray
     from ..node._native.core import Channel
-    from ..transport.exchange_comm import Channel as Lines
 
 # Bits of a wish: views as messages of their own, on a device, by a channel:
 _ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4
@@ -64,7 +64,7 @@ def agreed(
         near: whether messages may go by channels; the same on all ranks.
     """
     me, (mpi, tag, _) = comm.rank, lines
-    peers = comm.node_regions if near and has_memory() else {}
+    peers = comm.context.near.regions if near and has_memory() else {}
     wishes = {(me, p): _wish(views, True, p in peers) for p, views in outgoing.items()}
     wishes |= {(p, me): _wish(views, False, p in peers) for p, views in incoming.items()}
     theirs = _traded(mpi, tag, me, wishes, wishes, _WISH)
@@ -100,7 +100,7 @@ def _channels(
     me = comm.rank
     laid = {pair: (reserved(most),) for pair, most in nbytes.items() if pair[0] == me}
     places = laid | _traded(mpi, tag, me, laid, [pair for pair in nbytes if pair not in laid], _PLACE)
-    return {pair: attached(at, comm, sum(pair) - me, verb) for pair, (at,) in places.items() if at}
+    return {pair: attached(at, comm.context, sum(pair) - me, verb) for pair, (at,) in places.items() if at}
 
 
 def _traded(

@@ -10,10 +10,10 @@ from typing import Any
 
 from .._lazy import np
 from ..communicator.communicator import Communicator
+from ..communicator.making.exchange_comm import channel
 from ..core.partition import Box, Partition, Points, integers
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
 from ..transport.endpoints import Rows, memory, set_zero, share_memory
-from ..transport.exchange_comm import channel
 from ..transport.late import buffer, dtypes
 from . import routing
 from .exchange import Exchange, Moves
@@ -56,7 +56,7 @@ class Redistribution:
             demand(partition, (Partition, Points), "a partition", "redistribution", given)
         self.comm, self.source, self.target = comm, source, target
         try:
-            comm.check_open("redistribution")
+            comm.context.check_open("redistribution")
             self.source_ranks = list(
                 integers(range(source.size) if source_ranks is None else source_ranks, "ranks")
             )
@@ -74,7 +74,7 @@ class Redistribution:
             )
         except HpcommError as error:
             raise error.located("redistribution", comm) from None
-        self._tag = channel(comm).number
+        self._tag = channel(comm.context).number
         self._device_side: Any = None  # known from the first call on
         self._last: tuple[Any, Any, Exchange] | None = None  # looks at x and out
         self._repeated = _NOTHING_YET  # the user's own x and out of the last call

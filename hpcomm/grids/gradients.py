@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.types import Floats, Ints
-from ..grids.grid import Rectangles
 from .geometry import across, repeated
+from .grid import Rectangles
 
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _FEW = 4  # neighbours: from fewer a gradient has no second order

@@ -21,7 +21,7 @@ from socket import gethostname
 from typing import Any, NamedTuple
 
 from .._lazy import MPI
-from ..agree import runtime
+from ..agree import runtime, start_up
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
 from ..job import own_files
@@ -79,9 +79,9 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
         found = me.comm.broadcast_object(found)
         if isinstance(found, HpcommError):
             raise found
-        runtime.expect_foreigners()
+        start_up.expect_foreigners()
         late = f"'{found.peer}' was at {path}, but MPI has not joined the jobs within {_MPI_S:g} s"
-        join = me.comm.mpi_handle.Accept if is_host else me.comm.mpi_handle.Connect  # type: ignore[attr-defined]
+        join = me.comm.context.mpi_handle.Accept if is_host else me.comm.context.mpi_handle.Connect  # type: ignore[attr-defined]
         with within(_MPI_S, f"{verb}: {late}"):
             inter = join(found.port, MPI.INFO_NULL, 0)
     finally:

@@ -9,16 +9,17 @@ import time
 from collections.abc import Sequence
 
 from .._lazy import MPI, undisturbed
-from ..agree import runtime
+from ..agree import runtime, start_up
 from ..agree.deadline import within
-from ..communicator.communicator import Communicator
-from ..communicator.lazy_world import taken
+from ..communicator.communicator import Communicator, over
+from ..communicator.context import Context
+from ..communicator.lazy_world import give
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, post_mortem, process_role, startup_monitor
 from ..job.optional_packages import load_mpi
 from . import handshake
 from .coupling.coupling_clock import is_number
-from .link import Link, adopt
+from .link import Link
 from .program import Program
 
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
@@ -117,13 +118,14 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     late = f"join met {others}, but the links to them were not made within {seconds:g} s: look at the network"
     with within(seconds, late):
         everybody = _group(world, sorted(full), _FULL_TAG)
-        runtime.start(everybody, mine)
+        start_up.start(everybody, mine)
         if others and everybody.rank == 0 and (end := post_mortem.leave(handshake.listed(members, entries))):
             runtime.farewells.append(end)
             runtime.at_abort.append(end)
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
-        comm = adopt(_group(world, programs[name], _OWN_TAG), name, made=taken("world"))
+        own = Context(_group(world, programs[name], _OWN_TAG), name)
+        comm = give("world", own) or over(own)
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
 
 
@@ -150,7 +152,7 @@ def _links(
         if name not in pair:
             continue
         peer = pair[pair[0] == name]
-        inter = comm.mpi_handle.Create_intercomm(  # type: ignore[attr-defined]
+        inter = comm.context.mpi_handle.Create_intercomm(  # type: ignore[attr-defined]
             0, world, programs[peer][0], _LINK_TAG + number
         )
         plain = "plain" in (kinds[name], kinds[peer])

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from .._lazy import MPI, np
 from ..agree import runtime
 from ..agree.partners import Partners
-from ..communicator.communicator import Communicator
+from ..communicator.communicator import Communicator, over
+from ..communicator.context import Context
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from ..job.progress import Progress
 from .coupled_field import A, Field
@@ -74,15 +75,16 @@ class Link:
         Args:
             plain: whether the peer speaks MPI only.
         """
-        comm = adopt(inter, f"{name}<->{peer}", plain=plain)
-        comm.partners = Partners(comm, peer, local, plain=plain)
+        between = Context(inter, f"{name}<->{peer}", plain=plain)
+        between.partners = Partners(between, peer, local.context, plain=plain)
         if not plain:
-            runtime.farewells.append(comm.partners.say_farewell)
+            runtime.farewells.append(between.partners.say_farewell)
+        comm = over(between, PlainCommunicator if plain else Communicator)
         return cls(name, peer, local, comm, plain=plain)
 
     @property
     def deadline_s(self) -> float | None:
-        return self.comm.patience_s
+        return self.comm.context.patience_s
 
     @deadline_s.setter
     def deadline_s(self, seconds: float | None) -> None:
@@ -90,7 +92,7 @@ class Link:
             raise UsageError(
                 f"deadline_s must be above 0, not {seconds!r}", f"link to '{self.peer}'", "None: for ever"
             )
-        self.comm.patience_s = seconds
+        self.comm.context.patience_s = seconds
 
     @property
     def size(self) -> int:
@@ -104,7 +106,7 @@ class Link:
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
-        return self.comm.partners.gone() if self.comm.partners is not None else set()
+        return self.comm.context.partners.gone() if self.comm.context.partners is not None else set()
 
     def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
         """Send the values of the fields, each point to the ranks that take it.
@@ -284,13 +286,6 @@ class Link:
 
     def __repr__(self) -> str:
         return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
-
-
-def adopt(mpi: MPI.Comm, name: str, *, plain: bool = False, made: Communicator | None = None) -> Communicator:
-    """A Communicator that owns mpi; plain: it leads to a program without hpcomm. made: the one to be it."""
-    made = made or object.__new__(PlainCommunicator if plain else Communicator)
-    made.adopt(mpi, name, plain=plain)
-    return made
 
 
 def _each(fields: Field[A] | Iterable[Field[A]], verb: str) -> Iterable[Field[A]]:

@@ -45,7 +45,7 @@ def _near() -> segment.NodeSegment:
 
 def _watching(comm: Comm, peer: int, verb: str) -> Callable[..., None]:
     """What a wait for a peer calls again and again."""
-    region, is_gone = comm.node_regions[peer], False
+    region, is_gone = comm.near.regions[peer], False
 
     def look(*_: object) -> None:
         nonlocal is_gone

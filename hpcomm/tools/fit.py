@@ -135,7 +135,7 @@ def pingpong(path: str) -> None:
     import hpcomm
 
     comm, rows = hpcomm.world, []
-    mpi = comm.mpi_handle
+    mpi = comm.context.mpi_handle
     for nbytes in FITTED:
         x = np.zeros(nbytes, np.uint8)
 
@@ -188,11 +188,11 @@ def collectives(path: str) -> None:
 
 def seconds_of(comm: Communicator, call: Callable[[], object], repeats: int) -> float:
     """Seconds of one call, the slowest rank's, when it is made that often."""
-    comm.mpi_handle.Barrier()
+    comm.context.mpi_handle.Barrier()
     begin = time.perf_counter()
     for _ in range(repeats):
         call()
-    return float(comm.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
+    return float(comm.context.mpi_handle.allreduce((time.perf_counter() - begin) / repeats, MPI.MAX))
 
 
 def _median(comm: Communicator, call: Callable[[], object], rounds: int = 15) -> float:

@@ -86,7 +86,7 @@ def _meet(world: MPI.Intracomm) -> list[tuple[str, str] | None]:
         if total != comm.size:
             raise RuntimeError(f"error: all_reduce of ones gives {total} on {comm.size} ranks")
         lack: native.Lack | None = None
-        if node.node is None and node.size > 1:
+        if node.context.node is None and node.size > 1:
             lack = native.lack(segment.current, node.size)
         if {*node.all_gather_object(lack)} != {lack} and lack == native.refused:
             lack = None  # there is none because another rank has none, and that one says why

@@ -43,7 +43,7 @@ def main(words: Sequence[str]) -> int:
     if told is not None:
         library = load_mpi("hpcomm selftest").Get_library_version().split("\n")[0].split(",")[0].strip("\0")
         ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
-        core = ", by the node core" if comm.node is not None else ""
+        core = ", by the node core" if comm.context.node is not None else ""
         print(f"hpcomm {__version__}, {library}, {ranks}{core}")
         for rank, faults in enumerate(told):
             print(*(f"rank {rank}: {fault}" for fault in faults), sep="\n", end="\n" if faults else "")

@@ -272,7 +272,7 @@ def _call(comm: Communicator, verb: str, name: str, x: object, out: object) -> C
 
     found = call()
     wrong = found is not None and not (found == expected).all()
-    if comm.mpi_handle.allreduce(int(wrong)):
+    if comm.context.mpi_handle.allreduce(int(wrong)):
         raise ConfigError(f"{verb} by {name or 'default'}: a wrong result", hint="python -m hpcomm doctor")
     return call
 

@@ -51,7 +51,7 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     if group is None or group.comm.is_closed:
         install.take()
         name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
-        of_comm, of_world = comm.mpi_handle.Get_group(), rendezvous.world().mpi_handle.Get_group()
+        of_comm, of_world = (each.context.mpi_handle.Get_group() for each in (comm, rendezvous.world()))
         world_ranks = of_comm.Translate_ranks(None, of_world)
         store = rendezvous.store(comm)
         told = {"group_name": name, "backend": "cpu:mpi", "store": store, "ranks": world_ranks}

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch._C._distributed_c10d import Store
 
-    from ..communicator.communicator import Communicator
+    from ..communicator.context import Context
     from ..node._native import core
 
 _LOOK_S = 0.05  # between looks whether the missing ranks still live
@@ -58,7 +58,7 @@ class EntryBarrier:
         failed: why no call can pass any more.
     """
 
-    def __init__(self, comm: Communicator, name: str, store: Callable[[], Store], seconds: float) -> None:
+    def __init__(self, comm: Context, name: str, store: Callable[[], Store], seconds: float) -> None:
         self._comm, self._name, self._store = comm, name, store
         self._before = self._meetings = 0  # calls of the node that were before, and meetings by message
         self._looked = 0.0
@@ -179,7 +179,7 @@ class EntryBarrier:
 
     def doings(self, some: Container[int]) -> list[str]:
         """Lines: what some ranks of this node do now, by their own words, and which hosts do not answer."""
-        near = {rank: region for rank, region in self._comm.node_regions.items() if rank in some}
+        near = {rank: region for rank, region in self._comm.near.regions.items() if rank in some}
         asked = sorted(near)[:_NAMED]
         said = answers([near[rank] for rank in asked], _ANSWER_S)
         silent = "" if segment.current is None else segment.current.regions[0].note
@@ -188,13 +188,13 @@ class EntryBarrier:
 
     def remember(self, missing: Container[int]) -> None:
         """Some ranks have not come in time: this one may have to end without them."""
-        for rank, region in self._comm.node_regions.items():
+        for rank, region in self._comm.near.regions.items():
             if rank in missing:
                 shutdown.remember(f"rank {rank} of process group '{self._name}'", region)
 
     def lost(self, needed: Container[int]) -> list[int]:
         """Those of the needed ranks that have ended, are about to end by failure, or were killed."""
-        regions, notices = self._comm.node_regions, runtime.end_notices
+        regions, notices = self._comm.near.regions, runtime.end_notices
         gone = {rank for rank in regions if rank in needed and (regions[rank].gone or regions[rank].failed)}
         far = [] if notices is None else notices.lost(self._comm, True)
         return sorted(gone.union(rank for rank in far if rank in needed))
@@ -279,7 +279,7 @@ class EntryBarrier:
         found = store_reports.silent(self._store, self._meetings, self._comm.size, _NAMED + 1)
         if found is not None:
             return found
-        near = {self._comm.rank, *self._comm.node_regions}  # it is cut off from those of other hosts
+        near = {self._comm.rank, *self._comm.near.regions}  # it is cut off from those of other hosts
         return [rank for rank in range(self._comm.size) if rank not in near]
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..communicator.communicator import Communicator
-from ..communicator.groups import short_list
+from ..communicator.making.groups import short_list
 from ..core.present import calling
 from ..errors import ConfigError, HpcommError
 from . import rendezvous

@@ -13,7 +13,7 @@ import torch
 
 from ..communicator.communicator import Communicator
 from ..core.limits import TORCH_LIST_COPIED
-from ..core.reduction import Op
+from ..core.op import Op
 from ..core.request import Request
 from ..core.types import Operator
 from ..errors import DtypeError, LayoutError

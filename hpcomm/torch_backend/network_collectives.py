@@ -197,7 +197,7 @@ def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -
     if not balance.item():
         return
     sent = array("q", bytes(8 * comm.size))
-    comm.mpi_handle.Alltoall(array("q", here), sent)
+    comm.context.mpi_handle.Alltoall(array("q", here), sent)
     rows = [
         f"expects {mine} elements of rank {r}, which sends {theirs}"
         for r, (mine, theirs) in enumerate(zip(there, sent, strict=True))
@@ -221,14 +221,14 @@ def exchange(
     record = dtypes.from_torch(x.dtype)
     kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
     kind = kind or MPI.C_DOUBLE_COMPLEX
-    comm.mpi_handle.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
+    comm.context.mpi_handle.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
 
 
 def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor) -> None:
     """Blocks of halves from all ranks into whole."""
     from mpi4py import MPI
 
-    comm.mpi_handle.Allgatherv(
+    comm.context.mpi_handle.Allgatherv(
         [MPI.buffer.fromaddress(mine.data_ptr(), mine.nbytes), MPI.UINT16_T],
         _spec(whole, counts, MPI.UINT16_T),
     )

@@ -54,7 +54,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._told = told
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.entry = EntryBarrier(comm, self.label, self.get_group_store, self.seconds)
+        self.entry = EntryBarrier(comm.context, self.label, self.get_group_store, self.seconds)
         self._by = carrier(comm, self.entry)
         self._by.refuse = self.refuse
         self._turn = threading.Lock()  # held by whoever makes collective calls
@@ -236,7 +236,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, run: Callable[[], None], mine: int, seconds: float, say: Callable[[], str]
     ) -> None:
         """seconds: for this call; 0.0: the group's."""
-        with saying(say, self.comm), self._turn:
+        with saying(say, self.comm.context), self._turn:
             self.entry.limit(seconds or self.seconds)
             error: BaseException | None = None
             try:
@@ -334,7 +334,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return  # a rank that never came holds it up for ever
         self._poller.finish(_DRAIN_S)
         try:
-            with saying(lambda: "destroy_process_group()", self.comm), self._turn:
+            with saying(lambda: "destroy_process_group()", self.comm.context), self._turn:
                 self.entry.limit(_DRAIN_S)
                 self.entry.come(head("barrier") | 1 << 40)
         except HpcommError:

@@ -167,7 +167,7 @@ class QueuedWork(Work):
         return super().wait()
 
     def _comes(self, seconds: float) -> bool:
-        with saying(self._words, self._group.comm):
+        with saying(self._words, self._group.comm.context):
             return self._under_way.acquire(timeout=seconds)
 
     def is_completed(self) -> bool:
@@ -236,7 +236,7 @@ class MessageWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self.poll():
-            with saying(lambda: self._words, self._group.comm):
+            with saying(lambda: self._words, self._group.comm.context):
                 self._poll_until(timeout.total_seconds() if timeout else None)
         return super().wait()
 

@@ -1,6 +1,6 @@
 """Requests of background messages that are known: one MPI request each.
 
-What is known of messages stands in communicator/known_messages.py.
+What is known of messages stands in communicator/verbs/known_messages.py.
 """
 
 from __future__ import annotations

@@ -377,7 +377,7 @@ def test_all_ranks_tell_mpi_to_work_in_place_or_none_does(
 
     monkeypatch.setattr(transport, "pieces", seen)
     comm = own_comm
-    monkeypatch.setattr(comm, "node", None)
+    monkeypatch.setattr(comm.context, "node", None)
     stop = comm.observe(Watching())  # no fast paths
     n, p, r = nbytes // 8, comm.size, comm.rank
     whole = np.zeros((p, n), np.int64)  # of floats MPI reduces none on 3 ranks
@@ -410,8 +410,8 @@ class Watching:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_lanes_that_go_to_mpi_copy_into_place_and_leave_x_alone(own_comm: Any, kind: str) -> None:
-    own_comm.node = None
-    own_comm.go_direct()
+    own_comm.context.node = None
+    own_comm.context.go_direct()
     p, r = own_comm.size, own_comm.rank
     x = np.arange(6.0).reshape(2, 3) + r
     given = torch.from_numpy(x.copy()) if kind == "torch" else x.copy()

@@ -372,7 +372,7 @@ def test_a_communicator_of_mpis_own_is_pickled_by_its_name(comm: Any) -> None:
 
 def test_ranks_that_disagree_are_told(own_comm: hpcomm.Communicator) -> None:
     comm = MPI.of(own_comm)
-    if own_comm.node is None:
+    if own_comm.context.node is None:
         pytest.skip("nobody to disagree with, or no node core: then light ends the job")
     x, y, all_of_them = np.ones(3), np.empty(3), np.empty((comm.size, 3))
     call = (lambda: comm.Allgather(x, all_of_them)) if comm.rank == 0 else (lambda: comm.Allreduce(x, y))

@@ -55,7 +55,7 @@ def core_takes(node: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bo
 
 def package_takes(comm: Any, verb: str, x: Any, out: Any, op: Any, root: Any) -> bool:
     try:
-        prepare.compose_call(comm, Arguments(verb, x, out, op, root), blocking=True)
+        prepare.compose_call(comm.context, Arguments(verb, x, out, op, root), blocking=True)
     except HpcommError:
         return False
     return True

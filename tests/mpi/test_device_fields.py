@@ -268,7 +268,7 @@ def test_neighbours_of_a_graph_pair_what_goes_twice_in_order(
             0, 1000, 500,
         ]  # fmt: skip
         if comm.size > 1 and all(comm.all_gather_object(on_device)):
-            paths = graph.devices.messages.paths
+            paths = graph.context.devices.messages.paths
             assert paths["to", right].startswith("ipc")
             assert paths["from", left].startswith("ipc")
 

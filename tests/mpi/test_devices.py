@@ -19,7 +19,8 @@ from mpi4py import MPI
 from stand_ins import ModelNccl
 
 import hpcomm
-from hpcomm.communicator import payload, pickling
+from hpcomm.communicator.payloads import payload, pickling
+from hpcomm.communicator.topology import Cart
 from hpcomm.core import buffer
 from hpcomm.device import driver, libraries
 from hpcomm.mpmd.coupling.device_operations import DeviceOperations
@@ -162,13 +163,13 @@ def test_some_ranks_may_bring_host_arrays(comm: hpcomm.Communicator, n: int) -> 
 def test_short_calls_go_by_the_node_core_wherever_each_rank_has_its_array(comm: hpcomm.Communicator) -> None:
     for turn in range(2):
         x = given(SMALL, comm.rank) if (comm.rank + turn) % 2 == 0 else values(SMALL, comm.rank)
-        begun = comm.node.number if comm.node else 0
+        begun = comm.context.node.number if comm.context.node else 0
         comm.all_reduce(x)
         comm.broadcast(x, root=comm.size - 1, out=x)
-        assert comm.node is None or comm.node.number == begun + 2
+        assert comm.context.node is None or comm.context.node.number == begun + 2
         comm.all_reduce(values(LARGE, comm.rank))  # whether anybody's is on a device is asked by MPI
         comm.all_reduce(x, async_op=True).wait()
-        assert comm.node is None or comm.node.number == begun + 2
+        assert comm.context.node is None or comm.context.node.number == begun + 2
 
 
 @pytest.mark.parametrize("path", ["auto", "pipeline"])
@@ -607,8 +608,8 @@ def test_arrays_in_objects_go_from_device_to_device(comm: hpcomm.Communicator, n
     np.testing.assert_array_equal(got["more"][0].get(), expected + 1)
     np.testing.assert_array_equal(got["host"], values(n, 5))
     assert got["more"][1] == "text"
-    assert comm.devices is not None
-    taken = comm.devices.messages.paths.get(("from", left), "")
+    assert comm.context.devices is not None
+    taken = comm.context.devices.messages.paths.get(("from", left), "")
     expects = "pipeline" if path == "pipeline" else "ipc, opened itself" if n == DIRECT else "ipc, through"
     assert taken.startswith(expects if n > SMALL and comm.size > 1 else "")
     assert n > SMALL or not taken
@@ -762,7 +763,7 @@ def test_messages_between_two_groups_go_from_device_to_device(comm: hpcomm.Commu
     ):
         if inter.rank >= inter.remote_size:
             return
-        peer, ways = inter.rank, inter.devices.messages.paths
+        peer, ways = inter.rank, inter.context.devices.messages.paths
         due = values(LARGE, 10 * (1 - side))
         going = inter.isend(given(LARGE, 10 * side), peer)
         np.testing.assert_array_equal(inter.recv(model.empty(LARGE, np.float32), peer).get(), due)
@@ -837,15 +838,15 @@ def test_a_message_to_this_rank_itself_is_one_copy_on_the_device(
         np.testing.assert_array_equal(out.get(), values(n, 5))
     finally:
         device.can_open = device.can_export = True
-    assert comm.devices is not None
-    taken = comm.devices.messages.paths
+    assert comm.context.devices is not None
+    taken = comm.context.devices.messages.paths
     expects = "pipeline" if path == "pipeline" else "ipc, within this process"
     assert [each.partition(";")[0] for each in taken.values()] == ([] if n == SMALL else [expects] * 2)
 
 
 def test_arrays_on_two_devices_of_one_rank_are_not_copied_so(comm: hpcomm.Communicator) -> None:
-    assert comm.devices is not None
-    why, *_ = comm.devices.messages._open(ipc.Lent(1, 0, 0), driver.driver().device(0))
+    assert comm.context.devices is not None
+    why, *_ = comm.context.devices.messages._open(ipc.Lent(1, 0, 0), driver.driver().device(0))
     assert why == "x lies on another device of this rank"
 
 
@@ -874,8 +875,8 @@ def test_neighbours_that_a_rank_has_in_itself_hear_it_on_the_device(comm: hpcomm
     got = ring.neighbour_all_gather(given(LARGE, comm.rank))
     assert type(got) is model.DeviceArray
     np.testing.assert_array_equal(got.get(), [values(LARGE, rank) for rank in ring.sources])
-    assert ring.devices is not None
-    assert ring.devices.messages.paths["from", ring.rank].startswith("ipc, within this process")
+    assert ring.context.devices is not None
+    assert ring.context.devices.messages.paths["from", ring.rank].startswith("ipc, within this process")
     ring.close()
 
 
@@ -962,7 +963,7 @@ def test_probe_tells_the_length_of_a_message_of_any_size(comm: hpcomm.Communicat
             got = comm.recv(make(n, 0), source=left, tag=n)
         np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, values(n, left))
     hpcomm.wait_all(going)
-    assert not comm.devices.messages.held
+    assert not comm.context.devices.messages.held
     going = [comm.isend(make(LARGE, comm.rank), dest=right)]
     comm.probe(left)
     with pytest.raises(hpcomm.MismatchError, match=f"message has {4 * LARGE} bytes, .* it {4 * SMALL}"):
@@ -988,7 +989,7 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
     if comm.size == 1:
         pytest.skip("with one rank there is nobody whose memory could be opened")
     device.can_open = False
-    kept, comm.devices.messages.opened = comm.devices.messages.opened, ipc.Opened()
+    kept, comm.context.devices.messages.opened = comm.context.devices.messages.opened, ipc.Opened()
     try:
         out = model.empty(LARGE, np.float32)
         exchange(comm, given(LARGE, comm.rank), out)
@@ -998,10 +999,10 @@ def test_memory_that_cannot_be_opened_goes_by_pieces_and_says_why(
             assert "by schedule" in step.explain()
             assert "through pinned memory, for it cannot be opened: operation not supported" in step.explain()
     finally:
-        device.can_open, comm.devices.messages.opened = True, kept
+        device.can_open, comm.context.devices.messages.opened = True, kept
 
 
-def all_paths(comms: list[hpcomm.communicator.topology.Cart]) -> None:
+def all_paths(comms: list[Cart]) -> None:
     """Calls that between them need every edge of every path; nothing waits for a device but calls."""
     one_way(comms[0])
     aside = driver.driver().device(0).stream()
@@ -1037,7 +1038,7 @@ def exchange_objects(comm: hpcomm.Communicator, x: Any) -> None:
     x += 1
 
 
-def exchange_with_neighbours(chain: hpcomm.communicator.topology.Cart, x: Any, later: bool) -> None:
+def exchange_with_neighbours(chain: Cart, x: Any, later: bool) -> None:
     out = model.empty((2, *x.shape), np.float32)
     out.fill(0)
     request = chain.neighbour_all_gather(x, out=out, async_op=later)
@@ -1089,7 +1090,9 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
     all_paths(comms)
     for each in comms:
         name = {"schedule": "ipc"}.get(each.name, each.name)
-        taken = {path.partition(";")[0].partition(",")[0] for path in each.devices.messages.paths.values()}
+        taken = {
+            path.partition(";")[0].partition(",")[0] for path in each.context.devices.messages.paths.values()
+        }
         assert taken == {name}, (each.name, taken)
     assert found_races(device) == []
     edges, unnoticed = told_edges(device, lambda edge: "test_devices.py" not in edge)
@@ -1101,7 +1104,7 @@ def test_every_edge_is_needed_and_the_lack_of_any_is_told(
 
 def forced(
     comm: hpcomm.Communicator, device: model.Model, monkeypatch: pytest.MonkeyPatch, path: str
-) -> hpcomm.communicator.topology.Cart:
+) -> Cart:
     """A chain of ranks whose calls take one path; "schedule": with messages through pinned memory."""
     monkeypatch.setenv("HPCOMM_GPU", path)
     made = comm.cart((-1,), name=path)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import hpcomm
-from hpcomm.communicator.collectives import careful
-from hpcomm.communicator.direct import ByLibrary
+from hpcomm.communicator.verbs.collectives import careful
+from hpcomm.communicator.verbs.direct import ByLibrary
 from hpcomm.core.operation import Arguments
 
 pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
@@ -23,9 +23,9 @@ REDUCES, ROOTED = ("reduce", "all_reduce", "reduce_scatter"), ("broadcast", "red
 
 @pytest.fixture
 def comm(own_comm: Any) -> Any:
-    own_comm.node = None
-    own_comm.go_direct()
-    assert type(own_comm.direct) is ByLibrary
+    own_comm.context.node = None
+    own_comm.context.go_direct()
+    assert type(own_comm.context.direct) is ByLibrary
     return own_comm
 
 
@@ -40,14 +40,14 @@ def test_a_direct_call_gives_what_the_general_path_gives(comm: Any, verb: str, d
     x = (np.arange(np.prod(shape)).reshape(shape) * (comm.rank + 1)).astype(dtype)
     kept, root = x.copy(), comm.size - 1
     given = Arguments(verb, x, None, "sum" if verb in REDUCES else None, root)
-    expected = careful(comm, given, False)
+    expected = careful(comm.context, given, False)
     into = None if expected is None else np.empty_like(expected)
     for out in (None, into):
         if verb == "broadcast" and out is not None:
             out = x.copy()  # in place is what it takes
-            done = comm.direct.broadcast(out, root, out)
+            done = comm.context.direct.broadcast(out, root, out)
         else:
-            done = getattr(comm.direct, verb)(x, *arguments(comm, verb, root, out))
+            done = getattr(comm.context.direct, verb)(x, *arguments(comm, verb, root, out))
         if done is NotImplemented:  # on all ranks alike: all bring the same
             assert dtype in ("c8", "?"), verb
             continue
@@ -64,11 +64,12 @@ def test_what_is_not_plain_is_left_to_the_general_path(comm: Any, verb: str) -> 
     readonly.flags.writeable = False
     for x, out in ((strided, None), (memoryview(b"abc"), None), (np.ones(shape), readonly)):
         if out is None or verb not in ("reduce", "gather") or comm.rank == 0:
-            assert getattr(comm.direct, verb)(x, *arguments(comm, verb, 0, out)) is NotImplemented
+            assert getattr(comm.context.direct, verb)(x, *arguments(comm, verb, 0, out)) is NotImplemented
     if verb in ROOTED:
         for root in (-1, comm.size, True, 0.0, None):
             assert (
-                getattr(comm.direct, verb)(np.ones(3), *arguments(comm, verb, root, None)) is NotImplemented
+                getattr(comm.context.direct, verb)(np.ones(3), *arguments(comm, verb, root, None))
+                is NotImplemented
             )
     with pytest.raises(hpcomm.UsageError):
         getattr(comm, verb)(None)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm.communicator import dissemination
+from hpcomm.communicator.payloads import dissemination
 
 pytestmark = pytest.mark.mpi(min_size=2)
 WAIT_S = 30

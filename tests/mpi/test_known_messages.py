@@ -35,8 +35,8 @@ def near(own_comm: Any) -> Any:
             own_comm.send(form(3, 1.0), right)
             coming.wait()
             own_comm.sendrecv(form(3, 2.0), right, left, out=form(3))
-    assert own_comm.known_sends
-    assert own_comm.known_receives
+    assert own_comm.context.known.sends
+    assert own_comm.context.known.receives
     return own_comm
 
 
@@ -127,7 +127,7 @@ def test_messages_of_another_length_are_errors(near: Any, verb: str, n: int) -> 
 def test_elements_of_another_type_are_seen_by_their_tag(near: Any, verb: str) -> None:
     """float64 has come with tag 0 only: what comes with tag 5 is int64 for certain."""
     left, right = ring(near)
-    if near.message_kinds is None:
+    if near.context.message_kinds is None:
         pytest.skip("element types are not compared here")
     going = near.isend(np.ones(3, np.int64), right, 5)
     receive = {
@@ -157,7 +157,7 @@ def test_what_needs_the_general_path_has_it_at_once(near: Any, why: str) -> None
             going = comm.isend(np.ones(3), right)
             comm.recv(np.zeros(3), left)
             going.wait()
-        assert comm.known_sends
+        assert comm.context.known.sends
         if why == "closed":
             comm.close()
             for call in (lambda: comm.send(np.ones(3), right), lambda: comm.irecv(np.ones(3), left)):
@@ -170,12 +170,12 @@ def test_what_needs_the_general_path_has_it_at_once(near: Any, why: str) -> None
             with pytest.raises(hpcomm.WaitTimeoutError):
                 comm.recv(np.zeros(3), left, 77)
             comm.timeout = 30
-        assert not comm.known_sends
+        assert not comm.context.known.sends
         going = comm.isend(np.ones(3), right)
         comm.recv(np.zeros(3), left)
         going.wait()
-        assert not comm.known_sends
-        assert not comm.known_receives
+        assert not comm.context.known.sends
+        assert not comm.context.known.receives
         if stop is not None:
             assert seen == ["send", "recv"]
             stop()
@@ -183,8 +183,8 @@ def test_what_needs_the_general_path_has_it_at_once(near: Any, why: str) -> None
         going = comm.isend(np.ones(3), right)
         comm.recv(np.zeros(3), left)
         going.wait()
-        assert comm.known_sends
-        assert comm.known_receives
+        assert comm.context.known.sends
+        assert comm.context.known.receives
 
 
 def test_very_many_kinds_of_messages_are_not_all_kept(near: Any) -> None:
@@ -193,7 +193,9 @@ def test_very_many_kinds_of_messages_are_not_all_kept(near: Any) -> None:
         going = near.isend(np.ones(1), right, tag)
         near.recv(np.zeros(1), left, tag)
         going.wait()
-    sets = [known.tags for known in (*near.known_sends.values(), *near.known_receives.values())]
+    sets = [
+        known.tags for known in (*near.context.known.sends.values(), *near.context.known.receives.values())
+    ]
     assert max(map(len, sets)) <= 1024
 
 

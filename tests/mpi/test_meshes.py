@@ -129,7 +129,9 @@ def test_a_mesh_by_nodes_sits_them_side_by_side_and_is_drawn_so(
 ) -> None:
     """As if ranks were dealt out to two nodes in turn."""
     monkeypatch.setattr(
-        hpcomm.communicator.mesh, "nodes_of", lambda c: c.mpi.allgather(f"node{hpcomm.world.rank % 2}")
+        hpcomm.communicator.mesh,
+        "nodes_of",
+        lambda c: c.mpi_handle.allgather(f"node{hpcomm.world.rank % 2}"),
     )
     mesh = comm.mesh(y=-1, x=1, order="node")
     order = [*range(0, comm.size, 2), *range(1, comm.size, 2)]

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from test_on_node import FORMS, Nobody, given_by, is_same, needs_core
 
 import hpcomm
-from hpcomm.communicator import payload_agreement
+from hpcomm.communicator.payloads import payload_agreement
 from hpcomm.core.request import abandon
 from hpcomm.core.signature import LEFT
 from hpcomm.node import native, segment
@@ -49,7 +49,7 @@ def test_ranks_that_disagree_are_told(verb: Verb, n: int) -> None:
     wrong += [{"op": "max"}] * verb.reduces + [{"root": 1}] * verb.rooted
     for other in wrong:
         with hpcomm.Communicator(WORLD, name="near") as comm:
-            if comm.node is None and WORLD.size > 0:
+            if comm.context.node is None and WORLD.size > 0:
                 pytest.skip("in MPI they are told by the watchdog, which ends the job")
             of_all(comm, usual, {})
             with pytest.raises(hpcomm.MismatchError, match=r"disagree about call|out of step"):  # noqa: PT012
@@ -67,7 +67,7 @@ def test_who_hears_late_of_a_disagreement_is_told_the_same(
     with hpcomm.Communicator(WORLD, name="near") as comm:
         needs_core(comm)
         comm.barrier()
-        log = next((log for rank, _, log in comm.watched[1] if rank == 0), None)
+        log = next((log for rank, _, log in comm.context.near.watched[1] if rank == 0), None)
 
         def let_rank_0_go_first() -> None:
             monkeypatch.undo()
@@ -76,7 +76,7 @@ def test_who_hears_late_of_a_disagreement_is_told_the_same(
                 time.sleep(1e-4)
 
         if comm.rank:
-            monkeypatch.setattr(comm, "move_on", let_rank_0_go_first)
+            monkeypatch.setattr(comm.context, "move_on", let_rank_0_go_first)
         else:
             for _ in range(1, comm.size):
                 WORLD.recv()
@@ -84,7 +84,7 @@ def test_who_hears_late_of_a_disagreement_is_told_the_same(
         said = "disagree about call" if found or comm.rank == 0 else "out of step: ranks disagreed"
         with pytest.raises(hpcomm.MismatchError, match=said):  # noqa: PT012
             if comm.rank == 0 and not found:
-                comm.fall_out()
+                comm.context.fall_out()
                 raise hpcomm.MismatchError("ranks disagree about call, as another rank told")
             comm.reduce(np.ones(2, np.float64 if comm.rank else np.float32))
             comm.all_reduce(np.ones(2))
@@ -363,7 +363,7 @@ def use(comm: Any, turn: int) -> None:
 def test_without_room_for_long_calls_all_ranks_alike_go_by_mpi(room: Any, check: str) -> None:
     room(256 << 10)
     with hpcomm.Communicator(WORLD, name="short", check=check) as comm:
-        assert comm.node is not None
+        assert comm.context.node is not None
         for turn in range(4):
             use(comm, turn)
 
@@ -371,7 +371,7 @@ def test_without_room_for_long_calls_all_ranks_alike_go_by_mpi(room: Any, check:
 def test_without_room_for_a_place_all_ranks_alike_go_by_mpi(room: Any) -> None:
     room(32 << 10)
     made = [hpcomm.Communicator(WORLD, name="none") for _ in range(3)]
-    assert made[-1].node is None
+    assert made[-1].context.node is None
     for comm in made:
         use(comm, 0)
     for comm in made:
@@ -383,12 +383,12 @@ def test_memory_is_given_back_and_old_arrivals_are_not_seen(room: Any) -> None:
     room((2 if WORLD.size < 4 else 6) << 20)
     for turn in range(12):
         with hpcomm.Communicator(WORLD, name="again") as comm:
-            assert comm.node is not None, turn
+            assert comm.context.node is not None, turn
             x = np.full(40_008, turn + comm.rank)
             assert (comm.all_reduce(x) == turn * comm.size + sum(range(comm.size))).all()
             assert (comm.all_to_all(x.reshape(comm.size, -1), out=x.reshape(comm.size, -1)) >= turn).all()
             assert comm.broadcast(x[:2], turn % comm.size).tolist()[0] >= turn
-            assert comm.node is not None, turn
+            assert comm.context.node is not None, turn
 
 
 @pytest.mark.parametrize("word", ["off", "no"])
@@ -403,7 +403,7 @@ def test_the_user_can_leave_all_to_mpi(word: str, monkeypatch: pytest.MonkeyPatc
         assert native.core() is None
         monkeypatch.setattr(segment, "current", None)  # as such a job has it from its start
         with hpcomm.Communicator(WORLD, name="by MPI") as comm:
-            assert (comm.node, comm.watched, comm.check) == (None, None, "off")
+            assert (comm.context.node, comm.context.near.watched, comm.check) == (None, None, "off")
             use(comm, 1)
     finally:
         monkeypatch.undo()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import hpcomm
-from hpcomm.communicator import dissemination, payload
+from hpcomm.communicator.payloads import dissemination, payload
 
 pytestmark = pytest.mark.few
 

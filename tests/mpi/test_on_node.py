@@ -38,8 +38,8 @@ def comm(request: pytest.FixtureRequest) -> Iterator[hpcomm.Communicator]:
     level = getattr(request, "param", "light")
     check = "off" if level == "off" or (level == "mixed" and WORLD.rank == 0) else "light"
     with hpcomm.Communicator(WORLD, name="near", check=check) as made:
-        if level == "direct" and made.node is not None:
-            made.node.direct_from = 0
+        if level == "direct" and made.context.node is not None:
+            made.context.node.direct_from = 0
         yield made
 
 
@@ -48,11 +48,11 @@ LEVELS = pytest.mark.parametrize("comm", ["light", "off", "mixed"], indirect=Tru
 
 def calls(comm: Any) -> int:
     """How many calls this rank has made by the native core."""
-    return 0 if comm.node is None else comm.node.number
+    return 0 if comm.context.node is None else comm.context.node.number
 
 
 def needs_core(comm: Any) -> None:
-    if comm.node is None:
+    if comm.context.node is None:
         pytest.skip("no native core here")
 
 
@@ -95,7 +95,7 @@ def test_every_length_and_form_gives_the_definition(comm: Any, verb: Verb) -> No
             if not in_place and not is_same(x, given[comm.rank]):
                 wrong.append((n, dtype, once, "x has changed"))
     assert not wrong
-    assert comm.node is None or calls(comm) > begun
+    assert comm.context.node is None or calls(comm) > begun
 
 
 Given = tuple[Any, dict[str, Any]]  # x and the keywords of a call
@@ -204,7 +204,7 @@ def test_what_the_signature_keeps_from_the_core_is_kept_on_all_ranks(comm: Any, 
     mine = np.arange(600.0) + comm.rank
     ops = {"a function": lambda a, b: a + b, "premul_sum": hpcomm.premul_sum(1.0)}
     if way == "most":
-        comm.node.most = 100  # as where ranks may have devices
+        comm.context.node.most = 100  # as where ranks may have devices
     x = mine.astype("longdouble") if way == "longdouble" else mine > 5 if way == "reduce_knows" else mine
     x = np.repeat(x, 2)[::2] if comm.rank == 0 else x
     op = "prod" if way == "reduce_knows" else ops.get(way, "sum")
@@ -449,7 +449,7 @@ def test_a_timeout_leaves_calls_with_the_core(comm: Any) -> None:
         comm.barrier()
         assert comm.all_reduce(np.ones(3)[::2]).tolist() == [comm.size] * 2
         assert comm.all_reduce(np.ones(3, np.longdouble)).tolist() == [comm.size] * 3  # MPI's
-        assert calls(comm) == begun + 4 * (comm.node is not None)
+        assert calls(comm) == begun + 4 * (comm.context.node is not None)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -511,7 +511,7 @@ def test_objects_and_ragged_arrays_go_by_the_core(comm: Any, kind: str) -> None:
                     "all_to_all": [each[comm.rank] for each in everybodys] if verb == "all_to_all" else None,
                 }[verb]
                 np.testing.assert_equal(got, want)
-            if comm.node is not None and comm.node.direct:
+            if comm.context.node is not None and comm.context.node.direct:
                 assert calls(comm) == begun + 5
 
 
@@ -527,9 +527,9 @@ def test_where_nobody_may_read_others_memory_objects_go_by_mpi(own_comm: Any) ->
             return NotImplemented
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(own_comm.call_logs._node, name)
+            return getattr(own_comm.context.near.logs._node, name)
 
-    own_comm.node = own_comm.direct = Without()
+    own_comm.context.node = own_comm.context.direct = Without()
     begun, x = calls(own_comm), np.arange(3000.0)
     assert [each[0] for each in own_comm.all_gather_object((own_comm.rank, x))] == [*range(own_comm.size)]
     own_comm.timeout = 30

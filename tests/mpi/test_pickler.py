@@ -37,7 +37,7 @@ def test_lambdas_and_local_classes_travel_on_a_duplicate_that_takes_them(comm: A
 
 
 def test_arrays_stay_out_of_the_pickle_and_no_gradient_is_lost_as_ever() -> None:
-    from hpcomm.communicator.pickling import decode, encode
+    from hpcomm.communicator.payloads.pickling import decode, encode
 
     x = np.arange(100_000.0)
     made = encode({"f": len, "x": x}, cloudpickle)
@@ -59,7 +59,7 @@ def test_a_pickler_that_is_none_is_refused_on_all_ranks(comm: Any, monkeypatch: 
             comm.dup(pickler=wrong)
     monkeypatch.setenv("HPCOMM_PICKLER", "cloudpickle")
     with Communicator(comm.mpi) as mine:
-        assert mine.pickler is cloudpickle
+        assert mine.context.settings.pickler is cloudpickle
         assert mine.all_gather_object(partial(lambda a, b: a + b, 1))[0](2) == 3
 
 

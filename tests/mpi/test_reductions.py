@@ -27,7 +27,7 @@ from arrays import (
 )
 
 import hpcomm
-from hpcomm.communicator.collectives import careful
+from hpcomm.communicator.verbs.collectives import careful
 from hpcomm.core.operation import Arguments
 
 pytestmark = pytest.mark.few
@@ -524,7 +524,7 @@ def test_exscan_goes_the_quick_way_and_gives_what_the_careful_one_gives(comm: An
     ops = {"c": ["sum", "prod"], "f": ["sum", "min", "max"]}.get(given.dtype.kind, ["prod", "min", "band"])
     for x in arrays:
         for op in ops:
-            expected = careful(comm, Arguments("exscan", x, None, op), False)
+            expected = careful(comm.context, Arguments("exscan", x, None, op), False)
             for out in (None, x + 1):
                 np.testing.assert_array_equal(comm.exscan(x, op, out=out), expected)
 

@@ -101,7 +101,7 @@ def test_full_tells_all_ranks_whatever_is_refused(comm: Any, about: str) -> None
 def test_within_a_node_light_tells_those_who_wait(comm: Any, verb: str, first: bool) -> None:
     """first: rank 0 comes before the others, else after them. Those who need nothing of it may go on."""
     with hpcomm.Communicator(MPI.COMM_WORLD, name="light", check="light") as light:
-        if light.node is None:
+        if light.context.node is None:
             pytest.skip("goes by MPI here")
         light.all_reduce(np.ones(9000))  # there is memory for long ones from now on
         last = light.rank == ROOTED.get(verb, light.rank) % light.size
@@ -129,13 +129,13 @@ def test_light_tells_who_waits_for_a_call_in_the_background_with_a_timeout(comm:
         if request is None:
             with pytest.raises(hpcomm.DtypeError):
                 light.all_reduce(array(light).astype(">f8"), async_op=True)
-        elif light.watched is not None:
+        elif light.context.near.watched is not None:
             with pytest.raises(hpcomm.PeerFailedError, match="byte order") as caught:
                 request.wait(timeout=WAIT_S)
             assert caught.value.ranks == (0,)
         comm.barrier()
-        if request is not None and light.watched is not None:
-            light.fall_out()  # nobody is to wait for that call at the end
+        if request is not None and light.context.near.watched is not None:
+            light.context.fall_out()  # nobody is to wait for that call at the end
 
 
 def test_what_all_ranks_refuse_leaves_them_in_step(own_comm: Any) -> None:
@@ -149,7 +149,7 @@ def test_what_all_ranks_refuse_leaves_them_in_step(own_comm: Any) -> None:
 @pytest.mark.parametrize("verb", ["split", "dup", "cart"])
 def test_what_one_rank_will_not_make_no_other_one_makes(own_comm: Any, verb: str) -> None:
     """Not even begins to: none is inside MPI when it hears of it."""
-    if own_comm.node is None:
+    if own_comm.context.node is None:
         pytest.skip("needs the node core: MPI cannot be stopped")
     wrong, right = {
         "split": ([-2], [0]),

@@ -601,7 +601,7 @@ def test_a_receive_can_be_cancelled_and_no_message_is_lost(own_comm: Any, verb: 
     assert barrier.cancel() is False
     barrier.wait()
     assert not any(
-        each.gi_frame for each in comm.outstanding._calls
+        each.gi_frame for each in comm.context.outstanding._calls
     )  # or close() would keep the communicator
 
 

@@ -94,7 +94,7 @@ def test_long_all_reduces_that_work_in_out_meet_those_that_cannot(
                 assert found is out
             assert np.asarray(found).tobytes() == expected.tobytes(), (n, kind)
             assert before.wait().tobytes() == expected.tobytes()
-    assert not own_comm.kept_schedules._kept  # nothing was copied through memory of its own
+    assert not own_comm.context.kept_schedules._kept  # nothing was copied through memory of its own
 
 
 def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
     for name in ("ring", "double_tree:chunks=4", "circulant"):
         want = comm.all_reduce(x, algorithm=name).tobytes()
         apart = comm.dup()
-        mine = comm_cache.own(apart)
+        mine = comm_cache.own(apart.context)
         monkeypatch.setattr(mine, "most", lambda peer: 100 + peer // 9)
         assert apart.all_reduce(x, algorithm=name).tobytes() == want
         assert apart.all_reduce(x, algorithm=name, async_op=True).wait(timeout=60).tobytes() == want
@@ -125,11 +125,12 @@ def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(
 
     def most() -> list[int]:
         apart = comm.dup()
-        apart.watched  # noqa: B018  for the watchdog, which asks for it at any time
-        apart.node_regions = {
-            peer: apart.node_regions.get(peer) for peer in range(comm.size) if peer % 2 == comm.rank % 2
+        apart.context.near.regions = {
+            peer: apart.context.near.regions.get(peer)
+            for peer in range(comm.size)
+            if peer % 2 == comm.rank % 2
         }
-        found = [comm_cache.own(apart).most(peer) for peer in range(comm.size)]
+        found = [comm_cache.own(apart.context).most(peer) for peer in range(comm.size)]
         apart.close()
         return found
 
@@ -156,7 +157,7 @@ def test_the_executor_cuts_x_as_the_simulator_does(own_comm: Any, monkeypatch: p
     for verb, name in (("all_reduce", "double_tree"), ("broadcast", "ring"), ("reduce", "double_tree")):
         for nbytes in (8, 1 << 19, 3 << 19):
             getattr(own_comm, verb)(np.zeros(nbytes // 4, np.float32), algorithm=name)
-            ran = next(reversed(own_comm.kept_schedules._kept))[1]
+            ran = next(reversed(own_comm.context.kept_schedules._kept))[1]
             guess = predict(verb, name, own_comm.size, nbytes, machine("cluster"))
             assert ran == guess.schedule.name
 
@@ -283,10 +284,10 @@ def test_an_unknown_algorithm_is_refused_before_anybody_waits(comm: Any) -> None
 def test_repeated_calls_reuse_what_was_prepared(own_comm: Any) -> None:
     for i in range(30):
         assert own_comm.all_reduce(np.full(4, i), algorithm="circulant")[0] == i * own_comm.size
-    assert len(own_comm.kept_schedules._kept) == 1
+    assert len(own_comm.context.kept_schedules._kept) == 1
     for n in range(40):
         own_comm.all_reduce(np.ones(n + 1), algorithm="ring")
-    assert len(own_comm.kept_schedules._kept) <= 16
+    assert len(own_comm.context.kept_schedules._kept) <= 16
     for n in (0, 39, 3, 20):  # some have given way since, and are made again
         assert own_comm.all_reduce(np.full(n + 1, 2.0), algorithm="ring").tolist() == [
             2.0 * own_comm.size

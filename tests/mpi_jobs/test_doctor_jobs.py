@@ -181,7 +181,7 @@ for comm in made:
     assert comm.all_reduce(np.ones(2)).tolist() == [2, 2]
     assert comm.all_reduce(np.ones(3000))[-1] == 2
     assert comm.broadcast_object(bytes(300_000)) == bytes(300_000)
-has_node = [comm.node is not None for comm in made]
+has_node = [comm.context.node is not None for comm in made]
 assert has_node == sorted(has_node, reverse=True) and not has_node[-1], has_node
 """
 

@@ -78,8 +78,8 @@ import os, signal
 pid = comm.broadcast_object(os.getpid(), root=1)
 if comm.rank == 1:
     comm.all_reduce(X, "max")
-before = comm.node.calls()[0][0]
-while comm.node.calls()[1][0] == before:
+before = comm.context.node.calls()[0][0]
+while comm.context.node.calls()[1][0] == before:
     time.sleep(0.01)
 os.kill(pid, signal.SIGSTOP)
 try:

@@ -34,7 +34,7 @@ for name, (check, call) in cases.items():
     world.barrier()
     if world.rank == 0:
         def late():
-            while not (comm.call_guard._thread or comm.call_guard.waiting):
+            while not (comm.context.call_guard._thread or comm.context.call_guard.waiting):
                 time.sleep(1e-3)
             kept(lambda: comm.all_gather_object(1))
             time.sleep(0.05)  # the other thread is told while it waits
@@ -94,7 +94,7 @@ def together(*works):
 def first(after_s):
     def look():
         time.sleep(after_s)
-        assert world.size == MPI.COMM_WORLD.size and world.direct.barrier and world.agreement
+        assert world.size == MPI.COMM_WORLD.size and world.context.direct.barrier and world.context.agreement
     return look
 
 together(*(first(i * 2e-4) for i in range(20)))  # while one of them makes it

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcomm.__main__ import main
-from hpcomm.communicator.groups import LEVELS
+from hpcomm.communicator.settings import LEVELS
 from hpcomm.errors import ConfigError
 from hpcomm.job import launcher, run_spec, variables
 from hpcomm.job.command_line import Parser, table

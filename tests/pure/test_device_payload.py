@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcomm.communicator import device_payload
+from hpcomm.communicator.payloads import device_payload
 from hpcomm.core import dtypes
 from hpcomm.transport.progress import Moving
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcomm.communicator.payload import Opened, Payload, eager_of, header_of, lengths_of, parts_after
-from hpcomm.communicator.pickling import decode, encode
+from hpcomm.communicator.payloads.payload import Opened, Payload, eager_of, header_of, lengths_of, parts_after
+from hpcomm.communicator.payloads.pickling import decode, encode
 from hpcomm.errors import UsageError
 
 

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from hpcomm.communicator import payload
+from hpcomm.communicator.payloads import payload
 
 NBYTES = 1 << 20
 

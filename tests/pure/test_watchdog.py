@@ -14,13 +14,13 @@ from hpcomm.agree import watchdog
 class Closing:
     """Closed at every second look."""
 
-    name, size, rank, asked_check = "closing", 2, 0, "light"
+    name, size, rank, settings = "closing", 2, 0, SimpleNamespace(check="light")
     partners = patience_s = node = None
     is_inter, remote_size = False, 0
 
     def __init__(self, first: bool) -> None:
         self._looks = cycle((first, not first))
-        self.node_regions: dict[int, Any] = {}
+        self.near, self.regions = self, {}
 
     @property
     def watched(self) -> Any:

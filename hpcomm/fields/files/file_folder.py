@@ -69,10 +69,10 @@ def on_root(comm: Communicator, deed: Callable[[], object]) -> str:
 
 def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
     """Raise on every rank what failed on any of them ("" if nothing did). Collective."""
-    comm.check_open(verb)
-    rank = comm.mpi_handle.allreduce(comm.rank if failed else comm.size, MPI.MIN)
+    comm.context.check_open(verb)
+    rank = comm.context.mpi_handle.allreduce(comm.rank if failed else comm.size, MPI.MIN)
     if rank < comm.size:
-        what = comm.mpi_handle.bcast(failed, rank)
+        what = comm.context.mpi_handle.bcast(failed, rank)
         kind = MissingFileError if isinstance(what, Missing) and verb == "load" else TransportError
         raise kind(
             f"{verb} of {path} failed on rank {rank}: {what}",

@@ -209,7 +209,7 @@ def _write_chunks(
         )
         file_folder.agree(comm, failed, "save", path)
         sizes = [len(chunk.data) + _ENTRY for chunks in packed for chunk in chunks]
-        room = comm.mpi_handle.allreduce(sum(sizes))
+        room = comm.context.mpi_handle.allreduce(sum(sizes))
         room += _METADATA
         failed = file_folder.on_root(comm, lambda: file_folder.reserve(part, room, part.stat().st_size))
         file_folder.agree(comm, failed, "save", path)
@@ -227,7 +227,7 @@ def _write_chunks(
     for rank in range(comm.size):
         if rank == comm.rank and mine:
             failed = file_folder.attempt(write)
-        comm.mpi_handle.Barrier()
+        comm.context.mpi_handle.Barrier()
     file_folder.agree(comm, failed, "save", path)
 
 
@@ -268,7 +268,7 @@ def _write_together(
     opened: list[Any] = []
 
     def begin() -> None:
-        opened.append(h5py.File(part, mode, driver="mpio", comm=comm.mpi_handle))
+        opened.append(h5py.File(part, mode, driver="mpio", comm=comm.context.mpi_handle))
 
     def write(field: Field, chunks: tuple[int, ...] | None) -> None:
         dataset = _dataset(opened[0], field, chunks)

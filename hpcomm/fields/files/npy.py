@@ -221,7 +221,7 @@ def opened(
     """The file on all ranks; errors are everybody's. meant: the name that it will have."""
     mode = MPI.MODE_WRONLY | MPI.MODE_CREATE if writing else MPI.MODE_RDONLY
     file: list[MPI.File] = []
-    intra: Any = comm.mpi_handle
+    intra: Any = comm.context.mpi_handle
     failed = file_folder.attempt(lambda: file.append(MPI.File.Open(intra, str(path), mode)))
     try:
         file_folder.agree(comm, failed, verb, meant or path)
@@ -316,7 +316,7 @@ def move(
 def _move_pieces(comm: Communicator, file: MPI.File, function: str, flat: AnyArray, collective: bool) -> str:
     """Write or read flat in pieces, of which all ranks have as many; returns what failed."""
     failed = ""
-    for i in range(comm.mpi_handle.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)):
+    for i in range(comm.context.mpi_handle.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)):
         piece = flat[i * _PIECE : (i + 1) * _PIECE]
         if collective:  # the others need this rank's call, whatever went wrong here
             failed = _moved(file, f"{function}_all", piece) or failed

@@ -254,7 +254,9 @@ def _count(rows: Selection) -> int:
 def goes_aboard(wire: Wire, part: Part, rank: int, rows: Selection) -> bool:
     """Whether rows travel as a message of an array; the partner, who knows as much, says the same."""
     carrier, nbytes = wire.carrier, _count(rows) * width_of(part.field) * part.dtype.itemsize
-    return carrier is not None and rank in part.device_side and not carrier.devices.is_one_call(nbytes)
+    if carrier is None or rank not in part.device_side:
+        return False
+    return not carrier.context.devices.is_one_call(nbytes)
 
 
 def memory_of(field: Field) -> AnyArray:

@@ -36,7 +36,7 @@ class Wire:
     def __init__(self, comm: Communicator, peer: str, *, is_first: bool) -> None:
         self.comm = comm
         self.peer = peer
-        self.mpi: MPI.Intracomm = comm.mpi_handle.Merge(high=not is_first)  # type: ignore[attr-defined]
+        self.mpi: MPI.Intracomm = comm.context.mpi_handle.Merge(high=not is_first)  # type: ignore[attr-defined]
         self.shift = comm.size if is_first else 0
         self.carrier: Communicator | None = None
         if any(self.mpi.allgather(driver.possible())):
@@ -57,11 +57,11 @@ class Wire:
 
     def gone(self) -> set[int]:
         """Ranks of the other program that have ended."""
-        return self.comm.partners.gone() if self.comm.partners is not None else set()
+        return self.comm.context.partners.gone() if self.comm.context.partners is not None else set()
 
     def lost(self) -> set[int]:
         """Ranks of the other program that have ended, and whose last messages have come."""
-        return self.comm.partners.lost() if self.comm.partners is not None else set()
+        return self.comm.context.partners.lost() if self.comm.context.partners is not None else set()
 
     def wait(self, test: Callable[[], bool], judge: Callable[[float], None]) -> None:
         """Wait until test() is true; judge(seconds) is asked now and then, and raises if that is in vain."""

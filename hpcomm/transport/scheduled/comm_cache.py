@@ -31,7 +31,7 @@ class Own:
         self._tag = self._plans = 0
         self._kept: dict[Any, Executor] = {}
         self._limit: int | None = None
-        self._near = comm.node_regions
+        self._near = comm.near.regions
         self._table: dict[str, tuned.Choices] | None = None
         self._library: dict[tuple[str, str], MPI.Comm] = {}
         self._room = np.empty(0, np.uint8)

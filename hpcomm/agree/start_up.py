@@ -1,0 +1,179 @@
+"""Start of a rank: MPI comes up, and with it all that watches over this rank and the others."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError, HpcommError, UsageError
+from ..job import exit_hooks, process_role, variables
+from ..node import segment
+from . import mistakes, runtime
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..node.segment import NodeSegment
+    from .heartbeat import Heartbeat
+
+_failed: Exception | None = None  # why it could not be started
+_has_sentinel = False
+
+
+def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
+    """Bring MPI up once (collective over everybody, by default the world): hooks, node segment, watchdog.
+
+    Args:
+        everybody: the ranks that use hpcomm, where a job has others too.
+        name: this rank's, for messages.
+
+    Raises:
+        ConfigError: mpi4py was told not to bring MPI up, and nobody did. UsageError: MPI has been finalized.
+    """
+    global _failed
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        raise UsageError(
+            "MPI has been finalized", hint="MPI.Finalize() after the last use of hpcomm, or not at all"
+        )
+    if _failed is not None:
+        raise _failed.with_traceback(None)
+    if runtime.everybody is not None:
+        return
+    if not MPI.Is_initialized():
+        what = "MPI has not been started: mpi4py.rc.initialize, or MPI4PY_RC_INITIALIZE, says not to."
+        raise ConfigError(
+            what, hint="MPI.Init_thread() before hpcomm's first use, or leave that setting alone"
+        )
+    process_role.check_process("hpcomm")
+    process_role.check_launcher(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    process_role.mark(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
+    if MPI.COMM_WORLD.rank == 0:
+        variables.warn()
+    everybody = MPI.COMM_WORLD if everybody is None else everybody
+    runtime.name, runtime.process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
+    exit_hooks.last(runtime.stop_progress)  # the last of ours: who ends before may wait for messages to go
+    try:
+        runtime.everybody = everybody.Dup()
+        _remove_segments()
+        _hurry_to_launcher()
+        sys.excepthook = mistakes.noting(sys.excepthook)
+        if MPI.COMM_WORLD.size > 1:
+            _watch(runtime.everybody)
+        os.register_at_fork(after_in_child=_be_no_rank)
+    except BaseException as error:  # parts of it cannot be done again
+        what = f"hpcomm's first use was interrupted by {type(error).__name__}"
+        _failed = error if isinstance(error, Exception) else HpcommError(what, hint="start the job again")
+        raise
+
+
+def expect_foreigners() -> None:
+    """From now on there are programs of another job, which does not end with this one. Collective."""
+    assert runtime.everybody is not None
+    runtime.has_foreigners = True
+    if segment.current is not None:
+        _start_sentinel(segment.current)
+    elif runtime.everybody.size == 1:
+        _watch(runtime.everybody)
+
+
+def _be_no_rank() -> None:
+    """In a child that was forked: all communicators refuse calls, as if they were closed."""
+    process_role.fork()
+    for each in runtime.living():
+        each.forget_mpi()
+
+
+def _watch(everybody: MPI.Intracomm) -> None:
+    from .end_notices import EndNotices
+
+    runtime.install_hooks()
+    runtime.notice_finalize()
+    runtime.note_life()
+    node_segment = segment.current = segment.open_segment(everybody)
+    beat = None
+
+    runtime.end_notices = notices = EndNotices(everybody, node_segment)
+    if notices.by_message:
+        runtime.farewells.insert(0, notices.stop)
+        runtime.farewells.append(notices.say)
+    if node_segment is None or len(node_segment.regions) < everybody.size:
+        from .heartbeat import pulse
+
+        beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
+        if beat is not None:
+            runtime.farewells.append(beat.stop)
+    _start_sentinel(node_segment, beat)
+
+
+def _hurry_to_launcher() -> None:
+    """Have what this rank tells Open MPI's launcher sent at once.
+
+    MPI_Finalize ends with two messages (PMIx: forget my events, I am done), and TCP holds the second one
+    back until the first is acknowledged, which takes 40 ms (Nagle's algorithm with delayed acknowledgements).
+    """
+    servers = {uri for name, uri in os.environ.items() if name.startswith("PMIX_SERVER_URI")}
+    if not servers or sys.platform != "linux":
+        return
+    import _socket  # socket itself takes 2 ms at every start
+
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(OSError):  # closed meanwhile, no socket, or one without a peer
+            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):  # noqa: PTH115
+                continue
+            connection = _socket.socket(fileno=os.dup(int(number)))
+            try:
+                if connection.family in (_socket.AF_INET, _socket.AF_INET6):
+                    host, port, *_ = connection.getpeername()
+                    if any(host in uri and uri.endswith(f":{port}") for uri in servers):
+                        connection.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
+            finally:
+                connection.close()
+
+
+def _start_sentinel(node_segment: NodeSegment | None, beat: Heartbeat | None = None) -> None:
+    global _has_sentinel
+    from . import watchdog
+
+    if not _has_sentinel:
+        _has_sentinel = True
+        exit_hooks.keepers.append(watchdog.let_go)
+        watchdog.start(node_segment, runtime.abort, runtime.say, runtime.end_if_late, _patience_s(), beat)
+
+
+def _patience_s() -> float | None:
+    """How long a call may wait, as the user said.
+
+    Raises:
+        ConfigError: HPCOMM_TIMEOUT is no number of seconds.
+    """
+    said = os.environ.get("HPCOMM_TIMEOUT")
+    if not said:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(
+            f"HPCOMM_TIMEOUT is {said!r}",
+            hint="a number of seconds above 0, or leave it away to wait for ever",
+        )
+    return seconds
+
+
+def _remove_segments() -> None:
+    """Take the names of MPICH's files in /dev/shm away: it leaves them there when a rank is killed.
+
+    All ranks have them open once any has come out of MPI_Init, and nobody opens them again.
+    """
+    if os.environ.get("MPI_LOCALRANKID", "0") != "0" or "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return
+    with suppress(OSError), open("/proc/self/maps", "rb") as maps:  # noqa: PTH123
+        for line in maps:
+            if b"/dev/shm/mpich_shm_" in line:
+                with suppress(OSError):  # it has gone
+                    os.unlink(line.split()[5])  # noqa: PTH108

@@ -1,0 +1,1 @@
+"""How communicators are made of one another, and how they end. Begin with groups.py."""

@@ -1,0 +1,158 @@
+"""Dropped communicators: closed when all ranks have dropped them without a close()
+
+To free one is collective, and Python's garbage goes at another time on each rank. So a dropped one is kept,
+and closed when the one that it was made of makes more: there all ranks say which they still have. Members of
+a group, and two groups that are joined, do so when they make another one of the same ranks, on that.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+from ..._lazy import once
+from .carriers import Carriers, Spare
+
+if TYPE_CHECKING:
+    from ...core.comm import Comm
+
+NOTHING = -1  # in place of a number
+_FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
+_MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it
+
+
+class Children:
+    """What one communicator has made, by number: the same on all its ranks, also on those in no part.
+
+    Attributes:
+        spare: of its last duplicate that was closed; None: no duplicate was, or the next one has it.
+    """
+
+    spare: Spare | None = None
+    _is_over = False
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()  # that are not closed
+        self._dropped: dict[int, Comm] = {}
+        self._open: list[int] = []  # numbers of those that some rank may still have
+        self._next = 0
+        self._room = _FEW
+
+    def begin(self, comm: Comm) -> None:
+        """For another one, on all ranks of comm: now and then close those that nobody has any more."""
+        if len(self._open) >= self._room:
+            if len(self._open) >= _MANY:
+                gc.collect()
+            self.sweep(comm)
+            self._room = _FEW + 2 * len(self._open)
+        self._open.append(self._next)
+        self._next += 1
+
+    def sweep(self, comm: Comm) -> None:
+        """Close those that nobody has any more, and what they have made and nobody has; on all ranks."""
+        if not self._open:
+            return
+        lacks = comm.bytewise_min(bytes(not self._has(number) for number in self._open))
+        gone = [number for number, nowhere in zip(self._open, lacks, strict=True) if nowhere]
+        self._open = [number for number, nowhere in zip(self._open, lacks, strict=True) if not nowhere]
+        for number in gone:
+            if (child := self._dropped.pop(number, None)) is not None:
+                child.life.children.sweep(child)
+                child.close()
+
+    def add(self, child: Comm) -> None:
+        """Note what was made last."""
+        child.life.home = self, self._next - 1
+        self._known.add(self._next - 1)
+
+    def drop(self, number: int, child: Comm) -> None:
+        """Keep a child that its program has dropped; in whatever call Python says so."""
+        self._dropped[number] = child
+
+    def forget(self, number: int) -> None:
+        """Its program has closed it."""
+        self._known.discard(number)
+
+    def keep(self, spare: Spare) -> None:
+        """Keep the carriers of a closed duplicate, if there is room; on all ranks."""
+        if self.spare is None and not self._is_over:
+            self.spare = spare
+        else:
+            spare.give_up()
+
+    def usable(self) -> int:
+        """The number of the duplicate that has left spare carriers here, unused; NOTHING: none has.
+
+        Ranks that close two duplicates in another order each have those of another one.
+        """
+        return self.spare.number if self.spare is not None and self.spare.is_unused else NOTHING
+
+    def take(self, may_use: bool, name: str) -> Carriers | None:
+        """The spare carriers, for one of this name, if all ranks may use the same; else free them. On all."""
+        spare, self.spare = self.spare, None
+        if spare is None:
+            return None
+        if may_use:
+            return spare.carriers._replace(name=name)
+        spare.give_up()
+        return None
+
+    def end(self) -> None:
+        """Their parent is closed."""
+        self._is_over = True
+        self.take(False, "")
+
+    def _has(self, number: int) -> bool:
+        """Whether this rank has it, or does not know yet that it has been dropped."""
+        if number in self._dropped:
+            child = self._dropped[number]
+            return bool(child.disagreed) or not all(request.done() for request in child.to_itself)
+        return number in self._known  # also while Python is about to drop it
+
+
+class Groups:
+    """Of one communicator, those that some of its ranks have made, or with others: a list for each sort."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, bytes], Children] = {}
+
+    def note(self, group: Comm, sort: tuple[int, bytes]) -> None:
+        """Note a new one, and close those that none of its ranks has any more.
+
+        Args:
+            sort: the same for those with the same ranks, which all of them make in the same order.
+        """
+        children = self._children.setdefault(sort, Children())
+        children.begin(group)
+        children.add(group)
+
+
+class Life:
+    """What has made a communicator, and what that has made.
+
+    Attributes:
+        home: the children among which it is, and its number there; None: nothing of ours has made it.
+        is_duplicate: of what has made it.
+    """
+
+    home: tuple[Children, int] | None = None
+    children = once(lambda life: Children())
+    groups = once(lambda life: Groups())
+
+    def __init__(self, is_duplicate: bool) -> None:
+        self.is_duplicate = is_duplicate
+
+    def end(self, carriers: Carriers, is_unused: bool) -> Carriers | Spare:
+        """The communicator is being closed: what is to be freed of its carriers. is_unused: nothing was sent
+        there."""
+        if "children" in vars(self):
+            self.children.end()
+        if self.home is None:
+            return carriers
+        siblings, number = self.home
+        siblings.forget(number)
+        if not self.is_duplicate:
+            return carriers
+        spare = Spare(carriers, number, is_unused)
+        siblings.keep(spare)
+        return spare

@@ -1,0 +1,280 @@
+"""Communicators made of one: split, dup, groups and inter-communicators."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+from ..._lazy import MPI
+from ...agree.agreement import refused
+from ...core.limits import REFUSAL_S
+from ...core.present import calling
+from ...core.request import abandon
+from ...core.signature import head, signature
+from ...errors import ConfigError, HpcommError, PeerFailedError, RankError, UsageError, where
+from ...transport.matching import tag_number
+from ..context import Context
+from ..payloads.objects import Objects
+from ..payloads.pickling import chosen
+from ..settings import INHERITED, Settings, require_known
+from .block_channel import making, rank_there
+
+if TYPE_CHECKING:
+    from ...node import domains
+else:
+    from ..._lazy import LazyModule
+
+    domains = LazyModule("hpcomm.node.domains")
+
+T = TypeVar("T")
+
+_MOST = 2**31 - 1
+_WHY = 1024  # bytes of what a refusal says to the other group
+_NAMED = 16  # ranks that are named one by one
+
+
+def split(comm: Context, color: int | None, key: int, name: str | None) -> Context | None:
+    """As Communicator.split."""
+    with calling(comm, "split", color=color, key=key):
+        return _split(comm, color, key, name)
+
+
+def _split(comm: Context, color: int | None, key: int, name: str | None) -> Context | None:
+    comm.check_open("split")
+    if color is not None:
+        color = _whole(comm, "split", "color", color, 0, "; None leaves this rank out")
+    key = _whole(comm, "split", "key", key, -_MOST, ", by which a part is ordered; name=... names the part")
+    with agreed(comm, "split"):
+        if color is None:
+            mapped(comm, "split", comm.mpi_handle.Split, MPI.UNDEFINED, key)
+            return None
+        return made(comm, "split", name or f"{comm.name}/{color}", comm.mpi_handle.Split, color, key)
+
+
+def split_node(comm: Context, name: str | None, key: int, by: str) -> Context:
+    """As Communicator.split_node."""
+    comm.check_open("split_node")
+    key = _whole(comm, "split_node", "key", key, -_MOST, ", by which the part is ordered")
+    if by != "node" and by not in domains.PARTS:
+        hint = f"one of node, {', '.join(domains.PARTS)}"
+        raise refused(comm, "split_node", UsageError(f"a node has no part {by!r}", hint=hint))
+    name = name or f"{comm.name}/{by}"
+    with agreed(comm, "split_node", None if by == "node" else by):
+        node = made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED, key)
+    if by == "node":
+        return node
+    with node:
+        places = Objects(node).all_gather_object(domains.place(by))
+        part = split(node, places.index(places[node.rank]), 0, name)
+        assert part is not None  # every rank is in one
+        return part
+
+
+def _whole(comm: Context, verb: str, name: str, x: Any, least: int, meaning: str) -> int:
+    """x as an int that MPI takes: whole numbers and truth values of any library."""
+    try:
+        number = int(x) if getattr(getattr(x, "dtype", None), "kind", "") == "b" else index(x)
+    except (TypeError, ValueError):
+        what = f"{name} {x!r} is no whole number"
+    else:
+        if least <= number <= _MOST:
+            return number
+        what = f"{name} {x!r} is not from {least} to {_MOST}"
+    raise refused(comm, verb, UsageError(what, hint=f"a whole number from {least} on{meaning}")) from None
+
+
+def group(comm: Context, ranks: Sequence[int], name: str | None, tag: int) -> Context:
+    """As Communicator.group."""
+    comm.check_one_group("group")
+    try:
+        members = [index(r) for r in ranks]
+    except TypeError:
+        raise RankError(
+            f"{ranks!r} are no ranks", hint=f"numbers from 0 to {comm.size - 1}, such as [0, 1]"
+        ).located("group", comm) from None
+    wrong = sorted(r for r, times in Counter(members).items() if not 0 <= r < comm.size or times > 1)
+    if wrong or comm.rank not in members:
+        what = f"rank {comm.rank} is not in {short_list(members)}"
+        if wrong:
+            what = f"ranks {short_list(wrong)} are no ranks of '{comm.name}', or named twice"
+        hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
+        raise RankError(what, hint=hint).located("group", comm)
+    mpi, number = making(comm, _tag(comm, "group", tag))
+    everybody = comm.mpi_handle.Get_group()
+    some = everybody.Incl(members)
+    everybody.Free()
+    try:
+        with calling(comm, "group"):
+            name = name or f"{comm.name}{short_list(members)}"
+            new = made(comm, "group", name, mpi.Create_group, some, number)
+    finally:
+        some.Free()
+    comm.life.groups.note(new, (tag, array("i", members).tobytes()))
+    return new
+
+
+def short_list(ranks: list[int]) -> str:
+    """`[0, 1]`, or the first and the last of many."""
+    return str(ranks) if len(ranks) <= _NAMED else f"[{ranks[0]}, {ranks[1]}, ... {ranks[-1]}]"
+
+
+def dup(
+    comm: Context, name: str | None = None, check: str | None = None, *, gpu: str | None = None,
+    pickler: object = None,
+) -> Context:  # fmt: skip
+    """As Communicator.dup."""
+    comm.check_open("dup")
+    try:
+        require_known(check or comm.settings.check, gpu)
+        by = chosen(pickler) if pickler is not None else None
+    except ConfigError as error:
+        raise refused(comm, "dup", error) from None
+    with agreed(comm, "dup"):
+        make = comm.mpi_handle.Dup if comm.node is None else None
+        return made(comm, "dup", name or f"{comm.name}.dup", make, settings=Settings(check, gpu, by))
+
+
+def create_intercomm(
+    comm: Context, local_leader: int, peer: Context, remote_leader: int, tag: int, name: str | None
+) -> Context:
+    """As Communicator.create_intercomm."""
+    comm.check_one_group("create_intercomm")
+    carrier, there = None, MPI.ANY_SOURCE
+    try:
+        if not isinstance(peer, Context):
+            what, hint = f"peer is {peer!r}, no Communicator", "hpcomm.world, if both groups are parts of it"
+            raise UsageError(what, hint=hint)
+        peer.check_open("create_intercomm")
+        carrier = making(peer, tag_number(peer, tag, sending=True))
+        _check_leader(remote_leader, peer)
+        there = rank_there(peer, index(remote_leader))
+        _check_leader(local_leader, comm)
+        with agreed(comm, "create_intercomm", local_leader=local_leader, remote_leader=remote_leader):
+            why = _swapped(*carrier, there) if comm.rank == local_leader else None
+            why = Objects(comm).broadcast_object(why, local_leader)
+            if why:
+                carrier = None
+                what = f"rank {remote_leader} of '{peer.name}' refused its part of create_intercomm: {why}"
+                hint = "look at that rank's own error"
+                raise PeerFailedError(what, where("create_intercomm", comm), hint, [index(remote_leader)])
+            create = comm.mpi_handle.Create_intercomm  # type: ignore[attr-defined]
+            name = name or f"{comm.name}<->"
+            new = made(comm, "create_intercomm", name, create, local_leader, carrier[0], there, carrier[1])
+    except UsageError as error:
+        error = refused(comm, "create_intercomm", error)
+        if carrier is not None and comm.rank == (local_leader if _is_rank(local_leader, comm) else 0):
+            _tell(*carrier, there, error.what)
+        raise error from None
+    except HpcommError as error:
+        if carrier is not None and comm.rank == local_leader:
+            _tell(*carrier, there, error.what)
+        raise
+    theirs = bytearray(8)  # the mark of what the other group has made it of
+    own = comm.tag_base.to_bytes(8, "little")
+    new.mpi_handle.Allreduce([own, MPI.UINT8_T], [theirs, MPI.UINT8_T], MPI.MIN)
+    comm.life.groups.note(new, (-1, bytes(theirs)))
+    return new
+
+
+def _is_rank(leader: object, its: Context) -> bool:
+    return hasattr(leader, "__index__") and 0 <= index(leader) < its.size
+
+
+def _check_leader(leader: object, its: Context) -> None:
+    if not _is_rank(leader, its):
+        what = f"leader {leader!r} is no rank of '{its.name}'"
+        raise RankError(what, hint=f"a rank from 0 to {its.size - 1}")
+
+
+def _swapped(mpi: MPI.Comm, number: int, there: int) -> str:
+    """Why the other group refuses to be joined; "": it does not. Its leader hears that this one comes."""
+    said = bytearray(_WHY)
+    mpi.Isend([b"", MPI.BYTE], there, number).Free()
+    mpi.Recv([said, MPI.BYTE], there, number)
+    return said.rstrip(b"\0").decode(errors="ignore")
+
+
+def _tell(mpi: MPI.Comm, number: int, there: int, why: str) -> None:
+    """Tell the other group's leader why this one refuses: the one that is meant, or that comes soon."""
+    end, seen = time.monotonic() + REFUSAL_S, MPI.Status()
+    while there == MPI.ANY_SOURCE and time.monotonic() < end:
+        if mpi.Iprobe(there, number, seen):
+            there = seen.source
+        time.sleep(1e-3)
+    if there != MPI.ANY_SOURCE:
+        text, taken = why.encode()[:_WHY], bytearray(_WHY)
+        abandon(text, mpi.Isend([text, MPI.BYTE], there, number), mpi.Irecv([taken, MPI.BYTE], there, number))
+
+
+def merge(comm: Context, high: bool, name: str | None) -> Context:
+    """As Communicator.merge."""
+    comm.check_open("merge")
+    if not comm.is_inter:
+        raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
+            "merge", comm
+        )
+    merge = comm.mpi_handle.Merge  # type: ignore[attr-defined]
+    with agreed(comm, "merge", high=high):
+        return made(comm, "merge", name or f"{comm.name}+", merge, high)
+
+
+@contextmanager
+def agreed(comm: Context, verb: str, what: object = None, **words: object) -> Iterator[None]:
+    """While all ranks of comm make something by verb, and name the same what.
+
+    Where the native core has them all, it begins when all have come: then none is inside MPI yet when
+    another one refuses its part.
+
+    Args:
+        words: arguments of verb, for messages.
+
+    Raises:
+        MismatchError: another rank makes another call, or names something else. PeerFailedError: refuses it.
+    """
+    code, mark, agreement = head(verb), crc32(repr(what).encode()), comm.agreement
+    with calling(comm, verb, **words), comm.call_guard:
+        if comm.node is not None:
+            comm.node.arrive_and_wait(signature(code, mark))
+        agreement.enter(code, mark)  # who has left meanwhile stands in the call log
+        comm.life.children.begin(comm)
+        yield
+        agreement.leave()
+
+
+def made(
+    comm: Context,
+    verb: str,
+    name: str,
+    make: Callable[..., MPI.Comm] | None,
+    *arguments: object,
+    settings: Settings = INHERITED,
+) -> Context:
+    """One that MPI makes by make(*arguments), or a duplicate within a node (None)."""
+    mpi = None if make is None else mapped(comm, verb, make, *arguments)
+    new: Context = mapped(comm, verb, comm.derive, mpi, name, settings)
+    if verb not in ("group", "create_intercomm"):  # not all of its ranks are comm's, or the reverse
+        comm.life.children.add(new)
+    return new
+
+
+def mapped(comm: Context | None, verb: str, make: Callable[..., T], *arguments: object) -> T:
+    """make(*arguments); MPI has room for so many communicators only."""
+    try:
+        return make(*arguments)
+    except MPI.Exception as error:
+        from ...transport.mpi import failure
+
+        raise failure(error, verb, comm) from None
+
+
+def _tag(comm: Context, verb: str, tag: int) -> int:
+    try:
+        return tag_number(comm, tag, sending=True)
+    except UsageError as error:
+        raise error.located(verb, comm) from None

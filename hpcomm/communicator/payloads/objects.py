@@ -1,0 +1,292 @@
+"""Operations on Python objects: pickled, but arrays inside travel from and into their own memory.
+
+Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
+Two tensors that share storage arrive as two separate tensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import pickle
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+
+from ...core.present import calling
+from ...core.request import Request
+from ...core.status import Status
+from ...errors import HpcommError, UsageError
+from ...transport.late import reduction
+from ...transport.matching import peer_rank, tag_number
+from ..shell import Shell
+from ..verbs.timeouts import waited
+from . import payload_transport
+from .payload import Payload
+from .payload_agreement import Form, check_root, collective, each_of, ireceive, isend, receive, send
+from .pickling import decode
+
+if TYPE_CHECKING:
+    from ...core.types import AnyStatus, Later, Now
+    from ..context import Context
+
+_OBJECTS = Form("_object", None, decode, lambda own, payload: own)
+T = TypeVar("T")
+ObjectOperator: TypeAlias = (
+    Callable[..., object]
+    | Literal["sum", "prod", "min", "max", "band", "bor", "bxor", "land", "lor", "minloc", "maxloc"]
+)
+
+
+class Objects(Shell):
+    """Verbs of Python objects."""
+
+    @overload
+    def send_object(
+        self, obj: object, dest: int, tag: int = ..., *, async_op: Now = ..., sync: bool = ...
+    ) -> None: ...
+    @overload
+    def send_object(
+        self, obj: object, dest: int, tag: int = ..., *, async_op: Later, sync: bool = ...
+    ) -> Request[None]: ...
+    def send_object(
+        self, obj: object, dest: int, tag: int = 0, *, async_op: bool = False, sync: bool = False
+    ) -> Request[None] | None:
+        """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+            sync: return, or be complete, only when dest has begun to receive it (MPI_Ssend). Then a message
+                to this rank itself needs a receive that was begun before.
+        """
+        comm = self.context
+        peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
+        if not async_op:
+            send(comm, "send_object", made, peer, number, sync)
+            return None
+        return isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
+
+    def isend_object(self, obj: object, dest: int, tag: int = 0, *, sync: bool = False) -> Request[None]:
+        """Begin to send obj; arrays in it must not change before the request is complete.
+
+        Args:
+            sync: the request is complete only when dest has begun to receive it (MPI_Issend).
+        """
+        comm = self.context
+        peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
+        return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number, sync)
+
+    # fmt: off
+    @overload
+    def recv_object(
+        self, source: int | None = ..., tag: int | None = ..., *, status: AnyStatus | None = ...,
+        async_op: Now = ...,
+    ) -> Any: ...
+    @overload
+    def recv_object(
+        self, source: int | None = ..., tag: int | None = ..., *, status: AnyStatus | None = ...,
+        async_op: Later,
+    ) -> Request[Any]: ...
+    # fmt: on
+    def recv_object(
+        self,
+        source: int | None = None,
+        tag: int | None = None,
+        *,
+        status: AnyStatus | None = None,
+        async_op: bool = False,
+    ) -> object:
+        """Receive an object of any size.
+
+        Args:
+            source, tag: None for any.
+            status: a Status that is filled.
+            async_op: begin, and return a Request to wait for.
+        """
+        comm = self.context
+        if async_op:
+            return ireceive(comm, "recv_object", source, tag, Status() if status is None else status, decode)
+        return receive(comm, "recv_object", source, tag, status, decode)
+
+    def irecv_object(self, source: int | None = None, tag: int | None = None) -> Request[Any]:
+        """Begin to receive an object of any size; nobody needs to know how large it is.
+
+        It makes progress while this rank waits for or asks any request, and in send_object and recv_object.
+        """
+        comm = self.context
+        return ireceive(comm, "irecv_object", source, tag, Status(), decode)
+
+    def sendrecv_object(
+        self,
+        obj: object,
+        dest: int,
+        source: int | None = None,
+        sendtag: int = 0,
+        recvtag: int | None = None,
+        *,
+        status: AnyStatus | None = None,
+    ) -> Any:
+        """Send obj to dest and receive another from source at once, without deadlock."""
+        comm = self.context
+        peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
+        going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
+        if comm.timeout_s is not None:
+            result = receive(comm, "recv_object", source, recvtag, status, decode)
+            waited(comm, going)
+            return result
+        try:
+            return receive(comm, "sendrecv_object", source, recvtag, status, decode)
+        finally:
+            going.wait()
+
+    @overload
+    def broadcast_object(self, obj: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
+    @overload
+    def broadcast_object(self, obj: None = ..., root: int = ..., *, async_op: Later) -> Request[Any]: ...
+    @overload
+    def broadcast_object(self, obj: T | None, root: int = ..., *, async_op: Now = ...) -> T: ...
+    @overload
+    def broadcast_object(self, obj: T | None, root: int = ..., *, async_op: Later) -> Request[T]: ...
+    def broadcast_object(self, obj: object = None, root: int = 0, *, async_op: bool = False) -> object:
+        """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+
+        On an inter-communicator the other group gets it, and root's has None.
+        """
+        comm = self.context
+        is_root = check_root(comm, "broadcast_object", root)
+        return collective(comm, "broadcast", _OBJECTS, root, [obj] if is_root else [], async_op)
+
+    @overload
+    def gather_object(self, obj: T, root: int = ..., *, async_op: Now = ...) -> list[T] | None: ...
+    @overload
+    def gather_object(self, obj: T, root: int = ..., *, async_op: Later) -> Request[list[T] | None]: ...
+    def gather_object(self, obj: object, root: int = 0, *, async_op: bool = False) -> object:
+        """Collect the objects of all ranks in a list on root; None elsewhere.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        comm = self.context
+        check_root(comm, "gather_object", root)
+        return collective(comm, "gather", _OBJECTS, root, [obj], async_op)
+
+    @overload
+    def all_gather_object(self, obj: T, *, async_op: Now = ...) -> list[T]: ...
+    @overload
+    def all_gather_object(self, obj: T, *, async_op: Later) -> Request[list[T]]: ...
+    def all_gather_object(self, obj: object, *, async_op: bool = False) -> object:
+        """Collect the objects of all ranks in a list on every rank.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        comm = self.context
+        return collective(comm, "all_gather", _OBJECTS, 0, [obj], async_op)
+
+    @overload
+    def scatter_object(self, objs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
+    @overload
+    def scatter_object(self, objs: None = ..., root: int = ..., *, async_op: Later) -> Request[Any]: ...
+    @overload
+    def scatter_object(self, objs: Sequence[T] | None, root: int = ..., *, async_op: Now = ...) -> T: ...
+    @overload
+    def scatter_object(self, objs: Sequence[T] | None, root: int = ..., *, async_op: Later) -> Request[T]: ...
+    def scatter_object(
+        self, objs: Sequence[object] | None = None, root: int = 0, *, async_op: bool = False
+    ) -> object:
+        """Give each rank one object of root's list, which has one for each rank; others pass None.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        comm = self.context
+        is_root = check_root(comm, "scatter_object", root)
+        items, refused = each_of(comm, "scatter_object", objs) if is_root else ([], None)
+        return collective(comm, "scatter", _OBJECTS, root, items, async_op, refused)
+
+    @overload
+    def all_to_all_object(self, objs: Sequence[T], *, async_op: Now = ...) -> list[T]: ...
+    @overload
+    def all_to_all_object(self, objs: Sequence[T], *, async_op: Later) -> Request[list[T]]: ...
+    def all_to_all_object(self, objs: Sequence[object], *, async_op: bool = False) -> object:
+        """Send object j of the list to rank j; receive a list with one from every rank.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        comm = self.context
+        items, refused = each_of(comm, "all_to_all_object", objs)
+        return collective(comm, "all_to_all", _OBJECTS, 0, items, async_op, refused)
+
+    def reduce_object(self, obj: T, op: ObjectOperator = "sum", root: int = 0) -> T | None:
+        """Reduce the objects of all ranks in rank order on root; None elsewhere.
+
+        Args:
+            op: function f(a, b) -> c, or "sum" (+), "prod" (*), "min", "max", "land", "lor", "band", "bor",
+                "bxor". Or Python's sum, min, max, any and all. For pairs (value, place) also "minloc" and
+                "maxloc".
+        """
+        comm = self.context
+        check_root(comm, "gather_object", root)
+        reduce, refused = _python_op(op)
+        with calling(comm, "reduce_object", op=op, root=root):
+            got: list[T] | None = collective(comm, "gather", _OBJECTS, root, [obj], False, refused)
+        return None if got is None else _reduce(comm, reduce, got)
+
+    def all_reduce_object(self, obj: T, op: ObjectOperator = "sum") -> T:
+        """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
+        comm = self.context
+        reduce, refused = _python_op(op)
+        with calling(comm, "all_reduce_object", op=op):
+            got: list[T] = collective(comm, "all_gather", _OBJECTS, 0, [obj], False, refused)
+        return _reduce(comm, reduce, got)
+
+
+def _reduce(comm: Context, op: Callable[[T, T], T], objs: list[T]) -> T:
+    """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
+    if not comm.is_inter:
+        rank = comm.rank
+        objs[rank] = pickle.loads((comm.settings.pickler or pickle).dumps(objs[rank], 5))
+    return functools.reduce(op, objs)
+
+
+def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:
+    """The function for op, or an error."""
+    known: dict[str, Callable[[Any, Any], Any]] = {
+        "sum": operator.add,
+        "prod": operator.mul,
+        "min": min,
+        "max": max,
+        "band": operator.and_,
+        "bor": operator.or_,
+        "bxor": operator.xor,
+        "land": lambda a, b: bool(a and b),
+        "lor": lambda a, b: bool(a or b),
+        "minloc": min,
+        "maxloc": lambda a, b: a if (a[0], b[1]) > (b[0], a[1]) else b,  # of equal values the first place
+    }
+    op = (reduction.name_of_function(op) if callable(op) else None) or op
+    if callable(op):
+        return op, None
+    if isinstance(op, str) and op in known:
+        return known[op], None
+    what, hint = f"objects have no operator {op!r}", f"a function f(a, b), or one of {', '.join(known)}"
+    return operator.add, UsageError(what, hint=hint)
+
+
+def _addressed(comm: Context, verb: str, obj: object, dest: int, tag: int) -> tuple[int, int, Payload]:
+    """Receiver and tag as MPI takes them, and what to send."""
+    try:
+        comm.check_open(verb)
+        peer, number, made = (
+            peer_rank(comm, dest, "dest"),
+            tag_number(comm, tag, sending=True),
+            comm.encode(obj),
+        )
+        if comm.message_kinds is not None:
+            comm.message_kinds.note_parcel(verb, obj, peer, number)
+        return peer, number, made
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__

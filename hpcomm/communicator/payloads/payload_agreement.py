@@ -1,0 +1,296 @@
+"""What operations on objects and ragged arrays share: agreement, observers, error texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+
+from ..._lazy import MPI
+from ...agree.agreement import refused
+from ...core.operation import Call
+from ...core.present import calling, messaging
+from ...core.request import Request, Stages, StagesOf
+from ...core.signature import BACKGROUND, head
+from ...core.status import Status
+from ...core.verbs import RAGGED, ROOT_SENDS, ROOTED
+from ...errors import HpcommError, RankError, UsageError, known_ranks
+from ...transport.late import transport
+from ...transport.matching import fill, source_and_tag
+from ..verbs.direct import NO_DIRECT
+from ..verbs.timeouts import waited
+from . import payload_transport
+from .payload import Payload, pooled, refusal
+
+if TYPE_CHECKING:
+    from ...core.types import AnyStatus
+    from ..context import Context
+
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+
+
+def receive(
+    comm: Context, verb: str, source: int | None, tag: int | None, status: AnyStatus | None,
+    decode: Callable[[Payload, int], T],
+) -> T | None:  # fmt: skip
+    """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
+    peer, number = source_and_tag(comm, verb, source, tag)
+
+    def action() -> T | None:
+        got, seen = payload_transport.receive(comm, peer, number)
+        if status is not None:
+            fill(status, seen)
+        return None if got is None else decode(got, seen.Get_source())
+
+    with messaging(comm, verb, None, peer, number):
+        if comm.timeout_s is None:
+            return at_once(comm, verb, peer, number, action)
+        status = Status() if status is None else status
+        return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
+
+
+def ireceive(
+    comm: Context, verb: str, source: int | None, tag: int | None, status: AnyStatus,
+    decode: Callable[[Payload, int], T],
+) -> Request[T | None]:  # fmt: skip
+    """The same in the background."""
+    peer, number = source_and_tag(comm, verb, source, tag)
+
+    def stages() -> Stages:
+        got, seen = yield from payload_transport.ireceive(comm, peer, number)
+        fill(status, seen)
+        return None if got is None else decode(got, seen.Get_source())
+
+    coming = in_background(comm, verb.replace("irecv", "recv"), stages(), peer, number)
+    request = Request(f"{verb}(source={source}, tag={tag})", coming, status)
+    request.needs(comm, verb, peer, number)
+    request.in_rounds()
+    return request
+
+
+def in_background(comm: Context, verb: str, stages: Stages, peer: int, tag: int) -> Stages:
+    """The stages of a message, noted as under way, with observers looking on and errors in our words."""
+    watched = shown(comm, verb, stages, peer=peer, tag=tag)
+    return comm.outstanding.begin(transport.in_our_words(comm, verb, watched))
+
+
+def isend(comm: Context, call: str, packed: Payload, peer: int, tag: int, sync: bool) -> Request[None]:
+    """Begin to send a payload; call: in words, such as isend_object(dest=1, tag=0)."""
+    verb = call.partition("(")[0].replace("isend", "send")
+    stages = payload_transport.isend(comm, packed, peer, tag, sync)
+    request = Request(call, in_background(comm, verb, stages, peer, tag))
+    request.needs(comm, verb, peer, tag)
+    return request
+
+
+def send(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: bool) -> None:
+    """The same, and return when what was packed may be changed."""
+    to_self = peer == comm.rank and not (comm.is_inter or sync)  # it would wait for itself
+    with messaging(comm, verb, None, peer, tag):
+        if to_self or comm.timeout_s is not None:
+            request = isend(comm, f"{verb}(dest={peer}, tag={tag})", packed, peer, tag, sync)
+            comm.keep_request(request) if to_self else waited(comm, request)
+        else:
+            at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)
+
+
+def at_once(
+    comm: Context, verb: str, peer: int, tag: int, action: Callable[[*Given], T], *arguments: *Given
+) -> T:
+    """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
+    try:
+        if not comm.observers:
+            return action(*arguments)
+        result: T = payload_transport.run(
+            shown(comm, verb, _one_stage(action, *arguments), peer=peer, tag=tag)
+        )
+        return result
+    except MPI.Exception as error:
+        raise transport.failure(error, verb, comm) from None
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__
+
+
+def _one_stage(action: Callable[[*Given], T], *arguments: *Given) -> StagesOf[T]:
+    yield []
+    return action(*arguments)
+
+
+class Form(NamedTuple):
+    """What tells collectives of objects from those of ragged arrays.
+
+    Attributes:
+        suffix: of the verbs.
+        encode: makes a payload; None: as the communicator does.
+        decode: what a payload of a rank holds.
+        own: what a rank gets of its own, of that and its payload.
+    """
+
+    suffix: str
+    encode: Callable[[Any], Payload] | None
+    decode: Callable[[Payload, int | None], Any]
+    own: Callable[[Any, Payload], Any]
+
+
+def collective(
+    comm: Context, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool,
+    refused: HpcommError | None = None,
+) -> Any:  # fmt: skip
+    """Carry out verb, now or in the background.
+
+    Args:
+        items: what this rank gives: one, one for each rank, or none.
+        refused: why this rank refuses its part. It makes the call all the same, for those who wait.
+    """
+    name, root = verb + form.suffix, index(root)
+    x = items[0] if len(items) == 1 and form.suffix == "_ragged" else None
+    with calling(comm, name, x, root=root if verb in ROOTED else None, async_op=async_op):
+        return _collective(comm, verb, form, root, items, async_op, refused)
+
+
+def _collective(
+    comm: Context, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool,
+    refused: HpcommError | None,
+) -> Any:  # fmt: skip
+    name = verb + form.suffix
+    made, failed = given(form.encode or comm.encode, items, refused)
+
+    def taken(got: Any) -> Any:
+        if failed is not None:
+            raise failed
+        mine = comm.rank if len(items) > 1 else 0
+        if verb in ROOT_SENDS:
+            if comm.rank == root and not comm.is_inter:
+                return form.own(items[mine], made[mine])
+            is_away = comm.is_inter and root < 0  # at the root of another group, or beside it
+            return None if is_away else form.decode(got, None if comm.is_inter else root)
+        if got is None:
+            return None
+        own = -1 if comm.is_inter else comm.rank
+        return [
+            form.own(items[mine], made[mine]) if r == own else form.decode(p, r) for r, p in enumerate(got)
+        ]
+
+    if async_op or (comm.timeout_s is not None and not _may_share(comm)):
+        request = _begun(comm, verb, name, root, made, taken)
+        return request if async_op else waited(comm, request)
+    return at_once(comm, name, 0, 0, lambda: taken(_carried(comm, verb, name, root, made)))
+
+
+_NUMBERS = {verb: head(verb) for verb in RAGGED}  # of verbs, as the native core has them, too
+
+
+def _may_share(comm: Context) -> bool:
+    """Whether the native core may carry payloads."""
+    return comm.node is not None and comm.devices is None and comm.node.direct
+
+
+def _carried(comm: Context, verb: str, name: str, root: int, made: list[Payload]) -> Any:
+    """What has come to this rank, as payload_transport has it: by the native core, or else by MPI."""
+    way, code = comm.direct, head(name, root=root)
+    if way is NO_DIRECT:
+        comm.check_open(name)
+        way = comm.node or way
+    if comm.devices is None:
+        with comm.call_guard:
+            got = way.share(_NUMBERS[verb], root, code, [each.blocks for each in made], pooled)
+        if got is not NotImplemented:
+            if verb in ROOT_SENDS:
+                return got[root] and Payload.of(got[root])
+            is_for_others = verb == "gather" and comm.rank != root
+            return None if is_for_others else [each and Payload.of(each) for each in got]
+    comm.check_open(name)
+    if comm.timeout_s is not None:
+        return waited(comm, _begun(comm, verb, name, root, made, lambda got: got))
+    with comm.call_guard:
+        comm.agreement.enter(code, 0)
+        got = payload_transport.run(getattr(payload_transport, verb)(comm, made, root, True))
+        comm.agreement.leave()
+    return got
+
+
+def _begun(
+    comm: Context, verb: str, name: str, root: int, made: list[Payload], taken: Callable[[Any], Any]
+) -> Request[Any]:
+    """The same in the background, by MPI."""
+
+    def stages() -> Stages:
+        return taken((yield from getattr(payload_transport, verb)(comm, made, root, False)))
+
+    try:
+        comm.check_open(name)
+    except HpcommError as error:
+        raise error.located(name, comm) from None
+    with comm.call_guard:
+        leave = comm.agreement.late(head(name, root=root) | BACKGROUND, 0)
+        under_way = transport.in_our_words(comm, name, shown(comm, name, stages(), leave))
+        request = Request(f"{name}()", comm.outstanding.begin(under_way))
+    request.compares(leave)
+    request.needs_all(comm, name)
+    request.in_rounds()
+    return request
+
+
+def shown(
+    comm: Context, verb: str, stages: Stages, leave: Callable[[], None] | None = None, **fields: int
+) -> Stages:
+    """The same stages with the observers looking on, and leave() at the end."""
+    if not comm.observers and leave is None:
+        return (yield from stages)
+    call = Call(comm, verb, **fields)
+    observers = comm.observers
+    for observer in observers:
+        observer.before(call)
+    result = yield from stages
+    if leave is not None:
+        leave()
+    for observer in observers:
+        observer.after(call)
+    return result
+
+
+def check_root(comm: Context, verb: str, root: int) -> bool:
+    """Whether this rank is root, which must be a rank of comm; of the other group, if there are two."""
+    is_rank = not isinstance(root, bool) and hasattr(root, "__index__")
+    if comm.is_inter:
+        if not (is_rank and (root in (MPI.ROOT, MPI.PROC_NULL) or 0 <= root < comm.remote_size)):
+            from ...transport.prepare import no_remote_root
+
+            raise refused(comm, verb, no_remote_root(comm, root))
+        return bool(root == MPI.ROOT)
+    if not (is_rank and 0 <= root < comm.size):
+        what, hint = f"root {root!r} is no rank of '{comm.name}'", known_ranks(comm)
+        raise refused(comm, verb, RankError(what, hint=hint))
+    return bool(comm.rank == root)
+
+
+def given(
+    encode: Callable[[T], Payload], items: Sequence[T], failed: HpcommError | None = None
+) -> tuple[list[Payload], HpcommError | None]:
+    """A payload for each of items, and what this rank is to raise when the others have theirs.
+
+    Who waits for what cannot be sent, or for anything where the call failed before, is sent the reason.
+    """
+    if failed is not None:
+        return [refusal(failed)] * len(items), failed
+    made = []
+    for item in items:
+        try:
+            made.append(encode(item))
+        except HpcommError as error:
+            failed = error
+            made.append(refusal(error))
+    return made, failed
+
+
+def each_of(comm: Context, verb: str, items: Any) -> tuple[Sequence[Any], UsageError | None]:
+    """items with one for each rank; if they are none, so many of nothing, and the error."""
+    ranks = comm.remote_size if comm.is_inter else comm.size
+    if hasattr(items, "__len__") and len(items) == ranks:
+        return items, None
+    found = f"{len(items)} items" if hasattr(items, "__len__") else f"a {type(items).__name__}"
+    return [None] * ranks, UsageError(
+        f"{verb} needs a list with one item for each of {ranks} ranks, not {found}",
+        hint="[item for rank 0, item for rank 1, ...]",
+    )

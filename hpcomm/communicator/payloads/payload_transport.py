@@ -1,0 +1,471 @@
+"""Transport of payloads, from rank to rank and in collectives.
+
+First everybody exchanges headers of fixed size. What fits is in the header, so small data travel in one
+round. What does not fit follows block by block, straight from and into its memory, in pieces that any MPI
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ..._lazy import MPI
+from ...core.limits import EAGER_OBJECT, HEADER
+from ...core.request import Request, Stages, rounds_under_way
+from ...transport.late import transport
+from ...transport.matching import Arrival
+from ...transport.progress import Moving
+from ..making.block_channel import Blocks, passing_tag
+from .dissemination import descend, is_many, share_out
+from .payload import (  # fmt: skip
+    DevicePayload,
+    Opened,
+    Payload,
+    are_whole,
+    blocks_after,
+    comes_alone,
+    eager_of,
+    header_of,
+    lengths_after,
+    lengths_of,
+    name_tag,
+    only_block,
+    parts_after,
+    room,
+    tag_of,
+)
+
+if TYPE_CHECKING:
+    from ..context import Context
+    from . import device_payload
+else:
+    from ..._lazy import LazyModule
+
+    device_payload = LazyModule("hpcomm.communicator.payloads.device_payload")
+
+_NUMBERS = 0x7FFF  # of calls of one communicator that may be under way, as tags of any MPI
+
+
+def run(stages: Stages) -> Any:
+    """Carry out all stages now."""
+    try:
+        pending = next(stages)
+        while True:
+            MPI.Request.Waitall([each for each in pending if isinstance(each, MPI.Request)])
+            for each in pending:
+                if isinstance(each, Moving):
+                    each.Wait()
+            pending = stages.send([])
+    except StopIteration as end:
+        return end.value
+
+
+def send(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = False) -> None:
+    """Send payload to dest: one message if it is small, else a header and its parts.
+
+    sync: return only when dest has begun to receive it.
+    """
+    if rounds_under_way or type(packed) is DevicePayload:  # others that dest may need, or stages of its own
+        Request("send", isend(comm, packed, dest, tag, sync)).wait()
+        return
+    header, part_tag = eager_of(packed)
+    mpi = comm.object_comm
+    (mpi.Ssend if sync else mpi.Send)((header, MPI.BYTE), dest, tag)
+    if part_tag >= 0:
+        for piece in parts_after(header, packed):
+            comm.block_channel.Send((piece, MPI.BYTE), dest, part_tag)
+
+
+def isend(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = False) -> Stages:
+    """The same in the background."""
+    moving: list[Moving] = []
+    if type(packed) is DevicePayload:
+        packed, moving = device_payload.load(comm, packed, [dest])
+    header, part_tag = eager_of(packed)
+    mpi = comm.object_comm
+    first = (mpi.Issend if sync else mpi.Isend)((header, MPI.BYTE), dest, tag)
+    parts = [] if part_tag < 0 else parts_after(header, packed)
+    yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
+
+
+_buffers: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
+
+
+def receive(comm: Context, source: int, tag: int) -> tuple[Payload | None, MPI.Status]:
+    """Receive a payload, None from hpcomm.PROC_NULL, and who sent it."""
+    if rounds_under_way:  # one of which may have asked for it before
+        coming = Request("recv", ireceive(comm, source, tag))
+        coming.in_rounds()
+        got: tuple[Payload | None, MPI.Status] = coming.wait()
+        return got
+    try:
+        buffer = _buffers.pop()
+    except IndexError:
+        buffer = memoryview(bytearray(EAGER_OBJECT))
+    status = MPI.Status()
+    comm.object_comm.Recv((buffer, MPI.BYTE), source, tag, status)  # quicker than to ask for its length first
+    if source == MPI.PROC_NULL:
+        return None, status
+    header = bytearray(buffer[: status.count])
+    _buffers.append(buffer)
+    if (alone := only_block(memoryview(header))) is not None:
+        return Payload.of([alone]), status
+    source = status.source
+    opened = Opened(header)
+    pieces = opened.pieces()
+    if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
+        comm.block_channel.Recv((pieces[0], MPI.BYTE), source, opened.tag)
+    elif opened.tag >= 0:
+        run(_fetch(comm, opened, source))
+    packed = opened.packed()
+    if comm.devices is not None:
+        packed = run(_unloaded(comm, packed, source))
+    return packed, status
+
+
+def ireceive(comm: Context, source: int, tag: int) -> Stages:
+    """The same in the background."""
+    arrival = Arrival(comm.object_comm, source, tag)
+    yield [arrival]
+    if source == MPI.PROC_NULL:
+        return None, arrival.status
+    header = bytearray(arrival.status.count)
+    arrival.message.Recv((header, MPI.BYTE))
+    source = arrival.status.source
+    opened = Opened(header)
+    yield from _fetch(comm, opened, source)
+    return (yield from _unloaded(comm, opened.packed(), source)), arrival.status
+
+
+def _unloaded(comm: Context, packed: Payload, source: int) -> Stages:
+    """A payload that has come, with what follows it for devices."""
+    if comm.devices is not None and device_payload.has_device_arrays(packed):
+        coming = Moving(device_payload.unload(comm, packed, source))
+        yield [coming]
+        packed = coming.result
+    return packed
+
+
+def _fetch(comm: Context, opened: Opened, source: int) -> Stages:
+    """Receive the parts that follow a header from source."""
+    lengths = opened.lengths_to_come()
+    if lengths is not None:
+        yield [comm.block_channel.Irecv([lengths, MPI.BYTE], source, opened.tag)]
+        opened.take_lengths(lengths)
+    pieces = opened.pieces()
+    if pieces:
+        yield [comm.block_channel.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
+
+
+# Between two groups (an inter-communicator) headers go from all ranks of one to those of the other; a root is
+# given as a rank there, MPI.ROOT at itself, and MPI.PROC_NULL at those beside it, who have nothing to do.
+
+
+def _partners(comm: Context) -> Sequence[int]:
+    """The ranks whose payloads come from elsewhere."""
+    if comm.is_inter:
+        return range(comm.remote_size)
+    return [r for r in range(comm.size) if r != comm.rank]
+
+
+def _room(comm: Context) -> int:
+    """Bytes of a header where each rank gives or gets one of all ranks."""
+    return room(max(comm.size, comm.remote_size))
+
+
+def _headers(comm: Context, nbytes: int) -> bytearray:
+    """Room for a header of each rank, those of the other group if there are two."""
+    return bytearray(nbytes * (comm.remote_size if comm.is_inter else comm.size))
+
+
+# Each takes what this rank gives: payloads for all, one, or none.
+
+
+def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Give every rank root's payload; None beside the root of another group."""
+    mpi, packed = comm.object_comm, made[0] if made else None
+    [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
+    nbytes = _room(comm) if comm.is_inter else HEADER
+    header, tag = header_of(going, nbytes) if going is not None else (bytearray(nbytes), -1)
+    if blocking or not comm.is_inter:
+        yield from _collective(mpi, "Bcast", blocking, [header, MPI.BYTE], root)
+    else:  # as a scatter, which those beside the root count as well: see transport/between_groups.py
+        headers = [bytes(header) * comm.remote_size, nbytes, MPI.BYTE] if root == MPI.ROOT else None
+        yield from _collective(
+            mpi, "Scatter", False, headers, [header, MPI.BYTE] if root >= 0 else None, root
+        )
+    if root == MPI.PROC_NULL:
+        return None
+    blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
+    give = partial(_give_blocking, mpi, root) if blocking else partial(_give, comm, root)
+    if packed is None:
+        opened = Opened(header)
+        lengths = opened.lengths_to_come()
+        if lengths is not None:
+            yield from give([lengths], opened.tag)
+            opened.take_lengths(lengths)
+        if pieces := opened.pieces():
+            yield from give(pieces, opened.tag)
+        return (yield from _unloaded(comm, opened.packed(), root))
+    if tag >= 0:
+        assert going is not None
+        yield from give(parts_after(header, going), tag)
+    if moving:
+        yield moving
+    return packed
+
+
+def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[memoryview], tag: int) -> Stages:
+    """Give the pieces that root has to all ranks, which have room for them."""
+    for piece in pieces:
+        mpi.Bcast([piece, MPI.BYTE], root)
+    return
+    yield
+
+
+def _give(comm: Context, root: int, pieces: list[memoryview], tag: int) -> Stages:
+    """The same by messages: of many ranks down a tree, at whose top the first rank of another group stands.
+
+    tag: of messages from root itself.
+    """
+    parts, is_root = comm.block_channel, root == (MPI.ROOT if comm.is_inter else comm.rank)
+    if is_many(comm) and not comm.is_inter:
+        top, size = parts.place(root) if isinstance(parts, Blocks) else (root, comm.size)
+        yield from descend(parts, comm.rank, comm.size, pieces, root, passing_tag(tag, top, size))
+    elif is_root:
+        ranks = [0] if is_many(comm) else _partners(comm)
+        yield [parts.Isend([piece, MPI.BYTE], rank, tag) for rank in ranks for piece in pieces]
+    else:
+        if comm.rank == 0 or not is_many(comm):
+            yield [parts.Irecv([piece, MPI.BYTE], root, tag) for piece in pieces]
+        if is_many(comm):
+            below = passing_tag(tag, root, comm.remote_size)
+            yield from descend(comm.inner_comm, comm.rank, comm.size, pieces, 0, below)
+
+
+def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Collect all payloads on root: a list there, None elsewhere; None where the other group gives."""
+    mpi, packed = comm.object_comm, made[0] if made else Payload(b"")
+    is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
+    gives = root >= 0  # not the root of another group, nor those beside it
+    [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])
+    assert going is not None
+    nbytes = _room(comm)
+    header, tag = header_of(going, nbytes)
+    headers = _headers(comm, nbytes) if is_root else None
+    yield from _collective(
+        mpi,
+        "Gather",
+        blocking,
+        [header, MPI.BYTE] if gives else None,
+        [headers, nbytes, MPI.BYTE] if is_root else None,
+        root,
+    )
+    if not is_root:
+        if tag >= 0 and gives:
+            yield [
+                comm.block_channel.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(header, going)
+            ]
+        if moving:
+            yield moving
+        return None
+    assert headers is not None
+    return (yield from _open_all(comm, headers, packed, [], []))
+
+
+def all_gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Collect all payloads everywhere; there is no root."""
+    mpi, nbytes, [packed] = comm.object_comm, _room(comm), made
+    [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
+    assert going is not None
+    header, tag = header_of(going, nbytes)
+    headers, is_large = _headers(comm, nbytes), is_many(comm)
+    if is_large and not comm.is_inter:
+        name_tag(header)
+    number = next(comm.call_numbers) & _NUMBERS if is_large else -1  # calls begin in one order everywhere
+    yield from _collective(mpi, "Allgather", blocking, [header, MPI.BYTE], [headers, nbytes, MPI.BYTE])
+    sends = []
+    if tag >= 0 and (comm.is_inter or not is_large):
+        pieces = parts_after(header, going)
+        ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
+        sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in ranks for p in pieces]
+    arrive = partial(_spread, comm, memoryview(headers), header, going, number) if is_large else None
+    return (yield from _open_all(comm, headers, packed, sends, moving, arrive))
+
+
+def _spread(
+    comm: Context,
+    headers: memoryview,
+    header: bytearray,
+    packed: Payload,
+    number: int,
+    sends: list[MPI.Request],
+) -> Stages:
+    """Receive what follows the headers of all ranks; returns what gives the payload of a rank.
+
+    header, packed: this rank's own header and payload.
+    """
+    nbytes = len(header)
+    at = range(0, len(headers), nbytes)
+    same: dict[Any, Any] = {}  # mostly all ranks' are
+    after = [same.setdefault(each := lengths_after(headers, a), each) for a in at]
+    tags = partial(_tag_of, headers, nbytes)
+    if any(unsaid for unsaid, _ in after):  # some lengths are not in the header
+        told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
+        said = yield from share_out(comm, lengths_of(header, packed), told, tags, number)
+        after = [(0, tuple(said(r)[0].cast("q"))) if told[r] else each for r, each in enumerate(after)]
+    lengths = [known for _, known in after]
+    arrived = yield from share_out(comm, blocks_after(header, packed), lengths, tags, number)
+    if sends:
+        yield sends
+
+    def parcel_of(r: int) -> Payload:
+        blocks = arrived(r)
+        if comes_alone(headers, at[r]):  # as most do
+            return Payload.of(blocks)
+        coming = iter(blocks)
+        opened = Opened(headers[at[r] : at[r] + nbytes], memory=lambda _: next(coming))
+        return opened.packed() if opened.blocks else Payload.of(blocks)
+
+    return parcel_of
+
+
+def _tag_of(headers: memoryview, nbytes: int, rank: int) -> int:
+    return tag_of(headers, rank * nbytes)
+
+
+def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Give each rank its own of root's payloads; None beside, and at, the root of another group."""
+    mpi = comm.object_comm
+    nbytes = _room(comm)
+    header = bytearray(nbytes)
+    headers = None
+    made: list[tuple[bytearray, int]] = []
+    going, moving = _loaded(comm, packed_parts, _each_partner(comm))
+    if packed_parts:
+        made = [header_of(packed, nbytes) for packed in going if packed is not None]
+        headers = b"".join(bytes(c) for c, _ in made)
+    yield from _collective(
+        mpi,
+        "Scatter",
+        blocking,
+        None if headers is None else [headers, nbytes, MPI.BYTE],
+        [header, MPI.BYTE] if root >= 0 else None,
+        root,
+    )
+    if root == MPI.PROC_NULL:
+        return None
+    if not packed_parts:
+        opened = Opened(header)
+        yield from _fetch(comm, opened, root)
+        return (yield from _unloaded(comm, opened.packed(), root))
+    yield [*_send_parts(comm, going, made), *moving]
+    return None if comm.is_inter else packed_parts[root]
+
+
+def all_to_all(comm: Context, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:
+    """Send payload j to rank j, receive one from every rank; there is no root."""
+    mpi, nbytes = comm.object_comm, _room(comm)
+    going, moving = _loaded(comm, packed_parts, _each_partner(comm))
+    made = [header_of(packed, nbytes) for packed in going if packed is not None]
+    headers = _headers(comm, nbytes)
+    joined = b"".join(bytes(c) for c, _ in made)
+    name = transport.function_of(comm, "all_to_all")
+    yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [headers, nbytes, MPI.BYTE])
+    own = None if comm.is_inter else packed_parts[mpi.rank]
+    return (yield from _open_all(comm, headers, own, _send_parts(comm, going, made), moving))
+
+
+def _each_partner(comm: Context) -> list[list[int]]:
+    """For each rank whom what it is given goes to: itself, but for this one."""
+    return [
+        [r] if comm.is_inter or r != comm.rank else []
+        for r in range(comm.remote_size if comm.is_inter else comm.size)
+    ]
+
+
+def _loaded(
+    comm: Context, packed_parts: Sequence[Payload | None], ranks: Sequence[Sequence[int]]
+) -> tuple[list[Payload | None], list[Moving]]:
+    """Payloads as they travel, each to its ranks, and what follows them from devices."""
+    going, moving = list(packed_parts), []
+    for i, packed in enumerate(packed_parts):
+        if type(packed) is DevicePayload:
+            going[i], more = device_payload.load(comm, packed, ranks[i]) if ranks[i] else (Payload(b""), [])
+            moving += more
+    return going, moving
+
+
+def _send_parts(
+    comm: Context, packed_parts: Sequence[Payload | None], made: list[tuple[bytearray, int]]
+) -> list[MPI.Request]:
+    return [
+        comm.block_channel.Isend([piece, MPI.BYTE], rank, tag)
+        for rank, (packed, (header, tag)) in enumerate(zip(packed_parts, made, strict=True))
+        if packed is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
+        for piece in parts_after(header, packed)
+    ]
+
+
+def _open_all(
+    comm: Context,
+    headers: bytearray,
+    own: Payload | None,
+    sends: list[MPI.Request],
+    moving: list[Moving],
+    arrive: Callable[[list[MPI.Request]], Stages] | None = None,
+) -> Stages:
+    """Open the headers of all ranks and receive what follows them: the payloads, one after the other.
+
+    Args:
+        own: this rank's, in one group.
+        arrive: what receives the parts, waits for sends, and gives the payloads, where parts do not come from
+            their ranks.
+    """
+    view, nbytes = memoryview(headers), _room(comm)
+    waits = sends or moving or type(own) is DevicePayload
+    if not waits and are_whole(headers, nbytes):  # as most often
+        return (Payload.of([only_block(view, at)]) for at in range(0, len(headers), nbytes))
+    of = yield from (arrive or partial(_fetch_all, comm, view, nbytes))(sends)
+    ranks, me = range(len(headers) // nbytes), -1 if own is None or comm.is_inter else comm.rank
+    if comm.devices is None:
+        return (own if r == me else of(r) for r in ranks)
+    return (yield from _unloaded_all(comm, [own if r == me else of(r) for r in ranks], me, moving))
+
+
+def _unloaded_all(comm: Context, got: list[Any], me: int, moving: list[Moving]) -> Stages:
+    """The payloads of all ranks, with what follows them for devices; this rank's own as it is."""
+    coming = {
+        r: Moving(device_payload.unload(comm, packed, r))
+        for r, packed in enumerate(got)
+        if r != me and device_payload.has_device_arrays(packed)
+    }
+    if moving or coming:
+        yield [*moving, *coming.values()]
+    return [coming[r].result if r in coming else packed for r, packed in enumerate(got)]
+
+
+def _fetch_all(comm: Context, headers: memoryview, nbytes: int, sends: list[MPI.Request]) -> Stages:
+    """The same from each of them."""
+    mpi = comm.block_channel
+    opened = {r: Opened(headers[r * nbytes : (r + 1) * nbytes]) for r in _partners(comm)}
+    lengths = {r: data for r, o in opened.items() if (data := o.lengths_to_come()) is not None}
+    if lengths:
+        yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
+        for r, data in lengths.items():
+            opened[r].take_lengths(data)
+    waits = [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
+    if sends or waits:
+        yield [*sends, *waits]
+    return lambda r: opened[r].packed()
+
+
+def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: object) -> Stages:
+    """Stage one of a collective: the blocking function where nobody waits in the background, it is faster."""
+    if blocking:
+        getattr(mpi, name)(*arguments)
+    else:
+        yield [getattr(mpi, f"I{name.lower()}")(*arguments)]
+    return None

@@ -1,0 +1,38 @@
+"""Settings of a communicator, which those made of it take over."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from ..errors import ConfigError
+from ..transport.device.path_choice import PATHS
+from .payloads.pickling import Pickler
+
+LEVELS = ("off", "light", "full")
+
+
+class Settings(NamedTuple):
+    """What a communicator takes over from the one that makes it, where it is None: as Communicator has it."""
+
+    check: str | None = None
+    gpu: str | None = None
+    pickler: Pickler | None = None
+
+
+INHERITED = Settings()
+
+
+def require_known(check: str | None, gpu: str | None) -> str:
+    """The level of agreement, from check= or the environment; before anything is made that others wait for.
+
+    Raises:
+        ConfigError: there is no such level, or no such path for device arrays.
+    """
+    level = check or os.environ.get("HPCOMM_CHECK") or "light"
+    if level not in LEVELS:
+        hint = f"one of {', '.join(LEVELS)} (HPCOMM_CHECK, check=)"
+        raise ConfigError(f"there is no check level {level!r}", hint=hint)
+    if gpu is not None and gpu not in PATHS:
+        raise ConfigError(f"there is no path {gpu!r} for device arrays (gpu=)", hint=f"{', '.join(PATHS)}")
+    return level

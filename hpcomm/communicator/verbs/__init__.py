@@ -1,0 +1,1 @@
+"""The public operations, as base classes of Communicator. Begin with collectives.py."""

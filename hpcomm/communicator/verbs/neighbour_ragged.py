@@ -1,0 +1,207 @@
+"""Neighbour collectives of arrays whose shapes the receivers do not know: as those of ragged.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from ..._lazy import MPI, NDArray, np
+from ...agree.agreement import refused
+from ...core.operation import Call
+from ...core.present import calling
+from ...core.request import Pending, Request, Stages
+from ...core.signature import BACKGROUND, head
+from ...errors import HpcommError, UsageError
+from ...transport import progress
+from ...transport.late import dtypes, transport
+from ..making.exchange_comm import Channel, channel
+from ..payloads import device_payload, ragged
+from ..payloads.payload import DevicePayload, Opened, Payload, in_one
+from ..shell import Shell
+from .timeouts import waited
+
+if TYPE_CHECKING:
+    from ...core.types import Array, ArrayLike, Later, Now
+    from ...transport.mpi import Spec
+
+
+class RaggedNeighbours(Shell):
+    """A rank's neighbours, and the verbs for their ragged arrays."""
+
+    sources: tuple[int, ...] = ()
+    destinations: tuple[int, ...] = ()
+
+    @overload
+    def neighbour_all_gather_ragged(self, x: Array, *, async_op: Now = ...) -> list[Array | None]: ...
+    @overload
+    def neighbour_all_gather_ragged(self, x: Array, *, async_op: Later) -> Request[list[Array | None]]: ...
+    def neighbour_all_gather_ragged(self, x: ArrayLike, *, async_op: bool = False) -> object:
+        """Collect the array of every source, of any shape and dtype; None where nobody is.
+
+        Same as MPI_Neighbor_allgatherv, without counts.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        n = len(self.destinations)
+        return self._neighbours_ragged("neighbour_all_gather_ragged", [x] * n, n, async_op)
+
+    @overload
+    def neighbour_all_to_all_ragged(
+        self, xs: Sequence[Array], *, async_op: Now = ...
+    ) -> list[Array | None]: ...
+    @overload
+    def neighbour_all_to_all_ragged(
+        self, xs: Sequence[Array], *, async_op: Later
+    ) -> Request[list[Array | None]]: ...
+    def neighbour_all_to_all_ragged(self, xs: Sequence[ArrayLike], *, async_op: bool = False) -> object:
+        """Send array i of the list to destinations[i]; receive one of any shape from every source.
+
+        Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
+
+        Args:
+            async_op: begin, and return a Request to wait for.
+        """
+        return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations), async_op)
+
+    # -- how ------------------------------------------------------------------------------------------
+    def _outward(self) -> Iterable[int]:
+        """The places of destinations in the order in which two ranks that are neighbours twice pair them."""
+        return range(len(self.destinations))
+
+    def _begun(self, name: str, ends: tuple[Spec, Spec]) -> list[Pending]:
+        return [getattr(self.context.mpi_handle, name)(*ends)]
+
+    def _neighbours_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
+        """First everybody says how long its blocks are, then they travel: one message for each pair."""
+        with calling(self.context, verb, async_op=async_op):
+            if self.context.timeout_s is not None and not async_op:
+                return waited(self.context, self._carried_out_ragged(verb, xs, n, True))
+            return self._carried_out_ragged(verb, xs, n, async_op)
+
+    def _carried_out_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
+        try:
+            self.context.check_open(verb)
+            if not isinstance(xs, (list, tuple)) or len(xs) != n:
+                raise UsageError(
+                    f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
+                )
+            packed_parts = [ragged.encode(x) for x in xs]
+        except HpcommError as error:
+            raise refused(self.context, verb, error) from None
+        call = Call(self.context, verb)
+        for observer in self.context.observers:
+            observer.before(call)
+        if not async_op:
+            self.context.agreement.enter(head(verb), 0)
+            stages = self._blocks_of_all(call, packed_parts, self.context.agreement.leave)
+            return progress.drive(transport.in_our_words(self.context, verb, stages))
+        with self.context.call_guard:
+            leave = self.context.agreement.late(head(verb) | BACKGROUND, 0)
+            stages = self._blocks_of_all(call, packed_parts, leave, channel(self.context))
+            under_way = self.context.outstanding.begin(transport.in_our_words(self.context, verb, stages))
+            request = Request(f"{verb}()", under_way)
+        request.needs_all(self.context, verb)
+        request.in_rounds()
+        return request
+
+    def _blocks_of_all(
+        self, call: Call, packed_parts: list[Payload], leave: Callable[[], None], by: Channel | None = None
+    ) -> Stages:
+        """by: what the blocks go by in the background; None: MPI waits for all."""
+        moving: list[progress.Moving] = []  # arrays on devices that go by themselves
+        for i, (made, rank) in enumerate(zip(packed_parts, self.destinations, strict=True)):
+            if type(made) is DevicePayload:
+                packed_parts[i], more = device_payload.load(self.context, made, [rank])
+                moving += more
+        pieces = [np.frombuffer(in_one(made), np.uint8) for made in packed_parts]
+        inboxes = self._posted(pieces) if by is None else (yield from self._begun_ragged(pieces, by))
+        got: list[Any] = [Opened(inbox.data).packed() if inbox.nbytes else None for inbox in inboxes]
+        for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
+            if made is None or self.context.devices is None:
+                continue
+            if device_payload.has_device_arrays(made):
+                got[i] = progress.Moving(device_payload.unload(self.context, made, rank))
+        yield [*(each for each in got if isinstance(each, progress.Moving)), *moving]
+        arrived = [_arrived(made) for made in got]
+        leave()
+        for observer in self.context.observers:
+            observer.after(call)
+        return arrived
+
+    def _posted(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        """What comes from each source, where piece i goes to destination i; empty where nobody is."""
+        if self.context.size == 1:
+            return self._pieces_to_itself(pieces)
+        lengths, coming = self._lengths(pieces)
+        mpi: Any = self.context.mpi_handle
+        mpi.Neighbor_alltoall([lengths, 1, MPI.INT64_T], [coming, 1, MPI.INT64_T])
+        inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
+        with _Scattered(pieces) as going, _Scattered(inboxes) as received:
+            mpi.Neighbor_alltoallw(going.spec, received.spec)
+        return inboxes
+
+    def _begun_ragged(self, pieces: list[NDArray[np.uint8]], by: Channel) -> Stages:
+        """The same in the background.
+
+        Blocks are plain messages under the call's own number: ranks may wait for two such calls in
+        different orders, in which MPI's Ineighbor_alltoallw would meet others.
+        """
+        if self.context.size == 1:
+            return self._pieces_to_itself(pieces)
+        lengths, coming = self._lengths(pieces)
+        ends = (lengths, 1, MPI.INT64_T), (coming, 1, MPI.INT64_T)
+        yield self._begun("Ineighbor_alltoall", ends)
+        inboxes = [np.empty(int(length), np.uint8) for length in coming[:, 0]]
+        going = [(pieces[i], self.destinations[i]) for i in self._outward()]
+        coming_in = zip(inboxes, self.sources, strict=True)
+        yield [
+            *(by.mpi.Irecv(_whole(box), peer, by.number) for box, peer in coming_in if box.nbytes),
+            *(by.mpi.Isend(_whole(x), peer, by.number) for x, peer in going if peer != MPI.PROC_NULL),
+        ]
+        return inboxes
+
+    def _pieces_to_itself(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
+        """On one rank, as in _to_itself."""
+        pairs = zip(self.sources, self._outward(), strict=True)
+        return [pieces[i] if source != MPI.PROC_NULL else np.empty(0, np.uint8) for source, i in pairs]
+
+    def _lengths(self, pieces: list[NDArray[np.uint8]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Those of the pieces, and room for those of what comes."""
+        lengths = np.array([piece.nbytes for piece in pieces], np.int64).reshape(-1, 1)
+        return lengths, np.zeros((len(self.sources), 1), np.int64)
+
+
+def _whole(piece: NDArray[np.uint8]) -> Spec:
+    return transport.message(piece, piece.nbytes, dtypes.BY_NAME["uint8"])
+
+
+def _arrived(made: Payload | progress.Moving | None) -> Any:
+    if made is None or isinstance(made, Payload):
+        return made and ragged.decode(made)
+    made.Wait()
+    return ragged.decode(made.result)
+
+
+class _Scattered:
+    """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
+
+    def __init__(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
+        self._types = [_bytes_type(block.nbytes) for block in blocks]
+        addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
+        self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]
+
+    def __enter__(self) -> _Scattered:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for kind in self._types:
+            kind.Free()
+
+
+def _bytes_type(nbytes: int) -> MPI.Datatype:
+    whole, rest = divmod(nbytes, 1 << 30)
+    block = MPI.BYTE.Create_contiguous(1 << 30)
+    made = MPI.Datatype.Create_struct([whole, rest], [0, whole << 30], [block, MPI.BYTE]).Commit()
+    block.Free()
+    return made

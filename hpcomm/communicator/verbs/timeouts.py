@@ -1,0 +1,35 @@
+"""Timeouts of blocking operations: `comm.timeout = 30`.
+
+The native core ends its waits itself. A blocking call of MPI cannot be called back: so on such a communicator
+a blocking verb that goes by MPI is the same call in the background, which is waited for and given up after
+that time. Another MPI function runs then, so all ranks set a timeout, or none does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...core.request import Request, abandon, other_message
+from ...errors import WaitTimeoutError, where
+
+if TYPE_CHECKING:
+    from ...core.comm import Comm
+
+_HINT = "look for the rank that did not make the matching call; comm.timeout sets the time"
+
+
+def waited(comm: Comm, request: object) -> Any:
+    """The result of a call in the background, or WaitTimeoutError after comm.timeout seconds."""
+    if not isinstance(request, Request):
+        return request
+    try:
+        return request.wait(comm.timeout_s)
+    except WaitTimeoutError as error:
+        hint = other_message(request)
+        if not request.cancel():
+            if request.done():  # it has come all the same
+                return request.wait()
+            abandon(request)
+        error.where = where(request.call.partition("(")[0], comm)
+        error.hint = hint or _HINT
+        raise
