@@ -17,7 +17,6 @@ from .._lazy import LazyModule, NDArray, loaded, np
 from ..errors import GRADIENT_FORM, DtypeError, LayoutError, UsageError
 from . import dtypes, result_memory
 from .dtypes import Dtype
-from .limits import RESULT_LARGE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -296,17 +295,8 @@ def _torch(x: Tensor, torch: ModuleType) -> Buffer:
     strides = tuple(step * dtype.itemsize for step in plain.stride())
     array = tensor_memory(plain, dtype.storage, tuple(plain.shape), strides)
     frozen = "is a lazy conjugate or negative" if lazy else _frozen(array)
-    own = x.dtype
 
-    def make(shape: Shape) -> Buffer:
-        if math.prod(shape) * dtype.itemsize < RESULT_LARGE:
-            return _torch(torch.empty(shape, dtype=own), torch)
-        memory = torch.from_numpy(
-            result_memory.empty((math.prod(shape) * dtype.itemsize,), np.dtype(np.uint8), at=0)
-        )
-        return _torch(memory.view(own).view(shape), torch)
-
-    return Buffer(array, dtype, make, lambda: x, frozen)
+    return Buffer(array, dtype, lambda shape: _torch(result_memory.like(x, shape), torch), lambda: x, frozen)
 
 
 class _Memory:

@@ -6,13 +6,14 @@ takes as long as an all-reduce of it. So the memory of large results is kept for
 
 from __future__ import annotations
 
+import math
 import mmap
 import weakref
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from .._lazy import np
+from .._lazy import loaded, np
 from .limits import RESULT_KEPT, RESULT_LARGE
 
 _HUGE_PAGE = 2 << 20  # bytes
@@ -46,6 +47,18 @@ def empty(
     lease = _Lease(np.frombuffer(memory, np.uint8).__array_interface__["data"][0] + at, nbytes)
     weakref.finalize(lease, _give_back, memory).atexit = False
     return np.asarray(lease).view(dtype).reshape(shape)
+
+
+def like(x: Any, shape: tuple[int, ...]) -> Any:
+    """The same of x's library and dtype: an array of numpy's, or a tensor of torch's."""
+    if isinstance(x, np.ndarray):
+        return empty(shape, x.dtype)
+    nbytes = math.prod(shape) * x.element_size()
+    if nbytes < RESULT_LARGE:
+        return x.new_empty(shape)
+    torch: Any = loaded("torch")
+    memory = torch.from_numpy(empty((nbytes,), np.dtype(np.uint8), at=0))
+    return memory.view(x.dtype).view(shape)
 
 
 def _taken(nbytes: int) -> mmap.mmap:

@@ -141,7 +141,7 @@ REASONS: dict[str, Callable[[Any, dict[str, Any], Verb], Given]] = {
         x,
         w | {"out": x[...]} if v.same_shape and v.name != "reduce" else w,
     ),
-    "is_large: a new result": lambda x, w, v: (x, w),
+    "array_like: a large new result": lambda x, w, v: (x, w),
 }
 
 
@@ -152,14 +152,14 @@ def test_the_core_carries_out_a_call_on_all_ranks_or_on_none(comm: Any, reason: 
     needs_core(comm)
     wrong = []
     for verb in VERBS:
-        for turn, n in enumerate((0, 3, 700) if reason[:8] != "is_large" else (530_000,)):
+        for turn, n in enumerate((0, 3, 700) if reason[:10] != "array_like" else (530_000,)):
             root, odd = turn % comm.size, (turn + 1) % comm.size
             given = given_by(comm, verb, n, "float64")
             expected = verb.expected(given, comm.rank, root)
             x, words = given[comm.rank].copy(), {"root": root, "place": expected, "beside": root != comm.rank}
             if comm.rank == odd:
                 x, words = REASONS[reason](x, words, verb)
-            elif "is_large" in reason and expected is not None:
+            elif "array_like" in reason and expected is not None:
                 words["out"] = np.ones_like(expected)
             keywords = {
                 k: words[k] for k in ("op", "root", "out") if k in words and (k != "root" or verb.rooted)

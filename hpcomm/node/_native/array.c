@@ -10,6 +10,8 @@
 
 #include "node.h"
 
+#define RESULT_LARGE (4u << 20) /* bytes, as in core/limits.py */
+
 typedef struct {
   int32_t type, id;
 } dl_device;
@@ -182,12 +184,26 @@ int array_know_numpy(PyObject *numpy) {
   return 0;
 }
 
+/* In memory that was used before, where that can be. */
+static PyObject *large_array(PyObject *x, PyObject *sizes) {
+  static PyObject *like;
+  PyObject *module = like ? NULL : PyImport_ImportModule("hpcomm.core.result_memory");
+  if (module) like = PyObject_GetAttrString(module, "like");
+  Py_XDECREF(module);
+  return like ? PyObject_CallFunctionObjArgs(like, x, sizes, NULL) : NULL;
+}
+
 static PyObject *empty_array(PyObject *x, const struct array *a, int axes, const int64_t *shape) {
-  if (a->kind == ARRAY_TORCH && axes == a->axes && !memcmp(shape, a->shape, (size_t)axes * sizeof *shape))
+  size_t nbytes = dtype_bytes(a->dtype);
+  for (int i = 0; i < axes; i++) nbytes *= (size_t)shape[i];
+  const int is_large = nbytes >= RESULT_LARGE;
+  if (!is_large && a->kind == ARRAY_TORCH && axes == a->axes && !memcmp(shape, a->shape, (size_t)axes * sizeof *shape))
     return PyObject_CallFunctionObjArgs(empty_like, x, NULL);
   PyObject *made = NULL, *sizes = PyTuple_New(axes);
   for (int i = 0; sizes && i < axes; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(shape[i]));
-  if (sizes && a->kind == ARRAY_TORCH)
+  if (sizes && is_large)
+    made = large_array(x, sizes);
+  else if (sizes && a->kind == ARRAY_TORCH)
     made = PyObject_CallFunctionObjArgs(new_empty, x, sizes, NULL);
   else if (sizes)
     made = PyObject_CallFunctionObjArgs(numpy_empty, sizes, (PyObject *)((struct ndarray *)x)->dtype, NULL);

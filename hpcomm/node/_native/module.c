@@ -10,7 +10,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define RESULT_LARGE (4u << 20) /* bytes, as in core/limits.py */
 #define DIRECT_FROM (4u << 20)
 
 PyTypeObject *segment_type;
@@ -117,13 +116,6 @@ static int look_at(PyObject *object, int writable, int as, struct array *a) {
   return takes == 1 ? !as || array_as(a, as) : takes;
 }
 
-/* Whether new results of this shape get memory that was used before: Python's part (core/result_memory.py). */
-static int is_large(int axes, const int64_t *shape, int dtype) {
-  size_t nbytes = dtype_bytes(dtype);
-  for (int i = 0; i < axes; i++) nbytes *= (size_t)shape[i];
-  return nbytes >= RESULT_LARGE;
-}
-
 /* What the call means for this rank: 1; 0: nothing that the core could do. */
 static int say(const struct node *n, const struct arguments *g, struct call *c) {
   if (g->op && (c->op = op_of(g->op)) < 0) return 0;
@@ -172,7 +164,6 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && (c->verb == BY_SCAN || c->verb == BY_EXSCAN))))
     return 0;
   if (gives && has_out && !may_share(c, x, out, (size_t)n->rank)) return 0;
-  if (gets && !has_out && is_large(axes, shape, c->dtype)) return 0;
   c->x = gives ? x->at : NULL;
   c->out = has_out ? out->at : NULL;
   if (!gets) return 1;
