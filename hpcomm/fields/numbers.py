@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from .._lazy import np
+from ..core.op import Op
 from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.late import dtypes, reduction
@@ -155,7 +156,7 @@ class Numbers(OwnPart[A]):
         if self.is_first and wide.size:
             mine = getattr(wide, op)()
         else:
-            mine = reduction.identity(reduction.Op(op), dtypes.from_numpy(wide.dtype))
+            mine = reduction.identity(Op(op), dtypes.from_numpy(wide.dtype))
         return self.comm.all_reduce(mine, op)
 
     def _wide(self) -> AnyArray:
