@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .heartbeat import Heartbeat
 
 _failed: Exception | None = None  # why it could not be started
-_has_sentinel = False
+_has_watchdog = False
 
 
 def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
@@ -75,7 +75,7 @@ def expect_foreigners() -> None:
     assert runtime.everybody is not None
     runtime.has_foreigners = True
     if segment.current is not None:
-        _start_sentinel(segment.current)
+        _start_watchdog(segment.current)
     elif runtime.everybody.size == 1:
         _watch(runtime.everybody)
 
@@ -106,7 +106,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             runtime.farewells.append(beat.stop)
-    _start_sentinel(node_segment, beat)
+    _start_watchdog(node_segment, beat)
 
 
 def _hurry_to_launcher() -> None:
@@ -134,12 +134,12 @@ def _hurry_to_launcher() -> None:
                 connection.close()
 
 
-def _start_sentinel(node_segment: NodeSegment | None, beat: Heartbeat | None = None) -> None:
-    global _has_sentinel
+def _start_watchdog(node_segment: NodeSegment | None, beat: Heartbeat | None = None) -> None:
+    global _has_watchdog
     from . import watchdog
 
-    if not _has_sentinel:
-        _has_sentinel = True
+    if not _has_watchdog:
+        _has_watchdog = True
         exit_hooks.keepers.append(watchdog.let_go)
         watchdog.start(node_segment, runtime.abort, runtime.say, runtime.end_if_late, _patience_s(), beat)
 

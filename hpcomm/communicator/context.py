@@ -1,8 +1,9 @@
 """Context: what the layers of hpcomm share of a communicator.
 
-MPI calls so what keeps the messages of one communicator apart from those of all others. Here it is all that
-verbs, checks and transports need of one: its ranks, what MPI and the node have for them, how they agree, what
-is under way. Users hold a Communicator, whose methods work on its context.
+In MPI a context keeps the messages of one communicator apart from those of all others. Here it also has all
+that verbs, checks and transports need: the ranks, what MPI and the node have for them, how they agree, what
+is under way. Programs hold a Communicator, whose methods work on its context. The layers below know it by
+the protocol core.comm.Comm.
 """
 
 from __future__ import annotations
@@ -39,48 +40,54 @@ if TYPE_CHECKING:
     from ..node._native import core
     from .payloads.payload import Payload
 
-_BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")  # verbs that concern no third rank
+# With these a verb begins that concerns no third rank:
+_BETWEEN_TWO = ("send", "isend", "recv", "irecv", "batch", "observe")
 
 
 class Context(ClosedByAll):
-    """Of one communicator. Collective over its ranks.
+    """What one communicator shares. To make one is collective.
 
     Attributes:
         rank, size, is_inter, remote_size, name: as Communicator has them.
         settings: what was asked for, and is again of communicators made of this one.
         carriers: MPI's communicators under it.
-        near: the ranks of this node, and what they share of its memory (meeting.py).
-        compared: the level of agreement that all ranks can do. agreement: how they find it out.
-        known: messages whose checks have been made (known_messages.py).
-        life: what has made it, and what it has made (dropped.py).
-        node: the native core's collectives, if all ranks are on one node.
-        direct: what verbs try first (direct.py).
+        near: the ranks of this node, and what they share of its memory (making/meeting.py).
+        compared: the level of agreement on which the ranks have settled; "off" for one rank.
+        agreement: what compares their calls. check: its level; "off" where nothing of others is seen.
+        known: messages whose checks have been made (verbs/known_messages.py).
+        life: what has made it, and what it has made (making/dropped.py).
+        node: the native core's collectives; None unless all ranks are on one node, none compares in full and
+            there was room.
+        direct: what verbs try first (verbs/direct.py).
+        block_channel: for what follows the headers of objects and ragged arrays (making/block_channel.py).
+        inner_comm: for what ranks of a large group pass on to each other.
         devices: for arrays on devices, if some rank may have one (transport/device/dispatch.py).
-        timeout_s: Communicator.timeout. patience_s: how long a call may wait for a program that has ended.
-        disagreed: why other ranks may have gone on to other calls.
+        timeout_s: Communicator.timeout.
+        patience_s: on a link, how long a call may wait for the other program.
+        disagreed: how the sentence "the ranks of ..." ends; empty: they are in step.
     """
 
-    carriers: Carriers  # none of MPI's once it is closed
+    carriers: Carriers  # null communicators once it is closed
     has_foreigners = False  # ranks of another job
     remote_size = 0
-    tag_base = 0  # a number by chance, the same on all ranks (blocks.making)
+    tag_base = 0  # a number by chance, the same on all ranks, that tells communicators apart
     observers: tuple[Observer, ...] = ()
     disagreed = ""
     timeout_s: float | None = None
     is_fast = False  # Communicator.order
-    begun: int = 0  # collective calls that two groups have begun together
-    both: MPI.Intracomm | None = None  # both groups, where they compare their calls
+    begun: int = 0  # how many collective calls two groups have begun together
+    both: MPI.Intracomm | None = None  # of both groups, where they compare their calls
     node: core.Node | None = None
     direct: Any = NO_DIRECT
     devices: Any = None
-    exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (fields/exchange.py)
-    kept_schedules: Any = None  # what own schedules keep (transport.scheduled), once there are any
+    exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange_comm.py)
+    kept_schedules: Any = None  # comm_cache.Own of transport/scheduled/, once a schedule has run
     ranks_by_node: Any = None  # what reductions in their order go by (transport/rank_order.py)
     partners: Partners | None = None  # on a link: who of the other program has ended
     patience_s: float | None = None
 
     # What not every communicator needs:
-    call_numbers = once(lambda comm: count())  # of calls in which ranks pass on what is for others
+    call_numbers = once(lambda comm: count())  # of all_gathers of objects in large groups
     outstanding = once(lambda comm: Outstanding())  # calls in the background, and plans
     call_guard = once(CallGuard)  # which thread of this rank makes a collective call
 
@@ -88,10 +95,12 @@ class Context(ClosedByAll):
         self, mpi: MPI.Comm | None, name: str | None, settings: Settings = INHERITED, *,
         plain: bool = False, parent: Context | None = None,
     ) -> None:  # fmt: skip
-        """Own mpi, which nobody else uses; None: a duplicate of parent's, within a node.
+        """Take over mpi, which nobody else uses; None: be a duplicate of parent, whose ranks are all on one
+        node.
 
         Args:
-            plain: the other group is a program without hpcomm, which makes the two duplicates and no more.
+            plain: the other group is a program without hpcomm. It makes the same duplicates of mpi, and tells
+                nothing else.
             parent: one that has all ranks of mpi.
         """
         level = require_known(settings.check, settings.gpu)
@@ -116,7 +125,7 @@ class Context(ClosedByAll):
         self.near = Near([self.rank])
         self.compared = "off"
         self.known = KnownMessages()
-        self.to_itself: list[Request[object]] = []  # messages of this rank that nobody waits for
+        self.to_itself: list[Request[object]] = []  # messages to this rank itself that nobody waits for
         met = None if plain else meet(self, level, twin)
         if met is not None:
             self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
@@ -142,7 +151,7 @@ class Context(ClosedByAll):
         runtime.note(self)
 
     def derive(self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED) -> Context:
-        """One of mpi's ranks, which are some of this one's; None: of the same ranks, all of a node."""
+        """A context for mpi, whose ranks are some of these; None: for all of them, which are on one node."""
         own, (check, gpu, pickler) = self.settings, settings
         settings = Settings(check or own.check, gpu or own.gpu, pickler or own.pickler)
         made = Context(mpi, name, settings, parent=self)
@@ -165,11 +174,12 @@ class Context(ClosedByAll):
 
     @once
     def mpi_handle(self) -> MPI.Comm:
-        """Once it was asked for, something may have been sent there."""
+        """MPI's, for messages of one array. Who looks may send there: then close() keeps no carriers."""
         return self.carriers.plain
 
     @once
     def object_comm(self) -> MPI.Comm:
+        """MPI's, for headers of objects and ragged arrays; the same."""
         return self.carriers.objects
 
     # -- how its calls go ----------------------------------------------------------------------------
@@ -251,7 +261,7 @@ class Context(ClosedByAll):
         """Let MPI work on what is under way; nothing once another thread has closed this communicator."""
         from ..transport import mpi as transport
 
-        if mpi := self.carriers.plain:  # on which nothing is sent: a duplicate stays unused
+        if mpi := self.carriers.plain:  # not mpi_handle: nothing is sent, so a duplicate stays unused
             transport.move_on(mpi)
 
     def keep_request(self, request: Request[object]) -> None:
@@ -335,7 +345,8 @@ class Context(ClosedByAll):
         return not self.carriers.plain
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Messages to this rank itself have nobody else to take note of their end."""
+        """Messages to this rank itself have nobody else to take note of their end. Its parent keeps what was
+        dropped, to close it later."""
         if not is_finalizing():  # an argument, because globals may have gone by now
             for request in getattr(self, "to_itself", ()):
                 if runtime.may_call_mpi():  # Python collects garbage in any thread

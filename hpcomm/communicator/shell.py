@@ -9,7 +9,10 @@ if TYPE_CHECKING:
 
 
 class Shell:
-    """A base of Communicator. Its subclasses have the verbs, which work on the context."""
+    """A base of Communicator. Its subclasses have the verbs, which work on the context.
+
+    Where only a context is at hand, `Objects(context)` has the verbs of Objects.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context

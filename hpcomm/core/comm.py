@@ -9,10 +9,9 @@ from .operation import Observer
 
 
 class Comm(Protocol):
-    """What transports, checks and requests use of a Context, whose class stands above them.
+    """What transports, checks, requests and the parts of a Context use of it; its class stands above them.
 
-    Parts of type Any belong to classes of other layers. communicator/context.py makes them and says what each
-    is.
+    communicator/context.py says what each attribute is. Those of type Any belong to classes of other layers.
     """
 
     rank: int

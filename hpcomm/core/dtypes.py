@@ -38,6 +38,8 @@ class Dtype(NamedTuple):
         return self.name
 
 
+# A row's position is its code, which all ranks know alike. So new ones come last. The first 16 are the native
+# core's (node/_native/node.h). There may be 61: they are bits of a word (agree/message_kinds.py).
 _ROWS = [
     ("bool", "b", "?", "C_BOOL"),
     ("int8", "i", "i1", "INT8_T"),

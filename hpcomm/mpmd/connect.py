@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.dtypes import BY_NAME
 from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import misfit
 from .coupled_field import Field
@@ -156,7 +157,7 @@ def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) 
     """That what arrives means what was sent: halves travel as bits, and numpy cuts floats to integers."""
     kinds = {given["kind"], taken["kind"]}
     source, target = np.dtype(given["dtype"]), np.dtype(taken["dtype"])
-    as_bits = any(kind.startswith(("float16", "bfloat16", "float8")) for kind in kinds)
+    as_bits = any(kind in BY_NAME and BY_NAME[kind].kind in "hq" for kind in kinds)
     as_it_is = (each.mapping, each.time, each.source_unit) == ("none", "instant", each.target_unit)
     computes = each.implicit or not as_it_is
     if as_bits and (computes or len(kinds) > 1):

@@ -27,6 +27,8 @@ KINDS = {
     ("float32", "float16", "instant"): BITS,
     ("bfloat16", "uint16", "instant"): BITS,
     ("float16", "float16", "mean"): BITS,
+    ("int4", "uint8", "instant"): BITS,
+    ("float6_e2m3fn", "float6_e2m3fn", "mean"): BITS,
     ("float64", "int64", "instant"): "values would be lost on the way",
     ("complex64", "float64", "instant"): "values would be lost on the way",
     ("int64", "int64", "mean"): "a mean of integers would be cut",

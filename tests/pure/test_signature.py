@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import hpcomm
+from hpcomm.core import dtypes
 from hpcomm.core.signature import BACKGROUND, ROOT, SCHEDULED, describe, head, marked, signature
+
+
+def test_the_native_core_has_the_same_numbers_of_verbs_and_element_types() -> None:
+    header = (Path(hpcomm.__file__).parent / "node/_native/node.h").read_text()
+    verbs = re.findall(r"BY_[A-Z_]+", re.search(r"enum \{\s*BY_ALL_GATHER = 1,.*?\}", header, re.S)[0])
+    assert [head(verb[3:].lower()) for verb in verbs] == [*range(1, len(verbs) + 1)]
+    names = re.search(r"enum \{ BOOL = 1, (.*?), DTYPES \}", header)[1].replace("LONG_DOUBLE", "longdouble")
+    words = {"I": "int", "U": "uint", "F": "float", "BF": "bfloat", "C": "complex"}
+    core = [re.sub("^[A-Z]+", lambda found: words[found[0]], name) for name in names.split(", ")]
+    assert ["bool", *core] == [*dtypes.BY_NAME][: len(core) + 1]
 
 
 @pytest.mark.parametrize("many", [4096, 4097, 65_537, (1 << 20) - 1])

@@ -266,7 +266,8 @@ char *channel_ready(struct channel *, int to_fill); /* the same, NULL where one 
 void channel_fill(struct channel *);
 void channel_free(struct channel *);
 
-/* -- verbs, operators, element types: the numbers of hpcomm's signatures ---- */
+/* -- verbs, operators, element types: the numbers of hpcomm's signatures. Those of verbs are positions in VERBS of
+   core/signature.py, those of element types positions in core/dtypes.py ---- */
 enum {
   BY_ALL_GATHER = 1,
   BY_ALL_REDUCE,
