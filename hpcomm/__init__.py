@@ -170,4 +170,4 @@ def _found(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*__all__, *_MODULES, "errors", *(name for name in globals() if name.startswith("_"))})

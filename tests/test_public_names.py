@@ -54,6 +54,9 @@ PROMISED = {
     "wait_any",
     "world",
 }
+PUBLIC_MODULES = {
+    *("checkpoint", "compat", "differentiable", "hdf5", "io", "machine", "mpmd", "regrid", "simulate", "zarr")
+}
 NEEDS_MPI = {"ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "self_", "world"}
 COLLECTIVES = {
     "broadcast",
@@ -125,7 +128,18 @@ MAKING = {
     "spawn",
     "as_process_group",
 }
-ATTRIBUTES = {"rank", "size", "name", "mpi", "is_inter", "remote_size", "check", "timeout", "order", "is_closed"}
+ATTRIBUTES = {
+    "rank",
+    "size",
+    "name",
+    "mpi",
+    "is_inter",
+    "remote_size",
+    "check",
+    "timeout",
+    "order",
+    "is_closed",
+}
 ALIASES = {
     "allreduce",
     "bcast",
@@ -162,6 +176,11 @@ def test_a_public_name_exists_and_is_documented(name: str) -> None:
     found = getattr(hpcomm, name)
     assert inspect.getdoc(found)
     assert name in dir(hpcomm)
+
+
+def test_the_package_shows_its_public_names_and_nothing_else() -> None:
+    shown = {name for name in dir(hpcomm) if not name.startswith("_")}
+    assert shown == {*hpcomm.__all__, "errors"} | PUBLIC_MODULES
 
 
 def test_names_that_need_mpi_are_found_without_bringing_it_up() -> None:

@@ -21,7 +21,7 @@ from socket import gethostname
 from typing import Any, NamedTuple
 
 from .._lazy import MPI
-from ..agree import runtime, start_up
+from ..agree import start_up
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
 from ..job import own_files
