@@ -28,7 +28,7 @@ _REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave
     "max": lambda parts: parts.amax(0),
 }
 _LENT = (
-    "mpi_handle",
+    "context",
     "all_gather_ragged",
     "all_to_all_ragged",
 )  # the communicator's own
