@@ -112,7 +112,7 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
         step.close()
         (executor,) = mine._kept.values()
         if comm.size > 1:
-            assert len(executor.rounds[0][1].requests) > 4
+            assert len(executor.rounds[0][1].prepared) > 4
         apart.close()
 
 
