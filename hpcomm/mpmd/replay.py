@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import NoReturn, cast
 
 import numpy as np
@@ -41,10 +42,9 @@ class Absent(Link):
 class _Silent:
     """What stands for link.comm: the verbs of a recorded program are not recorded, only its fields."""
 
-    partners = patience_s = None
-
     def __init__(self, peer: str, remote_size: int) -> None:
         self._peer, self.remote_size = peer, remote_size
+        self.context = SimpleNamespace(partners=None, patience_s=None)
 
     def __getattr__(self, name: str) -> NoReturn:
         what = f"program '{self._peer}' is only recorded, and of link.comm nothing is"
