@@ -145,7 +145,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def get_group_store(self) -> dist.Store:
         # not by its name, which may differ between ranks, and be that of a group before
-        return dist.PrefixStore(f"{self.comm.tag_base:x}/", self._told["store"])
+        return dist.PrefixStore(f"{self.comm.context.tag_base:x}/", self._told["store"])
 
     @property
     def supports_splitting(self) -> bool:
