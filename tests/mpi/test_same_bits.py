@@ -140,8 +140,8 @@ def nodes_of(size: int, many: int) -> list[list[int]]:
 
 def order_of(comm: Any) -> list[list[int]]:
     """The ranks by their nodes, as a call on comm learns it."""
-    nodes = rank_order.nodes_of(comm)
-    nodes.meet(comm.mpi_handle)
+    nodes = rank_order.nodes_of(comm.context)
+    nodes.meet(comm.context.mpi_handle)
     nodes.Wait()
     return nodes.groups
 
