@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,14 +51,15 @@ def imports(path: Path, everything: list[str]) -> dict[str, int]:
     """Modules of hpcomm that the file at path imports, at which line: for types and in functions, too."""
     package = path.relative_to(PACKAGE).parent.parts
     found: dict[str, int] = {}
+    known = {*everything}
     for line, name in _imported(ast.parse(path.read_text()), package):
-        module = _module(name, everything)
+        module = _module(name, known)
         if module:
             found.setdefault(module, line)
     return found
 
 
-def _module(name: tuple[str, ...], everything: list[str]) -> str | None:
+def _module(name: tuple[str, ...], everything: Container[str]) -> str | None:
     """The module that a path means: itself, or the one that the last part is a name in."""
     return next((each for each in (".".join(name), ".".join(name[:-1])) if each in everything), None)
 

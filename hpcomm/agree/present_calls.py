@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.limits import DESCRIPTION_S
 from ..core.present import calling, innermost, is_own, messaging, waiting
 from ..core.signature import words_of
-from ..core.verbs import TABLE
+from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, calling_frame, is_ours, source_line
 from ..node import segment
 from ..node.present import present
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ..node.segment import Region
 
 _BRIEF_S = 1e-3
+_OF_PAYLOADS = frozenset(f"{verb}_{what}" for verb in RAGGED for what in ("object", "ragged"))
 
 
 def communicating() -> dict[int, calling]:
@@ -63,14 +64,16 @@ def _whose(thread: int | None) -> int:
 
 def _noted(thread: int, message: Any, call: Any) -> calling | None:
     """The call whose fields node/present.py has noted."""
-    noted = call or message
+    noted = message or call  # which is made inside it
     if noted is None:
         return None
     owner, verb, x, by, other, count = noted
     if hasattr(owner, "waits_for"):  # a plan's state
         made: calling = waiting(owner, verb)
-    elif call is not None:
+    elif noted is call:
         made = calling(_of_node(owner), verb, x, op=by, root=other)
+    elif verb in _OF_PAYLOADS:
+        made = calling(owner, verb, x, root=other)
     elif verb in TABLE:
         made = calling(owner, verb, x, **words_of(verb, by))
     else:

@@ -14,5 +14,7 @@ class Shell:
     Where only a context is at hand, `Objects(context)` has the verbs of Objects.
     """
 
+    __slots__ = ("context",)  # which Python finds quicker than in a dictionary
+
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -203,7 +203,7 @@ def _near(here: MPI.Group, mpi: MPI.Comm) -> list[tuple[int, int]]:
 
 def ranks_here(mpi: MPI.Comm) -> list[int]:
     """Those of mpi's ranks that are on this node, also where they share no memory. Asks nobody."""
-    return [rank for rank, _ in _near(_here[0], mpi)]
+    return [rank for rank, _ in _near(_here[0], mpi)] if _here else [mpi.rank]
 
 
 def has_foreigners(mpi: MPI.Comm) -> bool:

@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..core.types import NpArray
+from ..core.ufuncs import UFUNCS
 
 _BITS = 40
-UFUNCS: dict[str, Any] = {
-    "PROD": np.multiply, "MIN": np.minimum, "MAX": np.maximum, "BAND": np.bitwise_and, "SUM": np.add,
-    "BOR": np.bitwise_or, "BXOR": np.bitwise_xor, "LAND": np.logical_and, "LOR": np.logical_or,
-}  # fmt: skip
 
 
 def reduce_ranks(parts: NpArray, op: str) -> NpArray:

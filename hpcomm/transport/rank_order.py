@@ -20,8 +20,8 @@ import numpy as np
 
 from .._lazy import MPI
 from ..core.limits import ORDER_GATHERED, ORDER_GATHERED_FAR
+from ..core.ufuncs import UFUNCS
 from ..node import segment
-from ..schedule.exact import UFUNCS
 
 if TYPE_CHECKING:
     from ..core.comm import Comm

@@ -73,7 +73,7 @@ def test_a_step_without_tests_has_failed(runner):
 
 
 def test_a_step_that_hangs_is_ended_with_its_stack(runner):
-    counts, log = outcome(runner, "def hangs():\n import time; time.sleep(60)\nhangs()", limit_s=0.5)
+    counts, log = outcome(runner, "def hangs():\n import time; time.sleep(60)\nhangs()", limit_s=2)
     assert counts == (0, 1, 0)
     assert "in hangs" in log
     assert "ended after" in log

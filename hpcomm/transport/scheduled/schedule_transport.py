@@ -17,9 +17,9 @@ from ...core import dtypes, reduction
 from ...core.limits import SCHEDULE_IN_OUT
 from ...core.operation import Carrier
 from ...core.signature import marked
+from ...core.ufuncs import UFUNCS
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOT_SENDS, ROOTED, SCATTERING
 from ...errors import UsageError
-from ...schedule.exact import UFUNCS
 from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
