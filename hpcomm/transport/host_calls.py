@@ -38,11 +38,17 @@ _MOVES_FOR_REDUCTION = {
 
 
 def on_hosts(
-    call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None, in_order: bool = True
+    call: Call,
+    send: Buffer | None,
+    recv: Buffer | None,
+    reduce: Reduction | None,
+    in_order: bool = True,
+    waits: bool = True,
 ) -> Call:
     """What is to be done on these arrays in host memory; call says the rest.
 
     in_order: floats are reduced in the order of ranks; else somebody else says in which.
+    waits: nothing else happens until it is over.
     """
     block, dtype = call.count, call.look.dtype
     if reduce is None:
@@ -53,7 +59,7 @@ def on_hosts(
     if reduce.function is not None:
         return _reduce_here(call, send, recv, block, reduce)
     if in_order and rank_order.applies(call.comm, reduce, dtype):
-        return _reduce_in_order(call, send, recv, block, reduce)
+        return _reduce_in_order(call, send, recv, reduce, waits)
     return _reduce_there(call, send, recv, block, reduce)
 
 
@@ -337,12 +343,12 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
     return call
 
 
-def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, block: int, reduce: Reduction) -> Call:
+def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Reduction, waits: bool) -> Call:
     """Reductions of floats in the order of ranks: see rank_order.py.
 
     x ── scale, or pack ──> travelling ── MPI ──> gathered, or blocks ── fold ──> received ──> out
     """
-    comm, verb = call.comm, call.verb
+    comm, verb, block = call.comm, call.verb, call.count
     if recv is not None:
         _refuse_partial(send, recv)
     fold = rank_order.Fold(comm, reduce, send.dtype)
@@ -353,7 +359,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, block: int, 
     else:
         travelling = _packed(call, send.array)
     is_first = verb == "exscan" and comm.rank == 0
-    if not rank_order.is_short(comm, verb, travelling.nbytes):
+    if not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
         received = None if recv is None else _received(recv)
         ordered_blocks.ordered_call(call, fold, travelling, received)
         _deliver(call, recv, received)

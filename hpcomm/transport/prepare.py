@@ -66,7 +66,7 @@ def compose_call(
     if comm.is_fast and reduce is not None and not hosts:
         call.code |= SCHEDULED
     if devices is None:  # no rank of comm has a device
-        return on_hosts(call, send, recv, reduce, not hosts)
+        return on_hosts(call, send, recv, reduce, not hosts, blocking and comm.timeout_s is None)
     return _beside_devices(call, arrays, blocking, hosts, algorithm)
 
 
@@ -133,7 +133,11 @@ def _beside_devices(call: Call, arrays: Arrays, blocking: bool, hosts: bool, alg
         return devices.carry(call, arrays, blocking, algorithm)  # type: ignore[no-any-return]
     given = None if send is None else host_copy.beside(send, filled=True)
     taken = given if recv is send else None if recv is None else host_copy.beside(recv, filled=False)
-    return host_copy.renewed(on_hosts(call, given, taken, reduce, not hosts), given, taken)
+    return host_copy.renewed(
+        on_hosts(call, given, taken, reduce, not hosts, blocking and call.comm.timeout_s is None),
+        given,
+        taken,
+    )
 
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:

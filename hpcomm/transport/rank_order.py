@@ -86,9 +86,18 @@ def nodes_of(comm: Comm) -> Nodes:
     return comm.ranks_by_node  # type: ignore[no-any-return]
 
 
-def is_short(comm: Comm, verb: str, nbytes: int) -> bool:
-    """Whether whole contributions travel, nbytes each."""
+def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
+    """Whether whole contributions travel, nbytes each; in the background that is one request of MPI's.
+
+    Over TCP Open MPI 5.0 may make no progress for ever where one thread of a process waits in it while
+    another one moves the rounds of parts on. So between nodes its background has no rounds.
+
+    Args:
+        waits: the caller waits for it, and needs no thread.
+    """
     is_one = nodes_of(comm).is_one
+    if not waits and not is_one and MPI.get_vendor()[0] == "Open MPI":
+        return True
     if verb == "reduce_scatter" and is_one:
         return True  # what travels is what MPI would move
     return nbytes * comm.size <= (ORDER_GATHERED if is_one else ORDER_GATHERED_FAR)

@@ -180,7 +180,7 @@ class ByLibrary(NoDirect):
     def _is_short(self, verb: str, x: AnyArray, operator: object) -> bool:
         """Whether one call of MPI does it, also where the order of ranks is kept."""
         ordered = isinstance(operator, rank_order.Fold)
-        return not ordered or rank_order.is_short(self._comm, verb, x.nbytes)
+        return not ordered or rank_order.is_whole(self._comm, verb, x.nbytes)
 
     def _has(self, root: object) -> TypeGuard[int]:
         return type(root) is int and 0 <= root < self._size
