@@ -139,6 +139,7 @@ ATTRIBUTES = {
     "timeout",
     "order",
     "is_closed",
+    "context",
 }
 ALIASES = {
     "allreduce",

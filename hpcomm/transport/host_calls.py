@@ -59,6 +59,8 @@ def on_hosts(
     if reduce.function is not None:
         return _reduce_here(call, send, recv, block, reduce)
     if in_order and rank_order.applies(call.comm, reduce, dtype):
+        if rank_order.is_too_long(call.comm, send.nbytes, waits):
+            return _reduce_there(call, send, recv, block, reduce)
         return _reduce_in_order(call, send, recv, reduce, waits)
     return _reduce_there(call, send, recv, block, reduce)
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._lazy import MPI
-from ..core.limits import ORDER_GATHERED, ORDER_GATHERED_FAR
+from ..agree import runtime
+from ..core.limits import ORDER_BACKGROUND, ORDER_GATHERED, ORDER_GATHERED_FAR
 from ..core.ufuncs import UFUNCS
 from ..node import segment
 
@@ -53,7 +54,10 @@ class Nodes:
     Attributes:
         is_one: there is one.
         groups: the ranks of each node, by their first ones; empty until it is known.
+        has_said: that some calls do not keep the order.
     """
+
+    has_said = False
 
     def __init__(self, comm: Comm) -> None:
         near = segment.ranks_here(comm.mpi_handle)
@@ -86,17 +90,35 @@ def nodes_of(comm: Comm) -> Nodes:
     return comm.ranks_by_node  # type: ignore[no-any-return]
 
 
+def is_too_long(comm: Comm, nbytes: int, waits: bool) -> bool:
+    """Whether contributions of nbytes cannot travel whole where nothing else can keep the order.
+
+    Then MPI's own order is taken, and the first rank says so, once.
+    """
+    if waits or nbytes * comm.size <= ORDER_BACKGROUND or not _has_no_rounds() or nodes_of(comm).is_one:
+        return False
+    if comm.rank == 0 and not nodes_of(comm).has_said:
+        nodes_of(comm).has_said = True
+        what = f"reductions of {nbytes} bytes on '{comm.name}' in the background are in Open MPI's order"
+        hint = 'a blocking call, which is in that of ranks; comm.order = "fast" takes this one for all'
+        runtime.say(f"{what}\n  try: {hint}")
+    return True
+
+
+def _has_no_rounds() -> bool:
+    """Over TCP Open MPI 5.0 may make no progress for ever where one thread of a process waits in it while
+    another one moves the rounds of parts on."""
+    return MPI.get_vendor()[0] == "Open MPI"
+
+
 def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
     """Whether whole contributions travel, nbytes each; in the background that is one request of MPI's.
-
-    Over TCP Open MPI 5.0 may make no progress for ever where one thread of a process waits in it while
-    another one moves the rounds of parts on. So between nodes its background has no rounds.
 
     Args:
         waits: the caller waits for it, and needs no thread.
     """
     is_one = nodes_of(comm).is_one
-    if not waits and not is_one and MPI.get_vendor()[0] == "Open MPI":
+    if not waits and not is_one and _has_no_rounds():
         return True
     if verb == "reduce_scatter" and is_one:
         return True  # what travels is what MPI would move

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from arrays import COMPLEX, FLOATS, HALVES
+from mpi4py import MPI
 
 import hpcomm
 from hpcomm.node import segment
@@ -222,3 +223,21 @@ def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(own_comm: Any) -> None
             comm.order = "rank" if comm.rank == 0 else "fast"
             with pytest.raises(hpcomm.MismatchError, match="order='fast'"):
                 comm.all_reduce(x)
+
+
+@pytest.mark.three
+def test_what_is_too_long_for_the_background_between_nodes_is_said(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Under Open MPI, whose threads do not go together over TCP."""
+    monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, 2)[mpi.rank % 2])
+    monkeypatch.setattr(rank_order, "ORDER_BACKGROUND", 1000)
+    x = given("float64", 1000, comm.rank)
+    with comm.dup(check="full") as apart:
+        first = apart.all_reduce(x, async_op=True).wait()
+        again = apart.all_reduce(x, async_op=True).wait()
+        kept = apart.all_reduce(x)
+    assert np.allclose(first, kept)
+    assert np.array_equal(first, again)
+    said = capfd.readouterr().err.count("in Open MPI's order")
+    assert said == (comm.rank == 0 and comm.size > 2 and MPI.get_vendor()[0] == "Open MPI")
