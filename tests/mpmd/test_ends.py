@@ -117,7 +117,7 @@ comm.gather_object(me.comm.rank, 2)
     air = f"""{few}
 me = hpcomm.join("air")
 link = me.link("ocean")
-link.comm.partners._regions.clear()
+link.comm.context.partners._regions.clear()
 link.comm.barrier()
 got = link.comm.gather_object(None, hpcomm.ROOT if me.comm.rank == 2 else hpcomm.PROC_NULL)
 if me.comm.rank == 2:
