@@ -199,6 +199,9 @@ def test_boxes_meet_move_and_grow() -> None:
         (lambda: redistribute(Partition(4, {"p": 2}), Partition(4, {}), 0, [0]), "are not the 2 ranks"),
         (lambda: Points((3,), [[0, 1], [1, 2]]), "not owned exactly once, the first is 1"),
         (lambda: Points((3,), [[0, 1, 3]]), "do not fit 3 points"),
+        (lambda: Points((3,), [range(3)]).owner(-1), "index -1 is none of 3 points"),
+        (lambda: Partition((4, 4), {"p": 2}).owner((3, 4)), r"index \(3, 4\) is not in the shape \(4, 4\)"),
+        (lambda: Partition((4, 4), {"p": 2}).owner([3]), "is not in the shape"),
         (lambda: Partition((4, 4), {"p": 2}, 3), "split is 3"),  # type: ignore[arg-type]
         (lambda: Partition((4, 4), {"p": 2}, ("p", 3)), r"split is \('p', 3\)"),  # type: ignore[arg-type]
         (lambda: Partition((4, 4), {"p": 2}, bounds={2: (0, 4)}), r"bounds cut axes \[2\]"),

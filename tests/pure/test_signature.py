@@ -9,7 +9,19 @@ import pytest
 
 import hpcomm
 from hpcomm.core import dtypes
-from hpcomm.core.signature import BACKGROUND, ROOT, SCHEDULED, describe, head, marked, signature
+from hpcomm.core.signature import (
+    BACKGROUND,
+    LEFT,
+    REFUSED,
+    ROOT,
+    SCHEDULED,
+    describe,
+    head,
+    marked,
+    operator,
+    signature,
+    words_of,
+)  # fmt: skip
 
 
 def test_the_native_core_has_the_same_numbers_of_verbs_and_element_types() -> None:
@@ -56,3 +68,22 @@ def test_a_root_among_many_ranks_can_be_read_back() -> None:
     said = describe(signature(head("broadcast", dtype=0, root=70_000), 0), 100_000)
     assert said == "broadcast(root=70000)"
     assert describe(signature(head("gather_object", root=5), 0), 8) == "gather_object(root=5)"
+
+
+def test_a_code_says_what_was_asked_for() -> None:
+    code = head("reduce", op=4, dtype=12, root=3)
+    assert words_of("reduce", code) == {"op": "max", "root": 3, "order": None}
+    assert words_of("all_reduce", head("all_reduce", op=31) | SCHEDULED) == {
+        "op": "a function", "root": None, "order": "fast",
+    }  # fmt: skip
+    assert words_of("barrier", head("barrier") | SCHEDULED) == {"op": None, "root": None, "order": None}
+    assert (operator(code), operator(head("scan", op=11))) == ("op='max'", "op=a function")
+
+
+def test_what_is_no_call_is_none_of_a_verb() -> None:
+    assert "refuses" in describe(REFUSED)
+    assert "out of step" in describe(LEFT)
+    calls = {head(verb, op, 1, 0) for verb in ("barrier", "all_reduce", "scan") for op in range(11)}
+    assert not calls & {REFUSED, LEFT}
+    assert "async_op=True" in describe(signature(head("scan", 0, 13), 7) | BACKGROUND)
+    assert "async_op" not in describe(signature(head("scan", 0, 13), 7))
