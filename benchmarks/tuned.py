@@ -36,7 +36,7 @@ def measure(out: str) -> None:
             arrays = tune._arrays(comm, verb, nbytes)
             calls = {name: tune._call(comm, verb, name, *arrays) for name in ("", "tuned")}
             seconds = tune._alternated(comm, calls, list(calls), ROUNDS)
-            choice = comm_cache.own(comm).choices(verb).name(nbytes) or "default"
+            choice = comm_cache.own(comm.context).choices(verb).name(nbytes) or "default"
             row = {"verb": verb, "bytes": nbytes, "choice": choice}
             rows.append(row | {"default": seconds[""], "tuned": seconds["tuned"]})
     arrays = tune._arrays(comm, "all_reduce", 8)

@@ -81,7 +81,7 @@ RANKS = """
         tensor = torch.arange(5.0) + comm.rank
         assert comm.all_reduce(tensor, algorithm="tuned").tolist() == total.tolist()
     assert np.array_equal(comm.all_reduce(x, out=x.copy(), algorithm="mpi:" + names[2]), total)
-    ran = [key[1] for key in kept.own(comm)._kept]
+    ran = [key[1] for key in kept.own(comm.context)._kept]
     with controls.forced("all_reduce", names[1]):
         now = controls._handle(controls._variable("all_reduce")).read()
     assert now == controls._values("all_reduce")[names[1]] > 0
