@@ -67,6 +67,8 @@ class Context(ClosedByAll):
         disagreed: how the sentence "the ranks of ..." ends; empty: they are in step.
     """
 
+    __slots__ = ("direct", "known")  # which Python finds quicker than in a dictionary
+
     carriers: Carriers  # null communicators once it is closed
     has_foreigners = False  # ranks of another job
     remote_size = 0
@@ -78,7 +80,6 @@ class Context(ClosedByAll):
     begun: int = 0  # how many collective calls two groups have begun together
     both: MPI.Intracomm | None = None  # of both groups, where they compare their calls
     node: core.Node | None = None
-    direct: Any = NO_DIRECT
     devices: Any = None
     exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange_comm.py)
     kept_schedules: Any = None  # comm_cache.Own of transport/scheduled/, once a schedule has run
@@ -103,6 +104,7 @@ class Context(ClosedByAll):
                 nothing else.
             parent: one that has all ranks of mpi.
         """
+        self.direct: Any = NO_DIRECT
         level = require_known(settings.check, settings.gpu)
         pickler = settings.pickler if parent else settings.pickler or chosen(None)
         self.settings = Settings(level, settings.gpu, pickler)
