@@ -111,8 +111,8 @@ class Echo:
         made.told = self.told
         return made
 
-    def Idup(self) -> tuple[Echo, Done]:  # noqa: N802
-        return self.Dup(), Done()
+    def Idup(self) -> tuple[Echo, MPI.Request]:  # noqa: N802
+        return self.Dup(), MPI.REQUEST_NULL
 
     def Split_type(self, kind: int) -> Echo:  # noqa: N802
         return Echo(min(NODE, self.size), self.rank)
