@@ -68,10 +68,8 @@ ORDER_PIECE = 4 << 20  # of x, of which each rank reduces a part at a time
 
 # Half types and own schedules: bytes.
 # Chosen by benchmarks/overhead.py; benchmarks/tuned.py.
-TORCH_HALVES_BY_BLOCKS = 16 * 1024  # from which tensors of half types travel as halves, in blocks
 TORCH_CUT = 8 * 1024 * 1024  # past which MPI would touch a fresh temporary on every call
 TORCH_CUT_PIECE = 4 * 1024 * 1024  # of a piece then
-TORCH_PASSAGE = 2 * 1024 * 1024  # that go through the blocks' algorithm at a time, and stay in cache
 TORCH_LIST_COPIED = 64 * 1024  # up to which tensors of a list are copied into one
 BACKGROUND_COPIED = 64 << 10  # of a call in the background that are copied into place
 SCHEDULE_IN_OUT = 256 << 10  # of x per rank from which all_reduce works in `out`

@@ -1,4 +1,4 @@
-"""Collectives by MPI as torch means them: half types, averages, and tensors larger than the caches."""
+"""Collectives by MPI as torch means them: halves moved as bits, averages of whole numbers, large tensors."""
 
 from __future__ import annotations
 
@@ -12,26 +12,13 @@ import torch
 
 from ..communicator.communicator import Communicator
 from ..core import dtypes
-from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE, TORCH_HALVES_BY_BLOCKS, TORCH_PASSAGE
-from ..core.types import OPERATORS
+from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE
 from .calls import WHOLE, nothing
 from .entry_barrier import EntryBarrier, words
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
-FLOATS = (torch.float32, torch.float64)
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {  # of what all ranks gave, stacked, in float32
-    "sum": lambda parts: parts.sum(0),
-    "avg": lambda parts: parts.sum(0) / len(parts),
-    "prod": lambda parts: parts.prod(0),
-    "min": lambda parts: parts.amin(0),
-    "max": lambda parts: parts.amax(0),
-}
-_LENT = (
-    "context",
-    "all_gather_ragged",
-    "all_to_all_ragged",
-)  # the communicator's own
+_LENT = ("context", "all_gather_ragged", "all_to_all_ragged")  # the communicator's own
 _HALF = 2**63
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
@@ -78,12 +65,7 @@ class NetworkCollectives:
 
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x."""
-        if x.dtype in HALVES and op in _REDUCTIONS:
-            self._reduce_halves(x, op)
-        elif op == "avg" and x.dtype in FLOATS:
-            self.all_reduce(x, "sum", out=x)
-            x.div_(self.size)
-        elif op == "avg" and x.dtype in WHOLE:
+        if op == "avg" and x.dtype in WHOLE:
             wide = x.long()
             self.all_reduce(wide, "sum", out=wide)
             x.copy_(self._shared_out(wide))
@@ -95,28 +77,6 @@ class NetworkCollectives:
 
     def _shared_out(self, total: Tensor) -> Tensor:
         return total.div_(self.size, rounding_mode="trunc")
-
-    def _reduce_halves(self, x: Tensor, op: OPERATORS) -> None:
-        """Halves are reduced in float32 and rounded once; large ones travel as halves, a block per rank.
-
-        Reduce-scatter by all-to-all, then all-gather (Thakur, Rabenseifner and Gropp 2005): 2 n (p-1)/p sent.
-        """
-        p = self.size
-        if x.nbytes < TORCH_HALVES_BY_BLOCKS or p == 1:
-            wide = x.float()
-            self.comm.all_reduce(wide, "sum" if op == "avg" else op, out=wide)
-            x.copy_(wide.div_(p) if op == "avg" else wide)
-            return
-        flat = x.view(-1)
-        step = TORCH_PASSAGE // x.element_size()
-        parts = flat.new_empty(p * -(-min(step, flat.numel()) // p))
-        for piece in flat.split(step):
-            n = piece.numel()
-            counts = [n // p + (r < n % p) for r in range(p)]
-            mine = counts[self.rank]
-            here = parts[: p * mine]
-            exchange(self.comm, here, [mine] * p, piece, counts)
-            _collect(self.comm, piece, counts, reduced(here.view(p, mine), op))
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
         """out: where there is a result; None makes one."""
@@ -132,14 +92,7 @@ class NetworkCollectives:
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """Block r of x, reduced, to rank r; out lies elsewhere."""
-        if x.dtype in HALVES and op in _REDUCTIONS and x.numel():
-            parts = torch.empty_like(x)
-            self.comm.all_to_all(as_bits(x), out=as_bits(parts))
-            out.copy_(reduced(parts, op).view(out.shape))
-        elif op == "avg" and x.dtype in FLOATS:
-            self.comm.reduce_scatter(x, "sum", out=out)
-            out.div_(self.size)
-        elif op == "avg" and x.dtype in WHOLE:
+        if op == "avg" and x.dtype in WHOLE:
             total = torch.empty_like(out, dtype=torch.int64)
             self.reduce_scatter(x.long(), "sum", out=total)
             out.copy_(self._shared_out(total))
@@ -169,11 +122,6 @@ class NetworkCollectives:
 def as_bits(x: Tensor) -> Tensor:
     """Halves as integers, which MPI has a type for; what is only moved is not looked at."""
     return x.view(torch.int16) if x.dtype in HALVES else x
-
-
-def reduced(parts: Tensor, op: OPERATORS) -> Tensor:
-    """The halves of all ranks, of shape (p, ...), reduced in float32 and rounded once."""
-    return _REDUCTIONS[op](parts.float()).to(parts.dtype)
 
 
 def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -> None:
@@ -222,16 +170,6 @@ def exchange(
     kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
     kind = kind or MPI.C_DOUBLE_COMPLEX
     comm.context.mpi_handle.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
-
-
-def _collect(comm: Communicator, whole: Tensor, counts: list[int], mine: Tensor) -> None:
-    """Blocks of halves from all ranks into whole."""
-    from mpi4py import MPI
-
-    comm.context.mpi_handle.Allgatherv(
-        [MPI.buffer.fromaddress(mine.data_ptr(), mine.nbytes), MPI.UINT16_T],
-        _spec(whole, counts, MPI.UINT16_T),
-    )
 
 
 def _spec(x: Tensor, counts: list[int], kind: object) -> Sequence[object]:

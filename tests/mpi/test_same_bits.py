@@ -1,20 +1,16 @@
-"""One law of order: an element of a sum has the same bits whatever way the call takes.
-
-The law is written down here in plain numpy and torch: from the left, in the order of ranks; halves in
-float32, rounded once at the end; averages divided at the end.
-"""
+"""One law of order: an element of a sum has the same bits whatever way the call takes (order_law.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from arrays import COMPLEX, FLOATS, HALVES
+from arrays import COMPLEX, FLOATS
 from mpi4py import MPI
+from order_law import differing, given, law, nodes_of
 
 import hpcomm
 from hpcomm.node import segment
@@ -24,50 +20,6 @@ from hpcomm.transport.scheduled import ordered_blocks
 SIZES = (1, 1003)
 # All by the core, where there is one; and the two ways beside it, on one node and on two
 WAYS = ("core", "gathered", "parts", "gathered on nodes", "parts on nodes")
-
-
-def given(dtype: str, n: int, rank: int) -> Any:
-    """Numbers whose sum depends on the order, of many magnitudes."""
-    rng = np.random.default_rng([n, rank])
-    x = rng.standard_normal(n) * 10.0 ** rng.integers(-3, 4, n)
-    if dtype in HALVES:
-        return torch.from_numpy(x).to(getattr(torch, dtype))
-    return (x + 1j * rng.standard_normal(n)).astype(dtype) if dtype in COMPLEX else x.astype(dtype)
-
-
-def law(op: str, xs: list[Any], nodes: list[list[int]]) -> Any:
-    by = torch.add if isinstance(xs[0], torch.Tensor) else np.add
-    by = by if op != "prod" else torch.mul if by is torch.add else product
-    wide = [x.float() if isinstance(x, torch.Tensor) else x for x in xs]
-    with np.errstate(all="ignore"):
-        total = reduce(by, [reduce(by, [wide[r] for r in ranks]) for ranks in nodes])
-        if isinstance(total, torch.Tensor):
-            return (total / len(xs) if op == "avg" else total).to(xs[0].dtype)
-        total = total.copy()
-        if op == "avg":
-            for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
-                part /= len(xs)
-    return total
-
-
-def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of complex numbers part by part: numpy's own fuses multiplications and additions on some processors."""
-    if a.dtype.kind != "c":
-        return a * b
-    made = np.empty_like(a)
-    made.real, made.imag = a.real * b.real - a.imag * b.imag, a.real * b.imag + a.imag * b.real
-    return made
-
-
-def bits(x: Any) -> np.ndarray:
-    if isinstance(x, torch.Tensor):
-        x = x.contiguous().view(torch.int16).numpy()
-    x = np.ascontiguousarray(x).reshape(-1)
-    return x.view(np.uint8).reshape(x.size, -1)
-
-
-def differing(have: Any, wanted: Any) -> int:
-    return int((bits(have) != bits(wanted)).any(axis=1).sum())
 
 
 def sliced(x: Any) -> Any:
@@ -132,11 +84,6 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
     with comm.dup(check="full") as apart:  # which has no core
         yield apart
-
-
-def nodes_of(size: int, many: int) -> list[list[int]]:
-    """Ranks in turn on so many nodes."""
-    return [[*range(node, size, many)] for node in range(min(many, size))]
 
 
 def order_of(comm: Any) -> list[list[int]]:

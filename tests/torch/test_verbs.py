@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from order_law import differing, given, law, nodes_of
 
-from hpcomm.node import native
+from hpcomm.node import native, segment
+from hpcomm.torch_backend import network_collectives
+from hpcomm.transport import rank_order
+from hpcomm.transport.scheduled import ordered_blocks
 
 pytestmark = pytest.mark.once
 
@@ -486,21 +491,43 @@ def test_lazy_negatives_are_what_they_say(rank: int, size: int) -> None:
     same(x, -ranks.sum().expand(size))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT], ids=["sum", "product"])
-def test_halves_that_are_not_exact_are_folded_in_float32_and_rounded_once(
-    dtype: torch.dtype, op: dist.ReduceOp
+WAYS = {"core": (1, 5, 64, 65, 1000, 9_001, 40_001), "whole": (1, 1003), "parts": (1, 1003)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_element_of_a_sum_has_the_bits_of_the_law_of_order(
+    way: str, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On either side of each length from which they are folded in another way."""
-    for n in (1, 5, 64, 65, 1000, 9_001, 40_001):
-        given = [
-            torch.randn(n, generator=torch.Generator().manual_seed(r)).mul(3).to(dtype)
-            for r in range(dist.get_world_size())
-        ]
-        wide = torch.stack(given).float()
-        expected = (wide.sum(0) if op == dist.ReduceOp.SUM else wide.prod(0)).to(dtype)
-        x = torch.empty(n, dtype=dtype)
-        for _ in range(3):  # the same memory again goes the short way
-            x.copy_(given[dist.get_rank()])
-            dist.all_reduce(x, op=op)
-            torch.testing.assert_close(x, expected, rtol=0, atol=0)
+    """By the core, on either side of lengths where it takes another way; and on two nodes, by messages."""
+    group, nodes, wrong = dist.new_group(list(range(size))), nodes_of(size, 1), {}
+    if way != "core":
+        nodes = nodes_of(size, 2)
+        monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes[mpi.rank % 2])
+        monkeypatch.setattr(rank_order, "ORDER_GATHERED_FAR", 1 << 30 if way == "whole" else 0)
+        monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
+        monkeypatch.setattr(network_collectives, "TORCH_CUT", 2000)
+        monkeypatch.setattr(network_collectives, "TORCH_CUT_PIECE", 1600)
+        group.entry.node = group._node = None
+        group._by = network_collectives.NetworkCollectives(group.comm.dup(check="full"), group.entry)
+    for dtype in ("float16", "bfloat16", "float32", "float64", "complex64"):
+        for op in ("sum", "product", "avg") if "complex" not in dtype else ("sum",):
+            by = getattr(dist.ReduceOp, op.upper())
+            for n in WAYS[way]:
+                all_have = [torch.as_tensor(given(dtype, n, r)) for r in range(size)]
+                wanted = torch.as_tensor(
+                    law(op.replace("product", "prod"), [as_given(x) for x in all_have], nodes)
+                )
+                for _ in range(2):  # the same memory again goes the short way
+                    dist.all_reduce(x := all_have[rank].clone(), op=by, group=group)
+                    wrong[dtype, op, n, "all_reduce"] = differing(as_given(x), as_given(wanted))
+                out = torch.empty_like(x)
+                dist.reduce_scatter_tensor(out, torch.cat([all_have[rank]] * size), by, group)
+                wrong[dtype, op, n, "reduce_scatter"] = differing(as_given(out), as_given(wanted))
+                dist.reduce(x := all_have[rank].clone(), 0, by, group)
+                wrong[dtype, op, n, "reduce"] = differing(as_given(x), as_given(wanted)) if rank == 0 else 0
+    assert {name: count for name, count in wrong.items() if count} == {}
+
+
+def as_given(x: torch.Tensor) -> Any:
+    """As the law takes it."""
+    return x if x.dtype in FLOATS[:2] else x.numpy()
