@@ -19,7 +19,7 @@ from ..core.types import Operator
 from ..errors import DtypeError, LayoutError
 from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import check_layout, is_onboard, staged
-from .network_collectives import NetworkCollectives, compare_parts, exchange
+from .network_collectives import NetworkCollectives, compare_parts
 
 Run = Callable[[], None]
 Tensor = torch.Tensor
@@ -306,7 +306,7 @@ def all_to_all_uneven(
 
     def fill(rows: Tensor) -> None:
         compare_parts(comm, there, here)
-        exchange(comm, rows.view(-1), there, flat_of(x), here)
+        comm.exchange(rows.view(-1), there, flat_of(x), here)
 
     return _filling(fill, output, 1), here
 
@@ -321,7 +321,7 @@ def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Ten
         compare_parts(comm, there, here)
         received = outputs[0].new_empty(sum(there))
         whole = torch.cat([flat_of(x) for x in inputs])
-        exchange(comm, received, there, whole, here)
+        comm.exchange(received, there, whole, here)
         for out, part in zip(outputs, received.split(there), strict=True):
             out.data.copy_(part.view(out.shape))
 

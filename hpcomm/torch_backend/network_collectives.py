@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,12 +12,12 @@ import torch
 from ..communicator.communicator import Communicator
 from ..core import dtypes
 from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE
+from ..core.op import Op
 from .calls import WHOLE, nothing
 from .entry_barrier import EntryBarrier, words
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
-_LENT = ("context", "all_gather_ragged", "all_to_all_ragged")  # the communicator's own
 _HALF = 2**63
 _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 
@@ -57,45 +56,45 @@ class NetworkCollectives:
         """After the call, however it ended: meet the others, if that has not happened yet."""
         self.stay.since, self.stay.words = None, str  # the call's tensors are not held
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _LENT:
-            raise AttributeError(f"{type(self).__name__} has no {name}", name=name, obj=self)
-        self.arrive()
-        return getattr(self.comm, name)
-
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x."""
-        if op == "avg" and x.dtype in WHOLE:
-            wide = x.long()
-            self.all_reduce(wide, "sum", out=wide)
-            x.copy_(self._shared_out(wide))
+        if (summed := self._summed(x, op)) is not None:
+            self.all_reduce(summed, "sum", out=summed)
+            x.copy_(self._of_sum(summed, op))
         elif x.nbytes > TORCH_CUT:
             for piece in x.view(-1).split(TORCH_CUT_PIECE // x.element_size()):
                 self.comm.all_reduce(piece, op, out=piece)
         else:
             self.comm.all_reduce(x, op, out=x)
 
-    def _shared_out(self, total: Tensor) -> Tensor:
-        return total.div_(self.size, rounding_mode="trunc")
+    @staticmethod
+    def _summed(x: Tensor, op: Any) -> Tensor | None:
+        """What is summed in place of x, for operators that only these groups have; None: it is none."""
+        if isinstance(op, Op) and op.factor is not None:
+            return (x.float() if x.dtype in HALVES else x) * op.factor
+        return x.long() if op == "avg" and x.dtype in WHOLE else None
+
+    def _of_sum(self, total: Tensor, op: Any) -> Tensor:
+        return total.div_(self.size, rounding_mode="trunc") if op == "avg" else total
 
     def reduce(self, x: Tensor, op: Any, root: int, *, out: Tensor | None = None) -> Tensor | None:
         """out: where there is a result; None makes one."""
         self.arrive()
-        if op != "avg" or x.dtype not in WHOLE:
+        if (summed := self._summed(x, op)) is None:
             found: Tensor | None = self.comm.reduce(x, op, root, out=out)
             return found
-        total = self.reduce(x.long(), "sum", root)
+        total = self.reduce(summed, "sum", root)
         if total is None:
             return None
-        total = self._shared_out(total).to(x.dtype)
+        total = self._of_sum(total, op).to(x.dtype)
         return total if out is None else out.copy_(total)
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """Block r of x, reduced, to rank r; out lies elsewhere."""
-        if op == "avg" and x.dtype in WHOLE:
-            total = torch.empty_like(out, dtype=torch.int64)
-            self.reduce_scatter(x.long(), "sum", out=total)
-            out.copy_(self._shared_out(total))
+        if (summed := self._summed(x, op)) is not None:
+            total = torch.empty_like(out, dtype=summed.dtype)
+            self.reduce_scatter(summed, "sum", out=total)
+            out.copy_(self._of_sum(total, op))
         else:
             self.comm.reduce_scatter(x, op, out=out)
 
@@ -117,6 +116,26 @@ class NetworkCollectives:
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         self.comm.all_to_all(as_bits(x), out=as_bits(out))
+
+    # -- of unequal lengths --------------------------------------------------------------------------
+    def all_gather_ragged(self, x: Tensor) -> list[Tensor]:
+        """What each rank gives, of whatever shape with as many axes."""
+        self.arrive()
+        return self.comm.all_gather_ragged(x)
+
+    def exchange(self, out: Tensor, there: list[int], x: Tensor, here: list[int]) -> None:
+        """Part j of x to rank j, part i of out from rank i; counts in elements, on which each two agree."""
+        from mpi4py import MPI
+
+        if max(out.numel(), x.numel()) > _LARGEST:
+            parts = list(x.split(here))
+            for part, came in zip(out.split(there), self.comm.all_to_all_ragged(parts), strict=True):
+                part.copy_(came)
+            return
+        record = dtypes.from_torch(x.dtype)
+        kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
+        kind = kind or MPI.C_DOUBLE_COMPLEX
+        self.comm.context.mpi_handle.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
 
 
 def as_bits(x: Tensor) -> Tensor:
@@ -144,32 +163,15 @@ def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -
     comm.all_reduce(balance, "sum", out=balance)
     if not balance.item():
         return
-    sent = array("q", bytes(8 * comm.size))
-    comm.context.mpi_handle.Alltoall(array("q", here), sent)
+    sent = torch.empty((comm.size, comm.size), dtype=torch.int64)
+    comm.all_gather(torch.tensor(here), out=sent)
     rows = [
         f"expects {mine} elements of rank {r}, which sends {theirs}"
-        for r, (mine, theirs) in enumerate(zip(there, sent, strict=True))
+        for r, (mine, theirs) in enumerate(zip(there, sent[:, me].tolist(), strict=True))
         if mine != theirs
     ]
     hint = "what a rank expects of another one has to be as long as what that sends to it"
     raise comm.entry.disagree(words(), {me: "; ".join(rows)}, hint=hint)
-
-
-def exchange(
-    comm: Communicator | NetworkCollectives, out: Tensor, there: list[int], x: Tensor, here: list[int]
-) -> None:
-    """Part j of x to rank j, part i of out from rank i; counts in elements, both in one piece."""
-    from mpi4py import MPI
-
-    if max(out.numel(), x.numel()) > _LARGEST:
-        parts = list(x.split(here))
-        for part, came in zip(out.split(there), comm.all_to_all_ragged(parts), strict=True):
-            part.copy_(came)
-        return
-    record = dtypes.from_torch(x.dtype)
-    kind = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T}.get(record.itemsize)
-    kind = kind or MPI.C_DOUBLE_COMPLEX
-    comm.context.mpi_handle.Alltoallv(_spec(x, here, kind), _spec(out, there, kind))
 
 
 def _spec(x: Tensor, counts: list[int], kind: object) -> Sequence[object]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..communicator.communicator import Communicator
 from ..core.buffer import Buffer, as_buffer
+from ..core.signature import head
 from ..errors import HpcommError
 from ..node import native
 from .entry_barrier import EntryBarrier
 from .network_collectives import NetworkCollectives
 
+if TYPE_CHECKING:
+    from ..node._native import core
+
 Tensor = torch.Tensor
+_LAID = 4224  # bytes, NODE_CELL: a longer block is read where its giver has it
 
 
 def carrier(comm: Communicator, entry: EntryBarrier) -> NetworkCollectives:
@@ -108,6 +115,64 @@ class NodeCollectives(NetworkCollectives):
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         if not self._moves("all_to_all", _apart(x, out, 0), out):
             super().all_to_all(x, out=out)
+
+    # -- of unequal lengths --------------------------------------------------------------------------------
+    def all_gather_ragged(self, x: Tensor) -> list[Tensor]:
+        self.arrive()
+        shape = struct.Struct(f"{x.dim()}q")
+        said = self._node.tell(head("all_gather_ragged"), shape.pack(*x.shape))
+        parts = [x.new_empty(shape.unpack(each)) for each in said]
+        parts[self.rank].copy_(x)
+        for root, part in enumerate(parts):
+            self.broadcast(part.view(-1), root, out=part.view(-1))
+        return parts
+
+    def exchange(self, out: Tensor, there: list[int], x: Tensor, here: list[int]) -> None:
+        self.arrive()
+        going, places = _apart(x, out, 1).split(here), out.split(there)
+        places[self.rank].copy_(going[self.rank])
+        if not self._node.direct:
+            self._exchange_padded(places, going)
+            return
+        ours = [_bytes_of(part) for part in places]
+        long = (part for rank, part in enumerate(ours) if rank != self.rank and len(part) > _LAID)
+        parcels = [[_bytes_of(part)] for part in going]
+        parcels[self.rank] = []
+        came = self._node.share(
+            head("all_to_all"),
+            0,
+            head("all_to_all_ragged"),
+            parcels,
+            lambda nbytes: next(long) if nbytes > _LAID else bytearray(nbytes),
+        )
+        for part, blocks in zip(ours, came, strict=True):
+            if blocks and len(part) <= _LAID:
+                part[:] = blocks[0]
+
+    def _exchange_padded(self, places: Sequence[Tensor], going: Sequence[Tensor]) -> None:
+        """Where ranks cannot read each other's memory: parts as long as the longest one."""
+        most = torch.tensor([max(part.numel() for part in going)])
+        self.all_reduce(most, "max", out=most)
+        if not (n := int(most)):
+            return
+        sent, came = (going[0].new_empty((self.size, n)) for _ in range(2))
+        for row, part in zip(sent, going, strict=True):
+            row[: part.numel()] = part
+        self.all_to_all(sent, out=came)
+        for part, row in zip(places, came, strict=True):
+            part.copy_(row[: part.numel()])
+
+    @property
+    def _node(self) -> core.Node:
+        """Where this rank stands in the core, no longer in MPI."""
+        self.entry.check()
+        self.stay.since = None
+        assert self.entry.node is not None
+        return self.entry.node
+
+
+def _bytes_of(x: Tensor) -> memoryview:
+    return x.view(torch.uint8).numpy().data
 
 
 def _as_arrays(arguments: tuple[object, ...]) -> tuple[object, ...]:

@@ -98,10 +98,18 @@ def test_all_reduce_of_bits(op: str, dtype: torch.dtype, rank: int, size: int) -
     same(x, expected)
 
 
-def test_premul_sum_multiplies_first(rank: int, size: int) -> None:
-    x = of_rank(rank, torch.float32)
-    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
-    same(x, 0.5 * sum(of_rank(r, torch.float32) for r in range(size)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_premul_sum_multiplies_first(dtype: torch.dtype, rank: int, size: int) -> None:
+    """In float32 where x is of halves, which are rounded once, and by each rank's own factor."""
+    wide = torch.promote_types(dtype, torch.float32)
+    each = [of_rank(r, dtype).to(wide) * (0.1 + r) for r in range(size)]
+    expected, op = torch.stack(each).sum(0).to(dtype), dist._make_nccl_premul_sum(0.1 + rank)
+    dist.all_reduce(x := of_rank(rank, dtype), op)
+    torch.testing.assert_close(x, expected)
+    dist.reduce(x := of_rank(rank, dtype), size - 1, op)
+    torch.testing.assert_close(x, expected if rank == size - 1 else of_rank(rank, dtype))
+    dist.reduce_scatter(x := torch.empty_like(expected), [of_rank(rank, dtype)] * size, op)
+    torch.testing.assert_close(x, expected)
 
 
 @pytest.mark.parametrize("n", [1, 3, 40_000])
@@ -260,6 +268,30 @@ def test_all_to_all_even_and_uneven(dtype: torch.dtype, rank: int, size: int) ->
     dist.all_to_all(outs, [of_rank(rank, dtype, (n, 2)) for n in here])
     for i, n in enumerate(there):
         same(outs[i], of_rank(i, dtype, (n, 2)))
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["direct", "through pieces"])
+def test_unequal_parts_of_all_lengths(
+    direct: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short ones lie in the core's cells, others where their giver has them, if ranks may read that."""
+    from hpcomm.node import segment
+
+    if segment.current is not None:
+        monkeypatch.setattr(segment, "current", segment.current._replace(direct=direct))
+    group = dist.new_group()
+    for lengths in ((0, 1, 2), (90, 0, 700), (2000, 300, 0, 1000), (0,), (40_000, 7, 1)):
+        here = there = [lengths[(rank + j) % len(lengths)] for j in range(size)]
+        x = torch.arange(float(sum(here))) + rank
+        dist.all_to_all_single(out := torch.empty(sum(there)), x, there, here, group=group)
+        first = [sum(lengths[(i + j) % len(lengths)] for j in range(rank)) for i in range(size)]
+        same(out, torch.cat([torch.arange(float(n)) + i + first[i] for i, n in enumerate(there)]))
+        outs = [torch.empty(lengths[i % len(lengths)], 2) for i in range(size)]
+        mine = torch.full_like(outs[rank], float(rank))
+        dist.all_gather(outs, mine, group=group)
+        for i, part in enumerate(outs):
+            same(part, torch.full_like(part, float(i)))
+    dist.destroy_process_group(group)
 
 
 def test_several_tensors_in_one_call(rank: int, size: int) -> None:
