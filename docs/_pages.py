@@ -1,6 +1,7 @@
 """Pages made when the site is built: apps, command line, changelog. They are written to docs/_made."""
 
 import ast
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from hpcomm.job.spec.schema import FIELD, GRID, JOB, PROGRAM, Schema, wanted
 from hpcomm.tools.commands import COMMANDS
 
 DOCS = Path(__file__).parent
@@ -36,6 +38,7 @@ def make() -> None:
     for path in sorted(APPS.glob("[a-z]*.py")):
         write(f"apps/{path.stem}.md", app(path))
     write("command_line.md", command_line())
+    write("spec.md", spec())
     write("changelog.md", changelog())
 
 
@@ -102,6 +105,35 @@ def command_line() -> str:
     parts = ["# Command line\n", help_of(), more]
     parts += [f"## hpcomm {name}\n\n{help_of(name)}" for name in COMMANDS]
     return "\n".join(parts)
+
+
+def spec() -> str:
+    """All keys of a spec, as hpcomm's schema has them."""
+    parts = [
+        "# Keys of a spec\n",
+        "Of specs for `hpcomm run`; [Several programs](../mpmd.md#a-spec) has an example.\n",
+    ]
+    for head, keys in (
+        ("[job]", JOB),
+        ("[program.NAME]", PROGRAM),
+        ("[grid.NAME]", GRID),
+        ("[[field]]", FIELD),
+    ):
+        parts += [
+            f"## {head}\n",
+            f"{keys['description'].capitalize()}.\n",
+            "| key | is | what it does |",
+            "|---|---|---|",
+        ]
+        parts += [row(key, of, key in keys.get("required", ())) for key, of in keys["properties"].items()]
+        rules = dict.fromkeys(f"- {each['description']}" for each in keys.get("allOf", ()))
+        parts += [*["\nIt is refused if it has:\n"] * bool(rules), *rules, ""]
+    return "\n".join(parts)
+
+
+def row(key: str, of: Schema, needed: bool) -> str:
+    default = ", needed" if needed else f" ({json.dumps(of['default'])})" if "default" in of else ""
+    return f"| `{key}` | {wanted(of)}{default} | {of['description']} |"
 
 
 def help_of(*words: str) -> str:

@@ -12,7 +12,7 @@ from ..agree import runtime
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean
 from ..job.progress import PIPE, Progress
-from ..job.spec.toml_tables import LONGEST_S
+from ..job.spec.schema import LONGEST_S
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting

@@ -16,7 +16,7 @@ _FOR_SHELLS = ("|", "||", "&", "&&", ";", "<", ">", ">>", "2>", "2>&1")
 _LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "srun", "aprun")
 
 
-def words_of(given: object) -> list[str]:
+def words_of(given: str | list[str]) -> list[str]:
     """The words of a command, a text or a list of texts; `python` becomes this Python."""
     if isinstance(given, str):
         try:
@@ -30,10 +30,8 @@ def words_of(given: object) -> list[str]:
                 f"command has a {found!r}, but no shell reads it",
                 hint='--files FOLDER keeps output in files; else command = ["sh", "-c", "exec ..."]',
             )
-    elif isinstance(given, list) and all(isinstance(word, str) for word in given):
-        words = list(given)
     else:
-        raise ConfigError(f"command must be a text or a list of texts, not {given!r}", hint=_EXAMPLE)
+        words = given
     if not words or not words[0]:
         raise ConfigError("command is empty", hint=_EXAMPLE)
     return [sys.executable, *words[1:]] if words[0] in ("python", "python3") else words

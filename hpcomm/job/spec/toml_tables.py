@@ -7,12 +7,11 @@ import tomllib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import ConfigError, did_you_mean
+from .schema import Schema, example_of, fits, misfit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONGEST_S = 1e9  # of a wait: 30 years, which every clock can add to now
-_LATEST_S = 1e15  # of a model: 30 million years
 _PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots
 
 
@@ -120,7 +119,9 @@ class Tables:
     def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
         raise ConfigError(what, at(self.path, self.line_of(key)), hint)
 
-    def known(self, table: object, keys: tuple[str, ...], what: str) -> None:
+    def known(self, table: Any, schema: Schema, what: str) -> None:
+        """Refuse keys that schema does not have."""
+        keys = schema["properties"]
         if not isinstance(table, dict):
             head = "[[field]]" if self.where[:1] == ("field",) else f"[{'.'.join(self.where)}]"
             self.fail(f"{what} must be a table, not {table!r}", head)
@@ -129,74 +130,19 @@ class Tables:
                 hint = did_you_mean(key, keys, f"known: {', '.join(keys)}")
                 self.fail(f"{what} has no key {key!r}", hint, key)
 
-    def text(self, table: dict[str, object], key: str, default: str | None = None) -> Any:
-        value = table.get(key, default)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            self.fail(f"{key} must be a text, not {value!r}", f'{key} = "..."', key)
-        return value
-
-    def file_name(self, table: dict[str, object], key: str, default: str) -> str:
-        """A name that files are called by."""
-        value: str = self.text(table, key, default)
-        if "/" in value or not value.isprintable() or value != value.strip(" ") or not value.strip("."):
-            hint = "printable characters, no / and no blanks around them"
-            self.fail(f"{key} {value!r} cannot be part of a file's name", hint, key)
-        return value
-
-    def whole(
-        self,
-        table: dict[str, object],
-        key: str,
-        least: int,
-        default: int | None = None,
-        *,
-        most: int | None = None,
-    ) -> Any:
-        value = table.get(key, default)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            self.fail(
-                f"{key} must be a whole number from {least}, not {value!r}", f"{key} = {max(least, 2)}", key
-            )
-        if most is not None and value > most:
-            self.fail(f"{key} must be at most {most:,}, not {value:,}", f"{key} = {max(least, 2)}", key)
-        return value
-
-    def yes(self, table: dict[str, object], key: str, default: bool) -> bool:
-        value = table.get(key, default)
-        if not isinstance(value, bool):
-            self.fail(f"{key} must be true or false, not {value!r}", f"{key} = {str(default).lower()}", key)
-        return value
-
-    def seconds(
-        self,
-        table: dict[str, Any],
-        key: str,
-        default: float | None = None,
-        *,
-        most: float = _LATEST_S,
-        zero: bool = False,
-    ) -> Any:
-        """Seconds in a model, of whatever scale; with most=LONGEST_S such that we can wait."""
-        value = table.get(key, default)
-        if value is None:
-            return None
-        wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-        if wrong or not value >= 0 or (value == 0 and not zero):
-            least = "0 or more" if zero else "above 0"
-            self.fail(f"{key} must be a number of seconds, {least}, not {value!r}", f"{key} = 60.0", key)
-        if value > most:
-            self.fail(f"{key} must be at most {most:g} s, not {value!r}", f"{key} = 60.0", key)
-        return float(value)
-
-    def choice(self, table: dict[str, object], key: str, choices: tuple[str, ...], default: str) -> str:
-        value = table.get(key, default)
-        if value not in choices:
-            hint = did_you_mean(value, choices, f"one of {', '.join(choices)}")
-            self.fail(f"there is no {key} {value!r}", hint, key)
-        return str(value)
-
-    def needed(self, table: dict[str, object], key: str, what: str, example: str) -> None:
-        if key not in table:
-            self.fail(f"{what} has no {key}", example)
+    def read(self, table: Any, schema: Schema, what: str) -> dict[str, Any]:
+        """The keys of a table that is as schema says, with their defaults."""
+        self.known(table, schema, what)
+        keys = schema["properties"]
+        for key in schema.get("required", ()):
+            if key not in table:
+                self.fail(f"{what} has no {key}", example_of(key, keys[key]))
+        for key, value in table.items():
+            if wrong := misfit(key, value, keys[key]):
+                self.fail(*wrong, key)
+        for rule in schema.get("allOf", ()):
+            if fits(table, rule["if"]) and not fits(table, rule["then"]):
+                self.fail(f"{what} has {rule['description']}", rule["examples"][0], rule["if"]["required"][0])
+        found = {key: table.get(key, keys[key].get("default")) for key in keys}
+        numbers = (key for key in table if keys[key].get("type") == "number")
+        return found | {key: float(table[key]) for key in numbers}

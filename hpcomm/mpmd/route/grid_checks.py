@@ -15,16 +15,12 @@ from ..spec.spec_file import FieldSpec, GridSpec, JobSpec
 
 
 def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -> None:
-    source, target = (grids.get(name or "") for name in (made.source_grid, made.target_grid))
+    if made.source_grid is None or made.target_grid is None:
+        return
+    source, target = grids[made.source_grid], grids[made.target_grid]
     if made.mapping == "none":
         _check_unmapped(tables, made, source, target)
         return
-    if source is None or target is None:
-        tables.fail(
-            f"mapping {made.mapping!r} needs the grids of both sides",
-            "from_grid = NAME, to_grid = NAME, and a [grid.NAME] for each",
-            "mapping",
-        )
     if made.mapping == "idw" and made.neighbours > source.size:
         tables.fail(
             f"{made.neighbours} neighbours, but grid {source.name!r} has {source.size} points",
@@ -49,19 +45,10 @@ def _meet(a: GridSpec, b: GridSpec) -> bool:
     return not a.kind == b.kind == "plane" or (w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1)
 
 
-def _check_unmapped(
-    tables: Tables, made: FieldSpec, source: GridSpec | None, target: GridSpec | None
-) -> None:
+def _check_unmapped(tables: Tables, made: FieldSpec, source: GridSpec, target: GridSpec) -> None:
     """Without a mapping an index means the same point on both sides."""
-    if (source is None) != (target is None):
-        key = "from_grid" if target is None else "to_grid"
-        tables.fail(
-            f"{made} has a grid on one side only", "from_grid and to_grid, and a mapping, or neither", key
-        )
-    if source is None or target is None or source == target:
-        return
     is_alike = replace(source, name=target.name) == target and source.kind not in ("points", "cells")
-    if not is_alike:
+    if source != target and not is_alike:
         tables.fail(
             f"{made} has no mapping, but its grids differ: {_told(source)} and {_told(target)}",
             'mapping = "nearest", or one grid for both',
@@ -75,11 +62,7 @@ def _told(grid: GridSpec) -> str:
 
 def check_weights(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec], here: bool) -> None:
     """That the file is there, and is of these grids' sizes."""
-    if made.weights is None:
-        return
-    if made.mapping == "none":
-        tables.fail(f"{made} has weights, but no mapping", 'mapping = "conservative"', "weights")
-    if not here:
+    if made.weights is None or not here:
         return
     from ...grids import remap
 
@@ -99,8 +82,6 @@ def check_weights(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec], h
 
 def check_times(tables: Tables, made: FieldSpec, programs: dict[str, ProgramSpec]) -> None:
     if made.every_s is None:
-        if made.time != "instant" or made.lag_s:
-            tables.fail(f"time and lag of {made} need every", "every = 3600.0", "name")
         return
     for name in (made.source, made.target):
         step = programs[name].step_s

@@ -15,6 +15,7 @@ from ...errors import ConfigError
 from ...job import run_spec
 from ...job.command_line import Command
 from ...job.optional_packages import load
+from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
 from ..record_reader import read
 from .spec_file import FieldSpec, JobSpec
@@ -33,6 +34,9 @@ def run(argv: Sequence[str]) -> int:
 def check(argv: Sequence[str]) -> int:
     """`hpcomm check SPEC.toml ...`; the first that is wrong ends it."""
     options = check_parser().parse_args(list(argv))
+    if options.schema:
+        print(schema.TEXT, end="")
+        return 0
     records = []
     for path in options.spec or [""]:
         spec = _read([path], "check")
@@ -93,6 +97,7 @@ def check_parser() -> Command:
     made = Command("hpcomm check", "Say whether each spec is right; start nothing.")
     made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="jobs of several programs")
     made.add_argument("--json", action="store_true", help="a list of records instead of text")
+    made.add_argument("--schema", action="store_true", help="print the JSON Schema of specs, for editors")
     return made
 
 

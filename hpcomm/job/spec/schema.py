@@ -1,0 +1,100 @@
+"""Schema of specs, and whether a value is as it says: of JSON Schema, the words that spec.json has."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...errors import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Schema = dict[str, Any]
+TEXT = Path(__file__).with_name("spec.json").read_text(encoding="utf-8")
+SPEC: Schema = json.loads(TEXT)
+JOB, PROGRAMS, _GRIDS, _FIELDS = (SPEC["properties"][each] for each in ("job", "program", "grid", "field"))
+PROGRAM, GRID, FIELD = PROGRAMS["additionalProperties"], _GRIDS["additionalProperties"], _FIELDS["items"]
+LONGEST_S: float = JOB["properties"]["timeout"][
+    "maximum"
+]  # of a wait: every clock can add these 30 years to now
+_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
+_TYPES |= {"array": list, "object": dict}
+_FITS: dict[str, Callable[[Any, Any], bool]] = {  # keyword: whether a value of the right type does as it says
+    "enum": lambda value, wanted: value in wanted,
+    "const": lambda value, wanted: value == wanted,
+    "not": lambda value, wanted: not fits(value, wanted),
+    "anyOf": lambda value, wanted: any(fits(value, each) for each in wanted),
+    "minimum": lambda value, wanted: value >= wanted,
+    "exclusiveMinimum": lambda value, wanted: value > wanted,
+    "maximum": lambda value, wanted: value <= wanted,
+    "pattern": lambda value, wanted: re.fullmatch(wanted, value) is not None,
+    "format": lambda value, wanted: value.isprintable(),  # the only one that is used
+    "items": lambda value, wanted: all(fits(each, wanted) for each in value),
+    "minItems": lambda value, wanted: len(value) >= wanted,
+    "maxItems": lambda value, wanted: len(value) <= wanted,
+    "uniqueItems": lambda value, wanted: len(set(value)) == len(value),
+    "required": lambda value, wanted: value.keys() >= set(wanted),
+    "properties": lambda value, wanted: all(fits(value[key], wanted[key]) for key in value.keys() & wanted),
+    "additionalProperties": lambda value, wanted: all(fits(each, wanted) for each in value.values()),
+}
+
+
+def fits(value: object, schema: Schema) -> bool:
+    """Whether a value is as schema says; all other keywords are for values of its type."""
+    wanted = schema.get("type")
+    if wanted and (not isinstance(value, _TYPES[wanted]) or isinstance(value, bool) != (wanted == "boolean")):
+        return False
+    return all(_FITS[word](value, schema[word]) for word in schema if word in _FITS)
+
+
+def misfit(key: str, value: object, schema: Schema) -> tuple[str, str] | None:
+    """Why a value of a key does not fit, and what to write; None: it fits."""
+    if fits(value, schema):
+        return None
+    if "enum" in schema:
+        return f"there is no {key} {value!r}", did_you_mean(value, schema["enum"], wanted(schema))
+    parts: list[tuple[str, object, Schema]] = []
+    if isinstance(value, dict) and schema.get("type") == "object":
+        parts = [(f"{key}.{name}", each, schema["additionalProperties"]) for name, each in value.items()]
+    elif isinstance(value, list) and "items" in schema:
+        parts = [(f"each of {key}", each, schema["items"]) for each in value]
+    for part in parts:
+        if wrong := misfit(*part):
+            return wrong[0], example_of(key, schema)
+    most = schema.get("maximum")
+    if most is not None and fits(value, {**schema, "maximum": float("inf")}):
+        told = (
+            f"at most {most:,}, not {value:,}"
+            if schema["type"] == "integer"
+            else f"at most {most:g} s, not {value!r}"
+        )
+    else:
+        told = f"{wanted(schema)}, not {value!r}"
+    return f"{key} must be {told}", example_of(key, schema)
+
+
+def wanted(schema: Schema) -> str:
+    """What a value must be."""
+    if "title" in schema:
+        return str(schema["title"])
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    least = schema.get("minimum")
+    return {"boolean": "true or false", "string": "a text", "integer": f"a whole number from {least}"}[
+        schema["type"]
+    ]
+
+
+def example_of(key: str, schema: Schema) -> str:
+    """`ranks = 2`, as an example of a right one."""
+    listed = schema.get("examples") or schema.get("enum") or [schema.get("default", 1)]
+    return f"{key} = {_toml(listed[0])}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(each)}" for name, each in value.items()) + " }"
+    return json.dumps(value)
