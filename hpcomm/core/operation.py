@@ -19,13 +19,17 @@ def _nothing(status: MPI.Status | None) -> None:
 
 
 class Arguments(NamedTuple):
-    """What a collective verb is called with; op: None where the verb does not reduce."""
+    """What a collective verb is called with.
+
+    op: None where the verb does not reduce; exact: sums of floats are, whatever the number of ranks.
+    """
 
     verb: str
     x: Any
     out: Any
     op: Any = None
     root: int = 0
+    exact: bool = False
 
 
 class Carrier:

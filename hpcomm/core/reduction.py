@@ -53,6 +53,7 @@ class Reduction(NamedTuple):
     widen: storage array -> contiguous array that travels, or None: x itself can
     narrow: (travelled array, number of ranks) -> storage array; None: nothing to do
     finish: (storage array, number of ranks), changes it in place; None: nothing to do
+    exact: sums of floats are exact, and rounded once
     """
 
     op: Op
@@ -62,6 +63,7 @@ class Reduction(NamedTuple):
     widen: Callable[[NpArray], NpArray] | None = None
     narrow: Callable[[NpArray, int], NpArray] | None = None
     finish: Callable[[NpArray, int], None] | None = None
+    exact: bool = False
 
     @property
     def function(self) -> Callable[[Any, Any], Any] | None:

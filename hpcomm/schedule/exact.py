@@ -17,6 +17,7 @@ from ..core.types import NpArray
 from ..core.ufuncs import UFUNCS
 
 _BITS = 40
+_COLUMNS = 1 << 14  # that are summed at a time, and stay in cache
 
 
 def reduce_ranks(parts: NpArray, op: str) -> NpArray:
@@ -31,6 +32,13 @@ def reduce_ranks(parts: NpArray, op: str) -> NpArray:
 
 def exact_sum(parts: NpArray) -> NpArray:
     """The sum over the first axis, rounded once, to nearest even. float32 or float64, shape (ranks, n)."""
+    made = np.empty(parts.shape[1], parts.dtype)
+    for low in range(0, made.size, _COLUMNS):
+        made[low : low + _COLUMNS] = _exact_sum(parts[:, low : low + _COLUMNS])
+    return made
+
+
+def _exact_sum(parts: NpArray) -> NpArray:
     with np.errstate(invalid="ignore", over="ignore"):
         plain = parts.sum(axis=0)
     finite = np.isfinite(parts).all(axis=0)

@@ -17,7 +17,7 @@ from ..core.dtypes import Dtype
 from ..core.operation import Call, Carrier
 from ..core.reduction import Reduction
 from ..core.types import AnyArray
-from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, ROOTED
+from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, ROOTED
 from ..errors import HpcommError, LayoutError, UsageError
 from ..node import native
 from . import mpi as transport
@@ -58,6 +58,8 @@ def on_hosts(
     assert send is not None
     if reduce.function is not None:
         return _reduce_here(call, send, recv, block, reduce)
+    if reduce.exact:
+        return _reduce_in_order(call, send, recv, reduce, waits)
     if in_order and rank_order.applies(call.comm, reduce, dtype):
         if rank_order.is_too_long(call.comm, send.nbytes, waits):
             return _reduce_there(call, send, recv, block, reduce)
@@ -346,14 +348,14 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
 
 
 def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Reduction, waits: bool) -> Call:
-    """Reductions of floats in the order of ranks: see rank_order.py.
+    """Reductions in the order of ranks, or exact ones: see rank_order.py.
 
     x ── scale, or pack ──> travelling ── MPI ──> gathered, or blocks ── fold ──> received ──> out
     """
     comm, verb, block = call.comm, call.verb, call.count
     if recv is not None:
         _refuse_partial(send, recv)
-    fold = rank_order.Fold(comm, reduce, send.dtype)
+    fold = rank_order.Fold(comm, reduce, send.dtype, reduce.exact or verb in PREFIXES)
     if fold.is_wide:
         assert reduce.widen is not None
         up, travelling = reduce.widen, reduce.widen(send.array)
@@ -361,7 +363,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
     else:
         travelling = _packed(call, send.array)
     is_first = verb == "exscan" and comm.rank == 0
-    if not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
+    if reduce.exact or not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
         received = None if recv is None else _received(recv)
         ordered_blocks.ordered_call(call, fold, travelling, received)
         _deliver(call, recv, received)

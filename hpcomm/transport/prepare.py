@@ -11,7 +11,7 @@ from mpi4py import MPI
 from .._lazy import LazyModule
 from ..core import buffer, reduction
 from ..core.operation import Arguments, Call
-from ..core.signature import SCHEDULED, head
+from ..core.signature import SCHEDULED, head, marked
 from ..core.verbs import (
     GATHERING,
     INPUT_BLOCKS,
@@ -58,6 +58,7 @@ def compose_call(
     call, arrays = _described(comm, given)
     send, recv, reduce = arrays
     devices, nbytes = comm.devices, call.count * call.look.dtype.itemsize
+    hosts = hosts or given.exact
     if not hosts:
         if devices is not None and devices.takes(send, recv, block=nbytes):
             return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
@@ -91,6 +92,9 @@ def _described(comm: Comm, given: Arguments) -> tuple[Call, Arrays]:
         reduce = _reduction(call, x, op, send)
         op_code = reduce.code
     call.code = head(verb, op_code, template.dtype.code, root)
+    if given.exact:
+        assert reduce is not None
+        reduce = _exact(call, reduce)
     gives = sends or verb not in ROOT_SENDS  # between two groups MPI ignores what it need not read
     return call, Arrays(send if gives else None, recv, reduce)
 
@@ -120,6 +124,16 @@ def _reduction(call: Call, x: object, op: Any, send: Buffer | None) -> Reduction
     if dtype.kind in "iu" and comm.check == "full" and comm.devices is None:
         wrapping.see_to(call, send, reduce)
     return reduce
+
+
+def _exact(call: Call, reduce: Reduction) -> Reduction:
+    """The same where sums do not depend on the number of ranks."""
+    if call.comm.is_inter:
+        raise UsageError("deterministic=True needs one group of ranks", hint="comm.merge() makes one of two")
+    if reduce.op.mpi is not None:
+        raise UsageError("deterministic=True reduces by operators with a name", hint="a named op")
+    call.code = marked(call.code, "deterministic")
+    return reduce._replace(exact=reduce.function is None)
 
 
 def _beside_devices(call: Call, arrays: Arrays, blocking: bool, hosts: bool, algorithm: str | None) -> Call:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .._lazy import MPI
+from .._lazy import MPI, LazyModule
 from ..agree import runtime
 from ..core.limits import ORDER_BACKGROUND, ORDER_GATHERED, ORDER_GATHERED_FAR
 from ..core.ufuncs import UFUNCS
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ..core.dtypes import Dtype
     from ..core.reduction import Reduction
     from ..core.types import NpArray
+    from ..schedule import exact
+else:
+    exact = LazyModule("hpcomm.schedule.exact")
 
 _OPS = ("SUM", "PROD", "MIN", "MAX")
 _MANY = 8  # contributions from which numpy's own loop over short ones is quicker
@@ -59,8 +62,7 @@ class Nodes:
 
     has_said = False
 
-    def __init__(self, comm: Comm) -> None:
-        near = segment.ranks_here(comm.mpi_handle)
+    def __init__(self, comm: Comm, near: list[int]) -> None:
         self.is_one = len(near) == comm.size
         self.groups = [near] if self.is_one else []
         self._first, self._firsts = np.array(near[:1], np.int32), np.empty(comm.size, np.int32)
@@ -86,7 +88,7 @@ class Nodes:
 
 def nodes_of(comm: Comm) -> Nodes:
     if comm.ranks_by_node is None:
-        comm.ranks_by_node = Nodes(comm)
+        comm.ranks_by_node = Nodes(comm, segment.ranks_here(comm.mpi_handle))
     return comm.ranks_by_node  # type: ignore[no-any-return]
 
 
@@ -126,10 +128,14 @@ def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
 
 
 class Fold:
-    """How contributions are reduced, on this rank."""
+    """How contributions are reduced, on this rank.
 
-    def __init__(self, comm: Comm, reduce: Reduction, dtype: Dtype) -> None:
-        self.reduce, self.ranks, self.nodes = reduce, comm.size, nodes_of(comm)
+    is_flat: as if all ranks were on one node.
+    """
+
+    def __init__(self, comm: Comm, reduce: Reduction, dtype: Dtype, is_flat: bool = False) -> None:
+        self.reduce, self.ranks = reduce, comm.size
+        self.nodes = Nodes(comm, [*range(comm.size)]) if is_flat else nodes_of(comm)
         self.mpi = comm.mpi_handle
         self._op: Any = UFUNCS[reduce.mpi_op]
         if dtype.kind == "c" and reduce.mpi_op == "PROD":
@@ -163,6 +169,8 @@ class Fold:
 
     def partial(self, rows: NpArray) -> NpArray:
         """Rows of one node reduced, and not yet rounded."""
+        if self.reduce.exact:
+            return exact.reduce_ranks(self._widened(rows), self.reduce.mpi_op)
         with np.errstate(all="ignore"):  # MPI does not warn either
             return self.in_turn(self._widened(rows))
 

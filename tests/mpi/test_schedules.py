@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,21 @@ def test_deterministic_gives_the_exact_sum_rounded_once(comm: Any) -> None:
         == np.float32(math.fsum([np.float32(0.1)] * p)) / p
     )
     assert comm.all_reduce(np.arange(3) + comm.rank, "max", deterministic=True).tolist() == [p - 1, p, p + 1]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_deterministic_takes_little_memory_beside_long_arrays(comm: Any, later: bool) -> None:
+    x = np.full(3_000_001, 0.1 + comm.rank, np.float32)
+    tracemalloc.start()
+    try:
+        made = comm.all_reduce(x, out=x, deterministic=True, async_op=later)
+        if later:
+            made.wait()
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    total = np.float32(math.fsum(np.float32(0.1 + r) for r in range(comm.size)))
+    assert (x == total).all()
 
 
 def test_deterministic_does_not_depend_on_the_number_of_ranks(comm: Any) -> None:

@@ -19,7 +19,7 @@ from ...core.operation import Arguments, Call, Carrier
 from ...core.present import calling
 from ...core.signature import BACKGROUND, head, marked
 from ...core.verbs import ROOTED
-from ...errors import HpcommError
+from ...errors import HpcommError, UsageError
 from ...transport.late import host_copy, prepare, schedule_transport, transport
 from ..shell import Shell
 from . import timeouts
@@ -352,20 +352,17 @@ class Collectives(Shell):
         with calling(comm, "barrier", async_op=async_op, algorithm=algorithm):
             comm.check_open("barrier")
             call = Call(comm, "barrier", code=head("barrier"))
-            own = algorithm is not None and algorithm != "tuned"  # barriers are not tuned
+            own = None if algorithm == "tuned" else algorithm  # barriers are not tuned
             try:
-                call = schedule_transport.schedule_call(call, algorithm) if own else call
+                call = call if own is None else schedule_transport.schedule_call(call, own)
             except HpcommError as error:
                 raise refused(comm, "barrier", error) from None
-            if not (own or async_op) and (node := comm.node) is not None:
+            if own is None and not async_op and (node := comm.node) is not None:
                 call.carrier = Carrier(node.barrier, is_core=True)
             return _carried_out(comm, call, async_op)
 
 
-def careful(
-    comm: Context, given: Arguments, async_op: bool, algorithm: str | None = None,
-    deterministic: bool = False,
-) -> object:  # fmt: skip
+def careful(comm: Context, given: Arguments, async_op: bool, algorithm: str | None = None) -> object:
     """The general path of every collective but barrier: look, check, agree, carry out."""
     verb, x, root = given.verb, given.out if given.x is None else given.x, given.root
     words: dict[str, object] = {"op": given.op, "root": root if verb in ROOTED else None}
@@ -373,10 +370,10 @@ def careful(
         "order": "fast" if comm.is_fast and given.op is not None else None,
         "async_op": async_op,
         "algorithm": algorithm,
-        "deterministic": deterministic,
+        "deterministic": given.exact,
     }
     with calling(comm, verb, x, **words):
-        call = _prepared(comm, given, async_op, algorithm, deterministic)
+        call = _prepared(comm, given, async_op, algorithm)
         return _carried_out(comm, call, async_op)
 
 
@@ -387,27 +384,27 @@ def _carried_out(comm: Context, call: Call, async_op: bool) -> object:
     return timeouts.waited(comm, carry_out(call, True))
 
 
-def _prepared(
-    comm: Context, given: Arguments, async_op: bool, algorithm: str | None, deterministic: bool
-) -> Call:
+def _prepared(comm: Context, given: Arguments, async_op: bool, algorithm: str | None) -> Call:
     try:
         comm.check_open(given.verb)
-        if algorithm is None and not deterministic:
+        if algorithm is None:
             return prepare.compose_call(comm, given, not async_op)
-        if algorithm == "tuned" and not deterministic:
+        if given.exact:
+            raise UsageError("deterministic=True reduces in its own way", hint="leave algorithm= away")
+        if algorithm == "tuned":
             return _tuned(comm, given, async_op)
-        return scheduled(comm, given, algorithm, deterministic)
+        return scheduled(comm, given, algorithm)
     except Exception as error:
         cause = None if isinstance(error, HpcommError) else error.__cause__
         raise refused(comm, given.verb, error) from cause
 
 
-def scheduled(comm: Context, given: Arguments, algorithm: str | None, deterministic: bool = False) -> Call:
+def scheduled(comm: Context, given: Arguments, algorithm: str) -> Call:
     """By one of hpcomm's own schedules, for the background."""
-    by = algorithm if schedule_transport.takes_devices(algorithm) and not deterministic else None
+    by = algorithm if schedule_transport.takes_devices(algorithm) else None
     call = prepare.compose_call(comm, given, blocking=False, hosts=True, algorithm=by)
     if call.after is None:
-        call = schedule_transport.schedule_call(call, algorithm, given.op, deterministic)
+        call = schedule_transport.schedule_call(call, algorithm, given.op)
     return call
 
 

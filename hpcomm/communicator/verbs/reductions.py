@@ -118,7 +118,7 @@ class Reductions(Shell):
             algorithm: one of hpcomm's, as "ring" or "double_tree"; None: the library's or the node core's
                 (docs/algorithms.md).
             deterministic: the same bits for any number and order of ranks. Sums of floats are exact and
-                rounded once. Costs an all_to_all and an all_gather.
+                rounded once. The ranks share the work, in pieces, which take up to 16 MiB of memory.
             async_op: begin, and return a Request to wait for.
 
         Returns:
@@ -139,7 +139,9 @@ class Reductions(Shell):
             done = comm.direct.all_reduce(x, op, out)
             if done is not NotImplemented:
                 return done
-        return careful(comm, Arguments("all_reduce", x, out, op), async_op, algorithm, deterministic)
+        return careful(
+            comm, Arguments("all_reduce", x, out, op, exact=bool(deterministic)), async_op, algorithm
+        )
 
     # fmt: off
     @overload

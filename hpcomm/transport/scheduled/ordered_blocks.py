@@ -1,4 +1,5 @@
-"""Reductions in the order of ranks, of arrays too long for everybody to have all: a part by each rank.
+"""Reductions in the order of ranks, or exact, of arrays too long for everybody to have all: a part by each
+rank.
 
 A part of the array has an owner, who has the result first, and on each node a holder, who reduces what the
 ranks of that node have:
@@ -9,11 +10,11 @@ ranks of that node have:
     share     each holder's to the ranks of its node
 
 Within one node holders are owners, and there is nothing to cross. The result of a reduce goes from its
-owner to the root, that of a reduce_scatter stays there, and prefixes are made as on one node, whichever
-nodes there are. So each rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and
-Gropp 2005), and each of N nodes 2 n (N-1)/N. Arrays go in pieces, which follow each other one step apart.
-Messages travel on a duplicate, with a tag for each call, so any number of calls may be under way, in
-whatever order they end.
+owner to the root, and that of a reduce_scatter stays there. Prefixes, and exact sums, are made as on one
+node, whichever nodes there are. So each rank sends and receives at most 2 n (p-1)/p elements (Thakur,
+Rabenseifner and Gropp 2005), and each of N nodes 2 n (N-1)/N. Arrays go in pieces, which follow each other
+one step apart. Messages travel on a duplicate, with a tag for each call, so any number of calls may be under
+way, in whatever order they end.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class _Parts:
         self.verb, self.root, self.fold, self.x, self.out = call.verb, call.root, fold, x, out
         self.rank, self.size = comm.rank, comm.size
         self.is_prefix = call.verb in PREFIXES
-        self.nodes = [[*range(comm.size)]] if self.is_prefix else fold.nodes.groups
+        self.nodes = fold.nodes.groups
         self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
         self.near = self.nodes[self.here]
 

@@ -7,7 +7,6 @@ calls in the background over requests of their own, so that any number may be un
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ...errors import UsageError
 from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
-from .deterministic import deterministic_call
 from .executor import Channel, Executor, Operator, memory_for
 from .proved import Which, in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release
@@ -84,7 +82,7 @@ class Planned:
         self.take()
 
 
-def schedule_call(call: Call, algorithm: str | None, op: object = None, deterministic: bool = False) -> Call:
+def schedule_call(call: Call, algorithm: str, op: object = None) -> Call:
     """Let call be carried out by an own schedule.
 
     Args:
@@ -92,7 +90,6 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
         algorithm: a name, with parameters if any; "wire=bfloat16" or "wire=float16" among them lets
             float32 travel narrower.
         op: the operator as the user gave it.
-        deterministic: reduce in an order, or so exactly, that the number of ranks does not matter.
 
     Raises:
         UsageError: no such algorithm; a wire that does not fit; an operator that need not commute with an
@@ -101,17 +98,15 @@ def schedule_call(call: Call, algorithm: str | None, op: object = None, determin
     comm, verb = call.comm, call.moves or call.verb
     if comm.is_inter:
         raise UsageError("own schedules need one group of ranks", hint="comm.merge() makes one of two")
-    if not isinstance(algorithm, (str, NoneType)):
+    if not isinstance(algorithm, str):
         raise UsageError(f"algorithm={algorithm!r} is no name", hint=f"one of {', '.join(algorithms(verb))}")
     reduce = reduction.resolve(op, call.look.dtype) if op is not None else None
     array, count = _look(call)
-    if deterministic and not call.moves:
-        return deterministic_call(call, algorithm, reduce, array, count)
-    if not deterministic and str(algorithm).startswith("mpi:"):
-        return library_call(call, str(algorithm).removeprefix("mpi:"))
+    if algorithm.startswith("mpi:"):
+        return library_call(call, algorithm.removeprefix("mpi:"))
     key, operator = _chosen(call, algorithm, reduce)
     name, wire = key[1], key[6]
-    call.code = marked(call.code, algorithm or name)
+    call.code = marked(call.code, algorithm)
 
     def carry() -> None:
         if verb == "all_reduce" and wire is None and _is_long(comm, count * array.itemsize):
@@ -170,10 +165,10 @@ def _passed(call: Call, key: Key, operator: Operator, channel: Channel) -> Stage
     _take(call, executor)
 
 
-def _chosen(call: Call, algorithm: str | None, reduce: Reduction | None) -> tuple[Key, Operator]:
+def _chosen(call: Call, algorithm: str, reduce: Reduction | None) -> tuple[Key, Operator]:
     """All that the executor of a call goes by, checked."""
     verb, (array, count) = call.moves or call.verb, _look(call)
-    name, wire = _wire(_STANDS_FOR[verb] if algorithm is None else algorithm, array, reduce)
+    name, wire = _wire(algorithm, array, reduce)
     if call.moves and name.partition(":")[0] not in algorithms(verb):
         name = _STANDS_FOR[verb]
     name = named(call, name, reduce, count * array.itemsize)
