@@ -30,7 +30,7 @@ from .making.meeting import Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
 from .settings import INHERITED, Settings, require_known
-from .verbs.direct import NO_DIRECT, ByLibrary
+from .verbs.direct import NO_DIRECT, ByLibrary, InBackground
 from .verbs.known_messages import KnownMessages
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Context(ClosedByAll):
         life: what has made it, and what it has made (making/dropped.py).
         node: the native core's collectives; None unless all ranks are on one node, none compares in full and
             there was room.
-        direct: what verbs try first (verbs/direct.py).
+        direct, background: what verbs try first (verbs/direct.py).
         block_channel: for what follows the headers of objects and ragged arrays (making/block_channel.py).
         inner_comm: for what ranks of a large group pass on to each other.
         devices: for arrays on devices, if some rank may have one (transport/device/dispatch.py).
@@ -67,7 +67,7 @@ class Context(ClosedByAll):
         disagreed: how the sentence "the ranks of ..." ends; empty: they are in step.
     """
 
-    __slots__ = ("direct", "known")  # which Python finds quicker than in a dictionary
+    __slots__ = ("background", "direct", "known")  # which Python finds quicker than in a dictionary
 
     carriers: Carriers  # null communicators once it is closed
     has_foreigners = False  # ranks of another job
@@ -105,6 +105,7 @@ class Context(ClosedByAll):
             parent: one that has all ranks of mpi.
         """
         self.direct: Any = NO_DIRECT
+        self.background: Any = NO_DIRECT
         level = require_known(settings.check, settings.gpu)
         pickler = settings.pickler if parent else settings.pickler or chosen(None)
         self.settings = Settings(level, settings.gpu, pickler)
@@ -221,7 +222,7 @@ class Context(ClosedByAll):
 
     def leave_direct(self) -> None:
         """Let all calls take the general path from now on."""
-        self.direct = NO_DIRECT
+        self.direct = self.background = NO_DIRECT
         self.known.forget()
 
     def go_direct(self) -> None:
@@ -230,6 +231,7 @@ class Context(ClosedByAll):
             return
         by_library = not self.is_inter and self.timeout_s is None
         self.direct = self.node or (ByLibrary(self) if by_library else NO_DIRECT)
+        self.background = NO_DIRECT if self.is_inter or self.devices else InBackground(self)
 
     def limit(self, seconds: float | None) -> None:
         """Let calls take so many seconds; None: any time."""

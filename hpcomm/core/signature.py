@@ -83,6 +83,7 @@ def words_of(verb: str, code: int) -> dict[str, object]:
         "op": (NAMES[op] if op < len(NAMES) else "a function") if verb in REDUCTIONS else None,
         "root": code >> 19 & 0xFFF if verb in ROOTED else None,
         "order": "fast" if verb in REDUCTIONS and code & SCHEDULED else None,
+        "async_op": bool(code & BACKGROUND),
     }
 
 

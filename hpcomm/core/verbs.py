@@ -19,12 +19,15 @@ from typing import NamedTuple
 
 
 class Verb(NamedTuple):
-    """x_blocks, result_blocks: one for each rank; root: "sends", "receives" or "" for none.
+    """mpi: MPI's function, as mpi4py calls it, of buffers.
+
+    x_blocks, result_blocks: one for each rank; root: "sends", "receives" or "" for none.
 
     is_prefix: what a rank gets depends on the ranks below it. is_ragged: there are verbs of the same
     name for objects, and for arrays whose lengths differ from rank to rank.
     """
 
+    mpi: str
     x_blocks: bool = False
     result_blocks: bool = False
     root: str = ""
@@ -34,17 +37,17 @@ class Verb(NamedTuple):
 
 
 TABLE = {
-    "broadcast": Verb(root="sends", is_ragged=True),
-    "scatter": Verb(x_blocks=True, root="sends", is_ragged=True),
-    "gather": Verb(result_blocks=True, root="receives", is_ragged=True),
-    "reduce": Verb(root="receives", reduces=True),
-    "all_gather": Verb(result_blocks=True, is_ragged=True),
-    "all_to_all": Verb(x_blocks=True, result_blocks=True, is_ragged=True),
-    "all_reduce": Verb(reduces=True),
-    "reduce_scatter": Verb(x_blocks=True, reduces=True),
-    "scan": Verb(reduces=True, is_prefix=True),
-    "exscan": Verb(reduces=True, is_prefix=True),
-    "barrier": Verb(),
+    "broadcast": Verb("Bcast", root="sends", is_ragged=True),
+    "scatter": Verb("Scatter", x_blocks=True, root="sends", is_ragged=True),
+    "gather": Verb("Gather", result_blocks=True, root="receives", is_ragged=True),
+    "reduce": Verb("Reduce", root="receives", reduces=True),
+    "all_gather": Verb("Allgather", result_blocks=True, is_ragged=True),
+    "all_to_all": Verb("Alltoall", x_blocks=True, result_blocks=True, is_ragged=True),
+    "all_reduce": Verb("Allreduce", reduces=True),
+    "reduce_scatter": Verb("Reduce_scatter_block", x_blocks=True, reduces=True),
+    "scan": Verb("Scan", reduces=True, is_prefix=True),
+    "exscan": Verb("Exscan", reduces=True, is_prefix=True),
+    "barrier": Verb("Barrier"),
 }
 
 INPUT_BLOCKS = frozenset(name for name, verb in TABLE.items() if verb.x_blocks)

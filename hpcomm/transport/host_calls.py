@@ -28,14 +28,6 @@ if TYPE_CHECKING:
 else:
     ordered_blocks = LazyModule("hpcomm.transport.scheduled.ordered_blocks")
 
-_MOVES_FOR_REDUCTION = {
-    "reduce": "gather",
-    "all_reduce": "all_gather",
-    "scan": "all_gather",
-    "exscan": "all_gather",
-    "reduce_scatter": "all_to_all",
-}
-
 
 def on_hosts(
     call: Call,
@@ -329,7 +321,7 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
             call.fill = _filler(packed, send.array)
         gathered = np.empty((p, *recv.shape), packed.dtype)
         call.recv = transport.spec(gathered, block, send.dtype)
-    call.moves = _MOVES_FOR_REDUCTION[verb]
+    call.moves = rank_order.MOVES[verb]
     call.send = transport.spec(packed, block, send.dtype)
     until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 
@@ -371,7 +363,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
             call.finish, call.give = lambda _: _first_of_exscan(recv, reduce), None
         return call
     kind = getattr(MPI, reduce.mpi_type) if fold.is_wide else transport.spec(travelling, block, send.dtype)[2]
-    call.moves, call.send, call.fold = _MOVES_FOR_REDUCTION[verb], (travelling, block, kind), fold
+    call.moves, call.send, call.fold = rank_order.MOVES[verb], (travelling, block, kind), fold
     gathered: AnyArray | None = None
     if recv is not None:
         gathered = np.empty((comm.size, block), travelling.dtype)

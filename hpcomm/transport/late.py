@@ -9,8 +9,8 @@ from .._lazy import LazyModule
 if TYPE_CHECKING:
     from ..agree import wrapping
     from ..core import buffer, dtypes, reduction
-    from . import message_request, prepare, rank_order
     from . import mpi as transport
+    from . import prepare, rank_order, single_request
     from .device import host_copy, staging
     from .scheduled import schedule_transport
 else:
@@ -21,12 +21,21 @@ else:
     prepare = LazyModule("hpcomm.transport.prepare")
     rank_order = LazyModule("hpcomm.transport.rank_order")
     transport = LazyModule("hpcomm.transport.mpi")
-    message_request = LazyModule("hpcomm.transport.message_request")
+    single_request = LazyModule("hpcomm.transport.single_request")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     staging = LazyModule("hpcomm.transport.device.staging")
     schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
 
 __all__ = [
-    "buffer", "dtypes", "host_copy", "message_request", "prepare", "rank_order", "reduction",
-    "schedule_transport", "staging", "transport", "wrapping",
+    "buffer",
+    "dtypes",
+    "host_copy",
+    "prepare",
+    "rank_order",
+    "reduction",
+    "schedule_transport",
+    "single_request",
+    "staging",
+    "transport",
+    "wrapping",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ from .._lazy import NDArray, np
 from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
-from ..core.verbs import REDUCTIONS
+from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
 from .between_groups import have_counted
@@ -32,21 +32,7 @@ if TYPE_CHECKING:
 
     Spec = tuple[NDArray[Any], int, MPI.Datatype]
 
-_NAMES = {
-    "all_gather": "Allgather",
-    "all_reduce": "Allreduce",
-    "all_to_all": "Alltoall",
-    "barrier": "Barrier",
-    "broadcast": "Bcast",
-    "exscan": "Exscan",
-    "gather": "Gather",
-    "recv": "Recv",
-    "reduce": "Reduce",
-    "reduce_scatter": "Reduce_scatter_block",
-    "scan": "Scan",
-    "scatter": "Scatter",
-    "send": "Send",
-}
+_NAMES = {verb: row.mpi for verb, row in TABLE.items()} | {"recv": "Recv", "send": "Send"}
 _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none
 
 _CUT = re.compile(r"truncated; (\d+) bytes received but buffer size is (\d+)")  # MPICH's words
@@ -167,7 +153,7 @@ def failure(
     """
     kind, text = error.Get_error_class(), error.Get_error_string()
     if kind == MPI.ERR_TRUNCATE:
-        if comm is not None and verb in _NAMES and verb not in ("send", "recv"):
+        if comm is not None and verb in TABLE:
             comm.fall_out()
         return _too_long(verb, comm, text, seen, nbytes)
     library = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
@@ -334,21 +320,21 @@ def _be_alike(call: Call, verb: str, waits: bool) -> None:
 
 def _arguments(call: Call, send: object, recv: object) -> tuple[object, ...]:
     verb = call.moves or call.verb
-    if verb == "barrier":
-        return ()
-    if verb == "broadcast":
-        return recv, call.root
     if verb in ("send", "ssend"):
         return send, call.peer, call.tag
     if verb == "recv":
         return recv, call.peer, call.tag
-    if verb == "reduce":
-        return send, recv, call.op, call.root
-    if verb in REDUCTIONS:
-        return send, recv, call.op
-    if verb in ("gather", "scatter"):
-        return send, recv, call.root
-    return send, recv
+    return arguments(verb, send, recv, call.op, call.root)
+
+
+def arguments(verb: str, send: object, recv: object, op: object, root: object) -> tuple[object, ...]:
+    """What MPI's function for a collective verb is given."""
+    row = TABLE[verb]
+    if verb == "broadcast":
+        return recv, root
+    if verb == "barrier":
+        return ()
+    return (send, recv, *((op,) if row.reduces else ()), *((root,) if row.root else ()))
 
 
 def _cut(part: object, first: int) -> object:

@@ -34,6 +34,13 @@ else:
     exact = LazyModule("hpcomm.schedule.exact")
 
 _OPS = ("SUM", "PROD", "MIN", "MAX")
+MOVES = {  # what brings the contributions together
+    "reduce": "gather",
+    "all_reduce": "all_gather",
+    "scan": "all_gather",
+    "exscan": "all_gather",
+    "reduce_scatter": "all_to_all",
+}
 _MANY = 8  # contributions from which numpy's own loop over short ones is quicker
 _SHORT = 64  # elements
 

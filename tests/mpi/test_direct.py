@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
 P = "p"
 CALLS = {
     "broadcast": (3,), "reduce": (3,), "all_reduce": (3,), "gather": (3,), "all_gather": (3,),
-    "reduce_scatter": (P, 3), "all_to_all": (P, 3),
+    "scatter": (P, 3), "reduce_scatter": (P, 3), "all_to_all": (P, 3),
 }  # fmt: skip
-REDUCES, ROOTED = ("reduce", "all_reduce", "reduce_scatter"), ("broadcast", "reduce", "gather")
+REDUCES, ROOTED = ("reduce", "all_reduce", "reduce_scatter"), ("broadcast", "scatter", "reduce", "gather")
 
 
 @pytest.fixture
@@ -54,6 +55,37 @@ def test_a_direct_call_gives_what_the_general_path_gives(comm: Any, verb: str, d
         np.testing.assert_array_equal(done, expected)
         assert out is None or done is out
     assert np.array_equal(x, kept)
+
+
+@pytest.mark.parametrize("op", ["sum", "max"])
+@pytest.mark.parametrize("verb", CALLS)
+@pytest.mark.parametrize("later", [False, True])
+def test_ranks_of_both_paths_meet(comm: Any, verb: str, op: str, later: bool) -> None:
+    for n, dtype in itertools.product((3, 70_001), ("f8", "f4", "c8", "i2")):
+        if verb not in REDUCES or op != "max" or dtype != "c8":
+            check_meeting(comm, verb, op, later, n, dtype)
+
+
+def check_meeting(comm: Any, verb: str, op: str, later: bool, n: int, dtype: str) -> None:
+    """Some ranks give an array that is not contiguous, which the direct call does not take."""
+    shape = tuple(comm.size if k == P else n for k in CALLS[verb])
+    numbers = np.random.default_rng(n + comm.rank).standard_normal((*shape, 2)) * 100
+    x, root = numbers.astype(dtype)[..., 0], comm.size - 1
+    assert not x.flags.c_contiguous
+    given = [*[op] * (verb in REDUCES), *[root] * (verb in ROOTED)]
+    expected = getattr(comm, verb)(x, *given)
+    for is_odd in (False, True):
+        mine = np.ascontiguousarray(x) if comm.rank % 2 == is_odd else x
+        kept = mine.copy()
+        for _ in range(2):
+            made = getattr(comm, verb)(mine, *given, async_op=later)
+            np.testing.assert_array_equal(made.wait() if later else made, expected)
+        assert np.array_equal(mine, kept)
+        if verb in ("broadcast", "all_reduce"):
+            made = getattr(comm, verb)(mine, *given, out=mine, async_op=later)
+            assert (made.wait() if later else made) is mine
+            np.testing.assert_array_equal(mine, expected)
+            mine[...] = kept
 
 
 @pytest.mark.parametrize("verb", CALLS)

@@ -72,11 +72,12 @@ def test_a_root_among_many_ranks_can_be_read_back() -> None:
 
 def test_a_code_says_what_was_asked_for() -> None:
     code = head("reduce", op=4, dtype=12, root=3)
-    assert words_of("reduce", code) == {"op": "max", "root": 3, "order": None}
+    nothing = {"op": None, "root": None, "order": None, "async_op": False}
+    assert words_of("reduce", code) == {**nothing, "op": "max", "root": 3}
     assert words_of("all_reduce", head("all_reduce", op=31) | SCHEDULED) == {
-        "op": "a function", "root": None, "order": "fast",
+        **nothing, "op": "a function", "order": "fast",
     }  # fmt: skip
-    assert words_of("barrier", head("barrier") | SCHEDULED) == {"op": None, "root": None, "order": None}
+    assert words_of("barrier", head("barrier") | SCHEDULED | BACKGROUND) == {**nothing, "async_op": True}
     assert (operator(code), operator(head("scan", op=11))) == ("op='max'", "op=a function")
 
 

@@ -91,8 +91,8 @@ class Collectives(Shell):
         """
         comm = self.context
         root = root if src is None else src
-        if algorithm is None and not async_op:
-            done = comm.direct.broadcast(x, root, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).broadcast(x, root, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("broadcast", x, out, root=root), async_op, algorithm)
@@ -158,8 +158,8 @@ class Collectives(Shell):
         """
         comm = self.context
         root = root if dst is None else dst
-        if algorithm is None and not async_op:
-            done = comm.direct.gather(x, root, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).gather(x, root, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("gather", x, out, root=root), async_op, algorithm)
@@ -221,8 +221,8 @@ class Collectives(Shell):
             array([[0], [1], [2], [3]])
         """
         comm = self.context
-        if algorithm is None and not async_op:
-            done = comm.direct.all_gather(x, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).all_gather(x, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("all_gather", x, out), async_op, algorithm)
@@ -288,8 +288,8 @@ class Collectives(Shell):
         """
         comm = self.context
         root = root if src is None else src
-        if algorithm is None and not async_op:
-            done = comm.direct.scatter(x, root, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).scatter(x, root, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("scatter", x, out, root=root), async_op, algorithm)
@@ -330,8 +330,8 @@ class Collectives(Shell):
             array([20, 21])
         """
         comm = self.context
-        if algorithm is None and not async_op:
-            done = comm.direct.all_to_all(x, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).all_to_all(x, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("all_to_all", x, out), async_op, algorithm)
@@ -347,8 +347,10 @@ class Collectives(Shell):
             async_op, algorithm: see all_reduce.
         """
         comm = self.context
-        if algorithm is None and not async_op and comm.direct.barrier() is not NotImplemented:
-            return None
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).barrier()
+            if done is not NotImplemented:
+                return done
         with calling(comm, "barrier", async_op=async_op, algorithm=algorithm):
             comm.check_open("barrier")
             call = Call(comm, "barrier", code=head("barrier"))

@@ -7,6 +7,8 @@ What is tried has the methods of the native core's Node, and is one of three:
     core.Node   all ranks are on one node                               (node/_native)
     ByLibrary   they are not, or there is no core: numpy's contiguous arrays, by one call of MPI
     NO_DIRECT   none of these, it is closed, or observers look on: the general path takes every call
+
+Calls in the background try InBackground, which is ByLibrary with MPI's nonblocking functions, or NO_DIRECT.
 """
 
 from __future__ import annotations
@@ -16,16 +18,20 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..._lazy import MPI, NDArray, np
-from ...core.signature import DTYPE, SCHEDULED, head
+from ...core import result_memory
+from ...core.limits import BACKGROUND_COPIED
+from ...core.signature import BACKGROUND, DTYPE, SCHEDULED, head
+from ...core.verbs import TABLE, Verb
 from ...errors import HpcommError
 from ...node.present import enter, leave
-from ...transport.late import dtypes, rank_order, reduction, transport, wrapping
+from ...transport.late import dtypes, rank_order, reduction, single_request, transport, wrapping
 
 if TYPE_CHECKING:
     from ...core.comm import Comm
     from ...core.types import AnyArray
 
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
+_IN_PLACE = ("broadcast", "all_reduce")
 
 
 class NoDirect:
@@ -44,202 +50,189 @@ NO_DIRECT = NoDirect()
 class ByLibrary(NoDirect):
     """Collectives of one call of MPI each, on contiguous arrays of numpy.
 
-    Every check that the general path makes on such arrays is made here, at a fifth of its cost.
+    Every check that the general path makes on such arrays is made here, at a fifth of its cost. Ranks that
+    take that path meet these: both make the same call of MPI.
     """
+
+    is_later = False  # in the background
 
     def __init__(self, comm: Comm) -> None:
         self._comm, self._size, self._rank = comm, comm.size, comm.rank
-        self._mpi = comm.mpi_handle
         self._most = _LARGEST if comm.devices is None else comm.devices.eager  # bytes
-        self._moved = cache(_moved)  # by dtype: MPI's type, its code
-        # By operator and dtype: the same, MPI's operator or the fold in rank order, its code
-        self._reduced = cache(partial(_reduced, comm))
+        self._known = cache(partial(_known, comm))  # by operator, or None, and dtype
 
-    def barrier(self) -> None:
-        self._run("barrier", head("barrier"), 0, None, self._mpi.Barrier)
+    def barrier(self) -> object:
+        return self._carry("barrier", None, head("barrier"), 0, self._function("barrier"), lambda: None)
 
     def broadcast(self, x: object, root: object, out: object) -> object:
-        if not self._takes(x) or not self._has(root):
-            return NotImplemented
-        kind, code = self._moved(x.dtype)
-        if out is None:
-            out = x.copy() if root == self._rank else np.empty_like(x)
-        elif out is not x or not x.flags.writeable:
-            return NotImplemented
-        if kind is None:
-            return NotImplemented
-        code = head("broadcast", 0, code, root)
-        self._run("broadcast", code, x.size, x, self._mpi.Bcast, (out, x.size, kind), root)
-        return out
+        return self._call("broadcast", x, out, None, root)
 
     def all_reduce(self, x: object, op: object, out: object) -> object:
-        if type(op) is not str or not self._takes(x):
-            return NotImplemented
-        kind, code, operator, reduce = self._reduced(op, x.dtype)
-        out = self._result(x, out, x.shape)
-        if kind is None or out is None or not self._is_short("all_reduce", x, operator):
-            return NotImplemented
-        code = head("all_reduce", reduce, code)
-        if isinstance(operator, rank_order.Fold):
-            parts = np.empty((self._size, x.size), x.dtype)
-            parts[self._rank] = x.reshape(-1)
-            there = (parts, x.size, kind)
-            self._run("all_reduce", code, x.size, x, operator.after(self._mpi.Allgather), MPI.IN_PLACE, there)
-            out[...] = operator.total(parts).reshape(x.shape)
-            return out
-        if out is not x:
-            np.copyto(out, x)  # all ranks work in place, or none may
-        self._run(
-            "all_reduce", code, x.size, x, self._mpi.Allreduce, MPI.IN_PLACE, (out, x.size, kind), operator
-        )
-        return out
+        return self._call("all_reduce", x, out, op)
 
     def reduce(self, x: object, op: object, root: object, out: object) -> object:
-        if type(op) is not str or not self._takes(x) or not self._has(root) or out is x:
-            return NotImplemented
-        kind, code, operator, reduce = self._reduced(op, x.dtype)
-        is_root = root == self._rank
-        out = self._result(x, out, x.shape) if is_root else None
-        if kind is None or (is_root and out is None) or not self._is_short("reduce", x, operator):
-            return NotImplemented
-        code, given = head("reduce", reduce, code, root), (x, x.size, kind)
-        if isinstance(operator, rank_order.Fold):
-            parts = np.empty((self._size, x.size), x.dtype) if is_root else None
-            room = None if parts is None else (parts, x.size, kind)
-            self._run("reduce", code, x.size, x, operator.after(self._mpi.Gather), given, room, root)
-            if out is not None and parts is not None:
-                out[...] = operator.total(parts).reshape(x.shape)
-            return out
-        there = (out, x.size, kind) if is_root else None
-        self._run("reduce", code, x.size, x, self._mpi.Reduce, given, there, operator, root)
-        return out
+        return self._call("reduce", x, out, op, root)
 
     def gather(self, x: object, root: object, out: object) -> object:
-        if not self._takes(x) or not self._has(root) or out is x:
-            return NotImplemented
-        kind, code = self._moved(x.dtype)
-        is_root = root == self._rank
-        out = self._result(x, out, (self._size, *x.shape)) if is_root else None
-        if kind is None or (is_root and out is None):
-            return NotImplemented
-        there = (out, x.size, kind) if is_root else None
-        code = head("gather", 0, code, root)
-        self._run("gather", code, x.size, x, self._mpi.Gather, (x, x.size, kind), there, root)
-        return out
+        return self._call("gather", x, out, None, root)
 
     def all_gather(self, x: object, out: object) -> object:
-        if not self._takes(x) or out is x:
-            return NotImplemented
-        kind, code = self._moved(x.dtype)
-        out = self._result(x, out, (self._size, *x.shape))
-        if kind is None or out is None:
-            return NotImplemented
-        out[self._rank] = x
-        there = (out, x.size, kind)
-        code = head("all_gather", 0, code)
-        self._run("all_gather", code, x.size, x, self._mpi.Allgather, MPI.IN_PLACE, there)
-        return out
+        return self._call("all_gather", x, out)
+
+    def scatter(self, x: object, root: object, out: object) -> object:
+        return self._call("scatter", x, out, None, root)
 
     def reduce_scatter(self, x: object, op: object, out: object) -> object:
-        if type(op) is not str or not self._takes(x, blocks=True) or out is x:
-            return NotImplemented
-        kind, code, operator, reduce = self._reduced(op, x.dtype)
-        out = self._result(x, out, x.shape[1:])
-        if kind is None or out is None:
-            return NotImplemented
-        n, code = out.size, head("reduce_scatter", reduce, code)
-        if isinstance(operator, rank_order.Fold):
-            parts = np.empty((self._size, n), x.dtype)
-            ends = (x, n, kind), (parts, n, kind)
-            self._run("reduce_scatter", code, n, x, operator.after(self._mpi.Alltoall), *ends)
-            out[...] = operator.total(parts).reshape(out.shape)
-            return out
-        ends = (x, n, kind), (out, n, kind)  # mpi4py counts a block
-        self._run("reduce_scatter", code, n, x, self._mpi.Reduce_scatter_block, *ends, operator)
-        return out
+        return self._call("reduce_scatter", x, out, op)
 
     def all_to_all(self, x: object, out: object) -> object:
-        if self._size == 1 or not self._takes(x, blocks=True) or out is x:
-            return NotImplemented
-        kind, code = self._moved(x.dtype)
-        out = self._result(x, out, x.shape)
-        if kind is None or out is None:
-            return NotImplemented
-        n = x.size // self._size
-        self._run(
-            "all_to_all", head("all_to_all", 0, code), n, x, self._mpi.Alltoall, (x, n, kind), (out, n, kind)
-        )
-        return out
+        return NotImplemented if self._size == 1 else self._call("all_to_all", x, out)
 
-    def _takes(self, x: object, blocks: bool = False) -> TypeGuard[NDArray[Any]]:
-        """Whether x is a plain array; blocks: of one block for each rank."""
+    def _call(self, verb: str, x: object, out: object, op: object = None, root: object = 0) -> object:
+        row = TABLE[verb]
+        if not self._takes(x, row) or not self._has(root) or (row.reduces and type(op) is not str):
+            return NotImplemented
+        gets, known = row.root != "receives" or root == self._rank, self._known(op, x.dtype)
+        result = self._result(verb, row, x, out) if gets else None
+        if known is None or (gets and result is None):
+            return NotImplemented
+        kind, code, operator, reduce, fold = known
+        n = x.size // self._size if row.x_blocks else x.size
+        moves, there = verb, result
+        if fold is not None:  # what all ranks have brought comes here, and is reduced at the end
+            if not self._is_short(verb, x.nbytes, not self.is_later):
+                return NotImplemented
+            moves, there = rank_order.MOVES[verb], np.empty((self._size, n), x.dtype) if gets else None
+        given, taken = (
+            self._given(moves, x, there, (n, kind), root),
+            there if there is None else (there, n, kind),
+        )
+        function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
+        finish = partial(_finished, function, result, fold, there)
+        step = function if fold is None else fold.after(function)
+        return self._carry(verb, x, head(verb, reduce, code, root), n, step, finish)
+
+    def _takes(self, x: object, row: Verb) -> TypeGuard[NDArray[Any]]:
+        """Whether x is a plain array, with a block for each rank where it has to have one."""
         if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes > self._most:
             return False
-        return not blocks or (x.ndim > 0 and len(x) == self._size)
+        return not row.x_blocks or (x.ndim > 0 and len(x) == self._size)
 
-    def _is_short(self, verb: str, x: AnyArray, operator: object) -> bool:
-        """Whether one call of MPI does it, also where the order of ranks is kept."""
-        ordered = isinstance(operator, rank_order.Fold)
-        return not ordered or rank_order.is_whole(self._comm, verb, x.nbytes)
+    def _is_short(self, verb: str, nbytes: int, waits: bool) -> bool:
+        """Whether one call of MPI does it, though the order of ranks is kept."""
+        comm = self._comm
+        return not rank_order.is_too_long(comm, nbytes, waits) and rank_order.is_whole(
+            comm, verb, nbytes, waits
+        )
 
     def _has(self, root: object) -> TypeGuard[int]:
         return type(root) is int and 0 <= root < self._size
 
-    def _result(self, x: AnyArray, out: object, shape: tuple[int, ...]) -> AnyArray | None:
+    def _result(self, verb: str, row: Verb, x: AnyArray, out: object) -> AnyArray | None:
         """out if it can receive, or a new array; None: the general path has to look at it."""
+        if out is x:
+            return x if verb in _IN_PLACE and x.flags.writeable else None
+        shape = x.shape[1:] if row.x_blocks else x.shape
+        shape = (self._size, *shape) if row.result_blocks else shape
         if out is None:
-            return np.empty(shape, x.dtype)
+            return result_memory.empty(shape, x.dtype)
         if type(out) is not np.ndarray or out.shape != shape or out.dtype != x.dtype:
             return None
-        if not (out.flags.c_contiguous and out.flags.writeable):
-            return None
-        return out if out is x or not np.may_share_memory(x, out) else None
+        return out if out.flags.carray and not np.may_share_memory(x, out) else None
 
-    def _run(
-        self, verb: str, code: int, count: int, x: object, function: Callable[..., object], *arguments: object
-    ) -> None:
+    def _given(
+        self, moves: str, x: AnyArray, out: AnyArray | None, size: tuple[int, object], root: int
+    ) -> object:
+        """What MPI sends of x, which is copied to where it is to lie.
+
+        All ranks work in place, or none: see transport.mpi._be_alike.
+        """
+        if moves == "scatter":
+            return (x, *size) if root == self._rank else None
+        if moves == "all_gather" and out is not None:
+            out.reshape(self._size, -1)[self._rank] = x.reshape(-1)
+            return MPI.IN_PLACE
+        if moves == "all_reduce" and self.is_later and x.nbytes > BACKGROUND_COPIED:
+            return (x.copy() if out is x else x, *size)
+        if moves == "all_reduce" or (moves == "broadcast" and root == self._rank):
+            if out is not None and out is not x:
+                np.copyto(out, x)
+            return MPI.IN_PLACE
+        return (x, *size)
+
+    def _function(self, verb: str) -> Callable[..., Any]:
+        return getattr(self._comm.mpi_handle, TABLE[verb].mpi)  # type: ignore[no-any-return]
+
+    def _carry(
+        self, verb: str, x: object, code: int, count: int, step: Callable[[], Any], finish: Callable[[], Any]
+    ) -> object:
         agreement = self._comm.agreement
         try:
             enter(self._comm, verb, x, code, None)
             agreement.enter(code, count)
-            function(*arguments)
+            step()
             agreement.leave()
         except MPI.Exception as error:
             raise transport.failure(error, verb, self._comm) from None
         finally:
             leave()
+        return finish()
 
 
-def _moved(dtype: object) -> tuple[object, int]:
-    """MPI's type and our code for elements that are moved only; no type: the general path sees to it."""
-    try:
-        record = dtypes.from_numpy(dtype)
-    except HpcommError:
-        return None, 0
-    return transport.native(record), record.code
+class InBackground(ByLibrary):
+    """The same in the background: each returns a Request."""
+
+    is_later = True
+
+    def _function(self, verb: str) -> Callable[..., Any]:
+        return getattr(self._comm.mpi_handle, f"I{TABLE[verb].mpi.lower()}")  # type: ignore[no-any-return]
+
+    def _carry(
+        self, verb: str, x: object, code: int, count: int, step: Callable[[], Any], finish: Callable[[], Any]
+    ) -> object:
+        comm, code = self._comm, code | BACKGROUND
+        try:
+            enter(comm, verb, x, code, None)
+            with comm.call_guard:
+                left = comm.agreement.late(code, count)
+                going = step()
+        except MPI.Exception as error:
+            raise transport.failure(error, verb, comm) from None
+        finally:
+            leave()
+        return single_request.Collective(comm, verb, x, going, left, finish)
 
 
-def _reduced(comm: Comm, op: str, dtype: object) -> tuple[object, int, object, int]:
-    """MPI's type, our code, what reduces and our code for a reduction; no type: as above.
+def _finished(function: object, result: AnyArray | None, fold: Any, brought: AnyArray | None) -> object:
+    """The result, which may have to be reduced first. Until then function keeps the memory that MPI uses."""
+    if fold is not None and result is not None:
+        result[...] = fold.total(brought).reshape(result.shape)
+    return result
 
-    Where the ranks compare in full, the general path sees to what may wrap around.
+
+def _known(comm: Comm, op: str | None, dtype: np.dtype[Any]) -> tuple[Any, int, Any, int, Any] | None:
+    """MPI's type, our code; MPI's operator, our code, or the fold in the order of ranks that replaces it.
+
+    None: the general path sees to it. Where ranks compare in full, it does to what may wrap around, too.
     """
     try:
         record = dtypes.from_numpy(dtype)
+        if op is None:
+            kind = transport.native(record)
+            return None if kind is None else (kind, record.code, None, 0, None)
         reduce = reduction.resolve(op, record)
     except HpcommError:
-        return None, 0, None, 0
+        return None
     if (
         reduce.widen
         or reduce.narrow
         or reduce.finish
         or reduce.function
-        or reduce.op.mpi is not None
         or record.mpi is None
         or (comm.compared == "full" and wrapping.can_wrap(record, reduce))
     ):
-        return None, 0, None, 0
-    in_order = rank_order.applies(comm, reduce, record)
-    by = rank_order.Fold(comm, reduce, record) if in_order else reduce.mpi()
+        return None
+    fold = rank_order.Fold(comm, reduce, record) if rank_order.applies(comm, reduce, record) else None
+    by = reduce.mpi() if fold is None else None
     code = record.code | (SCHEDULED >> DTYPE if comm.is_fast else 0)
-    return getattr(MPI, reduce.mpi_type), code, by, reduce.code
+    return getattr(MPI, reduce.mpi_type), code, by, reduce.code, fold

@@ -19,7 +19,7 @@ from ...core.status import Status
 from ...errors import HpcommError, LayoutError, UsageError
 from ...node.present import enter, leave
 from ...transport import guarded_receive
-from ...transport.late import buffer, dtypes, message_request, prepare, transport
+from ...transport.late import buffer, dtypes, prepare, single_request, transport
 from ...transport.matching import (
     Envelope,
     fill,
@@ -133,7 +133,7 @@ class Messages(Shell):
             going = comm.mpi_handle.Isend(part, peer, tag)
         except MPI.Exception as error:
             raise transport.failure(error, "send", comm) from None
-        return message_request.Message(comm, "send", x, peer, tag, going)
+        return single_request.Message(comm, "send", x, peer, tag, going)
 
     # fmt: off
     @overload
@@ -264,7 +264,7 @@ class Messages(Shell):
             going = comm.mpi_handle.Irecv(known[0], peer, number)
         except MPI.Exception as error:
             raise transport.failure(error, "recv", comm) from None
-        return message_request.Message(comm, "recv", out, peer, number, going, known[2])
+        return single_request.Message(comm, "recv", out, peer, number, going, known[2])
 
     def batch_isend_irecv(self, ops: Iterable[P2POp]) -> list[Request[Any]]:
         """Begin several messages at once. Receives are posted first, so no order of ops can deadlock.

@@ -73,8 +73,8 @@ class Reductions(Shell):
         """
         comm = self.context
         root = root if dst is None else dst
-        if algorithm is None and not async_op:
-            done = comm.direct.reduce(x, op, root, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).reduce(x, op, root, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("reduce", x, out, op, root), async_op, algorithm)
@@ -135,8 +135,8 @@ class Reductions(Shell):
             array([4., 4.])
         """
         comm = self.context
-        if algorithm is None and not (async_op or deterministic):
-            done = comm.direct.all_reduce(x, op, out)
+        if algorithm is None and not deterministic:
+            done = (comm.background if async_op else comm.direct).all_reduce(x, op, out)
             if done is not NotImplemented:
                 return done
         return careful(
@@ -195,8 +195,8 @@ class Reductions(Shell):
             array([4., 4.])
         """
         comm = self.context
-        if algorithm is None and not async_op:
-            done = comm.direct.reduce_scatter(x, op, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).reduce_scatter(x, op, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("reduce_scatter", x, out, op), async_op, algorithm)
@@ -233,8 +233,8 @@ class Reductions(Shell):
             array([3.])
         """
         comm = self.context
-        if algorithm is None and not async_op:
-            done = comm.direct.scan(x, op, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).scan(x, op, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("scan", x, out, op), async_op, algorithm)
@@ -272,8 +272,8 @@ class Reductions(Shell):
             array([2.])
         """
         comm = self.context
-        if algorithm is None and not async_op:
-            done = comm.direct.exscan(x, op, out)
+        if algorithm is None:
+            done = (comm.background if async_op else comm.direct).exscan(x, op, out)
             if done is not NotImplemented:
                 return done
         return careful(comm, Arguments("exscan", x, out, op), async_op, algorithm)

@@ -1,6 +1,6 @@
-"""Requests of background messages that are known: one MPI request each.
+"""Requests of what was known before it began, and is one request of MPI: messages, and collectives.
 
-What is known of messages stands in communicator/verbs/known_messages.py.
+What is known of messages stands in communicator/verbs/known_messages.py, of collectives in verbs/direct.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpi4py import MPI
 from ..core import buffer
 from ..core.comm import Comm
 from ..core.limits import REQUEST_PAUSE_S
-from ..core.request import Request, birth, rounds_under_way
+from ..core.request import Needs, Request, birth, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, passing
 from ..node.present import enter, leave
@@ -37,10 +37,10 @@ class Message(Request[Any]):
 
     __slots__ = ("_going", "_seen", "_status", "_tag", "_tags", "_verb", "_x")
     _call = _WORDS
-    waits_for: tuple[Comm, int, int, str, int]
+    waits_for: Needs
 
     def __init__(
-        self, comm: Comm, verb: str, x: Any, peer: int, tag: int, going: MPI.Request,
+        self, comm: Comm, verb: str, x: Any, peer: int | None, tag: int | None, going: MPI.Request,
         tags: set[int] | None = None,
     ) -> None:  # fmt: skip
         self._verb, self._x, self._tag, self._tags = verb, x, tag, tags
@@ -61,16 +61,16 @@ class Message(Request[Any]):
             outstanding.sweep()
 
     def wait(self, timeout: float | None = None) -> object:
-        if timeout is not None:
+        if timeout is not None or self.waits_for[0].timeout_s is not None:
             return super().wait(timeout)
         if rounds_under_way:
             self._wait_beside_others()
         while self._stages is not None:
             seen = MPI.Status() if self._verb == "recv" else None
             try:
-                enter(self.waits_for[0], self._verb, self._x, self.waits_for[1], self._tag)
+                enter(self, "wait", None, None, None)
                 self._pending.pop().Wait(seen)
-                if seen is not None:
+                if self._verb != "send":
                     self._arrived(seen)
                 self._stages = None
             except IndexError:  # another thread waits
@@ -92,7 +92,7 @@ class Message(Request[Any]):
             if not going.Test(seen):
                 self._pending.append(going)
                 return False
-            if seen is not None:
+            if self._verb != "send":
                 self._arrived(seen)
             self._stages = None
         except IndexError:  # another thread waits
@@ -119,9 +119,10 @@ class Message(Request[Any]):
             self._failed(error, seen)
         return seen.Is_cancelled()
 
-    def _arrived(self, seen: MPI.Status) -> None:
+    def _arrived(self, seen: MPI.Status | None) -> None:
         """Give what was received, unless it is of another length."""
         assert self._tags is not None
+        assert seen is not None
         if seen.Get_count() != self._x.nbytes or seen.tag not in self._tags:
             transport.check_arrived(self.waits_for[0], "recv", self._x, seen, self._tags)
         self._seen, self.result = seen, self._x
@@ -133,7 +134,7 @@ class Message(Request[Any]):
         if not isinstance(error, Exception):
             if not self._going:  # it is there
                 try:
-                    if seen is not None:
+                    if self._verb != "send":
                         self._arrived(seen)
                 except HpcommError as wrong:
                     self._error = wrong
@@ -144,7 +145,7 @@ class Message(Request[Any]):
         if isinstance(error, MPI.Exception):
             nbytes = getattr(self._x, "nbytes", 0)
             error = transport.failure(error, self._verb, self.waits_for[0], seen, nbytes)
-        self._error, self._stages = error, None
+        self._error, self._stages = self._located(error), None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._stages is not None:
@@ -171,3 +172,36 @@ class Message(Request[Any]):
     @property
     def _memory(self) -> object:  # type: ignore[override]  # where MPI was told its address only, nothing else keeps it
         return self._x
+
+
+class Collective(Message):
+    """A collective of one request.
+
+    Args:
+        left: looks whether the other ranks have made the same call.
+        finish: makes the result, and keeps what MPI reads and writes: mpi4py does not.
+    """
+
+    __slots__ = ("_finish", "_left")
+    _finish: Callable[[], Any] | None
+
+    def __init__(
+        self, comm: Comm, verb: str, x: Any, going: MPI.Request, left: Callable[[], None],
+        finish: Callable[[], Any],
+    ) -> None:  # fmt: skip
+        super().__init__(comm, verb, x, None, None, going)
+        self._left, self._finish = left, finish
+        self.needs_all(comm, verb)
+
+    def _arrived(self, seen: MPI.Status | None) -> None:
+        self._left()
+        finish, self._finish = self._finish, None  # which reduces in place
+        self.result = finish and finish()
+
+    @property
+    def call(self) -> str:
+        return f"{self._verb}({'' if self._x is None else buffer.as_buffer(self._x)})"
+
+    @property
+    def _memory(self) -> object:  # type: ignore[override]
+        return self._finish
