@@ -71,6 +71,7 @@ COLLECTIVES = {
     "exscan",
     "barrier",
     "all_reduce_loc",
+    "same",
 }
 P2P = {"send", "recv", "isend", "irecv", "sendrecv", "probe", "iprobe", "batch_isend_irecv"}
 OBJECTS = {

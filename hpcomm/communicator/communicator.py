@@ -29,6 +29,7 @@ from .verbs.p2p import Messages
 from .verbs.persistent import Plans
 from .verbs.probes import Probes
 from .verbs.reductions import Reductions
+from .verbs.same import Same
 from .verbs.sendrecv import SendRecv
 from .windows import Windows
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Communicator(
-    Mpi4pyNames, Collectives, Extremes, Messages, SendRecv, Probes, Objects, Ragged, Plans, Windows,
+    Mpi4pyNames, Same, Collectives, Extremes, Messages, SendRecv, Probes, Objects, Ragged, Plans, Windows,
     SharedArrays, ClosedByAll,
 ):  # fmt: skip
     """A group of ranks that can send messages to each other.

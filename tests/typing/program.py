@@ -49,6 +49,7 @@ def arrays_come_back_as_they_went_in(x: Floats, t: torch.Tensor, out: Floats) ->
     assert_type(comm.exscan(t, "prod"), torch.Tensor)
     assert_type(comm.barrier(), None)
     assert_type(comm.all_reduce_loc(x, "min")[0], Floats)
+    assert_type(comm.same(x, "weights"), Floats)
     assert_type(comm.bcast(x), Floats)
     assert_type(comm.allreduce(t), torch.Tensor)
 

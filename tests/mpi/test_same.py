@@ -1,0 +1,140 @@
+"""Equal values on all ranks: comm.same, and check="values"."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hpcomm
+from hpcomm.errors import MismatchError, PeerFailedError, UsageError
+
+
+def state() -> dict[str, Any]:
+    """Some of everything, the same on all ranks, but for the order in a dict and in a set."""
+    twice, model = "twi" + str(2), torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.25)
+    return {
+        "x": np.arange(12.0).reshape(3, 4),
+        "nan": np.array([np.nan, 1.0, -0.0]),
+        "half": torch.ones(4, dtype=torch.bfloat16),
+        "list": [1, 2.5, True, None, "text", b"bytes", 1j, (), {}],
+        "model": model,
+        "objects": np.array([1, "a"], object),
+        "seen": {"a", "b", twice},
+        "twice": [twice, twice],
+        "empty": np.zeros((0, 3)),
+        "random": random.Random(1),
+        "numpy": np.random.default_rng(1),
+        "torch": torch.Generator().manual_seed(1),
+    }
+
+
+def set_bit(x: Any) -> None:
+    x["x"].view(np.uint8)[1, 16] ^= 1  # of element (1, 2)
+
+
+def set_nan(x: Any) -> None:
+    x["nan"].view(np.uint64)[0] ^= 1
+
+
+def drop_key(x: Any) -> None:
+    del x["half"]
+
+
+def put(key: str, value: Any) -> Callable[[Any], None]:
+    return lambda x: x.update({key: value})
+
+
+def change_weight(x: Any) -> None:
+    with torch.no_grad():
+        x["model"].weight[1, 2] = 0.5
+
+
+DIFFERENCES = {  # of the last rank; where it is, what it holds there, what the others hold
+    "one bit": (set_bit, "['x'][1, 2]", "6.000000000000001 (0x4018000000000001)", "6.0 (0x4018000000000000)"),
+    "a NaN's bits": (set_nan, "at ['nan'][0]", "nan (0x7ff8000000000001)", "nan (0x7ff8000000000000)"),
+    "the sign of 0": (put("nan", np.array([np.nan, 1.0, 0.0])), "['nan'][2]", "0.0 (0x0000", "-0.0 (0x8000"),
+    "a dtype": (put("x", np.ones((3, 4), "f4")), "['x']", "float32 (3, 4)", "float64 (3, 4)"),
+    "a shape": (put("empty", np.zeros((0, 4))), "['empty']", "float64 (0, 4)", "float64 (0, 3)"),
+    "no key": (drop_key, "['half']", "nothing", "bfloat16 (4,)"),
+    "one more key": (put("zz", 1), "['zz']", "int 1", "nothing"),
+    "a weight": (change_weight, "['model']['weight'][1, 2]", "0.5 (0x3f000000)", "0.25 (0x3e800000)"),
+    "a number": (put("list", [1, 2.25]), "['list'][1]", "float 2.25", "float 2.5"),
+    "another type": (put("seen", ["a", "b", "twi2"]), "['seen']", "list", "set"),
+    "a random state": (put("random", random.Random(2)), "['random']", "int", "int"),
+    "numpy's": (put("numpy", np.random.default_rng(2)), "['numpy']", "", ""),
+    "torch's": (put("torch", torch.Generator().manual_seed(2)), "['torch'].get_state()[", "", ""),
+}  # fmt: skip
+
+
+def test_what_is_equal_passes_and_is_returned(comm: Any) -> None:
+    x = state()
+    if comm.rank % 2:
+        x = dict(reversed(x.items()))
+        x["half"] = x["half"].clone()
+        x["x"] = torch.from_numpy(x["x"].T.copy()).T  # a tensor of other strides
+        x["twice"] = ["".join(["twi", "2"]), "twi2"]
+    assert comm.same(x, "state") is x
+    for each in (3, np.float32(2), "text", None, [], range(3), np.linalg.norm, hpcomm, slice(2)):
+        assert comm.same(each) is each
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_a_difference_is_named_on_every_rank_with_who_holds_what(comm: Any, kind: str) -> None:
+    change, at, there, here = DIFFERENCES[kind]
+    x, last = state(), comm.size - 1
+    if comm.rank == last:
+        change(x)
+    if comm.size == 1:
+        assert comm.same(x) is x
+        return
+    with pytest.raises(MismatchError) as caught:
+        comm.same(x, what="weights")
+    text = str(caught.value)
+    first = "rank 0 holds" if last == 1 else f"ranks 0-{last - 1} hold"
+    assert text.startswith("weights differ between ranks, first at ")
+    assert at in text.splitlines()[0], text
+    assert re.search(rf"\n  {first} {re.escape(here)}.* at test_same.py:\d+\n", text), text
+    assert re.search(rf"\n  rank {last} holds {re.escape(there)}.* at test_same.py:\d+\n", text), text
+    assert (
+        f"where: same on communicator '{comm.name}' (rank {comm.rank} of {comm.size}) at test_same.py:"
+        in text
+    )
+    comm.same(1)  # the ranks are in step
+
+
+@pytest.mark.few
+def test_the_first_of_many_elements_is_found_and_groups_stay_apart(comm: Any) -> None:
+    x = np.zeros((300, 1000), "f4")
+    x[123, 456 + comm.rank] = x[-1, 0] = 1.0
+    if comm.size == 1:
+        return
+    with pytest.raises(MismatchError) as caught:
+        comm.same(x)
+    assert str(caught.value).startswith(
+        "values differ between ranks, first at [123, 456].\n  rank 0 holds 1.0"
+    )
+    assert all(f"rank {rank} holds 0.0 (0x00000000)" in str(caught.value) for rank in range(1, comm.size))
+
+
+@pytest.mark.few
+def test_what_cannot_be_compared_is_refused_and_the_others_are_told(comm: Any) -> None:
+    with pytest.raises(UsageError, match=r"a lock at \['a'\] cannot be compared"):
+        comm.same({"a": threading.Lock()})
+    circle: list[Any] = []
+    circle.append(circle)
+    comm.same(circle)
+    if comm.size == 1 or comm.check == "off":
+        return
+    part = comm.dup("part")
+    with pytest.raises(UsageError if comm.rank == 0 else PeerFailedError, match="lock"):
+        part.same(threading.Lock() if comm.rank == 0 else 1)
