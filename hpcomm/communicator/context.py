@@ -29,7 +29,7 @@ from .making.dropped import Life
 from .making.meeting import Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
-from .settings import INHERITED, Settings, require_known
+from .settings import INHERITED, Settings, is_fast_by_default, require_known
 from .verbs.direct import NO_DIRECT, ByLibrary, InBackground
 from .verbs.known_messages import KnownMessages
 
@@ -76,7 +76,6 @@ class Context(ClosedByAll):
     observers: tuple[Observer, ...] = ()
     disagreed = ""
     timeout_s: float | None = None
-    is_fast = False  # Communicator.order
     begun: int = 0  # how many collective calls two groups have begun together
     both: MPI.Intracomm | None = None  # of both groups, where they compare their calls
     node: core.Node | None = None
@@ -107,6 +106,7 @@ class Context(ClosedByAll):
         self.direct: Any = NO_DIRECT
         self.background: Any = NO_DIRECT
         level = require_known(settings.check, settings.gpu)
+        self.is_fast = is_fast_by_default()
         pickler = settings.pickler if parent else settings.pickler or chosen(None)
         self.settings = Settings(level, settings.gpu, pickler)
         twin = parent if mpi is None else None

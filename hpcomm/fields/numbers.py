@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, Self
 
 from .._lazy import np
@@ -14,7 +14,7 @@ from ..transport.late import dtypes, reduction
 from .own_part import A, OwnPart
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
-_PIECE = 1 << 20  # elements that are added at once: bincount adds in float64, exactly up to 2**53
+_PIECE = 1 << 17  # elements that are added at once: bincount adds in float64, exactly up to 2**53
 
 
 class Numbers(OwnPart[A]):
@@ -26,6 +26,7 @@ class Numbers(OwnPart[A]):
         Args:
             deterministic: floats are added exactly, and rounded once: the same to the last bit for any number
                 of ranks and any partition. Takes ten times as long for the elements, and a message of 50 kB.
+                HPCOMM_DETERMINISTIC=1 does so everywhere.
         """
         return self._total(lambda a: a, deterministic)
 
@@ -90,46 +91,49 @@ class Numbers(OwnPart[A]):
                 where("dot", self.comm),
                 "redistribute one to the other's",
             )
-        theirs = other._wide()
-        return self._total(lambda a: a.conj() * theirs, deterministic)
+        return self._total(lambda a, theirs: a.conj() * theirs, deterministic, other)
 
-    def _total(self, made: Callable[[Any], Any], deterministic: bool) -> Any:
-        """The sum over the whole of what is made of this rank's elements."""
+    def _total(self, made: Callable[..., Any], deterministic: bool, *others: Self) -> Any:
+        """The sum over the whole of what is made of the elements of this field, and of others."""
         self.check_whole("reduction")
-        mine: Any = np.asarray(made(self._wide()))
-        mine = mine if self.is_first else mine.reshape(-1)[:0]
-        if not deterministic or mine.dtype.kind in "biu":  # whole numbers are exact, or wrap alike
-            return self.comm.all_reduce(mine.sum())
-        if mine.dtype.kind == "c":
-            return np.complex128(complex(self._exact(mine.real), self._exact(mine.imag)))
-        return np.float64(self._exact(mine))
-
-    def _exact(self, x: AnyArray) -> float:
-        """The sum of float64 over all ranks: mantissas are added as whole numbers, for each exponent."""
-        x = np.ravel(x)
-        sums = np.zeros((_LIMBS, _EXPONENTS), np.int64)
-        odd = x[~np.isfinite(x)]
-        for k in range(0, len(x), _PIECE):
-            mantissa, exponent = np.frexp(np.nan_to_num(x[k : k + _PIECE], nan=0.0, posinf=0.0, neginf=0.0))
-            bits = (mantissa * 2.0**54).astype(np.int64)
-            for i, part in enumerate((bits & 0x3FFFF, bits >> 18 & 0x3FFFF, bits >> 36)):
-                sums[i] += np.bincount(exponent - _LOW, part, _EXPONENTS).astype(np.int64)
-        with np.errstate(invalid="ignore"):
-            total, special = self.comm.all_reduce(sums), self.comm.all_reduce(float(odd.sum()))
-        if special or special != special:
-            return special
-        whole = sum(
-            int(total[i, at]) << (18 * i + int(at)) for i in range(_LIMBS) for at in np.flatnonzero(total[i])
+        fields = [(each, each.on_host()) for each in (self, *others)]
+        first = made(*(each._wide(own[:0] if own.ndim else own) for each, own in fields))
+        kind, n = np.asarray(first).dtype.kind, fields[0][1].size if self.is_first else 0
+        # Whole numbers are exact, or wrap alike:
+        if kind in "biu" or not (deterministic or reduction.is_always_exact()):
+            mine: Any = np.asarray(made(*(each._wide(own) for each, own in fields)))
+            return self.comm.all_reduce(mine.sum() if n else mine.reshape(-1)[:0].sum())
+        pieces = (
+            np.asarray(made(*(each._wide(own.flat[low : low + _PIECE]) for each, own in fields)))
+            for low in range(0, n, _PIECE)
         )
-        try:
-            return whole / (1 << (54 - _LOW))
-        except OverflowError:
-            return math.inf if whole > 0 else -math.inf
+        total = self._exact(pieces, 1 + (kind == "c"))
+        return np.complex128(complex(*total)) if kind == "c" else np.float64(total[0])
+
+    def _exact(self, pieces: Iterator[AnyArray], parts: int) -> list[float]:
+        """The sums of real parts, and of imaginary ones, over all ranks.
+
+        Mantissas are added as whole numbers, for each exponent.
+        """
+        sums, odd = np.zeros((parts, _LIMBS, _EXPONENTS), np.int64), np.zeros(parts)
+        with np.errstate(invalid="ignore"):
+            for piece in pieces:
+                for k, x in enumerate((piece.real, piece.imag)[:parts]):
+                    finite = np.isfinite(x)
+                    odd[k] += x[~finite].sum()
+                    mantissa, exponent = np.frexp(np.where(finite, x, 0.0))
+                    bits = (mantissa * 2.0**54).astype(np.int64)
+                    for i, limb in enumerate((bits & 0x3FFFF, bits >> 18 & 0x3FFFF, bits >> 36)):
+                        sums[k, i] += np.bincount(exponent - _LOW, limb, _EXPONENTS).astype(np.int64)
+            special = self.comm.all_reduce(odd).tolist()
+        return [
+            value or _rounded(total) for value, total in zip(special, self.comm.all_reduce(sums), strict=True)
+        ]
 
     def _where(self, op: Literal["min", "max"]) -> int:
         self._ordered(f"arg{op}")
         self.check_whole(f"arg{op}")
-        mine, wide = None, np.atleast_1d(self._wide())
+        mine, wide = None, np.atleast_1d(self._wide(self.on_host()))
         if self.is_first and wide.size:
             best = getattr(wide, op)()  # a NaN, if there is one
             at = np.nonzero((wide == best) | ((best != best) & (wide != wide)))
@@ -152,17 +156,27 @@ class Numbers(OwnPart[A]):
     def _extreme(self, op: Literal["min", "max"]) -> Any:
         self._ordered(op)
         self.check_whole("reduction")
-        wide = self._wide()
+        wide = self._wide(self.on_host())
         if self.is_first and wide.size:
             mine = getattr(wide, op)()
         else:
             mine = reduction.identity(Op(op), dtypes.from_numpy(wide.dtype))
         return self.comm.all_reduce(mine, op)
 
-    def _wide(self) -> AnyArray:
-        """inner as numpy array in the widest type of its family."""
-        own = self.on_host()
+    def _wide(self, own: AnyArray) -> AnyArray:
+        """Elements of inner in the widest type of their family."""
         if self.look.dtype.kind == "h":
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
+
+
+def _rounded(limbs: Any) -> float:
+    """The number whose mantissas, by limb and exponent, are these."""
+    whole = sum(
+        int(row[at]) << (18 * i + int(at)) for i, row in enumerate(limbs) for at in np.flatnonzero(row)
+    )
+    try:
+        return whole / (1 << (54 - _LOW))
+    except OverflowError:
+        return math.inf if whole > 0 else -math.inf

@@ -23,6 +23,10 @@ class Variable(NamedTuple):
 VARIABLES = (
     Variable("HPCOMM_CHECK", "off, light, full", "light", "how much ranks compare of their calls"),
     Variable(
+        "HPCOMM_DETERMINISTIC", "1", "unset",
+        "sums of torch's groups and of fields do not depend on the number of ranks",
+    ),
+    Variable(
         "HPCOMM_GPU", "auto, off, nccl, ipc, direct, schedule, pipeline", "auto",
         "which way arrays of a GPU go",
     ),
@@ -32,6 +36,7 @@ VARIABLES = (
     ),
     Variable("HPCOMM_NCCL", "path of a library", "torch's, or nvidia-nccl's", "which NCCL is loaded"),
     Variable("HPCOMM_NODE", "on, off", "on", "whether the node core serves ranks of one node"),
+    Variable("HPCOMM_ORDER", "rank, fast", "rank", "in which order floats are reduced (comm.order)"),
     Variable(
         "HPCOMM_PICKLER", "name of a module", "pickle", "what pickles objects, such as cloudpickle",
     ),

@@ -30,7 +30,10 @@ class NetworkCollectives:
     Attributes:
         stay: inside MPI, for the call under way.
         refuse: tells the other ranks that this one does not make a call that it was asked for.
+        is_exact: sums do not depend on the number of ranks.
     """
+
+    is_exact = False
 
     def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
         self.comm, self.entry = comm, entry

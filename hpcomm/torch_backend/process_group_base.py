@@ -67,7 +67,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
-        is_plain = SAYS_LATER and self._inner is None and not self._detail
+        is_plain = SAYS_LATER and self._inner is None and not self._detail and not self._by.is_exact
         self._node = self.entry.node if is_plain else None  # for calls that need nothing else
 
     # -- what torch asks of a group ----------------------------------------------------------------

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import hpcomm
 import hpcomm.checkpoint
 from hpcomm import Field, Halo, Partition, Points, Redistribution
+from hpcomm.fields import numbers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "pure"))
 from test_partition import partitions
@@ -505,8 +506,11 @@ WIDE = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64}
 
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "int16", "bool"])
-def test_numbers_of_a_field_are_numpys_whatever_the_partition(comm: Any, dtype: str) -> None:
+def test_numbers_of_a_field_are_numpys_whatever_the_partition(
+    comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And exact sums are one number, to the last bit: that of math.fsum."""
+    monkeypatch.setattr(numbers, "_PIECE", 20)
     ties = np.random.default_rng(7).integers(-3, 3, (13, 17))
     whole = (SCATTERED if dtype[0] == "f" else SCATTERED * (1 - 2j) if dtype[0] == "c" else ties).astype(
         dtype
@@ -533,12 +537,15 @@ def test_numbers_of_a_field_are_numpys_whatever_the_partition(comm: Any, dtype: 
 
 
 @pytest.mark.few
-def test_numbers_of_a_field_at_the_ends_of_floats(comm: Any) -> None:
+def test_numbers_of_a_field_at_the_ends_of_floats(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     field = Field(comm, (4, 4))
     exact = partial(field.sum, deterministic=True)
     assert (exact(), field.argmax()) == (0, 0)
     field.inner[...] = 5e-324
     assert exact() == 16 * 5e-324
+    field.inner[...] = 0.1
+    monkeypatch.setenv("HPCOMM_DETERMINISTIC", "1")
+    assert (field.sum(), field.mean()) == (math.fsum([0.1] * 16), math.fsum([0.1] * 16) / 16)
     field.inner[...] = -1e308
     assert exact() == -np.inf
     field[0, 1] = np.inf

@@ -155,7 +155,9 @@ def test_the_background_needs_no_other_call_of_hpcomm_to_go_on(own_comm: Any) ->
     assert result[0] == law("sum", [np.full(1, 0.1 * (r + 1), np.float32) for r in ranks], [ranks])[0]
 
 
-def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(own_comm: Any) -> None:
+def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(
+    own_comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with own_comm.dup(check="full") as comm:
         assert comm.order == "rank"
         comm.order = "fast"
@@ -170,6 +172,12 @@ def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(own_comm: Any) -> None
             comm.order = "rank" if comm.rank == 0 else "fast"
             with pytest.raises(hpcomm.MismatchError, match="order='fast'"):
                 comm.all_reduce(x)
+    monkeypatch.setenv("HPCOMM_ORDER", "fast")
+    with hpcomm.Communicator(MPI.COMM_SELF) as alone:
+        assert alone.order == "fast"
+    monkeypatch.setenv("HPCOMM_ORDER", "slow")
+    with pytest.raises(hpcomm.ConfigError, match="there is no order 'slow'"):
+        hpcomm.Communicator(MPI.COMM_SELF)
 
 
 @pytest.mark.three

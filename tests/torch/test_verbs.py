@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from order_law import differing, given, law, nodes_of
 
 from hpcomm.node import native, segment
-from hpcomm.torch_backend import network_collectives
+from hpcomm.torch_backend import exact_sums, network_collectives
 from hpcomm.transport import rank_order
 from hpcomm.transport.scheduled import ordered_blocks
 
@@ -563,3 +565,34 @@ def test_an_element_of_a_sum_has_the_bits_of_the_law_of_order(
 def as_given(x: torch.Tensor) -> Any:
     """As the law takes it."""
     return x if x.dtype in FLOATS[:2] else x.numpy()
+
+
+@pytest.mark.parametrize("across", [False, True], ids=["one node", "several nodes"])
+def test_sums_are_exact_where_the_environment_asks_for_it(
+    across: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So they do not depend on the number of ranks, nor on which rank has what."""
+    monkeypatch.setenv("HPCOMM_DETERMINISTIC", "1")
+    monkeypatch.setattr(exact_sums, "_PIECE", 2000)
+    group = dist.new_group(list(range(size)))
+    if across:
+        group.entry.node = group._node = None
+        group._by = exact_sums.ExactSums(group.comm.dup(check="full"), group.entry)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64, torch.complex64):
+        for n in (1, 1003):
+            xs = [torch.as_tensor(given("complex128", n, r)) for r in range(size)]
+            xs = [(x if dtype.is_complex else x.real).to(dtype) for x in xs]
+            wide = torch.view_as_real(torch.stack(xs)) if dtype.is_complex else torch.stack(xs)[..., None]
+            wanted = torch.as_tensor(np.apply_along_axis(math.fsum, 0, wide.double().numpy()))
+            wanted = wanted.to(torch.float32 if dtype == torch.bfloat16 else wide.dtype).to(wide.dtype)
+            for turned in (0, 1):
+                mine = xs[(rank + turned) % size]
+                dist.all_reduce(x := mine.clone(), group=group)
+                dist.reduce_scatter_tensor(out := torch.empty_like(x), torch.cat([mine] * size), group=group)
+                dist.reduce(y := mine.clone(), 0, group=group)
+                for got in (x, out, y) if rank == 0 else (x, out):
+                    same(torch.view_as_real(got) if dtype.is_complex else got[:, None], wanted)
+    dist.all_reduce(torch.empty(0), group=group)
+    dist.all_reduce(x := torch.full((3,), 2.0), dist.ReduceOp.AVG, group=group)
+    dist.all_reduce(y := torch.full((3,), rank), dist.ReduceOp.MAX, group=group)
+    assert (x.tolist(), y.tolist()) == ([2.0] * 3, [size - 1] * 3)
