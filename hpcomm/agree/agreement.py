@@ -53,7 +53,8 @@ from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
-from .present_calls import answers, describe_call, verb_now
+from .doing import answers
+from .present_calls import describe_call, verb_now
 
 if TYPE_CHECKING:
     from ..core.comm import Comm

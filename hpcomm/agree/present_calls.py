@@ -7,25 +7,18 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from ..core.limits import DESCRIPTION_S
 from ..core.present import calling, innermost, is_own, messaging, waiting
 from ..core.signature import words_of
 from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, calling_frame, is_ours, source_line
-from ..node import segment
 from ..node.present import present
 from . import runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..core.comm import Comm
-    from ..node.segment import Region
 
-_BRIEF_S = 1e-3
 _OF_PAYLOADS = frozenset(f"{verb}_{what}" for verb in RAGGED for what in ("object", "ragged"))
 
 
@@ -113,24 +106,3 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
     user = None if frame is None else calling_frame(frame)
     here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
     return f"{words} at {here}{end}"
-
-
-def answers(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[str | None]:
-    """What the ranks of these records are doing, as far as they say it in time; this one answers, too."""
-    answer()
-    questions = [region.ask() for region in regions]
-    end = time.monotonic() + seconds
-    while True:
-        said = [region.answer_to(question) for region, question in zip(regions, questions, strict=True)]
-        is_open = [text is None and not region.ended for text, region in zip(said, regions, strict=True)]
-        if not any(is_open) or time.monotonic() > end:
-            return said
-        time.sleep(_BRIEF_S)
-        answer()
-
-
-def answer() -> None:
-    """Say what this rank is doing, if another one asks."""
-    mine = None if segment.current is None else segment.current.mine
-    if mine is not None and (question := mine.question) is not None:
-        mine.answer(question, describe_call())

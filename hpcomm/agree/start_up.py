@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
+from ..watch import watchdog
 from . import mistakes, runtime
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..node.segment import NodeSegment
-    from .heartbeat import Heartbeat
 
 _failed: Exception | None = None  # why it could not be started
-_has_watchdog = False
 
 
 def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
@@ -75,7 +73,7 @@ def expect_foreigners() -> None:
     assert runtime.everybody is not None
     runtime.has_foreigners = True
     if segment.current is not None:
-        _start_watchdog(segment.current)
+        watchdog.start(segment.current)
     elif runtime.everybody.size == 1:
         _watch(runtime.everybody)
 
@@ -106,7 +104,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             runtime.farewells.append(beat.stop)
-    _start_watchdog(node_segment, beat)
+    watchdog.start(node_segment, beat)
 
 
 def _hurry_to_launcher() -> None:
@@ -132,37 +130,6 @@ def _hurry_to_launcher() -> None:
                         connection.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
             finally:
                 connection.close()
-
-
-def _start_watchdog(node_segment: NodeSegment | None, beat: Heartbeat | None = None) -> None:
-    global _has_watchdog
-    from . import watchdog
-
-    if not _has_watchdog:
-        _has_watchdog = True
-        exit_hooks.keepers.append(watchdog.let_go)
-        watchdog.start(node_segment, runtime.abort, runtime.say, runtime.end_if_late, _patience_s(), beat)
-
-
-def _patience_s() -> float | None:
-    """How long a call may wait, as the user said.
-
-    Raises:
-        ConfigError: HPCOMM_TIMEOUT is no number of seconds.
-    """
-    said = os.environ.get("HPCOMM_TIMEOUT")
-    if not said:
-        return None
-    try:
-        seconds = float(said)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(
-            f"HPCOMM_TIMEOUT is {said!r}",
-            hint="a number of seconds above 0, or leave it away to wait for ever",
-        )
-    return seconds
 
 
 def _remove_segments() -> None:

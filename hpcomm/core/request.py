@@ -201,7 +201,7 @@ class Request(Generic[T_co]):
         self.wait()
 
     def needs(self, comm: Comm, verb: str, peer: int | None, tag: int | None) -> None:
-        """Note that it is a message from or to peer, for the watchdog (agree/watchdog.py)."""
+        """Note that it is a message from or to peer, for the watchdog (watch/watchdog.py)."""
         self.waits_for = (comm, peer, MESSAGE, verb, tag)
 
     def needs_all(self, comm: Comm, verb: str) -> None:
@@ -415,7 +415,7 @@ class Pause:
 
 
 class Polled:
-    """Requests that somebody asks again and again, for the watchdog to see (agree/watchdog.py).
+    """Requests that somebody asks again and again, for the watchdog to see (watch/watchdog.py).
 
     Attributes:
         is_any: whether it is enough if one of them can complete.

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ..errors import ConfigError
+
 PREFIX = "HPCOMM_"
 
 
@@ -44,6 +46,7 @@ VARIABLES = (
         "HPCOMM_SECRET", "a word, the same for all ranks", "none",
         "part of the secret by which ranks of torchrun authenticate each other under MPICH",
     ),
+    Variable("HPCOMM_STALL", "seconds", "30", "how long a call waits before a report of who waits for whom"),
     Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
     Variable(
         "HPCOMM_TUNED", "path of a JSON file", "in the user's cache", "the table of algorithm=\"tuned\""
@@ -65,6 +68,24 @@ VARIABLES = (
     Variable("HPCOMM_TOLD", "rank/size/port", "", "which of torch's variables hpcomm has set", True),
 )  # fmt: skip
 OWN = tuple(each.name for each in VARIABLES if each.own)
+
+
+def seconds(name: str) -> float | None:
+    """A time that the user has set; None: there is none.
+
+    Raises:
+        ConfigError: it is no number of seconds.
+    """
+    said = os.environ.get(name)
+    if not said:
+        return None
+    try:
+        found = float(said)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise ConfigError(f"{name} is {said!r}", hint="a number of seconds above 0, or leave it away")
+    return found
 
 
 def unknown(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

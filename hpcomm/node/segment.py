@@ -34,8 +34,8 @@ else:
     first_end = LazyModule("hpcomm.job.first_end")
 
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
-_PIPE, _DOMAIN, _ANSWER, _ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 4096, 512, 2048
-_NOTE = _ANSWER + words_of_text(_ANSWER_BYTES)
+_PIPE, _DOMAIN, _ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 4096, 512, 2048
+_NOTE = _ANSWER + words_of_text(ANSWER_BYTES)
 _BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
 _WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
 _NBYTES = 1 << 30  # of address space; memory is taken as communicators need it
@@ -153,12 +153,12 @@ class Region:
         return asked if asked != self._words[_ANSWERED] else None
 
     def answer(self, question: int, text: str) -> None:
-        self._words.write(_ANSWER, text, _ANSWER_BYTES)
+        self._words.write(_ANSWER, text, ANSWER_BYTES)
         self._words[_ANSWERED] = question
 
     def answer_to(self, question: int) -> str | None:
         """The text, once the owner has answered this question or a later one."""
-        return None if self._words[_ANSWERED] < question else self._words.read(_ANSWER, _ANSWER_BYTES)
+        return None if self._words[_ANSWERED] < question else self._words.read(_ANSWER, ANSWER_BYTES)
 
     @property
     def note(self) -> str:
@@ -184,6 +184,19 @@ class NodeSegment(NamedTuple):
     @property
     def mine(self) -> Region:
         return self.regions[self.here]
+
+    def take_word(self) -> bool:
+        """Take the lock of who speaks for all ranks of the node; False: another one has it."""
+        try:
+            fcntl.lockf(self.shared.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, len(self.regions))
+        except OSError as error:  # no locks here: then each speaks for itself
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+        return True
+
+    def give_word(self) -> None:
+        """Let another rank speak."""
+        with suppress(OSError):
+            fcntl.lockf(self.shared.fileno(), fcntl.LOCK_UN, 1, len(self.regions))
 
     def reserved(self, regions: Sequence[Region]) -> int | None:
         """A place for the ranks of these records, each one's part near it; None: there is no room."""

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ..agree import runtime, shutdown
 from ..agree.arrivals import has_come
 from ..agree.deadline import Stay
-from ..agree.present_calls import answers, call_of
+from ..agree.doing import answers
+from ..agree.present_calls import call_of
 from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError

@@ -15,7 +15,7 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.agree import watchdog
+from hpcomm.agree import doing
 
 pytestmark = pytest.mark.few
 
@@ -234,7 +234,7 @@ def test_background_and_blocking_calls_may_alternate(own_comm: Any) -> None:
 
 def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than the watchdog's patience, so that it looks at a call that others have not reached."""
-    monkeypatch.setattr(watchdog, "WATCHDOG_GLANCE_S", 0.1)
+    monkeypatch.setattr(doing.waits, "pause_s", 0.1)
     with hpcomm.Communicator(MPI.COMM_WORLD, name="slow") as comm:
         if comm.rank == 0:
             time.sleep(0.8)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpcomm.agree import watchdog
+from hpcomm.agree import blocked as looked
+from hpcomm.watch import watchdog
 
 
 class Closing:
@@ -39,8 +40,7 @@ def test_a_communicator_may_be_closed_between_two_looks_at_it(
     comm: Any = Closing(first)
     for call in (0, 1):
         blocked: Any = SimpleNamespace(comm=comm, source=1, number=call)
-        watchdog._late(blocked)
-        watchdog._is_first(blocked)
+        looked.late(blocked)
         watchdog._ended(comm, 1, call)
         watchdog._judge(comm, 1, call)
         watchdog._refused(comm, 1, call)

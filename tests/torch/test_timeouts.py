@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
-from hpcomm.agree import deadline, runtime, watchdog
+from hpcomm.agree import deadline, runtime
 from hpcomm.torch_backend import entry_barrier
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
+from hpcomm.watch import watchdog
 
 c10d: Any = dist.distributed_c10d
 SHORT, LONG = timedelta(seconds=0.05), timedelta(seconds=60)
@@ -188,7 +189,8 @@ def test_a_call_that_waits_for_long_is_reported_as_those_of_communicators(
         "all_reduce": lambda: dist.all_reduce(x),
         "broadcast": lambda: dist.broadcast(x, 1, async_op=True).wait(),
     }
-    monkeypatch.setattr(watchdog, "REPORT_S", 0.2 if rank == 0 else watchdog.REPORT_S)
+    if rank == 0:
+        monkeypatch.setattr(watchdog.current.reporter, "stall_s", 0.2)  # type: ignore[union-attr]
     for verb, make in makes.items():
         if rank == 0:
             monkeypatch.setattr(runtime, "_write", lambda stream, text, verb=verb: store.set(verb, text))

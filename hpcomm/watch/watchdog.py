@@ -6,7 +6,7 @@ and says why, when the main thread is in a call that cannot complete:
 - a rank that it needs has ended, or made another call;
 - it has waited longer than a deadline: that of a link to another program, or HPCOMM_TIMEOUT.
 
-A call that waits for a minute is reported, once. Code that tests requests again and again, and is not inside
+A call that lasts is reported, once. Code that tests requests again and again, and is not inside
 MPI, gets a PeerFailedError instead.
 
     each WATCHDOG_TICK_S:
@@ -17,7 +17,7 @@ MPI, gets a PeerFailedError instead.
                                     ├─ a neighbour made another call ──> abort: both calls
                                     └─ past the link's deadline ───────> abort: how long it has waited
             any call, waiting for HPCOMM_TIMEOUT ──────────────────────> abort: report of who does what
-            any call, waiting for REPORT_S ────────────────────────────> say the report once, go on
+            any call, waiting for some seconds ────────────────────────> report.py: say who waits for whom
 
 Why several ticks: between two looks a call may end, or the missing rank may have left what is needed before
 it ended.
@@ -28,58 +28,51 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from traceback import format_exc
+from typing import TYPE_CHECKING
 
-from ..core.limits import (
-    REPORT_S,
-    SILENT_S,
-    WATCHDOG_AFTER_S,
-    WATCHDOG_GLANCE_S,
-    WATCHDOG_TICK_S,
-)
-from ..core.present import MESSAGE, NEXT, NONE, calling
+from ..agree import doing, runtime
+from ..agree.agreement import past_call
+from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
+from ..agree.doing import answer, answers
+from ..agree.one_thread import ConcurrentCalls
+from ..agree.other_sort import crossed
+from ..agree.present_calls import describe_call
+from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
+from ..core.present import MESSAGE
 from ..core.request import Polled, Request, polled
 from ..core.signature import REFUSED, describe
 from ..errors import PeerFailedError
+from ..job import exit_hooks, variables
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region
-from . import runtime
-from .agreement import past_call
-from .one_thread import ConcurrentCalls
-from .other_sort import crossed, passed_over
-from .present_calls import answer, answers, call_of, describe_call
+from .report import Reporter, report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ..agree.heartbeat import Heartbeat
     from ..core.comm import Comm
-    from .heartbeat import Heartbeat
 
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
-_BRIEF_S = 0.02
-_SHOWN = 8  # ranks in a report
 _idle = threading.Event()  # set while the thread sleeps and keeps no call of the program's
 _idle.set()
+current: Watchdog | None = None
 
 
-def start(
-    node_segment: NodeSegment | None,
-    abort: Callable[[str], None],
-    say: Callable[[str], None],
-    look: Callable[[], None],
-    patience_s: float | None = None,
-    beat: Heartbeat | None = None,
-) -> None:
-    """Start the thread.
+def start(here: NodeSegment | None, beat: Heartbeat | None = None) -> None:
+    """Start the thread; the second time does nothing.
 
     Args:
+        here: what the ranks of this node share, if they do.
         beat: this rank's heartbeat, if it is the first of its node and there are others.
-        abort: abort(text) must say text and end the job; say(text) only says it.
-        look: called at each look, too.
-        patience_s: how long any call may wait before the job is ended; None: for ever.
+
+    Raises:
+        ConfigError: HPCOMM_TIMEOUT or HPCOMM_STALL is no number of seconds.
     """
-    told = node_segment, abort, say, look, patience_s, beat
-    threading.Thread(target=_watch, args=told, name="hpcomm-watchdog", daemon=True).start()
+    global current
+    if current is None:
+        current = Watchdog(here, beat)
+        exit_hooks.keepers.append(let_go)
+        threading.Thread(target=current.run, name="hpcomm-watchdog", daemon=True).start()
 
 
 def let_go() -> None:
@@ -102,17 +95,12 @@ def _is_troubled() -> bool:
     return False
 
 
-def _logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]:
-    """comm.near.watched, read once: close() may take it away between two looks."""
-    return comm.near.watched or (None, [])
-
-
 def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     """Ranks of this node that made another call than this one, and its number: this one or their last before.
 
     With check="full" all are told before any goes on, so there is nothing to find.
     """
-    ring, peers = _logs(comm)
+    ring, peers = logs(comm)
     if ring is None or comm.settings.check == "full":
         return []
     found = []
@@ -131,53 +119,67 @@ def _serve() -> None:
             comm.partners.serve()
 
 
-def _watch(
-    node_segment: NodeSegment | None,
-    abort: Callable[[str], None],
-    say: Callable[[str], None],
-    look: Callable[[], None],
-    patience_s: float | None,
-    beat: Heartbeat | None,
-) -> None:
-    waiting, crossing, reported = Waiting(patience_s), ConcurrentCalls(), False
-    suspected = False  # that the call cannot complete, at the last look
-    while not sys.is_finalizing():
-        time.sleep(WATCHDOG_TICK_S)
-        _idle.clear()
-        look()
-        _attend(node_segment, beat)
+class Watchdog:
+    """The thread's work. reporter: who speaks of calls that last."""
+
+    def __init__(self, here: NodeSegment | None, beat: Heartbeat | None) -> None:
+        self._here, self._beat, self._patience_s = here, beat, variables.seconds("HPCOMM_TIMEOUT")
+        stall_s = variables.seconds("HPCOMM_STALL")
+        self.reporter = Reporter(here, runtime.say, REPORT_S if stall_s is None else stall_s)
+        self._waiting = doing.waits = Waiting(self._patience_s)
+        self._crossing = ConcurrentCalls()
+        self._suspected = False  # that the call cannot complete, at the last look
+
+    def run(self) -> None:
+        """Look until the interpreter ends. A fault of ours is said, once, and the job goes on."""
+        has_failed = False
+        while not sys.is_finalizing():
+            time.sleep(WATCHDOG_TICK_S)
+            _idle.clear()
+            try:
+                self._look()
+            except Exception:  # as of a communicator that is closed meanwhile
+                if not has_failed and not sys.is_finalizing():
+                    runtime.say(f"a look at what this rank does failed; please report it\n{format_exc()}")
+                has_failed = True
+            if self._waiting.call is None:
+                _idle.set()
+
+    def _look(self) -> None:
+        runtime.end_if_late()
+        self._attend()
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
-        if (said := crossing.look()) is not None:
-            abort(said)
+        if (said := self._crossing.look()) is not None:
+            runtime.abort(said)
+        waiting = self._waiting
         waiting.look(troubled)
-        if (call := waiting.call) is None:
-            _idle.set()
-            continue
-        silent = "" if node_segment is None else node_segment.regions[0].note
-        verdict, before = _verdict(call, waiting), suspected
-        suspected = verdict is not None
-        if not before:  # a message may have come from one that has ended since: look again
-            verdict = None
-        if verdict is None and patience_s is not None:
-            verdict = _out_of_time(call, waiting.waited_s, silent, patience_s)
-        if verdict:
-            abort(verdict)
-        reported = reported and waiting.times > 0
-        limit_s = SILENT_S if silent else REPORT_S
-        if not reported and waiting.waited_s >= limit_s and _is_first(call):
-            reported = True
-            say(_report(call, waiting.waited_s, silent))
+        silent = "" if self._here is None else self._here.regions[0].note
+        if (call := waiting.call) is not None and (verdict := self._verdict(call, silent)):
+            runtime.abort(verdict)
+        self.reporter.look(waiting, silent)
 
+    def _attend(self) -> None:
+        """Answer what others ask, and let other hosts know that this rank lives."""
+        _serve()
+        answer()
+        if self._beat is not None and self._here is not None:
+            self._beat.beat()
+            self._here.mine.note = self._beat.silent()
 
-def _attend(node_segment: NodeSegment | None, beat: Heartbeat | None) -> None:
-    """Answer what others ask, and let other hosts know that this rank lives."""
-    _serve()
-    answer()
-    if beat is not None and node_segment is not None:
-        beat.beat()
-        node_segment.mine.note = beat.silent()
+    def _verdict(self, call: Blocked, silent: str) -> str | None:
+        """Why the job ends; None: all is well so far."""
+        found, before = _verdict(call, self._waiting), self._suspected
+        self._suspected = found is not None
+        if found is not None and before:  # not at once: a message may have come from one that has ended since
+            return found
+        patience_s, waited_s = self._patience_s, self._waiting.waited_s
+        if patience_s is None or waited_s < patience_s:
+            return None
+        if waited_s < patience_s + WATCHDOG_AFTER_S and not self.reporter.may_speak():
+            return None  # the one that speaks says it, the others later
+        return f"{report(call, waited_s, silent, self._here)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
 
 
 def _verdict(call: Blocked, waiting: Waiting) -> str | None:
@@ -186,96 +188,6 @@ def _verdict(call: Blocked, waiting: Waiting) -> str | None:
         return None
     found = _judge(call.comm, call.source, call.number) or _overdue(call, waiting.waited_s)
     return crossed(call.comm, call.call) if found is None and call.number == MESSAGE else found
-
-
-def _out_of_time(call: Blocked, waited_s: float, silent: str, patience_s: float) -> str | None:
-    """What ends the job after HPCOMM_TIMEOUT. The first of the ranks that wait says it, the others later."""
-    if waited_s < patience_s + WATCHDOG_AFTER_S * (not _is_first(call)):
-        return None
-    return f"{_report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
-
-
-class Waiting:
-    """What the main thread waits in, and since when.
-
-    Attributes:
-        call: None if it waits in nothing that lasts.
-        times: looks in a row that found it in this call.
-    """
-
-    def __init__(self, patience_s: float | None) -> None:
-        self.call: Blocked | None = None
-        self._pause = WATCHDOG_GLANCE_S if patience_s is None else min(WATCHDOG_GLANCE_S, patience_s / 4)
-        self.times, self._since, self._next = 0, 0.0, 0.0
-
-    @property
-    def waited_s(self) -> float:
-        return time.monotonic() - self._since
-
-    def look(self, closely: bool) -> None:
-        """Look now; if not closely, only now and then, and at nothing that comes and goes.
-
-        A call keeps its arrays as long as we keep it.
-        """
-        now, before = time.monotonic(), self.call
-        if not closely and before is None:  # quiet: a glance now and then, twice within 20 ms
-            if now < self._next:
-                return
-            self._next = now + self._pause
-            before = _blocked_call()
-            time.sleep(_BRIEF_S if before is not None else 0)
-        call = _blocked_call() if closely or before is not None else None
-        is_same = call is not None and before is not None and call.is_the(before)
-        if self.call is None or not is_same:
-            self.times, self._since = 0, now
-        else:
-            self.times += 1
-        self.call = call if closely or is_same else None
-
-
-def _late(call: Blocked) -> list[tuple[int, Region]]:
-    """The ranks of this node that a call waits for."""
-    if call.number == IN_CORE:
-        calls, regions = _core_calls(call.comm), call.comm.near.regions
-        return [(r, regions[r]) for r in sorted(regions) if calls and calls[r][0] < calls[call.comm.rank][0]]
-    _, peers = _logs(call.comm)
-    if call.number > 0:
-        return [(rank, region) for rank, region, other in peers if other.last_call() < call.number]
-    return [(rank, region) for rank, region, _ in peers if rank == call.source]
-
-
-def _core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:
-    """What the native core knows of each rank's last call; nothing where it carries out none."""
-    node = getattr(comm, "node", None)  # it may just be made
-    try:
-        return [] if node is None else list(node.calls())
-    except ValueError:  # the main thread has closed it meanwhile
-        return []
-
-
-def _is_first(call: Blocked) -> bool:
-    """Whether no lower rank of this node waits in the same collective call, and says so."""
-    if call.number != IN_CORE and (call.number <= 0 or call.comm.near.watched is None):
-        return True
-    late = [rank for rank, _ in _late(call)]
-    return all(rank > call.comm.rank or rank in late for rank in call.comm.near.regions)
-
-
-def _report(call: Blocked, waited_s: float, silent: str) -> str:
-    """What a call waits for, and what those are doing; silent: hosts that do not answer."""
-    lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
-    late = _late(call)
-    asked = late[:_SHOWN]
-    for (rank, _), text in zip(asked, answers([region for _, region in asked]), strict=True):
-        lines.append(f"  for rank {rank}: {text or 'it gives no answer'}")
-    if late[_SHOWN:]:
-        lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
-    if not asked and call.number == 0 and call.source is not None and call.source >= 0:
-        lines.append(f"  for rank {call.source}")
-    if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
-        lines.append(f"  {there}")
-    lines += [f"  {line}" for line in silent.splitlines()]
-    return "\n".join(lines)
 
 
 _ASKED = 10  # times that requests are asked between looks that count: MPI progresses only while it is asked
@@ -310,27 +222,6 @@ def _failure(request: Request[object]) -> PeerFailedError | None:
     )
 
 
-IN_CORE = -2
-
-
-class Blocked(NamedTuple):
-    """Which call the main thread is in.
-
-    source: the rank that a message must come from, or go to; None or below 0 for any
-    number: of a collective call; MESSAGE; NONE, such as for a plan; IN_CORE for one that waits in the native
-        core, which asks itself why (arrivals.py)
-    """
-
-    call: calling
-    comm: Comm
-    source: int | None
-    number: int
-
-    def is_the(self, other: Blocked) -> bool:
-        """Whether the thread has not moved on since."""
-        return self.call.is_the(other.call) and self.number == other.number
-
-
 def _overdue(call: Blocked, waited_s: float) -> str | None:
     """The sentence about a wait for another program that has taken too long, or None."""
     patience_s = call.comm.patience_s
@@ -342,30 +233,12 @@ def _overdue(call: Blocked, waited_s: float) -> str | None:
     )
 
 
-def _blocked_call() -> Blocked | None:
-    """What the main thread waits in, if that is a call of a communicator that we follow."""
-    call = call_of(of_comm=True)
-    comm = None if call is None or call.ends else call.comm  # what ends by itself is told: see _look_at
-    if call is None or comm is None or not hasattr(comm, "near"):
-        return None
-    number = call.number
-    if number == NEXT:
-        ring, _ = _logs(comm)
-        calls = _core_calls(comm)
-        number = NONE if ring is None else ring.last_call()
-        if calls and calls[comm.rank][2] is not None:
-            number = IN_CORE
-    if comm.partners is not None or comm.patience_s is not None:
-        number = MESSAGE if call.number == MESSAGE else NONE
-    return Blocked(call, comm, call.peer, number)
-
-
 def _judge(comm: Comm, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
     if call == IN_CORE:
         return None
     for rank, region, other, number in _differing(comm, call):
-        ring, _ = _logs(comm)
+        ring, _ = logs(comm)
         text, own = past_call(other, number, comm.size), ring and past_call(ring, number, comm.size)
         if text is None:
             text = answers([region])[0] or describe(other.posted(number) or 0, comm.size)
@@ -382,7 +255,7 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
     if comm.partners is not None:
         return _ended_partners(comm, source, call)
-    _, peers = _logs(comm)  # none of a link to a program without hpcomm
+    _, peers = logs(comm)  # none of a link to a program without hpcomm
     ended = {rank for rank, region in comm.near.regions.items() if region.ended}
     if call:
         ended &= {rank for rank, _, other in peers if call < 1 or other.last_call() < call}

@@ -1,0 +1,153 @@
+"""What the main thread waits in, since when, and for whom.
+
+a message        its peer; any: one of all
+in the core      the rank whose arrival it waits for
+in MPI           those that have not come to the call, as their logs tell; which of them it needs depends
+                 on the verb
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..core.limits import WATCHDOG_GLANCE_S
+from ..core.present import MESSAGE, NEXT, NONE, calling
+from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS
+from .present_calls import call_of
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
+    from ..node.call_log import CallLog
+    from ..node.segment import Region
+
+IN_CORE = -2
+ELSEWHERE = -1
+_BRIEF_S = 0.02
+_LIVED_S = 1.0  # between two looks at most: else this process, or the whole job, was stopped
+
+
+class Blocked(NamedTuple):
+    """Which call the main thread is in.
+
+    source: the rank that a message must come from, or go to; None or below 0 for any
+    number: of a collective call; MESSAGE; NONE, such as for a plan; IN_CORE for one that waits in the native
+        core, which asks itself why (arrivals.py)
+    """
+
+    call: calling
+    comm: Comm
+    source: int | None
+    number: int
+
+    def is_the(self, other: Blocked) -> bool:
+        """Whether the thread has not moved on since."""
+        return self.call.is_the(other.call) and self.number == other.number
+
+
+def blocked_call() -> Blocked | None:
+    """What the main thread waits in, if that is a call of a communicator that we follow."""
+    call = call_of(of_comm=True)
+    comm = (
+        None if call is None or call.ends else call.comm
+    )  # what ends by itself is told: see core/request.py
+    if call is None or comm is None or not hasattr(comm, "near"):
+        return None
+    number = call.number
+    if number == NEXT:
+        ring, _ = logs(comm)
+        calls = core_calls(comm)
+        number = NONE if ring is None else ring.last_call()
+        if calls and calls[comm.rank][2] is not None:
+            number = IN_CORE
+    if comm.partners is not None or comm.patience_s is not None:
+        number = MESSAGE if call.number == MESSAGE else NONE
+    return Blocked(call, comm, call.peer, number)
+
+
+class Waiting:
+    """What the main thread waits in, and since when.
+
+    Attributes:
+        call: None if it waits in nothing that lasts.
+        times: looks in a row that found it in this call.
+        waited_s: how long the process has lived in it; not while it was stopped.
+        pause_s: between two glances while all seems well.
+    """
+
+    def __init__(self, patience_s: float | None = None) -> None:
+        self.call: Blocked | None = None
+        self.pause_s = WATCHDOG_GLANCE_S if patience_s is None else min(WATCHDOG_GLANCE_S, patience_s / 4)
+        self.times, self.waited_s, self._looked, self._next = 0, 0.0, 0.0, 0.0
+
+    def look(self, closely: bool) -> None:
+        """Look now; if not closely, only now and then, and at nothing that comes and goes.
+
+        A call keeps its arrays as long as we keep it.
+        """
+        now, before = time.monotonic(), self.call
+        if not closely and before is None:  # quiet: a glance now and then, twice within 20 ms
+            if now < self._next:
+                return
+            self._next = now + self.pause_s
+            before = blocked_call()
+            time.sleep(_BRIEF_S if before is not None else 0)
+        call = blocked_call() if closely or before is not None else None
+        is_same = call is not None and before is not None and call.is_the(before)
+        if self.call is None or not is_same:
+            self.times, self.waited_s = 0, 0.0
+        else:
+            self.times += 1
+            self.waited_s += min(now - self._looked, _LIVED_S)
+        self._looked = now
+        self.call = call if closely or is_same else None
+
+
+def core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:
+    """What the native core knows of each rank's last call; nothing where it carries out none."""
+    node = getattr(comm, "node", None)  # it may just be made
+    try:
+        return [] if node is None else list(node.calls())
+    except ValueError:  # the main thread has closed it meanwhile
+        return []
+
+
+def logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]:
+    """comm.near.watched, read once: close() may take it away between two looks."""
+    return comm.near.watched or (None, [])
+
+
+def late(call: Blocked) -> list[tuple[int, Region]]:
+    """The ranks of this node that a call waits for."""
+    if call.number == IN_CORE:
+        calls, regions = core_calls(call.comm), call.comm.near.regions
+        return [(r, regions[r]) for r in sorted(regions) if calls and calls[r][0] < calls[call.comm.rank][0]]
+    _, peers = logs(call.comm)
+    if call.number > 0:
+        return [(rank, region) for rank, region, other in peers if other.last_call() < call.number]
+    return [(rank, region) for rank, region in call.comm.near.regions.items() if rank == call.source]
+
+
+def needed(call: Blocked) -> tuple[list[int], bool]:
+    """Without which ranks a call cannot end, ELSEWHERE for those of other nodes; whether one is enough."""
+    comm, near = call.comm, call.comm.near
+    if comm.is_inter or call.number == NONE:
+        return [ELSEWHERE], True
+    is_all = len(near.ranks) == comm.size
+    others = [rank for rank in near.ranks if rank != comm.rank] + [ELSEWHERE] * (not is_all)
+    if call.number == MESSAGE:
+        if call.source is None or call.source < 0:
+            return [*others, comm.rank], True
+        return [call.source if call.source in near.ranks else ELSEWHERE], False
+    if call.number == IN_CORE:
+        calls = core_calls(comm)
+        awaited = calls[comm.rank][2] if calls else None
+        return ([ELSEWHERE], True) if awaited is None else ([awaited], False)
+    found, root = [rank for rank, _ in late(call)], call.call.words.get("root")
+    verb = call.call.verb.removesuffix("_object").removesuffix("_ragged")
+    if verb in ROOT_SENDS and root in found:
+        return [root], False
+    if not is_all and not found:
+        return [ELSEWHERE], True
+    goes_round = verb in PREFIXES or verb in ROOT_SENDS or (verb in ROOT_RECEIVES and root != comm.rank)
+    return found, goes_round

@@ -1,0 +1,206 @@
+"""What a rank is doing, as it tells those that ask: its call, whom it waits for, what it may serve.
+
+It answers in its watchdog, so also while the main thread stands in MPI or computes. No answer means that the
+interpreter lock is held in C, or that the process is stopped.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..core.limits import DESCRIPTION_S
+from ..core.present import MESSAGE, is_own
+from ..core.request import Request
+from ..core.verbs import receives
+from ..errors import is_ours, source_line
+from ..node import segment
+from . import runtime
+from .blocked import ELSEWHERE, Waiting, blocked_call, needed
+from .present_calls import describe_call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..core.comm import Comm
+    from ..node.segment import NodeSegment, Region
+
+ANY = -1
+SENDS, RECEIVES, OTHER = "sends", "receives", "other"  # what a call that waits is for a message
+_SERVED = 64  # messages in the background that are told
+_FRAMES = 12  # of the program's own code, from the innermost one on
+_BRIEF_S = 1e-3
+waits: Waiting | None = None  # the watchdog's, once it runs
+
+
+class Message(NamedTuple):
+    """A message as both its ends know it.
+
+    Attributes:
+        comm: the communicator's number. sends: whether this end does.
+        apart: whether it is an object or a ragged array, which travel apart from arrays.
+        peer: the record of the other end, or ANY. tag: or ANY.
+    """
+
+    comm: int
+    sends: bool
+    apart: bool
+    peer: int
+    tag: int
+
+    def meets(self, here: int, other: Message, there: int) -> bool:
+        """Whether this one of rank here and the other one of rank there are the two ends of one message."""
+        return (
+            (self.comm, self.apart) == (other.comm, other.apart)
+            and self.sends != other.sends
+            and self.peer in (there, ANY)
+            and other.peer in (here, ANY)
+            and (self.tag == other.tag or ANY in (self.tag, other.tag))
+        )
+
+
+class Doing(NamedTuple):
+    """What a rank says that it is doing. Ranks are told by their records in the node segment.
+
+    Attributes:
+        who: the rank, for people; pid: in its own container.
+        text: its call, and the line.
+        waited_s: for how long it has waited in this call, at least; 0: it does not wait.
+        needs: those without which the call cannot end; blocked.ELSEWHERE: of other nodes, or not known.
+        is_any: whether one of them is enough.
+        message: what it waits for, if that is a message.
+        begun: messages in the background.
+        others: whether threads, or other calls in the background, may do more than that.
+        stack: lines of the program's own code, the innermost last.
+    """
+
+    who: str
+    pid: int
+    text: str
+    waited_s: float = 0.0
+    needs: tuple[int, ...] = ()
+    is_any: bool = False
+    message: Message | None = None
+    begun: tuple[Message, ...] = ()
+    others: bool = False
+    stack: tuple[str, ...] = ()
+
+    def as_text(self) -> str:
+        """For the record: the stack is cut where it is too long."""
+        import json
+
+        doing = self
+        while len(text := json.dumps(doing)) > segment.ANSWER_BYTES and doing.stack:
+            doing = doing._replace(stack=doing.stack[1:])
+        if len(text) > segment.ANSWER_BYTES:
+            text = json.dumps(Doing(self.who, self.pid, self.text[: segment.ANSWER_BYTES // 8], others=True))
+        return text
+
+    @staticmethod
+    def of(text: str) -> Doing:
+        """What as_text() made."""
+        import json
+
+        told = Doing(*json.loads(text))
+        message = None if told.message is None else Message(*told.message)
+        return told._replace(message=message, begun=tuple(Message(*each) for each in told.begun))
+
+
+def own() -> Doing:
+    """What this rank is doing, by its main thread."""
+    told = Doing(runtime.name, runtime.process, describe_call(), stack=_stack())
+    here, call = segment.current, blocked_call()
+    if here is None or call is None or waits is None or waits.call is None or not waits.call.is_the(call):
+        return told
+    records = _records(here, call.comm)
+    needs, is_any = needed(call)
+    begun, others = _begun(here)
+    if call.call.verb == "sendrecv":  # which of the two is under way is not known
+        needs, is_any = [ELSEWHERE], True
+    return told._replace(
+        waited_s=round(max(waits.waited_s, _BRIEF_S), 3),
+        needs=tuple(ELSEWHERE if rank == ELSEWHERE else records.get(rank, ELSEWHERE) for rank in needs),
+        is_any=is_any,
+        message=_message(here, call.comm, call.call.verb, call.source, call.call.tag)
+        if call.number == MESSAGE
+        else None,
+        begun=begun,
+        others=others or "hpcomm.compat.MPI" in sys.modules,
+    )
+
+
+def _records(here: NodeSegment, comm: Comm) -> dict[int, int]:
+    """The record of each rank of comm on this node."""
+    found = {rank: here.regions.index(region) for rank, region in comm.near.regions.items()}
+    return found if comm.is_inter else {**found, comm.rank: here.here}
+
+
+def _message(here: NodeSegment, comm: Comm, verb: str, peer: int | None, tag: int | None) -> Message | None:
+    """A message of this rank; None: it is none, or its other end is on another node."""
+    is_apart = receives(verb)
+    plain = verb.removesuffix("_object").removesuffix("_ragged")
+    if is_apart is None and plain not in ("send", "isend"):
+        return None
+    other = ANY if peer is None or peer < 0 else _records(here, comm).get(peer)
+    if other is None:
+        return None
+    sends = is_apart is None
+    return Message(comm.tag_base, sends, plain != verb if sends else bool(is_apart), other,
+                   ANY if tag is None or tag < 0 else tag)  # fmt: skip
+
+
+def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
+    """The messages that this rank has in the background; whether there is more that might move on by itself.
+
+    Requests are looked for among all objects: nothing is noted while they begin.
+    """
+    found, others = [], sum(not is_own(each) for each in threading.enumerate()) > 1
+    for each in gc.get_objects():
+        if not isinstance(each, Request) or each._stages is None:
+            continue
+        comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
+        if comm is None or number != MESSAGE or verb == "sendrecv":
+            others = True
+        elif (message := _message(here, comm, verb, peer, tag)) is not None:
+            found.append(message)
+    others = others or any(plan.is_under_way for comm in runtime.living() for plan in comm.outstanding.plans)
+    return tuple(found[:_SERVED]), others or len(found) > _SERVED
+
+
+def _stack() -> tuple[str, ...]:
+    lines: list[str] = []
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and len(lines) < _FRAMES:
+        if not is_ours(frame.f_code):
+            lines.append(f"{frame.f_code.co_name} at {source_line(frame.f_code, frame.f_lineno)}")
+        frame = frame.f_back
+    return tuple(reversed(lines))
+
+
+def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing | None]:
+    """What the ranks of these records are doing, as far as they say it in time; this one answers, too."""
+    answer()
+    questions = [region.ask() for region in regions]
+    end = time.monotonic() + seconds
+    while True:
+        said = [region.answer_to(question) for region, question in zip(regions, questions, strict=True)]
+        is_open = [text is None and not region.ended for text, region in zip(said, regions, strict=True)]
+        if not any(is_open) or time.monotonic() > end:
+            return [Doing.of(text) if text else None for text in said]
+        time.sleep(_BRIEF_S)
+        answer()
+
+
+def answers(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[str | None]:
+    """The words of the same."""
+    return [None if each is None else each.text for each in ask(regions, seconds)]
+
+
+def answer() -> None:
+    """Say what this rank is doing, if another one asks."""
+    mine = None if segment.current is None else segment.current.mine
+    if mine is not None and (question := mine.question) is not None:
+        mine.answer(question, own().as_text())

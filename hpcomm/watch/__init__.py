@@ -1,0 +1,1 @@
+"""Who waits for whom: what is said of calls that last, and which of them can never end."""

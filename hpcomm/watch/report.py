@@ -1,0 +1,145 @@
+"""What is said of calls that last: once for all ranks of a node, by the first of them that has waited.
+
+Who speaks holds a lock of the node segment while it waits; the kernel takes it away when that rank ends.
+
+    waits PATIENT_S ──> has the lock? ──> asks all ranks of the node, now and then
+                          ├─ twice the same ranks can never go on ──> that, once for each circle
+                          └─ it has waited for HPCOMM_STALL ────────> the report, once for this call
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ..agree import blocked, doing
+from ..agree.doing import Doing
+from ..agree.other_sort import passed_over
+from ..agree.present_calls import describe_call
+from ..core.limits import SILENT_S
+from ..core.present import MESSAGE
+from . import stuck
+
+if TYPE_CHECKING:
+    from ..agree.blocked import Blocked, Waiting
+    from ..node.segment import NodeSegment
+
+_SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
+_AGAIN_S = 1.5  # between two looks at all ranks
+_ANSWER_S = 1.0  # for them to answer: their watchdogs look five times a second
+
+
+class Reporter:
+    """The words of this rank about a call in which it waits.
+
+    Args:
+        here: what the ranks of this node share, if they do.
+        say: says a text on stderr.
+
+    Attributes:
+        stall_s: after how long a call is reported.
+    """
+
+    def __init__(self, here: NodeSegment | None, say: Callable[[str], None], stall_s: float) -> None:
+        self._here, self._say, self.stall_s = here, say, stall_s
+        self._speaks = self._reported = False
+        self._next_s = 0.0
+        self._before: list[str] = []  # what those that could never go on said at the last look
+        self._said: set[tuple[str, ...]] = set()
+
+    def look(self, waiting: Waiting, silent: str) -> None:
+        """Say what is to be said. silent: hosts that do not answer."""
+        call, waited_s = waiting.call, waiting.waited_s
+        limit_s = min(SILENT_S, self.stall_s) if silent else self.stall_s
+        if call is None or waiting.times == 0:
+            self._be_quiet()
+        if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
+            return
+        if waited_s >= self._next_s:
+            self._next_s = waited_s + _AGAIN_S
+            self._look_for_circles()
+        if waited_s >= limit_s and not self._reported:
+            self._reported = True
+            self._say(report(call, waited_s, silent, self._here))
+
+    def _be_quiet(self) -> None:
+        """This rank has moved on."""
+        if self._speaks and self._here is not None:
+            self._here.give_word()
+        self._speaks, self._reported, self._next_s, self._before = False, False, 0.0, []
+
+    def may_speak(self) -> bool:
+        """Whether no other rank of the node speaks."""
+        self._speaks = self._speaks or self._here is None or self._here.take_word()
+        return self._speaks
+
+    def _look_for_circles(self) -> None:
+        if self._here is None:
+            return
+        doings = _all(self._here)
+        held = stuck.stuck(doings)
+        said = [f"{doings[rank].who}: {doings[rank].text}" for rank in held]
+        if held and said == self._before:
+            circle = stuck.circle(held, doings)
+            lines = [f"{doings[rank].who}: {doings[rank].text}" for rank in sorted(circle)]
+            if tuple(lines) not in self._said:
+                self._said.add(tuple(lines))
+                self._say(_never(circle, held, doings))
+        self._before = said
+
+
+def _all(here: NodeSegment) -> dict[int, Doing]:
+    """What the ranks of this node are doing, as far as they answer."""
+    said = doing.ask(here.regions, _ANSWER_S)
+    return {rank: each for rank, each in enumerate(said) if each is not None}
+
+
+def _never(circle: list[int], held: list[int], doings: dict[int, Doing]) -> str:
+    """The words about ranks of which each waits for the next one."""
+    lines = ["these calls can never end, since each waits for the next one:"]
+    for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
+        lines.append(f"  {doings[rank].who}: {doings[rank].text} waits for {doings[after].who}")
+    others = [doings[rank].who for rank in held if rank not in circle]
+    if others:
+        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        lines.append(f"  and for these wait {', '.join(others[:_SHOWN])}{more}")
+    lines.append(
+        "  try:   let one of them call first what the other one waits for, or send in the background"
+    )
+    return "\n".join(lines)
+
+
+def report(call: Blocked, waited_s: float, silent: str, here: NodeSegment | None) -> str:
+    """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
+    lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
+    late = blocked.late(call)
+    said = doing.answers([region for _, region in late[:_SHOWN]])
+    for (rank, _), text in zip(late, said, strict=False):
+        lines.append(f"  for rank {rank}: {text or NO_ANSWER}")
+    if late[_SHOWN:]:
+        lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
+    if not late and call.number == MESSAGE and call.source is not None and call.source >= 0:
+        lines.append(f"  for rank {call.source}")
+    elif not late and call.number != MESSAGE and len(call.comm.near.ranks) < call.comm.size:
+        lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
+    if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
+        lines.append(f"  {there}")
+    if here is not None:
+        named = {here.here, *(here.regions.index(region) for _, region in late)}
+        lines += _others(each for rank, each in _all(here).items() if rank not in named)
+    lines += [f"  {line}" for line in silent.splitlines()]
+    return "\n".join(lines)
+
+
+NO_ANSWER = "it gives no answer: it is stopped, or in code that holds Python's interpreter lock"
+
+
+def _others(doings: Iterable[Doing]) -> list[str]:
+    """Lines about the ranks that are not named yet, those in the same call together."""
+    groups: dict[str, list[str]] = {}
+    for each in doings:
+        groups.setdefault(each.text, []).append(each.who)
+    lines = [f"  meanwhile {', '.join(who[:_SHOWN])}{' and others' * (len(who) > _SHOWN)}: {text}"
+             for text, who in itertools.islice(groups.items(), _SHOWN)]  # fmt: skip
+    return [*lines, *["  and others elsewhere"] * (len(groups) > _SHOWN)]

@@ -1,0 +1,119 @@
+"""Which ranks can never go on, by what they say that they do."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from hpcomm.agree.blocked import ELSEWHERE
+from hpcomm.agree.doing import ANY, Doing, Message
+from hpcomm.node.segment import ANSWER_BYTES
+from hpcomm.watch.stuck import PATIENT_S, circle, stuck
+
+
+def computing() -> Doing:
+    return Doing("rank", 1, "not in a call of hpcomm")
+
+
+def waiting(*needs: int, **more: Any) -> Doing:
+    return Doing("rank", 1, "all_reduce()", PATIENT_S, needs)._replace(**more)
+
+
+def send(to: int, tag: int = 0, comm: int = 7, apart: bool = False, **more: Any) -> Doing:
+    return waiting(to, message=Message(comm, True, apart, to, tag), **more)
+
+
+def recv(by: int, tag: int = 0, comm: int = 7, apart: bool = False, **more: Any) -> Doing:
+    return waiting(by, message=Message(comm, False, apart, by, tag), **more)
+
+
+def recv_any(others: list[int], **more: Any) -> Doing:
+    return waiting(*others, is_any=True, message=Message(7, False, False, ANY, 0), **more)
+
+
+CASES: dict[str, tuple[list[Doing], list[int]]] = {
+    "nobody waits": ([computing(), computing()], []),
+    "one computes": ([waiting(1), computing()], []),
+    "two receive first": ([recv(1), recv(0)], [0, 1]),
+    "two send first": ([send(1), send(0)], [0, 1]),
+    "a long message is under way": ([send(1), recv(0)], []),
+    "another tag": ([send(1, tag=3), recv(0, tag=4)], [0, 1]),
+    "any tag": ([send(1, tag=3), recv(0, tag=ANY)], []),
+    "another communicator": ([send(1, comm=7), recv(0, comm=8)], [0, 1]),
+    "an object against an array": ([send(1, apart=True), recv(0)], [0, 1]),
+    "a cycle of three": ([recv(1), recv(2), recv(0)], [0, 1, 2]),
+    "a barrier against a receive": ([waiting(1), recv(0)], [0, 1]),
+    "a receive from itself": ([recv(0)], [0]),
+    "a receive from itself of what it has sent": ([recv(0, begun=(Message(7, True, False, 0, 0),))], []),
+    "who waits for a cycle": ([waiting(1), recv(2), recv(1), computing()], [0, 1, 2]),
+    "any source, all of them stuck": ([recv_any([1, 2]), recv(2), recv(1)], [0, 1, 2]),
+    "any source, one computes": ([recv_any([1, 2]), recv(0), computing()], []),
+    "any source, one sends": ([recv_any([1]), send(0)], []),
+    "a receive in the background, then a barrier": (
+        [send(1), waiting(0, begun=(Message(7, False, False, 0, 0),))], []
+    ),
+    "a receive in the background of another tag": (
+        [send(1), waiting(0, begun=(Message(7, False, False, 0, 5),))], [0, 1]
+    ),
+    "a send in the background": ([recv(1), waiting(0, begun=(Message(7, True, False, 0, 0),))], []),
+    "another thread may serve": ([recv(1), recv(0, others=True)], []),
+    "a moment ago it still moved": ([recv(1), recv(0, waited_s=0.1)], []),
+    "the other one is elsewhere": ([recv(ELSEWHERE), recv(0)], []),
+    "one of several waits back": ([waiting(1, 2), computing(), recv(0)], [0, 2]),
+    "one of several is stuck": ([waiting(1, 2), computing(), recv(2)], [0, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_can_never_go_on(case: str) -> None:
+    doings, held = CASES[case]
+    by_rank = dict(enumerate(doings))
+    assert stuck(by_rank) == held
+    if held:
+        path = circle(held, by_rank)
+        following = zip(path, [*path[1:], path[0]], strict=True)
+        assert all(after in by_rank[rank].needs for rank, after in following)
+
+
+def test_random_programs_without_a_way_on_are_those_of_a_simulation() -> None:
+    """Ranks carry out lists of messages that meet each other, until nobody can move any more."""
+    chance = random.Random(1)
+    found = 0
+    for _ in range(3000):
+        size = chance.randint(1, 5)
+        plans: list[list[tuple[str, int, int]]] = [[] for _ in range(size)]
+        for _ in range(chance.randint(0, 8)):
+            one, other, tag = chance.randrange(size), chance.randrange(size), chance.randrange(2)
+            if one != other:
+                plans[one].insert(chance.randint(0, len(plans[one])), ("send", other, tag))
+                plans[other].insert(chance.randint(0, len(plans[other])), ("recv", one, tag))
+        moved = True
+        while moved:
+            moved = False
+            for one, plan in enumerate(plans):
+                if plan and plan[0][0] == "send" and plans[plan[0][1]][:1] == [("recv", one, plan[0][2])]:
+                    plans[plan[0][1]].pop(0)
+                    plan.pop(0)
+                    moved = True
+        # who has come to its end computes for ever, so that it may still be waited for
+        doings = {
+            rank: (send if plan[0][0] == "send" else recv)(*plan[0][1:]) if plan else computing()
+            for rank, plan in enumerate(plans)
+        }
+        waits = {rank for rank, plan in enumerate(plans) if plan}
+        while free := {rank for rank in waits if plans[rank][0][1] not in waits}:
+            waits -= free
+        assert stuck(doings) == sorted(waits)
+        found += bool(waits)
+    assert found > 100
+
+
+def test_what_a_rank_says_fits_its_record_and_comes_back_whole() -> None:
+    told = recv(2, begun=(Message(1, True, True, ANY, 4),), stack=("main at a.py:1",))
+    assert Doing.of(told.as_text()) == told._replace(needs=[2], stack=["main at a.py:1"])
+    long = told._replace(stack=("x" * 300,) * 100)
+    assert Doing.of(long.as_text()).text == told.text
+    assert len(long._replace(text="y" * 9999).as_text()) <= ANSWER_BYTES
+    assert len(long.as_text()) <= ANSWER_BYTES
