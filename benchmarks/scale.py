@@ -27,7 +27,6 @@ from measure import save
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.agree import start_up
 from hpcomm.agree.differing_calls import Call, alone, joined, rows
 from hpcomm.agree.partners import Partners
 from hpcomm.communicator.communicator import Communicator, over
@@ -38,6 +37,7 @@ from hpcomm.mpmd import handshake
 from hpcomm.node import segment
 from hpcomm.node.segment import open_segment
 from hpcomm.transport.scheduled import comm_cache
+from hpcomm.watch import start_up
 
 RANKS = (1_000, 10_000, 100_000)
 NODE = 128

@@ -33,7 +33,6 @@ REASONS = [
     ),
     ("device/library.py", {"_type_"}, "ctypes documents that name for what a pointer points to"),
     ("job/exit_hooks.py", {"_run_exitfuncs"}, "exit handlers run before ours in no other way"),
-    ("agree/", {"_call", "_stages"}, "the watchdog reads frames of calls, whatever they belong to"),
 ]
 OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}  # public, by Python's documentation
 MODULES = {"os", "sys", "ctypes"}  # os._exit, sys._getframe
@@ -90,7 +89,7 @@ _OF_FRAMES = {"f_locals", "f_back", "co_varnames", "co_names", "co_name", "_curr
 _MAY_READ = {
     "errors.py": ({"f_back"}, "the program's own line"),
     "job/exit_hooks.py": ({"f_back"}, "whether Python itself asks for the code of a SystemExit"),
-    "agree/present_calls.py": ({"_current_frames"}, "the program's own line"),
+    "agree/present_calls.py": ({"_current_frames", "co_name"}, "the program's own lines"),
     "agree/mistakes.py": ({"co_names"}, "names that the program's own code has used"),
     "transport/progress.py": ({"_current_frames"}, "whether a thread runs code of hpcomm's"),
     "torch_backend/install.py": ({"f_back", "f_locals", "co_name"}, "torch drops arguments"),

@@ -16,11 +16,10 @@ from ..core.limits import DESCRIPTION_S
 from ..core.present import MESSAGE, is_own
 from ..core.request import Request
 from ..core.verbs import receives
-from ..errors import is_ours, source_line
 from ..node import segment
 from . import runtime
 from .blocked import ELSEWHERE, Waiting, blocked_call, needed
-from .present_calls import describe_call
+from .present_calls import describe_call, program_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +110,7 @@ class Doing(NamedTuple):
 
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
-    told = Doing(runtime.name, runtime.process, describe_call(), stack=_stack())
+    told = Doing(runtime.name, runtime.process, describe_call(), stack=program_stack(_FRAMES))
     here, call = segment.current, blocked_call()
     if here is None or call is None or waits is None or waits.call is None or not waits.call.is_the(call):
         return told
@@ -159,7 +158,7 @@ def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
     """
     found, others = [], sum(not is_own(each) for each in threading.enumerate()) > 1
     for each in gc.get_objects():
-        if not isinstance(each, Request) or each._stages is None:
+        if not isinstance(each, Request) or not each.is_under_way:
             continue
         comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
         if comm is None or number != MESSAGE or verb == "sendrecv":
@@ -168,16 +167,6 @@ def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
             found.append(message)
     others = others or any(plan.is_under_way for comm in runtime.living() for plan in comm.outstanding.plans)
     return tuple(found[:_SERVED]), others or len(found) > _SERVED
-
-
-def _stack() -> tuple[str, ...]:
-    lines: list[str] = []
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and len(lines) < _FRAMES:
-        if not is_ours(frame.f_code):
-            lines.append(f"{frame.f_code.co_name} at {source_line(frame.f_code, frame.f_lineno)}")
-        frame = frame.f_back
-    return tuple(reversed(lines))
 
 
 def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing | None]:

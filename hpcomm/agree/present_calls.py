@@ -106,3 +106,12 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
     user = None if frame is None else calling_frame(frame)
     here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
     return f"{words} at {here}{end}"
+
+
+def program_stack(most: int) -> tuple[str, ...]:
+    """Where the main thread is in the program's own code, the innermost line last."""
+    from traceback import walk_stack
+
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    found = [(each.f_code, line) for each, line in walk_stack(frame) if not is_ours(each.f_code)]
+    return tuple(f"{code.co_name} at {source_line(code, line)}" for code, line in reversed(found[:most]))

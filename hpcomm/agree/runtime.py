@@ -1,4 +1,4 @@
-"""Life of a process in a job: a failing rank ends the job. start_up.py begins it.
+"""Life of a process in a job: a failing rank ends the job. watch/start_up.py begins it.
 
 MPI leaves the others waiting for ever when one rank dies of an exception. So, from the first use of MPI
 through hpcomm on:

@@ -11,10 +11,11 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from .._lazy import MPI
-from ..agree import runtime, start_up
+from ..agree import runtime
 from ..core.closing import ClosedByAll
 from ..core.html import sheet
 from ..errors import UsageError, where
+from ..watch import start_up
 from .context import Context
 from .making import groups, spawned
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt

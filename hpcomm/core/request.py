@@ -226,6 +226,11 @@ class Request(Generic[T_co]):
                 begin()
 
     @property
+    def is_under_way(self) -> bool:
+        """Whether nobody has seen its end yet; asks nobody."""
+        return self._stages is not None
+
+    @property
     def call(self) -> str:
         """What was called, for messages."""
         return str(self._call)

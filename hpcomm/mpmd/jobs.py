@@ -21,10 +21,10 @@ from socket import gethostname
 from typing import Any, NamedTuple
 
 from .._lazy import MPI
-from ..agree import start_up
 from ..agree.deadline import within
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
 from ..job import own_files
+from ..watch import start_up
 from .link import Link
 from .program import Program
 

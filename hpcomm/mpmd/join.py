@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from .._lazy import MPI, undisturbed
-from ..agree import runtime, start_up
+from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.communicator import Communicator, over
 from ..communicator.context import Context
@@ -17,6 +17,7 @@ from ..communicator.lazy_world import give
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, post_mortem, process_role, startup_monitor
 from ..job.optional_packages import load_mpi
+from ..watch import start_up
 from . import handshake
 from .coupling.coupling_clock import is_number
 from .link import Link

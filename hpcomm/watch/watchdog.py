@@ -28,7 +28,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from traceback import format_exc
 from typing import TYPE_CHECKING
 
 from ..agree import doing, runtime
@@ -140,6 +139,8 @@ class Watchdog:
                 self._look()
             except Exception:  # as of a communicator that is closed meanwhile
                 if not has_failed and not sys.is_finalizing():
+                    from traceback import format_exc
+
                     runtime.say(f"a look at what this rank does failed; please report it\n{format_exc()}")
                 has_failed = True
             if self._waiting.call is None:
@@ -207,7 +208,7 @@ def _look_at(asked: Polled) -> None:
 
 def _failure(request: Request[object]) -> PeerFailedError | None:
     """Why a request cannot complete, or None."""
-    if request.waits_for is None or request._stages is None:
+    if request.waits_for is None or not request.is_under_way:
         return None
     needs = request.waits_for[:3]
     found = _ended(*needs) or _refused(*needs)

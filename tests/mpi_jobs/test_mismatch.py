@@ -82,6 +82,8 @@ before = comm.context.node.calls()[0][0]
 while comm.context.node.calls()[1][0] == before:
     time.sleep(0.01)
 os.kill(pid, signal.SIGSTOP)
+while not comm.context.near.regions[1].stopped:  # one thread takes the signal, and stops the others
+    time.sleep(0.01)
 try:
     comm.all_reduce(X)
 finally:

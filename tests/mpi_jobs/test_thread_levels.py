@@ -99,7 +99,7 @@ comm.barrier()
 assert several or callers.keys() == {"MainThread"}, callers
 print("right", flush=True)
 if level == "funneled" and rank == 0:
-    hpcomm.agree.start_up.expect_foreigners()  # to be told of an abort
+    hpcomm.watch.start_up.expect_foreigners()  # to be told of an abort
     hpcomm.agree.runtime.at_abort.append(lambda: print("called by", *callers, flush=True))
     comm.recv(np.empty(300_000), 1)  # the watchdog ends the job
 """

@@ -7,7 +7,7 @@ import runpy
 import sys
 
 from ..._lazy import MPI
-from ...agree import start_up
+from ...watch import start_up
 from ..communicator import Communicator, over
 from ..context import Context
 from ..lazy_world import named

@@ -20,10 +20,11 @@ from operator import index
 from typing import TYPE_CHECKING, cast
 
 from ..._lazy import MPI
-from ...agree import runtime, start_up
+from ...agree import runtime
 from ...agree.agreement import refused
 from ...errors import ConfigError, UsageError
 from ...job.launcher import HYDRA, PRRTE, launcher_of, name_of
+from ...watch import start_up
 from ..context import Context
 from ..payloads.objects import Objects
 from .groups import agreed, made

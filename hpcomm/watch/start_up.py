@@ -7,11 +7,11 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ..agree import mistakes, runtime
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
-from ..watch import watchdog
-from . import mistakes, runtime
+from . import watchdog
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -86,7 +86,7 @@ def _be_no_rank() -> None:
 
 
 def _watch(everybody: MPI.Intracomm) -> None:
-    from .end_notices import EndNotices
+    from ..agree.end_notices import EndNotices
 
     runtime.install_hooks()
     runtime.notice_finalize()
@@ -99,7 +99,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)
     if node_segment is None or len(node_segment.regions) < everybody.size:
-        from .heartbeat import pulse
+        from ..agree.heartbeat import pulse
 
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
