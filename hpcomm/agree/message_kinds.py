@@ -36,7 +36,6 @@ _TEXT = 120  # bytes of a first call that is kept, behind a word that says which
 _SLOTS = range(2 * _PLACES, KINDS, 1 + words_of_text(_TEXT))  # where those are
 _ANY, _BYTES = -1, 1
 _PAYLOAD = 1 << 62  # objects, and ragged arrays
-_MOST = 1024  # receivers and tags that are known to have been noted
 
 
 class Kinds:
@@ -50,7 +49,6 @@ class Kinds:
         self._comm, self._own, self._theirs = comm, own, theirs
         self._noting = threading.Lock()
         self._noted: dict[int, Noted] = {_PAYLOAD: Noted(self, _PAYLOAD)}
-        self._payloads: set[tuple[int, int]] = set()  # to whom, with which tags, some were noted
         self._sure: dict[int, Sure] = {}
 
     def noted(self, dtype: Dtype) -> Noted:
@@ -65,12 +63,7 @@ class Kinds:
 
     def note_parcel(self, verb: str, x: object, dest: int, tag: int) -> None:
         """Before an object or a ragged array is sent."""
-        if (dest, tag) in self._payloads:
-            return
         self._noted[_PAYLOAD].note(verb, x, dest, tag)
-        if len(self._payloads) >= _MOST:
-            self._payloads.clear()
-        self._payloads.add((dest, tag))
 
     def instead(self, source: int, tag: int, is_payload: bool) -> str | None:
         """The first call with which source sent another sort of message, if it has sent none of this one.

@@ -163,7 +163,7 @@ class Context(ClosedByAll):
             made.limit(self.timeout_s)
         return made
 
-    @property
+    @once
     def encode(self) -> Callable[[Any], Payload]:
         """What pickles an object."""
         pickler = self.settings.pickler
@@ -193,7 +193,7 @@ class Context(ClosedByAll):
             UsageError: it is closed, or MPI is finalized.
             MismatchError: its ranks disagreed before.
         """
-        if self.is_closed:
+        if not self.carriers.plain:
             at = where(verb, self)
             if MPI.Is_finalized():
                 raise UsageError("MPI has been finalized", at, "MPI.Finalize() after the last use of hpcomm")

@@ -80,9 +80,13 @@ class calling:  # noqa: N801  a context, read as a word
         """Whether it is for the others, and not begun only."""
         return not self.words.get("async_op")
 
+    def named(self) -> dict[str, object]:
+        """Its arguments by name."""
+        return self.words
+
     def __str__(self) -> str:
         shown = [] if self.x is None else [_shown(self.x)]
-        for name, value in self.words.items():
+        for name, value in self.named().items():
             if not (value is None or value is False or (isinstance(value, (dict, tuple)) and not value)):
                 shown.append(f"{name}={_word(value)}")
         return f"{self.verb}({', '.join(shown)})"
@@ -97,10 +101,13 @@ class messaging(calling):  # noqa: N801
     def __init__(
         self, comm: Comm | None, verb: str, x: object, peer: int | None, tag: int | None, **words: object
     ) -> None:
-        words["dest" if receives(verb) is None else "source"] = _known(peer)
-        words["tag"] = _known(tag)
-        super().__init__(comm, verb, x, **words)
+        self.comm, self.verb, self.x, self.words = comm, verb, x, words
+        self.outer = self.noted = None
         self.peer, self.tag = peer, tag
+
+    def named(self) -> dict[str, object]:
+        end = "dest" if receives(self.verb) is None else "source"
+        return {**self.words, end: _known(self.peer), "tag": _known(self.tag)}
 
 
 def _known(number: object) -> object:

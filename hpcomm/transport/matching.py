@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._lazy import MPI, LazyModule, np
 from ..core.request import Pause
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 else:
     transport = LazyModule("hpcomm.transport.mpi")
 
+T = TypeVar("T")
 _ANY_MPI = 32767  # tags up to here are taken by every MPI
 _MOST = 1024  # tags that are kept
 
@@ -198,8 +199,8 @@ def is_plain_tag(tag: object) -> bool:
     return type(tag) is int and 0 <= tag <= _ANY_MPI
 
 
-def add_tag(tags: set[int], tag: int) -> None:
-    """Keep a tag, and not too many."""
+def add_tag(tags: set[T], tag: T) -> None:
+    """Keep a tag, or a rank and a tag, and not too many."""
     if len(tags) >= _MOST:
         tags.clear()
     tags.add(tag)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcomm.communicator.payloads.payload import Opened, Payload, eager_of, header_of, lengths_of, parts_after
+from hpcomm.communicator.payloads.payload import Opened, Payload, eager_of, header_of
 from hpcomm.communicator.payloads.pickling import decode, encode
 from hpcomm.errors import UsageError
 
@@ -78,15 +78,15 @@ def test_threads_wrap_at_once():
 def test_blocks_of_any_lengths_come_as_they_were_whatever_fits_into_the_header(blocks, nbytes):
     """None: the header of a message, which is as long as need be. Of many blocks the lengths do not fit."""
     sent = Payload(blocks[0], blocks[1:])
-    header, tag = eager_of(sent) if nbytes is None else header_of(sent, nbytes)
-    assert nbytes in (None, len(header))
-    got = Opened(header, lambda length: memoryview(bytearray(length)))
-    parts = parts_after(header, sent)
-    assert (tag >= 0) == (got.tag >= 0) == any(part.nbytes for part in parts)
+    headed = eager_of(sent) if nbytes is None else header_of(sent, nbytes)
+    assert nbytes in (None, len(headed.header))
+    got = Opened(headed.header, lambda length: memoryview(bytearray(length)))
+    parts = headed.parts
+    assert (headed.tag >= 0) == (got.tag >= 0) == any(part.nbytes for part in parts)
     if (lengths := got.lengths_to_come()) is not None:
         lengths[:] = parts.pop(0)
         got.take_lengths(lengths)
-    assert bool(lengths) == bool(lengths_of(header, sent))
+    assert bool(lengths) == bool(headed.lengths)
     for place, part in zip(got.pieces(), parts, strict=True):
         place[:] = part
     assert [bytes(block) for block in got.packed().blocks] == blocks

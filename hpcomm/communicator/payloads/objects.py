@@ -15,14 +15,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 from ...core.present import calling
 from ...core.request import Request
 from ...core.status import Status
-from ...errors import HpcommError, UsageError
+from ...errors import UsageError
 from ...transport.late import reduction
-from ...transport.matching import peer_rank, tag_number
 from ..shell import Shell
 from ..verbs.timeouts import waited
 from . import payload_transport
-from .payload import Payload
-from .payload_agreement import Form, check_root, collective, each_of, ireceive, isend, receive, send
+from .payload_agreement import (
+    Form,
+    addressed,
+    check_root,
+    collective,
+    each_of,
+    ireceive,
+    isend,
+    receive,
+    send,
+)
 from .pickling import decode
 
 if TYPE_CHECKING:
@@ -59,7 +67,7 @@ class Objects(Shell):
                 to this rank itself needs a receive that was begun before.
         """
         comm = self.context
-        peer, number, made = _addressed(comm, "send_object", obj, dest, tag)
+        peer, number, made = addressed(comm, "send_object", comm.encode, obj, dest, tag)
         if not async_op:
             send(comm, "send_object", made, peer, number, sync)
             return None
@@ -72,7 +80,7 @@ class Objects(Shell):
             sync: the request is complete only when dest has begun to receive it (MPI_Issend).
         """
         comm = self.context
-        peer, number, made = _addressed(comm, "isend_object", obj, dest, tag)
+        peer, number, made = addressed(comm, "isend_object", comm.encode, obj, dest, tag)
         return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number, sync)
 
     # fmt: off
@@ -127,7 +135,7 @@ class Objects(Shell):
     ) -> Any:
         """Send obj to dest and receive another from source at once, without deadlock."""
         comm = self.context
-        peer, number, made = _addressed(comm, "sendrecv_object", obj, dest, sendtag)
+        peer, number, made = addressed(comm, "sendrecv_object", comm.encode, obj, dest, sendtag)
         going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
         if comm.timeout_s is not None:
             result = receive(comm, "recv_object", source, recvtag, status, decode)
@@ -274,19 +282,3 @@ def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:
         return known[op], None
     what, hint = f"objects have no operator {op!r}", f"a function f(a, b), or one of {', '.join(known)}"
     return operator.add, UsageError(what, hint=hint)
-
-
-def _addressed(comm: Context, verb: str, obj: object, dest: int, tag: int) -> tuple[int, int, Payload]:
-    """Receiver and tag as MPI takes them, and what to send."""
-    try:
-        comm.check_open(verb)
-        peer, number, made = (
-            peer_rank(comm, dest, "dest"),
-            tag_number(comm, tag, sending=True),
-            comm.encode(obj),
-        )
-        if comm.message_kinds is not None:
-            comm.message_kinds.note_parcel(verb, obj, peer, number)
-        return peer, number, made
-    except HpcommError as error:
-        raise error.located(verb, comm) from error.__cause__

@@ -15,7 +15,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._lazy import NDArray, np
 from ...core.buffer import DeviceBuffer
@@ -102,11 +102,31 @@ class DevicePayload(Payload):
     __slots__ = ()
 
 
-def eager_of(packed: Payload) -> tuple[bytearray, int]:
-    """The header of a message, as long as need be, and the tag of the parts that follow it (-1: none)."""
+class Headed(NamedTuple):
+    """A payload behind its header, as it travels.
+
+    Attributes:
+        tag: of what follows the header; -1: nothing does.
+        lengths: those of all blocks, if they are too many for the header; they follow it first.
+        blocks: those that are not in the header.
+    """
+
+    header: bytearray
+    tag: int = -1
+    lengths: Sequence[memoryview] = ()
+    blocks: Sequence[Block] = ()
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """What follows the header, in pieces that one message can carry."""
+        return [*self.lengths, *cut(self.blocks)]
+
+
+def eager_of(packed: Payload) -> Headed:
+    """With a header as long as need be, for a message."""
     blocks = packed.blocks
     if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= EAGER_OBJECT - _ALIGN:  # what most messages are
-        return bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0], -1
+        return Headed(bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0])
     return _laid_out(blocks, EAGER_OBJECT, False)
 
 
@@ -138,20 +158,20 @@ def room(ranks: int) -> int:
     return HEADER if ranks * HEADER <= _HEADERS else max(_LEAST_HEADER, _HEADERS // ranks // _ALIGN * _ALIGN)
 
 
-def header_of(packed: Payload, nbytes: int = HEADER) -> tuple[bytearray, int]:
-    """The header of a collective, of so many bytes, and the tag of the parts that follow it (-1: none)."""
+def header_of(packed: Payload, nbytes: int = HEADER) -> Headed:
+    """With a header of so many bytes, for a collective."""
     blocks = packed.blocks
     if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
         header = bytearray(nbytes)
         _ONE.pack_into(header, 0, 1, -1, size)
         header[_ALIGN : _ALIGN + size] = blocks[0]
-        return header, -1
+        return Headed(header)
     return _laid_out(blocks, nbytes, True)
 
 
 def in_one(packed: Payload) -> bytearray:
     """All of a payload behind its header, where nothing follows."""
-    return _laid_out(packed.blocks, sys.maxsize, False)[0]
+    return _laid_out(packed.blocks, sys.maxsize, False).header
 
 
 def name_tag(header: bytearray) -> None:
@@ -175,12 +195,13 @@ def are_whole(headers: Bytes, nbytes: int) -> bool:
     return True
 
 
-def _laid_out(blocks: list[Block], room: int, exactly: bool) -> tuple[bytearray, int]:
+def _laid_out(blocks: list[Block], room: int, exactly: bool) -> Headed:
     end = _HEAD.size + 8 * len(blocks)
     if end > room:  # thousands of blocks: their lengths travel as a part of their own
         tag = part_tag()
-        return bytearray(_HEAD.pack(-len(blocks), tag).ljust(room, b"\0")), tag
-    marks, here, tag = [], [], -1
+        lengths = memoryview(struct.pack(f"<{len(blocks)}q", *(b.nbytes for b in blocks)))
+        return Headed(bytearray(_HEAD.pack(-len(blocks), tag).ljust(room, b"\0")), tag, [lengths], blocks)
+    marks, here, after = [], [], []
     for block in blocks:
         nbytes = block.nbytes
         at = (end + _ALIGN - 1) & -_ALIGN
@@ -190,38 +211,20 @@ def _laid_out(blocks: list[Block], room: int, exactly: bool) -> tuple[bytearray,
             end = at + nbytes
             continue
         marks.append(-1 - nbytes)
-        if tag < 0:
-            tag = part_tag()
+        after.append(block)
+    tag = part_tag() if after else -1
     header = bytearray(room if exactly else end)
     struct.pack_into(f"<2q{len(blocks)}q", header, 0, len(blocks), tag, *marks)
     for at, block in here:
         header[at : at + block.nbytes] = block
-    return header, tag
+    return Headed(header, tag, (), after)
 
 
-def lengths_of(header: bytearray, packed: Payload) -> list[memoryview]:
-    """The lengths of the blocks, if they follow the header as a part of their own."""
-    if _HEAD.unpack_from(header, 0)[0] >= 0:
-        return []
-    return [memoryview(struct.pack(f"<{len(packed.blocks)}q", *(b.nbytes for b in packed.blocks)))]
-
-
-def blocks_after(header: bytearray, packed: Payload) -> list[memoryview]:
-    """The blocks that follow a header."""
-    count = _HEAD.unpack_from(header, 0)[0]
-    if count < 0:
-        return packed.blocks
-    marks = struct.unpack_from(f"<{count}q", header, _HEAD.size)
-    return [block for block, mark in zip(packed.blocks, marks, strict=True) if mark < 0]
-
-
-def parts_after(header: bytearray, packed: Payload) -> list[memoryview]:
-    """What follows a header, in pieces that one message can carry."""
-    return [*lengths_of(header, packed), *cut(blocks_after(header, packed))]
-
-
-def cut(blocks: Sequence[memoryview]) -> list[memoryview]:
+def cut(blocks: Sequence[Block]) -> list[memoryview]:
     """The same memory in pieces that one message can carry."""
+    sizes = [*map(len, blocks)]
+    if blocks and min(sizes) and max(sizes) <= _PIECE:
+        return [*blocks]
     return [b[i : i + _PIECE] if b.nbytes > _PIECE else b for b in blocks for i in range(0, b.nbytes, _PIECE)]
 
 

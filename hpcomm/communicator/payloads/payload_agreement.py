@@ -17,7 +17,7 @@ from ...core.verbs import RAGGED, ROOT_SENDS, ROOTED
 from ...errors import HpcommError, RankError, UsageError, known_ranks
 from ...node.present import enter, leave
 from ...transport.late import transport
-from ...transport.matching import fill, source_and_tag
+from ...transport.matching import add_tag, fill, peer_rank, source_and_tag, tag_number
 from ..verbs.direct import NO_DIRECT
 from ..verbs.timeouts import waited
 from . import payload_transport
@@ -29,6 +29,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
+
+
+def addressed(
+    comm: Context, verb: str, encode: Callable[[T], Payload], x: T, dest: int, tag: int
+) -> tuple[int, int, Payload]:
+    """Receiver and tag as MPI takes them, and what to send."""
+    try:
+        known = type(dest) is int and type(tag) is int and (dest, tag) in comm.known.payloads
+        if not known:
+            comm.check_open(verb)
+            dest, tag = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
+        made = encode(x)
+    except HpcommError as error:
+        raise error.located(verb, comm) from error.__cause__
+    if not known:
+        if comm.message_kinds is not None:
+            comm.message_kinds.note_parcel(verb, x, dest, tag)
+        add_tag(comm.known.payloads, (dest, tag))
+    return dest, tag, made
 
 
 def receive(

@@ -21,18 +21,16 @@ from ..making.block_channel import Blocks, passing_tag
 from .dissemination import descend, is_many, share_out
 from .payload import (  # fmt: skip
     DevicePayload,
+    Headed,
     Opened,
     Payload,
     are_whole,
-    blocks_after,
     comes_alone,
     eager_of,
     header_of,
     lengths_after,
-    lengths_of,
     name_tag,
     only_block,
-    parts_after,
     room,
     tag_of,
 )
@@ -70,12 +68,12 @@ def send(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = False
     if rounds_under_way or type(packed) is DevicePayload:  # others that dest may need, or stages of its own
         Request("send", isend(comm, packed, dest, tag, sync)).wait()
         return
-    header, part_tag = eager_of(packed)
+    headed = eager_of(packed)
     mpi = comm.object_comm
-    (mpi.Ssend if sync else mpi.Send)((header, MPI.BYTE), dest, tag)
-    if part_tag >= 0:
-        for piece in parts_after(header, packed):
-            comm.block_channel.Send((piece, MPI.BYTE), dest, part_tag)
+    (mpi.Ssend if sync else mpi.Send)((headed.header, MPI.BYTE), dest, tag)
+    if headed.tag >= 0:
+        for piece in headed.parts:
+            comm.block_channel.Send((piece, MPI.BYTE), dest, headed.tag)
 
 
 def isend(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = False) -> Stages:
@@ -83,11 +81,16 @@ def isend(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = Fals
     moving: list[Moving] = []
     if type(packed) is DevicePayload:
         packed, moving = device_payload.load(comm, packed, [dest])
-    header, part_tag = eager_of(packed)
+    headed = eager_of(packed)
     mpi = comm.object_comm
-    first = (mpi.Issend if sync else mpi.Isend)((header, MPI.BYTE), dest, tag)
-    parts = [] if part_tag < 0 else parts_after(header, packed)
-    yield [first, *(comm.block_channel.Isend((piece, MPI.BYTE), dest, part_tag) for piece in parts), *moving]
+    first = (mpi.Issend if sync else mpi.Isend)((headed.header, MPI.BYTE), dest, tag)
+    yield [first, *_begun(comm, headed, [dest]), *moving]
+
+
+def _begun(comm: Context, headed: Headed, ranks: Sequence[int]) -> list[MPI.Request]:
+    """What follows a header, on its way to some ranks."""
+    pieces = headed.parts
+    return [comm.block_channel.Isend([p, MPI.BYTE], rank, headed.tag) for rank in ranks for p in pieces]
 
 
 _buffers: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
@@ -188,7 +191,8 @@ def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool)
     mpi, packed = comm.object_comm, made[0] if made else None
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     nbytes = _room(comm) if comm.is_inter else HEADER
-    header, tag = header_of(going, nbytes) if going is not None else (bytearray(nbytes), -1)
+    headed = header_of(going, nbytes) if going is not None else Headed(bytearray(nbytes))
+    header = headed.header
     if blocking or not comm.is_inter:
         yield from _collective(mpi, "Bcast", blocking, [header, MPI.BYTE], root)
     else:  # as a scatter, which those beside the root count as well: see transport/between_groups.py
@@ -209,9 +213,8 @@ def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool)
         if pieces := opened.pieces():
             yield from give(pieces, opened.tag)
         return (yield from _unloaded(comm, opened.packed(), root))
-    if tag >= 0:
-        assert going is not None
-        yield from give(parts_after(header, going), tag)
+    if headed.tag >= 0:
+        yield from give(headed.parts, headed.tag)
     if moving:
         yield moving
     return packed
@@ -253,21 +256,19 @@ def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) ->
     [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])
     assert going is not None
     nbytes = _room(comm)
-    header, tag = header_of(going, nbytes)
+    headed = header_of(going, nbytes)
     headers = _headers(comm, nbytes) if is_root else None
     yield from _collective(
         mpi,
         "Gather",
         blocking,
-        [header, MPI.BYTE] if gives else None,
+        [headed.header, MPI.BYTE] if gives else None,
         [headers, nbytes, MPI.BYTE] if is_root else None,
         root,
     )
     if not is_root:
-        if tag >= 0 and gives:
-            yield [
-                comm.block_channel.Isend([piece, MPI.BYTE], root, tag) for piece in parts_after(header, going)
-            ]
+        if headed.tag >= 0 and gives:
+            yield _begun(comm, headed, [root])
         if moving:
             yield moving
         return None
@@ -280,48 +281,46 @@ def all_gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool
     mpi, nbytes, [packed] = comm.object_comm, _room(comm), made
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     assert going is not None
-    header, tag = header_of(going, nbytes)
+    headed = header_of(going, nbytes)
     headers, is_large = _headers(comm, nbytes), is_many(comm)
     if is_large and not comm.is_inter:
-        name_tag(header)
+        name_tag(headed.header)
     number = next(comm.call_numbers) & _NUMBERS if is_large else -1  # calls begin in one order everywhere
-    yield from _collective(mpi, "Allgather", blocking, [header, MPI.BYTE], [headers, nbytes, MPI.BYTE])
+    yield from _collective(mpi, "Allgather", blocking, [headed.header, MPI.BYTE], [headers, nbytes, MPI.BYTE])
     sends = []
-    if tag >= 0 and (comm.is_inter or not is_large):
-        pieces = parts_after(header, going)
+    if headed.tag >= 0 and (comm.is_inter or not is_large):
         ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
-        sends = [comm.block_channel.Isend([p, MPI.BYTE], r, tag) for r in ranks for p in pieces]
-    arrive = partial(_spread, comm, memoryview(headers), header, going, number) if is_large else None
+        sends = _begun(comm, headed, ranks)
+    arrive = partial(_spread, comm, memoryview(headers), headed, number) if is_large else None
     return (yield from _open_all(comm, headers, packed, sends, moving, arrive))
 
 
 def _spread(
     comm: Context,
     headers: memoryview,
-    header: bytearray,
-    packed: Payload,
+    mine: Headed,
     number: int,
     sends: list[MPI.Request],
 ) -> Stages:
     """Receive what follows the headers of all ranks; returns what gives the payload of a rank.
 
-    header, packed: this rank's own header and payload.
+    mine: this rank's own.
     """
-    nbytes = len(header)
+    nbytes = len(mine.header)
     at = range(0, len(headers), nbytes)
     same: dict[Any, Any] = {}  # mostly all ranks' are
     after = [same.setdefault(each := lengths_after(headers, a), each) for a in at]
     tags = partial(_tag_of, headers, nbytes)
     if any(unsaid for unsaid, _ in after):  # some lengths are not in the header
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
-        said = yield from share_out(comm, lengths_of(header, packed), told, tags, number)
+        said = yield from share_out(comm, mine.lengths, told, tags, number)
         after = [(0, tuple(said(r)[0].cast("q"))) if told[r] else each for r, each in enumerate(after)]
     lengths = [known for _, known in after]
-    arrived = yield from share_out(comm, blocks_after(header, packed), lengths, tags, number)
+    arrived = yield from share_out(comm, mine.blocks, lengths, tags, number)
     if sends:
         yield sends
 
-    def parcel_of(r: int) -> Payload:
+    def payload_of(r: int) -> Payload:
         blocks = arrived(r)
         if comes_alone(headers, at[r]):  # as most do
             return Payload.of(blocks)
@@ -329,7 +328,7 @@ def _spread(
         opened = Opened(headers[at[r] : at[r] + nbytes], memory=lambda _: next(coming))
         return opened.packed() if opened.blocks else Payload.of(blocks)
 
-    return parcel_of
+    return payload_of
 
 
 def _tag_of(headers: memoryview, nbytes: int, rank: int) -> int:
@@ -342,11 +341,11 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
     nbytes = _room(comm)
     header = bytearray(nbytes)
     headers = None
-    made: list[tuple[bytearray, int]] = []
+    made: list[Headed] = []
     going, moving = _loaded(comm, packed_parts, _each_partner(comm))
     if packed_parts:
         made = [header_of(packed, nbytes) for packed in going if packed is not None]
-        headers = b"".join(bytes(c) for c, _ in made)
+        headers = b"".join(bytes(each.header) for each in made)
     yield from _collective(
         mpi,
         "Scatter",
@@ -361,7 +360,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
         opened = Opened(header)
         yield from _fetch(comm, opened, root)
         return (yield from _unloaded(comm, opened.packed(), root))
-    yield [*_send_parts(comm, going, made), *moving]
+    yield [*_send_parts(comm, made), *moving]
     return None if comm.is_inter else packed_parts[root]
 
 
@@ -371,11 +370,11 @@ def all_to_all(comm: Context, packed_parts: Sequence[Payload], root: int, blocki
     going, moving = _loaded(comm, packed_parts, _each_partner(comm))
     made = [header_of(packed, nbytes) for packed in going if packed is not None]
     headers = _headers(comm, nbytes)
-    joined = b"".join(bytes(c) for c, _ in made)
+    joined = b"".join(bytes(each.header) for each in made)
     name = transport.function_of(comm, "all_to_all")
     yield from _collective(mpi, name, blocking, [joined, nbytes, MPI.BYTE], [headers, nbytes, MPI.BYTE])
     own = None if comm.is_inter else packed_parts[mpi.rank]
-    return (yield from _open_all(comm, headers, own, _send_parts(comm, going, made), moving))
+    return (yield from _open_all(comm, headers, own, _send_parts(comm, made), moving))
 
 
 def _each_partner(comm: Context) -> list[list[int]]:
@@ -398,15 +397,9 @@ def _loaded(
     return going, moving
 
 
-def _send_parts(
-    comm: Context, packed_parts: Sequence[Payload | None], made: list[tuple[bytearray, int]]
-) -> list[MPI.Request]:
-    return [
-        comm.block_channel.Isend([piece, MPI.BYTE], rank, tag)
-        for rank, (packed, (header, tag)) in enumerate(zip(packed_parts, made, strict=True))
-        if packed is not None and tag >= 0 and (comm.is_inter or rank != comm.rank)
-        for piece in parts_after(header, packed)
-    ]
+def _send_parts(comm: Context, made: list[Headed]) -> list[MPI.Request]:
+    others = (r for r in range(len(made)) if made[r].tag >= 0 and (comm.is_inter or r != comm.rank))
+    return [request for r in others for request in _begun(comm, made[r], [r])]
 
 
 def _open_all(

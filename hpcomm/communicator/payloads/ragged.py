@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING, Any, overload
 from ..._lazy import NDArray, loaded, np
 from ...core.request import Request
 from ...core.status import Status
-from ...errors import DtypeError, HpcommError, UsageError
+from ...errors import DtypeError, UsageError
 from ...transport.late import buffer, dtypes
-from ...transport.matching import peer_rank, tag_number
 from ..shell import Shell
 from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
-from .payload_agreement import Form, check_root, collective, each_of, ireceive, isend, receive, send
+from .payload_agreement import (
+    Form,
+    addressed,
+    check_root,
+    collective,
+    each_of,
+    ireceive,
+    isend,
+    receive,
+    send,
+)
 
 if TYPE_CHECKING:
     from ...core.buffer import DeviceBuffer, Shape
     from ...core.types import AnyArray, AnyStatus, Array, ArrayLike, Later, Now, Scalar
-    from ..context import Context
     from . import device_payload
 else:
     from ..._lazy import LazyModule
@@ -57,7 +65,7 @@ class Ragged(Shell):
                 to this rank itself needs a receive that was begun before.
         """
         comm = self.context
-        peer, number, made = _addressed(comm, "send_ragged", x, dest, tag)
+        peer, number, made = addressed(comm, "send_ragged", encode, x, dest, tag)
         if not async_op:
             send(comm, "send_ragged", made, peer, number, sync)
             return None
@@ -70,7 +78,7 @@ class Ragged(Shell):
             sync: the request is complete only when dest has begun to receive it (MPI_Issend).
         """
         comm = self.context
-        peer, number, made = _addressed(comm, "isend_ragged", x, dest, tag)
+        peer, number, made = addressed(comm, "isend_ragged", encode, x, dest, tag)
         return isend(comm, f"isend_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
 
     # fmt: off
@@ -313,15 +321,3 @@ def _copied(x: object, own: Payload) -> Any:
 
 
 _RAGGED = Form("_ragged", encode, decode, _copied)
-
-
-def _addressed(comm: Context, verb: str, x: ArrayLike, dest: int, tag: int) -> tuple[int, int, Payload]:
-    """Receiver and tag as MPI takes them, and what to send."""
-    try:
-        comm.check_open(verb)
-        peer, number, made = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True), encode(x)
-    except HpcommError as error:
-        raise error.located(verb, comm) from None
-    if comm.message_kinds is not None:
-        comm.message_kinds.note_parcel(verb, x, peer, number)
-    return peer, number, made

@@ -60,18 +60,24 @@ class KnownReceive:
 
 
 class KnownMessages:
-    """Of one communicator: by type of array, dtype and rank, and the last ones by rank alone."""
+    """Of one communicator: by type of array, dtype and rank, and the last ones by rank alone.
 
-    __slots__ = ("receives", "sends")
+    Attributes:
+        payloads: of objects and ragged arrays that are sent: receiver and tag.
+    """
+
+    __slots__ = ("payloads", "receives", "sends")
 
     def __init__(self) -> None:
         self.sends: dict[Any, KnownSend] = {}
         self.receives: dict[Any, KnownReceive] = {}
+        self.payloads: set[tuple[int, int]] = set()
 
     def forget(self) -> None:
         """Let all messages take the general path again."""
         self.sends.clear()
         self.receives.clear()
+        self.payloads.clear()
 
 
 def known_send(comm: Comm, x: Any, dest: Any, tag: Any) -> Part | None:
