@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypedDict, Unpa
 
 from .._lazy import NDArray, np
 from ..communicator.mesh import Mesh, axes_of, ranks_of
+from ..communicator.shell import watched
 from ..core.partition import Box, Partition, Points, Split
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import memory, set_zero
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         unit: str
 
 
+@watched
 class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
     """One array spread over ranks.
 

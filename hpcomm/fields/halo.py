@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from itertools import chain
 from typing import Any
+from weakref import ref
 
+from ..communicator.shell import watched
 from ..errors import UsageError, demand, where
 from .exchange import Exchange, Moves
 from .own_part import OwnPart
 
 
+@watched
 class Halo(Exchange):
     """The halos of some fields over the same ranks, exchanged together. Making one is collective.
 
@@ -43,8 +46,15 @@ class Halo(Exchange):
         faces = zip(*(field.faces() for field in fields), strict=True)
         sends, receives = ([*chain(*each)] for each in faces)
         super().__init__(comm, Moves(sends, receives), verb="halo exchange")
+        self.comm = comm
+        self._fields = [ref(field) for field in fields]  # which hold their own Halo
         arrays = [getattr(field, "array", None) for field in fields]
         self.tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))
+
+    @property
+    def fields(self) -> list[OwnPart[Any]]:
+        """Those of the fields that are still there."""
+        return [field for each in self._fields if (field := each()) is not None]
 
 
 def reverse(field: OwnPart[Any]) -> Exchange:

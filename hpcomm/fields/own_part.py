@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from .._lazy import np
+from ..core import checksum
 from ..core.partition import Box, Partition, Points
 from ..errors import LayoutError, where
 from ..transport.endpoints import Rows, memory
@@ -129,6 +131,28 @@ class OwnPart(Generic[A]):
     def is_first(self) -> bool:
         """Whether what this rank holds counts: copies count once."""
         return isinstance(self.partition, Points) or self.partition.is_first(self.comm.rank)
+
+    def own_checksum(self, owned: AnyArray | None = None) -> int:
+        """What this rank adds to the checksum of the whole, which does not depend on the partition.
+
+        Args:
+            owned: what this rank owns, if not yet in the field.
+        """
+        own = self.on_host() if owned is None else owned
+        if not own.size or not self.is_first:
+            return 0
+        if isinstance(self.partition, Points):
+            rows = self.partition.owned[self.comm.rank].astype(np.uint64)
+            return checksum.of_rows(own, rows, 0, math.prod(self.shape[1:]))
+        assert self.box is not None
+        start, stop, shape = self.box.start, self.box.stop, self.shape
+        if len(shape) < 2:  # one long row would make a table as long as the array; many short ones do not
+            rows = np.arange(*(start or [0]), *(stop or [1]), dtype=np.uint64)
+            return checksum.of_rows(own, rows, 0, 1)
+        rows = np.zeros((1,) * (len(shape) - 1), np.uint64)
+        for axis, index in enumerate(self.indices[:-1]):
+            rows = rows * np.uint64(shape[axis]) + index[..., 0].astype(np.uint64)
+        return checksum.of_rows(own, rows.reshape(-1), start[-1], stop[-1] - start[-1])
 
     def is_like(self, other: OwnPart[Any]) -> bool:
         """Whether every rank holds the same part of both."""

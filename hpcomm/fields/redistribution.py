@@ -11,6 +11,7 @@ from typing import Any
 from .._lazy import np
 from ..communicator.communicator import Communicator
 from ..communicator.making.exchange_comm import channel
+from ..communicator.shell import watched
 from ..core.partition import Box, Partition, Points, integers
 from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
 from ..transport.endpoints import Rows, memory, set_zero, share_memory
@@ -21,6 +22,7 @@ from .exchange import Exchange, Moves
 _NOTHING_YET: tuple[Any, Any, Any] = (object(), None, None)  # an x that nobody gives
 
 
+@watched
 class Redistribution:
     """A plan that moves arrays from one partition to another; made once, used many times.
 

@@ -213,6 +213,14 @@ def parser() -> Command:
         metavar="NAME=VALUE",
         help="set a variable for every rank (NAME alone: hand over its present value)",
     )
+    add(
+        "--fingerprint",
+        dest="env",
+        action="append",
+        type=read_fingerprint,
+        metavar="FOLDER",
+        help="write 16 bytes for each call to this new folder: hpcomm diff compares two runs",
+    )
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
     add("--label", action="store_true", help="put [RANK] before each line that a rank prints")
     add(
@@ -287,6 +295,13 @@ def read_timeout(text: str, option: str = "--timeout") -> float:
 
 def read_stall(text: str) -> dict[str, str]:
     return {"HPCOMM_TIMEOUT": f"{read_timeout(text, '--stall'):g}"}
+
+
+def read_fingerprint(text: str) -> dict[str, str]:
+    folder = Path(text).resolve()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise _error(f"--fingerprint {text}: something is there.", "a new folder for each run")
+    return {"HPCOMM_FINGERPRINT": str(folder)}
 
 
 def _read_env(text: str) -> dict[str, str]:

@@ -82,8 +82,8 @@ def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str])
         environ["CUDA_VISIBLE_DEVICES"] = str(program.gpus[rank % len(program.gpus)])
     elif program.device == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""
-    for option, variable in (("--record", "HPCOMM_RECORD"), ("--replay", "HPCOMM_REPLAY")):
-        environ |= {variable: options[option]} if option in options else {}
+    for option in ("--record", "--replay", "--fingerprint"):
+        environ |= {f"HPCOMM_{option[2:].upper()}": options[option]} if option in options else {}
     if "--master" in options:
         environ |= _for_torch(spec, name, rank, options["--master"])
     return {**environ, **program.env}

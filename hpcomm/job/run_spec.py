@@ -77,6 +77,7 @@ def parser() -> Command:
         metavar="FOLDER",
         help="keep what the programs exchange; --only reads it from there (default: recorded)",
     )
+    add("--fingerprint", type=launch.read_fingerprint, metavar="FOLDER", help="as of hpcomm run COMMAND")
     add("--files", metavar="FOLDER", help="write each rank's output to a file of its own: FOLDER/ocean.0.out")
     add(
         "--progress",
@@ -137,7 +138,8 @@ def _machine(kind: str | None) -> launch.Machine:
 def _options(asked: argparse.Namespace) -> list[str]:
     """What each rank's supervisor is told."""
     record = None if asked.only is not None else asked.record
-    folders = (("--files", asked.files), ("--record", record))
+    fingerprint = next(iter((asked.fingerprint or {}).values()), None)
+    folders = (("--files", asked.files), ("--record", record), ("--fingerprint", fingerprint))
     words = [word for name, folder in folders if folder for word in (name, str(Path(folder).resolve()))]
     if asked.dry_run:
         return words

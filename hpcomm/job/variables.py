@@ -29,6 +29,9 @@ VARIABLES = (
         "sums of torch's groups and of fields do not depend on the number of ranks",
     ),
     Variable(
+        "HPCOMM_FINGERPRINT", "a folder", "none", "where ranks write 16 bytes for each call (hpcomm diff)",
+    ),
+    Variable(
         "HPCOMM_GPU", "auto, off, nccl, ipc, direct, schedule, pipeline", "auto",
         "which way arrays of a GPU go",
     ),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic
 import numpy as np
 
 from ..core.buffer import Buffer, as_buffer
+from ..core.checksum import of_rows
 from ..device.libraries import LIBRARIES, library_of
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError
 from ..transport.device.host_copy import from_host, to_host
@@ -64,6 +65,10 @@ class Field(Generic[A]):
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
         self.shape = shape[1:]
         self._verb, self.plain_dtype = verb, getattr(values, "dtype", None)
+
+    def own_checksum(self) -> int:
+        """What this rank adds to the checksum of the values of all ranks."""
+        return of_rows(host(self.values), self.points.astype(np.uint64), 0, width_of(self))
 
     def check(self, values: object) -> None:
         """Refuse values of another shape or kind than those that were declared, where they are set anew."""

@@ -11,6 +11,7 @@ from ..agree import runtime
 from ..agree.partners import Partners
 from ..communicator.communicator import Communicator, over
 from ..communicator.context import Context
+from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from ..job.progress import Progress
 from .coupled_field import A, Field
@@ -25,6 +26,7 @@ from .report import link_lines
 S = TypeVar("S", Outgoing, Incoming)
 
 
+@watched
 class Link:
     """The connection of this program to another one.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..agree import runtime
 from ..agree.deadline import within
+from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean
 from ..job.progress import PIPE, Progress
 from ..job.spec.schema import LONGEST_S
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are
 
 
+@watched
 class Program:
     """This program, as hpcomm.join returns it.
 

@@ -26,6 +26,7 @@ COMMANDS = {
         'measure which algorithm is fastest here, and keep it for algorithm="tuned"',
     ),
     "selftest": ("hpcomm.tools.selftest", "check all verbs on the ranks that it is started with"),
+    "diff": ("hpcomm.tools.diff", "name the first call in which two runs with --fingerprint differ"),
     "doctor": ("hpcomm.tools.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
     "env": ("hpcomm.tools.env", "list the variables that hpcomm reads, and those that are set"),
     "completion": ("hpcomm.tools.completion", "make a shell complete hpcomm's command lines"),

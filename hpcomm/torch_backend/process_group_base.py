@@ -7,6 +7,7 @@ collective call the ranks meet in a barrier (entry_barrier.py).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from zlib import crc32
 import torch
 
 from ..communicator.communicator import Communicator
+from ..communicator.shell import FINGERPRINT
 from ..core.present import saying
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
@@ -67,7 +69,9 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
-        is_plain = SAYS_LATER and self._inner is None and not self._detail and not self._by.is_exact
+        self._has_prints = bool(os.environ.get(FINGERPRINT))
+        is_plain = SAYS_LATER and self._inner is None and not self._detail
+        is_plain = is_plain and not (self._by.is_exact or self._has_prints)
         self._node = self.entry.node if is_plain else None  # for calls that need nothing else
 
     # -- what torch asks of a group ----------------------------------------------------------------
@@ -212,6 +216,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if any(map(_is_inference, tensors)):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
         say = partial(words, *call.told)
+        if self._has_prints:
+            from ..communicator.fingerprint import torch_call
+
+            run = torch_call(self.comm, call.verb, call.root, say(), inputs, flat(outputs), run)
         deed: Callable[[], None] = partial(self._meet_and_run, run, mine, own_seconds(call.opts), say)
         if recording():
             deed = _ending(deed, recorded(call.verb, inputs))

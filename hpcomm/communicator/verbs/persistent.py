@@ -20,7 +20,7 @@ from ...errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, di
 from ...node.present import enter, leave
 from ...transport import matching
 from ...transport.late import buffer, prepare, schedule_transport, transport
-from ..shell import Shell
+from ..shell import Shell, watched
 from .collectives import scheduled
 from .planned_message import planned_receive, planned_send
 from .unknown_length import in_order, recv_behind
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _PLANNED = [*TABLE, *NEIGHBOURS, "send", "recv"]
 
 
+@watched
 class Plan(ClosedByAll, Generic[T_co]):
     """A prepared call on fixed arrays.
 
@@ -242,6 +243,7 @@ class Plan(ClosedByAll, Generic[T_co]):
                 time.sleep(2e-5)
 
 
+@watched
 class _DirectPlan(Plan[T_co]):
     """A plan of which each round is two calls of MPI's and nothing else, while it is quick."""
 

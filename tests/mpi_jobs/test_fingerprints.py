@@ -1,0 +1,455 @@
+"""Fingerprints of two runs: each of the planted differences is found at the first call that has it.
+
+One job makes every case three times: as it is, again, and with the difference. Each time it writes to a
+folder of its own; so what two runs of a job would write is compared here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import finish, judge
+
+from hpcomm.communicator import fingerprint
+from hpcomm.errors import ConfigError
+from hpcomm.job import launch
+from hpcomm.tools import diff
+
+TIME = """
+import os, sys, threading
+import numpy as np
+import hpcomm
+from hpcomm.communicator import fingerprint
+from hpcomm.communicator.shell import FINGERPRINT
+
+top = os.environ[FINGERPRINT]
+
+def each_time(cases, *given):
+    for name, case in cases.items():
+        for which in ("once", "again", "other"):
+            os.environ[FINGERPRINT] = f"{top}/{name}/{which}"
+            fingerprint._logs.clear()
+            case(*given, which == "other")
+"""
+
+SPMD = """
+from hpcomm import Field, Halo
+
+world = hpcomm.world
+rank, size = world.rank, world.size
+near = np.roll([1e16, 1.0, -1e16], rank)  # whose sum depends on the order
+cases = {}
+
+def case(function):
+    cases[function.__name__] = function
+    return function
+
+@case
+def order_of_ranks(odd):
+    comm = world.split(0, key=-rank if odd else rank, name="c")
+    comm.barrier()
+    comm.all_reduce(near)  #order_of_ranks
+    comm.barrier()
+
+@case
+def algorithm(odd):
+    world.barrier()
+    world.all_reduce(near, algorithm="ring" if odd else None)  #algorithm
+
+@case
+def order_in_function(odd):
+    f = (lambda a, b: b - a) if odd else (lambda a, b: a - b)
+    f.__name__ = "f"
+    world.barrier()
+    world.all_reduce(near, f)  #order_in_function
+
+@case
+def seed_of_a_rank(odd):
+    rng = np.random.default_rng(8 if odd and rank == 1 else rank)
+    world.broadcast(rng.random(3), root=0)
+    world.all_reduce(rng.random(3))  #seed_of_a_rank
+    world.all_reduce(rng.random(3))
+
+@case
+def seed(odd):
+    rng = np.random.default_rng(8 if odd else 9)
+    world.barrier()
+    world.scan(rng.random(3))  #seed
+
+@case
+def dtype(odd):
+    world.barrier()
+    world.all_reduce(np.ones(3, "f4" if odd else "f8"))  #dtype
+
+@case
+def shape(odd):
+    world.barrier()
+    world.all_gather(np.ones((2, 3) if odd else 6))  #shape
+
+@case
+def operator(odd):
+    world.barrier()
+    world.all_reduce(np.ones(3), op="max" if odd else "min")  #operator
+
+@case
+def root(odd):
+    world.barrier()
+    world.reduce(np.ones(3), root=int(odd))  #root
+
+@case
+def any_source(odd):
+    first, second = (2, 1) if odd else (1, 2)
+    world.barrier()
+    if rank == second:
+        world.mpi.recv(source=0)
+    if rank:
+        world.send(np.full(3, rank), 0)
+    if rank == 0:
+        for _ in range(2):
+            world.recv(np.empty(3, int))  #any_source
+            if _ == 0:
+                world.mpi.send(0, second)
+
+@case
+def a_thread_writes(odd):
+    x = np.ones(3)
+    world.all_reduce(x)
+    if odd and rank == 2:
+        writer = threading.Thread(target=x.__setitem__, args=(0, 7.0))
+        writer.start()
+        writer.join()
+    world.all_reduce(x)  #a_thread_writes
+
+@case
+def a_call_less(odd):
+    world.all_reduce(1)
+    if not odd:
+        world.broadcast(3)  #a_call_less
+    world.all_reduce(2)  #otherwise
+
+@case
+def message(odd):
+    world.barrier()
+    if rank == 1:
+        world.isend(np.ones(3) + odd, 2, tag=4).wait()  #message
+    if rank == 2:
+        world.recv(np.empty(3), 1)
+    world.barrier()
+
+@case
+def tag(odd):
+    world.barrier()
+    if rank == 1:
+        world.send(np.ones(3), 2, tag=odd)  #tag
+    if rank == 2:
+        world.recv(np.empty(3), 1)
+
+@case
+def exchanged(odd):
+    world.barrier()
+    x = np.full(3, rank) + (odd and rank == 1)
+    world.sendrecv(x, (rank + 1) % size, (rank - 1) % size)  #exchanged
+
+@case
+def in_background(odd):
+    going = world.all_reduce(np.ones(3) + (odd and rank == 0), async_op=True)  #in_background
+    world.broadcast(np.ones(3))
+    going.wait()
+
+@case
+def in_place(odd):
+    x = np.ones(3) + (odd and rank == 2)
+    world.barrier()
+    world.all_reduce(x, out=x)  #in_place
+
+@case
+def plan(odd):
+    x, out = np.ones(3), np.empty(3)
+    plan = world.plan("all_reduce", x, out=out)
+    plan()
+    x += odd
+    plan()  #plan
+
+@case
+def an_object(odd):
+    world.barrier()
+    world.broadcast_object({"a": [1, "b", {2, 3}, 1.5 + odd]} if rank == 0 else None)  #an_object
+
+@case
+def ragged(odd):
+    world.barrier()
+    world.all_gather_ragged(np.arange(rank + 1 + (odd and rank == 2)))  #ragged
+
+@case
+def own_elements(odd):
+    field = Field(world, (6, 4), halo=1)
+    field.inner[...] = 1
+    field.update_halo()
+    field.inner[0] += odd and rank == 1
+    field.update_halo()  #own_elements
+
+@case
+def halo(odd):
+    field = Field(world, (6, 4), halo=1, periodic=odd and [0])
+    field.inner[...] = 1
+    Halo(field)()  #halo
+
+@case
+def block(odd):
+    x = np.ones((size, 3))
+    world.barrier()
+    x[2] += odd and rank == 0
+    world.reduce_scatter(x)  #block
+
+@case
+def sign_of_zero(odd):
+    world.barrier()
+    world.broadcast(np.array([0.0, 1.0, -0.0 if odd else 0.0, 2.0]))  #sign_of_zero
+
+@case
+def two_signs(odd):
+    world.barrier()
+    world.broadcast(np.array([1, 2, 3.0]) * ([-1, -1, 1] if odd else [1, 1, 1]))  #two_signs
+
+@case
+def communicator(odd):
+    part = world.split(rank == 2, name=f"part {rank == 2}")
+    part.all_reduce(np.ones(2) + (odd and rank == 2))  #communicator
+    world.barrier()
+
+@case
+def mpi4py_surface(odd):
+    from hpcomm.compat import MPI
+    out, comm = np.empty(2), MPI.of(world)
+    comm.Barrier()
+    comm.Allreduce(np.ones(2) + odd, out)  #mpi4py_surface
+
+def cut(odd):  # by two ranks, or by three
+    n = 2 if odd else 3
+    part = world.split(0 if rank < n else None, name="cut")
+    if part is None:
+        return
+    whole = np.array([1e16, 1.0, -1e16, 3.0, 0.5, -0.25] * 4, "f8")
+    mine = np.split(whole, n)[part.rank]
+    fingerprint._whose = lambda comm: (str(comm.rank), {"ranks": n, "mpi": "-"})
+    part.all_gather(mine)
+    part.scatter(np.split(whole, n) and whole.reshape(n, -1))
+    part.reduce_scatter(np.tile(np.arange(24) * (part.rank == 0), 1).reshape(n, -1))
+    field = Field(part, (12, 4), halo=1)
+    field.inner[...] = field.indices[0] * 4 + field.indices[1]
+    field.update_halo()
+    field.gather()
+    part.all_reduce(mine.sum())  #cut
+    part.barrier()
+
+each_time(cases)
+each_time({"cut": cut})
+if rank == 0:
+    x = np.ones(1)
+    import timeit
+    print("cost", min(timeit.repeat(lambda: hpcomm.self_.all_reduce(x, out=x), number=100)) / 100)
+"""
+
+COUPLED = """
+me = hpcomm.join()
+points = np.arange(4) + 4 * me.comm.rank if me.name == "ocean" else np.arange(8)
+x = np.zeros(points.shape)
+heat = (me.gives if me.name == "ocean" else me.takes)("heat", x, points=points)
+
+def heat_flows(odd):
+    for step in range(3):
+        if me.name == "ocean":
+            x[:] = points + step + (odd and step == 1)
+            me.put(heat)  #put
+        else:
+            me.get(heat)  #get
+        me.comm.barrier()
+
+each_time({"heat": heat_flows})
+"""
+
+TORCH = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+
+def values(odd):
+    dist.barrier()
+    works = []
+    for i in range(3):
+        x = torch.full((3,), i + (odd and i == 1 and rank == 1))
+        works.append(dist.all_reduce(x, async_op=True))  #values
+    for work in works:
+        work.wait()
+
+def kind(odd):
+    dist.barrier()
+    dist.broadcast(torch.ones(3, dtype=torch.float16 if odd else torch.bfloat16), 1)  #kind
+
+def sent(odd):
+    dist.barrier()
+    if rank == 0:
+        dist.send(torch.ones(3) + odd, 1)  #sent
+    else:
+        dist.recv(torch.empty(3), 0)
+
+def gathered(odd):
+    dist.barrier()
+    dist.all_gather_into_tensor(torch.empty(4), torch.ones(2) * (1 + odd))  #gathered
+
+def trained(odd):
+    torch.manual_seed(1 + odd)
+    model = torch.nn.Linear(2, 2)
+    model = torch.nn.parallel.DistributedDataParallel(model)  #trained
+    model(torch.ones(2)).sum().backward()
+
+each_time({f.__name__: f for f in (values, kind, sent, gathered, trained)})
+dist.destroy_process_group()
+"""
+
+# What is said of the difference: number of the call, ranks, why
+SAID = {
+    "order_of_ranks": "call 2 of ranks 0-2: other values came out of the same",
+    "algorithm": "call 2 of ranks 0-2: other calls",
+    "order_in_function": "call 2 of ranks 0-2: other values came out of the same",
+    "seed_of_a_rank": "call 2 of ranks 0-2: rank 1 gave other values",
+    "seed": "call 2 of ranks 0-2: ranks 0-2 gave other values",
+    "dtype": "call 2 of ranks 0-2: other calls",
+    "shape": "call 2 of ranks 0-2: other calls",
+    "operator": "call 2 of ranks 0-2: other calls",
+    "root": "call 2 of ranks 0-2: other calls",
+    "any_source": "call 2 of rank 0: other values came",
+    "a_thread_writes": "call 2 of ranks 0-2: rank 2 gave other values",
+    "a_call_less": "call 2 of ranks 0-2: other calls",
+    "message": "call 2 of rank 1: rank 1 gave other values",
+    "tag": "call 2 of rank 1: other calls",
+    "exchanged": "call 2 of rank 1: rank 1 gave other values",
+    "in_background": "call 1 of ranks 0-2: rank 0 gave other values",
+    "in_place": "call 2 of ranks 0-2: rank 2 gave other values",
+    "plan": "call 2 of ranks 0-2: other values came",
+    "an_object": "call 2 of ranks 0-2: rank 0 gave other values",
+    "ragged": "call 2 of ranks 0-2: other calls",
+    "own_elements": "call 2 of ranks 0-1: rank 1 gave other values",
+    "halo": "call 1 of ranks 0, 2: other elements in the halo",
+    "block": "call 2 of ranks 0, 2: rank 0 gave other values",
+    "sign_of_zero": "call 2 of ranks 0-2: rank 0 gave other values",
+    "two_signs": "call 2 of ranks 0-2: rank 0 gave other values",
+    "communicator": "call 1 of rank 2: rank 2 gave other values",
+    "mpi4py_surface": "call 2 of ranks 0-2: ranks 0-2 gave other values",
+    "cut": "call 6 of those that all ranks make: other values came",
+}
+
+OF_TORCH = {
+    "values": "call 3 of ranks 0-1: rank 1 gave other values",
+    "kind": "call 2 of ranks 0-1: other calls",
+    "sent": "call 2 of rank 0: rank 0 gave other values",
+    "gathered": "call 2 of ranks 0-1: ranks 0-1 gave other values",
+    "trained": "call 3 of ranks 0-1: rank 0 gave other values",
+}
+
+
+def said(capsys: Any, *folders: Path) -> tuple[int, str]:
+    status = diff.main([str(folder) for folder in folders])
+    return status, capsys.readouterr().out
+
+
+def told(text: str) -> str:
+    """`call 2 of ranks 0-2: other calls`"""
+    first = re.search(r"first difference: (.*)", text)
+    why = re.search(r"  why    (.*?)([,:].*)?\n", text)
+    assert first is not None, text
+    assert why is not None, text
+    return f"{first[1]}: {why[1]}"
+
+
+def differences(capsys: Any, folder: Path, source: str, cases: Any) -> dict[str, str]:
+    """What is told of each case; the same run again has none, and the line is that of the case."""
+    found = {}
+    for name in cases:
+        line = next(i for i, text in enumerate(source.splitlines(), 1) if text.endswith(f"#{name}"))
+        once, again, other = (folder / name / which for which in ("once", "again", "other"))
+        status, text = said(capsys, once, other)
+        equal = said(capsys, once, again)
+        assert (equal[0], status, said(capsys, other, once)[0]) == (0, 1, 1), f"{name}: {equal[1]}{text}"
+        found[name] = told(text) if re.search(rf"\.py:{line}\n", text) else text
+    return found
+
+
+@pytest.mark.once
+def test_planted_differences_are_found_at_the_first_call(job: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, source = tmp_path / "prints", TIME + SPMD
+    job(3, source, timeout=100, options=["--fingerprint", str(folder)])
+    assert differences(capsys, folder, source, SAID) == SAID
+    text = said(capsys, folder / "cut" / "once", folder / "cut" / "other")[1]
+    assert "compared are dtypes and values of 7 calls" in text
+    ended_early(capsys, folder / "seed" / "once", folder / "seed" / "again")
+
+
+def ended_early(capsys: Any, once: Path, cut: Path) -> None:
+    """A rank that was killed has written whole calls, and a line that has no end; another MPI is named."""
+    calls, kinds = cut / f"0{fingerprint.CALLS}", cut / f"0{fingerprint.KINDS}"
+    calls.write_bytes(calls.read_bytes()[: 16 + 7])
+    about, *rest = kinds.read_text().splitlines(keepends=True)
+    kinds.write_text(json.dumps({**json.loads(about), "mpi": "another MPI"}) + "\n" + rest[0] + rest[1][:9])
+    status, text = said(capsys, once, cut)
+    assert status == 1
+    assert told(text) == "call 2 of rank 0: a run that ended early"
+    assert "nothing more: 1 calls" in text
+    assert "B: 3 ranks, another MPI" in text
+    for file in cut.iterdir():
+        file.unlink()
+    with pytest.raises(ConfigError, match="has no fingerprints"):
+        diff.main([str(once), str(cut)])
+    with pytest.raises(ConfigError, match="there is no folder"):
+        diff.main([str(once), str(cut / "nowhere")])
+
+
+@pytest.mark.once
+def test_what_a_killed_rank_has_called_is_there(tmp_path: Path, capsys: Any) -> None:
+    code = (
+        "import os, signal, hpcomm\n"
+        "for i in range(40):\n"
+        "    hpcomm.self_.all_reduce(i)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = finish(command, 60, env={"HPCOMM_FINGERPRINT": str(tmp_path)})
+    assert done.returncode == -9, done.stderr
+    assert said(capsys, tmp_path, tmp_path)[1].count("40 calls") == 2
+    with pytest.raises(ConfigError, match="something is there"):
+        launch.parse(["--fingerprint", str(tmp_path), "true"])
+
+
+@pytest.mark.once
+def test_programs_of_a_job_are_compared_by_name(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "model.py").write_text(TIME + COUPLED)
+    table = '[program.{}]\ncommand = ["python", "model.py"]\nranks = {}\n'
+    (tmp_path / "job.toml").write_text(table.format("ocean", 2) + table.format("air", 1))
+    words = ["--timeout", "300", "--fingerprint", "prints", "job.toml"]
+    judge(finish([sys.executable, "-m", "hpcomm", "run", *words], 60, tmp_path), 0)
+    folder = tmp_path / "prints" / "heat"
+    assert said(capsys, folder / "once", folder / "again")[0] == 0
+    status, text = said(capsys, folder / "once", folder / "other")
+    assert status == 1
+    ocean, air = text[text.index("program") :].split("program 'air'")
+    assert told(ocean) == "call 3 of ranks 0-1: ranks 0-1 gave other values"
+    assert "Program.put(heat float64) on 'ocean' at model.py" in ocean
+    assert told(air) == "call 3 of rank 0: other values came"
+    for file in (folder / "other").glob("air.*"):
+        file.unlink()
+    assert "only A has program 'air'" in said(capsys, folder / "once", folder / "other")[1]
+
+
+@pytest.mark.once
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch")
+def test_calls_of_torch_are_compared(job: Any, tmp_path: Path, capsys: Any) -> None:
+    folder, source = tmp_path / "prints", TIME + TORCH
+    job(2, source, timeout=100, options=["--fingerprint", str(folder)])
+    assert differences(capsys, folder, source, OF_TORCH) == OF_TORCH
