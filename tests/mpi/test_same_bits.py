@@ -13,6 +13,8 @@ from mpi4py import MPI
 from order_law import differing, given, law, nodes_of
 
 import hpcomm
+from hpcomm import regrid
+from hpcomm.grids import remap
 from hpcomm.node import segment
 from hpcomm.transport import rank_order
 from hpcomm.transport.scheduled import ordered_blocks
@@ -178,6 +180,27 @@ def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(
     monkeypatch.setenv("HPCOMM_ORDER", "slow")
     with pytest.raises(hpcomm.ConfigError, match="there is no order 'slow'"):
         hpcomm.Communicator(MPI.COMM_SELF)
+
+
+@pytest.mark.three
+@pytest.mark.parametrize("mapping", ["idw", "bilinear", "conservative2"])
+def test_mapped_values_have_the_same_bits_however_both_grids_are_cut(comm: Any, mapping: str) -> None:
+    pytest.importorskip("scipy")
+    source, target = regrid.LatLon(9, 18), regrid.Gaussian(8, 16)
+    whole = regrid.weights(source, target, mapping)
+    values = given("float64", 9 * 18, 0)
+    wanted = whole.apply(values[whole.sources])
+    wrong = {}
+    for givers in range(1, comm.size):
+        is_giver = comm.rank < givers
+        rng, many = np.random.default_rng(givers), givers if is_giver else comm.size - givers
+        cut = np.array_split(rng.permutation(9 * 18 if is_giver else 8 * 16), many)
+        points = np.sort(cut[comm.rank - (0 if is_giver else givers)])
+        grid = source if is_giver else target
+        found = remap.weights_between(comm.mpi, grid, points, is_giver, mapping, 4)
+        if found is not None:
+            wrong[givers] = differing(found.apply(values[found.sources]), wanted[points])
+    assert {name: count for name, count in wrong.items() if count} == {}
 
 
 @pytest.mark.three
