@@ -28,6 +28,7 @@ from ..node.words import Words, words_of_text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ..core.buffer import Buffer
     from ..core.comm import Comm
     from ..core.dtypes import Dtype
 
@@ -36,6 +37,18 @@ _TEXT = 120  # bytes of a first call that is kept, behind a word that says which
 _SLOTS = range(2 * _PLACES, KINDS, 1 + words_of_text(_TEXT))  # where those are
 _ANY, _BYTES = -1, 1
 _PAYLOAD = 1 << 62  # objects, and ragged arrays
+
+
+def note(comm: Comm, verb: str, look: Buffer, dest: int, tag: int) -> None:
+    """Before an array is sent."""
+    if comm.message_kinds is not None:
+        comm.message_kinds.noted(look.dtype).note(verb, look, dest, tag)
+
+
+def match(comm: Comm, verb: str, look: Buffer, source: int, tag: int) -> None:
+    """Refuse a message that has come to an array, and is of another element type."""
+    if comm.message_kinds is not None:
+        comm.message_kinds.sure(look.dtype).match(verb, look, source, tag)
 
 
 class Kinds:

@@ -227,6 +227,23 @@ def same_memory(a: AnyArray, b: AnyArray) -> bool:
     return bool(a.__array_interface__["data"][0] == b.__array_interface__["data"][0])
 
 
+def refuse_overlap(send: Buffer | None, recv: Buffer | None) -> None:
+    """Refuse x and out that have an element in common."""
+    if send is not None and recv is not None and overlap(send.array, recv.array):
+        raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
+
+
+def refuse_partial(send: Buffer, recv: Buffer) -> None:
+    """The same, but for one array that is both."""
+    if send is not recv and not same_memory(send.array, recv.array):
+        refuse_overlap(send, recv)
+
+
+def landing(look: Buffer) -> AnyArray:
+    """Where MPI writes: the array itself if its elements lie in order, else memory to unpack from."""
+    return look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+
+
 def _on_device(device: str) -> LayoutError:
     return LayoutError(
         f"x lies on {device}; hpcomm moves memory of hosts and of CUDA devices", hint="x.cpu() for torch"

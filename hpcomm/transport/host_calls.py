@@ -18,7 +18,7 @@ from ..core.operation import Call, Carrier
 from ..core.reduction import Reduction
 from ..core.types import AnyArray
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, ROOTED
-from ..errors import HpcommError, LayoutError, UsageError
+from ..errors import HpcommError, UsageError
 from ..node import native
 from . import mpi as transport
 from . import rank_order
@@ -80,7 +80,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
     native.know_arrays()  # as of a rank that has loaded numpy only now, for a number
     comm, verb, dtype = call.comm, call.verb, call.look.dtype
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
-        _refuse_overlap(send, recv)
+        buffer.refuse_overlap(send, recv)
     received = None if recv is None else _aligned(recv.array, filled=False)
     packed = None if send is None else _aligned(send.array, filled=True)
     rows, row = (comm.size, call.count), (call.count,)
@@ -123,17 +123,6 @@ def _core_may_share(call: Call, send: Buffer, recv: Buffer) -> bool:
     return send is recv or buffer.same_memory(send.array, recv.array)
 
 
-def _refuse_overlap(send: Buffer | None, recv: Buffer | None) -> None:
-    if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
-        raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-
-
-def _refuse_partial(send: Buffer, recv: Buffer) -> None:
-    """Refuse x and out that overlap, but for one array that is both."""
-    if send is not recv and not buffer.same_memory(send.array, recv.array):
-        _refuse_overlap(send, recv)
-
-
 def _packed(call: Call, array: AnyArray) -> AnyArray:
     """The array in one piece, which call fills anew if it is a copy."""
     packed = np.ascontiguousarray(array)
@@ -144,11 +133,6 @@ def _packed(call: Call, array: AnyArray) -> AnyArray:
 
 def _filler(memory: AnyArray, array: AnyArray) -> Callable[[], None]:
     return lambda: np.copyto(memory, array.reshape(memory.shape))
-
-
-def _received(recv: Buffer) -> AnyArray:
-    """Where MPI writes: out itself if its elements lie in order, else memory to unpack from."""
-    return recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
 
 
 def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> Call:
@@ -165,7 +149,7 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
     if send is not None:
         call.send = transport.spec(_packed(call, send.array), block, send.dtype)
     if recv is not None:
-        received = _received(recv)
+        received = buffer.landing(recv)
         call.recv = transport.spec(received, block, recv.dtype)
     if send is not None and recv is not None and buffer.overlap(send.array, recv.array):
         _share(call, send, recv, block)
@@ -175,12 +159,12 @@ def _move(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> C
 
 def _broadcast(call: Call, send: Buffer | None, recv: Buffer | None, block: int) -> Call:
     """One array for both: x is copied into it on the root."""
-    received = None if recv is None else _received(recv)
+    received = None if recv is None else buffer.landing(recv)
     if send is not None:
         if recv is None:  # root of an inter-communicator
             received = np.empty(send.shape, send.array.dtype)
         elif send is not recv and not buffer.same_memory(send.array, recv.array):
-            _refuse_overlap(send, recv)
+            buffer.refuse_overlap(send, recv)
         if received is not None and not buffer.same_memory(received, send.array):
             call.then_fill(_filler(received, send.array))
     call.recv = None if received is None else transport.spec(received, block, call.look.dtype)
@@ -199,7 +183,7 @@ def _share(call: Call, send: Buffer, recv: Buffer, block: int) -> None:
         call.fill = _filler(copy, send.array)
         call.send = transport.spec(copy, block, send.dtype)
     elif verb == "all_to_all" or comm.is_inter or not _core_may_share(call, send, recv):
-        _refuse_overlap(send, recv)
+        buffer.refuse_overlap(send, recv)
     elif verb == "scatter":
         call.recv = MPI.IN_PLACE
     else:
@@ -240,7 +224,7 @@ def _reduce_there(call: Call, send: Buffer, recv: Buffer | None, block: int, red
     comm = call.comm
     in_place = recv is not None and (send is recv or buffer.same_memory(send.array, recv.array))
     if not in_place:
-        _refuse_overlap(send, recv)
+        buffer.refuse_overlap(send, recv)
     call.op = reduce.mpi()
     kind = getattr(MPI, reduce.mpi_type)
     received: NDArray[Any] | None = None
@@ -307,7 +291,7 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
     """
     comm, verb = call.comm, call.verb
     if recv is not None:
-        _refuse_partial(send, recv)
+        buffer.refuse_partial(send, recv)
     p = comm.remote_size if comm.is_inter else comm.size
     if verb == "reduce_scatter" and p != comm.size:
         raise UsageError(
@@ -346,7 +330,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
     """
     comm, verb, block = call.comm, call.verb, call.count
     if recv is not None:
-        _refuse_partial(send, recv)
+        buffer.refuse_partial(send, recv)
     fold = rank_order.Fold(comm, reduce, send.dtype, reduce.exact or verb in PREFIXES)
     if fold.is_wide:
         assert reduce.widen is not None
@@ -356,7 +340,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
         travelling = _packed(call, send.array)
     is_first = verb == "exscan" and comm.rank == 0
     if reduce.exact or not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
-        received = None if recv is None else _received(recv)
+        received = None if recv is None else buffer.landing(recv)
         ordered_blocks.ordered_call(call, fold, travelling, received)
         _deliver(call, recv, received)
         if is_first and recv is not None:

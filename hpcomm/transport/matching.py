@@ -179,6 +179,26 @@ def peer_rank(comm: Comm, peer: object, name: str) -> int:
     raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
 
 
+def is_root(comm: Comm, root: Any) -> bool:
+    """Whether this rank is root. Root's own group says MPI.ROOT, or beside it MPI.PROC_NULL, both below 0.
+
+    Raises:
+        RankError: there is no such root.
+    """
+    is_rank = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
+    if is_rank and 0 <= root < (comm.remote_size if comm.is_inter else comm.size):
+        return bool(comm.rank == root) and not comm.is_inter
+    if not comm.is_inter:
+        raise RankError(f"root {root!r} is no rank of '{comm.name}'", hint=known_ranks(comm))
+    if is_rank and root in (MPI.ROOT, MPI.PROC_NULL):
+        return bool(root == MPI.ROOT)
+    raise RankError(
+        f"root {root!r} is no rank of the other group of '{comm.name}'",
+        hint=f"0 to {comm.remote_size - 1} in the group away from the root; hpcomm.ROOT at the root, "
+        "hpcomm.PROC_NULL beside it",
+    )
+
+
 def source_and_tag(comm: Comm, verb: str, source: object, tag: object) -> tuple[int, int]:
     """Source and tag as MPI takes them, or an error that names verb."""
     try:

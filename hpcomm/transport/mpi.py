@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from .._lazy import NDArray, np
+from ..agree import message_kinds
 from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
@@ -25,6 +26,7 @@ from .matching import Ends, add_tag
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
+    from ..core.buffer import Buffer
     from ..core.comm import Comm
     from ..core.dtypes import Dtype
     from ..core.operation import Call
@@ -174,6 +176,12 @@ def failure(
     )
 
 
+def check_came(comm: Comm, verb: str, look: Buffer, seen: MPI.Status) -> None:
+    """Refuse a message of another element type than look's, or one that does not fill it."""
+    message_kinds.match(comm, verb, look, seen.source, seen.tag)
+    check_length(comm, verb, seen, look.nbytes)
+
+
 def check_length(comm: Comm, verb: str, status: MPI.Status, expected: int) -> None:
     """Refuse a message that does not fill its array."""
     if status.Get_source() == MPI.PROC_NULL:
@@ -221,9 +229,7 @@ def check_arrived(comm: Comm, verb: str, out: object, seen: MPI.Status, tags: se
     tags: of which that type has matched; this one is added.
     """
     look = as_buffer(detached(out))
-    if comm.message_kinds is not None:
-        comm.message_kinds.sure(look.dtype).match(verb, look, seen.source, seen.tag)
-    check_length(comm, verb, seen, look.nbytes)
+    check_came(comm, verb, look, seen)
     add_tag(tags, seen.tag)
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from mpi4py import MPI
-
 from .._lazy import LazyModule
 from ..core import buffer, reduction
 from ..core.operation import Arguments, Call
@@ -22,8 +19,9 @@ from ..core.verbs import (
     ROOTED,
     SCATTERING,
 )
-from ..errors import DtypeError, HpcommError, LayoutError, RankError, UsageError, known_ranks
+from ..errors import DtypeError, HpcommError, LayoutError, UsageError
 from .host_calls import by_core, core_takes, on_hosts
+from .matching import is_root
 
 if TYPE_CHECKING:
     from ..agree import wrapping
@@ -156,34 +154,10 @@ def _beside_devices(call: Call, arrays: Arrays, blocking: bool, hosts: bool, alg
 
 def _roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
     """Whether this rank gives an array, and whether it receives one."""
-    rooted = verb in ROOTED
-    if not rooted:
+    if verb not in ROOTED:
         return True, True
-    if comm.is_inter:
-        return _inter_roles(comm, verb, root)
-    if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < comm.size:
-        raise RankError(f"root {root!r} is no rank of '{comm.name}'", hint=known_ranks(comm))
-    is_root = comm.rank == root
-    return (is_root, True) if verb in ROOT_SENDS else (True, is_root)
-
-
-def _inter_roles(comm: Comm, verb: str, root: int) -> tuple[bool, bool]:
-    if root in (MPI.ROOT, MPI.PROC_NULL):
-        here = root == MPI.ROOT
-        return (here, False) if verb in ROOT_SENDS else (False, here)
-    whole = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
-    if not whole or not 0 <= root < comm.remote_size:
-        raise no_remote_root(comm, root)
-    return (False, True) if verb in ROOT_SENDS else (True, False)
-
-
-def no_remote_root(comm: Comm, root: object) -> RankError:
-    """The error for a root that an inter-communicator does not have."""
-    return RankError(
-        f"root {root!r} is no rank of the other group of '{comm.name}'",
-        hint=f"0 to {comm.remote_size - 1} in the group away from the root; hpcomm.ROOT at the root, "
-        "hpcomm.PROC_NULL beside it",
-    )
+    here, there = is_root(comm, root), root >= 0
+    return (here, there) if verb in ROOT_SENDS else (there, here)
 
 
 def buffer_of(x: Any, name: str, fills_leaf: bool = False) -> Buffer:

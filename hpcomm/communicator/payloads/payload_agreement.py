@@ -14,10 +14,10 @@ from ...core.request import Request, Stages, StagesOf
 from ...core.signature import BACKGROUND, head
 from ...core.status import Status
 from ...core.verbs import RAGGED, ROOT_SENDS, ROOTED
-from ...errors import HpcommError, RankError, UsageError, known_ranks
+from ...errors import HpcommError, UsageError
 from ...node.present import enter, leave
 from ...transport.late import transport
-from ...transport.matching import add_tag, fill, peer_rank, source_and_tag, tag_number
+from ...transport.matching import add_tag, fill, is_root, peer_rank, source_and_tag, tag_number
 from ..verbs.direct import NO_DIRECT
 from ..verbs.timeouts import waited
 from . import payload_transport
@@ -282,17 +282,12 @@ def shown(
 
 def check_root(comm: Context, verb: str, root: int) -> bool:
     """Whether this rank is root, which must be a rank of comm; of the other group, if there are two."""
-    is_rank = not isinstance(root, bool) and hasattr(root, "__index__")
-    if comm.is_inter:
-        if not (is_rank and (root in (MPI.ROOT, MPI.PROC_NULL) or 0 <= root < comm.remote_size)):
-            from ...transport.prepare import no_remote_root
-
-            raise refused(comm, verb, no_remote_root(comm, root))
-        return bool(root == MPI.ROOT)
-    if not (is_rank and 0 <= root < comm.size):
-        what, hint = f"root {root!r} is no rank of '{comm.name}'", known_ranks(comm)
-        raise refused(comm, verb, RankError(what, hint=hint))
-    return bool(comm.rank == root)
+    try:
+        return is_root(
+            comm, root if isinstance(root, bool) or not hasattr(root, "__index__") else index(root)
+        )
+    except HpcommError as error:
+        raise refused(comm, verb, error) from None
 
 
 def given(

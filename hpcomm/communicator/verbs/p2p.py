@@ -12,6 +12,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from ..._lazy import MPI, NDArray, np
+from ...agree import message_kinds
 from ...core.operation import Call
 from ...core.present import messaging
 from ...core.request import Request
@@ -347,8 +348,7 @@ def send_carefully(comm: Context, x: object, dest: int, tag: int, async_op: bool
 
 def _note(comm: Context, x: object, call: Call, verb: str) -> None:
     """Let the receiver know what comes, and the next call like it be a known one."""
-    if comm.message_kinds is not None:
-        comm.message_kinds.noted(call.look.dtype).note(verb, call.look, call.peer, call.tag)
+    message_kinds.note(comm, verb, call.look, call.peer, call.tag)
     remember_send(comm, x, call.look.dtype, call.peer)
 
 
@@ -434,14 +434,12 @@ def _receive_plainly(
 ) -> None:
     """By MPI into call.look; out: what the user gave for it, for the next one like it."""
     look, source = call.look, call.peer
-    received = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    received = buffer.landing(look)
 
     def finish(seen: MPI.Status | None) -> Any:
         assert seen is not None
         if source != MPI.PROC_NULL:
-            if comm.message_kinds is not None:
-                comm.message_kinds.sure(look.dtype).match("recv", look, seen.source, seen.tag)
-            transport.check_length(comm, "recv", seen, look.nbytes)
+            transport.check_came(comm, "recv", look, seen)
             remember_receive(comm, out, look.dtype, source)
             if received is not look.array:
                 look.array[...] = received

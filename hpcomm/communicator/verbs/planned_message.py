@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._lazy import MPI
+from ...agree import message_kinds
 from ...core.operation import Call
 from ...errors import UsageError
 from ...transport import guarded_receive, matching
@@ -28,8 +29,7 @@ def planned_send(comm: Context, x: object, dest: int | None, tag: int | None) ->
     if _takes_devices(comm, look):
         return comm.devices.send(call, look)  # type: ignore[no-any-return]
     call.send = transport.spec(look.array, look.array.size, look.dtype)
-    if comm.message_kinds is not None:
-        comm.message_kinds.noted(look.dtype).note("send", look, call.peer, number)
+    message_kinds.note(comm, "send", look, call.peer, number)
     return call
 
 
@@ -47,10 +47,7 @@ def planned_receive(comm: Context, out: object, source: int | None, tag: int | N
 
     def finish(status: MPI.Status | None) -> object:
         assert status is not None
-        if rank != MPI.PROC_NULL:
-            if comm.message_kinds is not None:
-                comm.message_kinds.sure(look.dtype).match("recv", look, status.source, status.tag)
-            transport.check_length(comm, "recv", status, look.nbytes)
+        transport.check_came(comm, "recv", look, status)
         return look.give()
 
     call.finish = finish

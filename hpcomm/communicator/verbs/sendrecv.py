@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._lazy import MPI, np
+from ...agree import message_kinds
 from ...core.operation import Call
 from ...core.present import messaging
 from ...errors import HpcommError, LayoutError
@@ -89,7 +90,7 @@ def _sendrecv_carefully(comm: Context, x: object, out: object, ends: Ends, statu
         check_writable(recv)
         if _takes_devices(comm, look, recv):
             return _as_two(comm, _beside(comm, look, recv), out, recv, ends, status)
-        _check_apart(look, recv)
+        buffer.refuse_partial(look, recv)
     except HpcommError as error:
         raise error.located("sendrecv", comm) from None
     packed = np.ascontiguousarray(look.array)
@@ -115,21 +116,13 @@ def _takes_devices(comm: Context, look: Buffer, recv: Buffer) -> bool:
     return calls is not None and (calls.takes_message(look, recv) or calls.messages.held)
 
 
-def _check_apart(look: Buffer, recv: Buffer) -> None:
-    in_place = recv is look or buffer.same_memory(look.array, recv.array)
-    if not in_place and buffer.overlap(look.array, recv.array):
-        raise LayoutError("x and out overlap in memory", hint="out=x for in place, or an out of its own")
-
-
 def _swap(comm: Context, look: Buffer, packed: AnyArray, recv: Buffer, ends: Ends) -> MPI.Status:
     """Send packed, which holds what look does, and receive into recv."""
-    received = recv.array if recv.array.flags.c_contiguous else np.empty(recv.shape, recv.array.dtype)
-    seen, call, kinds = MPI.Status(), Call(comm, "sendrecv"), comm.message_kinds
+    received, seen, call = buffer.landing(recv), MPI.Status(), Call(comm, "sendrecv")
     call.look = look
     for observer in comm.observers:
         observer.before(call)
-    if kinds is not None:
-        kinds.noted(look.dtype).note("sendrecv", look, ends.dest, ends.sendtag)
+    message_kinds.note(comm, "sendrecv", look, ends.dest, ends.sendtag)
     part = transport.message(packed, look.array.size, look.dtype)
     into = guarded_receive.guarded(
         transport.message(received, recv.array.size, recv.dtype), guarded_receive.most(comm, True)
@@ -138,9 +131,7 @@ def _swap(comm: Context, look: Buffer, packed: AnyArray, recv: Buffer, ends: End
         transport.swap(comm.mpi_handle, ends, part, into, seen, packed)
     except MPI.Exception as error:
         raise transport.failure(error, "sendrecv", comm, seen, recv.nbytes) from None
-    if kinds is not None:
-        kinds.sure(recv.dtype).match("sendrecv", recv, seen.source, seen.tag)
-    transport.check_length(comm, "sendrecv", seen, recv.nbytes)
+    transport.check_came(comm, "sendrecv", recv, seen)
     if received is not recv.array and ends.source != MPI.PROC_NULL:
         recv.array[...] = received
     for observer in comm.observers:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..._lazy import MPI, np
+from ...agree import message_kinds
 from ...core.operation import Call
 from ...core.request import Request, Stages
 from ...errors import MismatchError, where
@@ -41,9 +42,9 @@ def recv_behind(comm: Context, look: Buffer, envelope: Envelope) -> Stages:
     if nbytes != look.nbytes:
         arrival.message.Recv(bytearray(nbytes))
         transport.check_length(comm, "recv", arrival.status, look.nbytes)
-    received = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+    received = buffer.landing(look)
     arrival.message.Recv(transport.message(received, look.array.size, look.dtype))
-    _match(comm, look, arrival)
+    message_kinds.match(comm, "recv", look, arrival.status.source, arrival.status.tag)
     if received is not look.array:
         look.array[...] = received
     fill(envelope.status, arrival.status)
@@ -79,7 +80,7 @@ def recv_unsized(comm: Context, dtype: DTypeLike, envelope: Envelope) -> Stages:
     look = buffer.empty((nbytes // record.itemsize,), record, torch)
     if comm.devices is None:
         arrival.message.Recv(transport.message(look.array, look.array.size, record))
-        _match(comm, look, arrival)
+        message_kinds.match(comm, "recv", look, arrival.status.source, arrival.status.tag)
     elif announced is None:
         assert raw is not None
         look.array[...] = np.frombuffer(raw, look.array.dtype)
@@ -91,8 +92,3 @@ def recv_unsized(comm: Context, dtype: DTypeLike, envelope: Envelope) -> Stages:
         arrival.status.Set_elements(MPI.BYTE, nbytes)
     fill(status, arrival.status)
     return look.give()
-
-
-def _match(comm: Context, look: Buffer, arrival: Arrival) -> None:
-    if comm.message_kinds is not None:
-        comm.message_kinds.sure(look.dtype).match("recv", look, arrival.status.source, arrival.status.tag)

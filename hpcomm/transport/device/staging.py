@@ -211,7 +211,7 @@ class Sink:
 
     def __init__(self, look: Buffer, blocks: int) -> None:
         self._look = look
-        self._whole = look.array if look.array.flags.c_contiguous else np.empty(look.shape, look.array.dtype)
+        self._whole = buffer.landing(look)
         self._array = self._whole.reshape(blocks, -1)
 
     def begin(self, event: int | None = None) -> None:
