@@ -267,6 +267,8 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
             place = 0 if here else shared.reserve_words(node.size * _WORDS) or 0
             at, drawn = _ENTRY.unpack(tell(_ENTRY.pack(place, os.urandom(7)))[0])
             number = int.from_bytes(drawn, "little")
+            if at and not here:
+                shared.note_records(at, node.size * _WORDS)
         if shared is None or not at:
             _say_lack(tell, world.rank)
             return None
@@ -278,6 +280,12 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
         return NodeSegment(regions, here, number, shared, crowded, direct, _here[0])
     finally:
         node.Free()
+
+
+def records_of(shared: core.Segment) -> list[Region]:
+    """The records of a job's ranks, for a process that looks on; none where they are not there yet."""
+    at, words = shared.records()
+    return [Region(Words(shared, at + 8 * _WORDS * i), shared.fileno(), i) for i in range(words // _WORDS)]
 
 
 def _records(tell: Tell, here: int, size: int, shared: core.Segment, at: int) -> list[Region]:

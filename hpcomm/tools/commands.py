@@ -25,6 +25,8 @@ COMMANDS = {
         "hpcomm.tools.tune",
         'measure which algorithm is fastest here, and keep it for algorithm="tuned"',
     ),
+    "where": ("hpcomm.tools.where", "say where the ranks of running jobs are, and who waits for whom"),
+    "top": ("hpcomm.tools.where:top", "show what the ranks of running jobs are doing"),
     "selftest": ("hpcomm.tools.selftest", "check all verbs on the ranks that it is started with"),
     "diff": ("hpcomm.tools.diff", "name the first call in which two runs with --fingerprint differ"),
     "doctor": ("hpcomm.tools.doctor", "examine MPI, launcher, shared memory and environment of this machine"),

@@ -85,7 +85,7 @@ class Reporter:
             lines = [f"{doings[rank].who}: {doings[rank].text}" for rank in sorted(circle)]
             if tuple(lines) not in self._said:
                 self._said.add(tuple(lines))
-                self._say(_never(circle, held, doings))
+                self._say(never(circle, held, doings))
         self._before = said
 
 
@@ -95,7 +95,7 @@ def _all(here: NodeSegment) -> dict[int, Doing]:
     return {rank: each for rank, each in enumerate(said) if each is not None}
 
 
-def _never(circle: list[int], held: list[int], doings: dict[int, Doing]) -> str:
+def never(circle: list[int], held: list[int], doings: dict[int, Doing]) -> str:
     """The words about ranks of which each waits for the next one."""
     lines = ["these calls can never end, since each waits for the next one:"]
     for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):

@@ -29,7 +29,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 9         /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 10        /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
@@ -107,7 +107,8 @@ struct node_channel {
 struct node_head {
   _Alignas(NODE_APART) node_word magic; /* stored last */
   uint64_t version, nbytes, units;
-  _Atomic uint32_t owner[]; /* of each unit: 0 free, else taken */
+  node_word records, record_words; /* where what ranks tell of themselves begins, for other processes; 0: nowhere yet */
+  _Atomic uint32_t owner[];        /* of each unit: 0 free, else taken */
 };
 
 #define NODE_NO_PIECES 1 /* there is no room for any */

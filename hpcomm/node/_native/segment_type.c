@@ -16,11 +16,8 @@ static int open_new(Segment *s) { /* a name that nobody can guess, which is nobo
   return open(s->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 }
 
-static int open_known(Segment *s, const char *name) { /* ours alone, and no link to something else */
+static int is_ours(int file) { /* it, if it is a file of this user alone; else -1, and it is closed */
   struct stat about;
-  if (strlen(name) >= sizeof s->name) return errno = ENAMETOOLONG, -1;
-  strcpy(s->name, name);
-  int file = open(name, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) return -1;
   if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 077))
     return file;
@@ -29,15 +26,23 @@ static int open_known(Segment *s, const char *name) { /* ours alone, and no link
   return -1;
 }
 
+static int open_known(Segment *s, const char *name) { /* no link to something else */
+  if (strlen(name) >= sizeof s->name) return errno = ENAMETOOLONG, -1;
+  strcpy(s->name, name);
+  return is_ours(open(name, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+}
+
 static PyObject *segment_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
-  static char *words[] = {"nbytes", "name", NULL};
+  static char *words[] = {"nbytes", "name", "file", NULL};
   unsigned long long nbytes;
   const char *name = NULL;
-  if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|z", words, &nbytes, &name)) return NULL;
+  int open_file = -1; /* of who looks on: a rank's, whose name is gone */
+  if (!PyArg_ParseTupleAndKeywords(args, keywords, "K|zi", words, &nbytes, &name, &open_file)) return NULL;
   Segment *s = new_object(type);
   if (!s) return NULL;
   nbytes = segment_bytes(nbytes);
-  const int create = !name, file = s->segment.file = create ? open_new(s) : open_known(s, name);
+  const int create = !name && open_file < 0;
+  const int file = s->segment.file = create ? open_new(s) : name ? open_known(s, name) : is_ours(fcntl(open_file, F_DUPFD_CLOEXEC, 0));
   const int fails = file < 0 || (create && ftruncate(file, (off_t)nbytes));
   const int bad = fails ? errno : segment_open(&s->segment, file, nbytes, create);
   if (!bad) return (PyObject *)s;
@@ -94,6 +99,20 @@ static PyObject *segment_reserve_words(PyObject *self, PyObject *count) {
   void *at = PyErr_Occurred() || words > s->segment.nbytes / 8 ? NULL : segment_reserve(&s->segment, (struct parts){.head = words * 8}, &units);
   if (at) memset(at, 0, words * 8);
   return PyErr_Occurred() ? NULL : offset_of(s, at);
+}
+static PyObject *segment_note_records(PyObject *self, PyObject *const *a, Py_ssize_t n) { /* at, how many words */
+  Segment *s = (Segment *)self;
+  const size_t count = n == 2 ? PyLong_AsSize_t(a[1]) : 0;
+  if (n != 2) return PyErr_Format(PyExc_TypeError, "a place, and how many words");
+  if (PyErr_Occurred() || !word_of(s, a[0], count)) return NULL;
+  node_post(&s->segment.head->record_words, count);
+  node_post(&s->segment.head->records, PyLong_AsSize_t(a[0]));
+  Py_RETURN_NONE;
+}
+static PyObject *segment_records(PyObject *self, PyObject *none) { /* the same */
+  struct node_head *head = ((Segment *)self)->segment.head;
+  const uint64_t at = node_load(&head->records); /* before the other */
+  return (void)none, Py_BuildValue("(KK)", (unsigned long long)at, (unsigned long long)node_load(&head->record_words));
 }
 static PyObject *segment_load(PyObject *self, PyObject *given) {
   const node_word *at = word_of((Segment *)self, given, 1);
@@ -165,6 +184,8 @@ static PyMethodDef segment_methods[] = {{"reserve", (PyCFunction)(void (*)(void)
                                         {"reserve_channel", segment_reserve_channel, METH_O, NULL},
                                         {"reserve_words", segment_reserve_words, METH_O, NULL},
                                         {"load", segment_load, METH_O, NULL},
+                                        FAST(note_records),
+                                        {"records", segment_records, METH_NOARGS, NULL},
                                         FAST(store),
                                         FAST(add),
                                         FAST(load_bytes),

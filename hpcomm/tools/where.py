@@ -1,0 +1,144 @@
+"""`hpcomm where` and `hpcomm top`: what the ranks of running jobs are doing, seen from another terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..errors import ConfigError
+from ..job.command_line import Command, table
+from ..watch import outside, report, stuck
+from ..watch.outside import Job, Rank
+
+_EVERY_S = 1.0
+_CLEAR = "\x1b[H\x1b[2J"  # of a terminal
+_SHOWN = 8  # ranks of one group
+
+
+def main(words: Sequence[str]) -> int:
+    """Carry out `hpcomm where`; returns the exit status."""
+    options = parser().parse_args(list(words))
+    found = _jobs(options.job)
+    print(json.dumps([_record(job) for job in found], indent=1) if options.json else _text(found))
+    return 0
+
+
+def parser() -> Command:
+    """Its options."""
+    made = Command(
+        "hpcomm where", "Say where the ranks of your jobs on this host are, and who waits for whom."
+    )
+    return _common(made)
+
+
+def top(words: Sequence[str]) -> int:
+    """Carry out `hpcomm top`."""
+    options = top_parser().parse_args(list(words))
+    while True:
+        found = _jobs(options.job)
+        said = json.dumps([_record(job) for job in found], indent=1) if options.json else _table(found)
+        if options.once or options.json:
+            print(said)
+            return 0
+        print(f"{_CLEAR}{said}", flush=True)
+        time.sleep(_EVERY_S)
+
+
+def top_parser() -> Command:
+    """Its options."""
+    made = Command("hpcomm top", "Show what the ranks of your jobs on this host do, again and again.")
+    made.add_argument("--once", action="store_true", help="show it once")
+    return _common(made)
+
+
+def _common(made: Command) -> Command:
+    told = "number of a process of the job, or of the one that started it (default: all jobs)"
+    made.add_argument("job", nargs="?", type=int, metavar="PID", help=told)
+    made.add_argument("--json", action="store_true", help="records, for programs")
+    return made
+
+
+def _jobs(pid: int | None) -> list[Job]:
+    found = outside.jobs(pid)
+    if not found:
+        which = "no job of yours" if pid is None else f"no job that process {pid} belongs to"
+        raise ConfigError(
+            f"{which} runs on this host",
+            hint="a rank appears once it has used hpcomm",
+        )
+    return found
+
+
+def _record(job: Job) -> dict[str, object]:
+    ranks = [
+        {**each.process._asdict(), "has_ended": each.has_ended, "doing": each.doing and each.doing._asdict()}
+        for each in job.ranks
+    ]
+    return {"pids": job.pids, "lack": job.lack, "ranks": ranks, "can_never_end": _held(job)}
+
+
+def _held(job: Job) -> list[int]:
+    return stuck.stuck({i: rank.doing for i, rank in enumerate(job.ranks) if rank.doing is not None})
+
+
+def _name(job: Job, i: int) -> str:
+    told = job.ranks[i].doing
+    return f"process {job.ranks[i].process.pid}" if told is None else told.who
+
+
+def _words(rank: Rank) -> str:
+    """What a rank does, as far as it or the system says."""
+    if rank.has_ended:
+        return "has ended"
+    if rank.doing is None:
+        return f"no answer: {rank.process.state or 'in code that holds the interpreter lock'}"
+    return rank.doing.text
+
+
+def _head(job: Job) -> str:
+    return f"job of {len(job.pids)} processes here: {_some(map(str, job.pids))}"
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = [*names]
+    return ", ".join(shown[:_SHOWN]) + f" and {len(shown) - _SHOWN} more" * (len(shown) > _SHOWN)
+
+
+def _text(found: list[Job]) -> str:
+    return "\n\n".join("\n".join(_lines(job)) for job in found)
+
+
+def _lines(job: Job) -> Iterator[str]:
+    """A job: ranks at the same place together, the smallest groups last; then who can never go on."""
+    yield _head(job)
+    if job.lack:
+        yield f"  {job.lack}"
+    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for i, rank in enumerate(job.ranks):
+        stack = () if rank.doing is None else tuple(rank.doing.stack)
+        groups.setdefault((_words(rank), stack), []).append(i)
+    for (words, stack), ranks in sorted(groups.items(), key=lambda each: -len(each[1])):
+        yield f"  {_some(_name(job, i) for i in ranks)}: {words}"
+        waited = max((told.waited_s for i in ranks if (told := job.ranks[i].doing) is not None), default=0.0)
+        if waited:
+            yield f"    waits for {waited:.0f} s"
+        yield from (f"    {line}" for line in stack)
+    if held := _held(job):
+        doings = {i: rank.doing for i, rank in enumerate(job.ranks) if rank.doing is not None}
+        said = report.never(stuck.circle(held, doings), held, doings)
+        yield from (f"  {line}" for line in said.splitlines())
+
+
+def _table(found: list[Job]) -> str:
+    parts = []
+    for job in found:
+        rows = []
+        for i, rank in enumerate(job.ranks):
+            waited = 0.0 if rank.doing is None else rank.doing.waited_s
+            used = f"{rank.process.core_s:.1f} s", f"{rank.process.nbytes >> 20} MiB"
+            row = _name(job, i), str(rank.process.pid), *used, f"{waited:.0f} s" * bool(waited), _words(rank)
+            rows.append(row)
+        head = ("rank", "pid", "cores", "memory", "waits", "doing")
+        parts.append(f"{_head(job)}\n{job.lack or table(head, rows, left=(0, 5))}")
+    return "\n\n".join(parts)

@@ -1,0 +1,143 @@
+"""The jobs of this user on this host, looked at by a process that is no rank of theirs.
+
+The memory that ranks share has no name any more, but each of them has it open: /proc/PID/fd leads there. A
+segment says where the records of its ranks begin; of a file that is none of ours, or of another version,
+nothing is read. Its ranks are asked as they ask each other, and need not help but for their watchdogs.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..agree import doing
+from ..agree.doing import Doing
+from ..node import native, segment
+
+_ANSWER_S = 0.7  # for ranks to answer: they look five times a second
+_PROC = Path("/proc")
+_STATES = {"T": "stopped", "t": "in a debugger", "D": "in the kernel (I/O)", "R": "running", "Z": "ended"}
+
+
+class Process(NamedTuple):
+    """A rank as the system sees it.
+
+    Attributes:
+        pid: 0: it is not known.
+        state: a word of the system's; "": it sleeps, as who waits does.
+        core_s: seconds of processor time; nbytes: of memory.
+    """
+
+    pid: int
+    state: str
+    core_s: float
+    nbytes: int
+
+
+class Rank(NamedTuple):
+    """doing: None where it has not answered."""
+
+    process: Process
+    doing: Doing | None
+    has_ended: bool
+
+
+class Job(NamedTuple):
+    """pids: of its ranks on this host; lack: why nothing can be said of them, or ""."""
+
+    pids: list[int]
+    ranks: list[Rank]
+    lack: str = ""
+
+
+def jobs(of: int | None = None) -> list[Job]:
+    """Those that this user may look at, the oldest first.
+
+    Args:
+        of: a process of the job, or one that has started it, such as `hpcomm run`; None: all jobs.
+    """
+    found = {}
+    for file, (links, pids) in sorted(_segments().items(), key=lambda each: min(each[1][1])):
+        if of is None or of in pids or any(of in _ancestors(pid) for pid in pids):
+            found[file] = _job(links, sorted(pids))
+    return [job for job in found.values() if job.pids]
+
+
+def _segments() -> dict[int, tuple[list[Path], set[int]]]:
+    """By the number of its file: how each segment is reached, and the processes that have it."""
+    found: dict[int, tuple[list[Path], set[int]]] = {}
+    for folder in _PROC.glob("[0-9]*/fd"):
+        with suppress(OSError):  # it has ended, or is another user's
+            for link in folder.iterdir():
+                with suppress(OSError):
+                    if os.readlink(link).startswith("/dev/shm/hpcomm-"):  # noqa: PTH115
+                        links, pids = found.setdefault(link.stat().st_ino, ([], set()))
+                        links.append(link)
+                        pids.add(int(folder.parent.name))
+    return found
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    while pid > 1:
+        fields = _stat(pid)
+        pid = int(fields[1]) if fields else 0
+        yield pid
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name: state, parent, ..."""
+    with suppress(OSError):
+        return (_PROC / str(pid) / "stat").read_text().rpartition(") ")[2].split()
+    return []
+
+
+def _job(links: list[Path], pids: list[int]) -> Job:
+    module = native.core()
+    if module is None:
+        return Job(pids, [], "there is no node core here, by which jobs are looked at")
+    shared = None
+    for link in links:
+        try:
+            file = os.open(link, os.O_RDWR)
+        except OSError:  # this rank has ended meanwhile
+            continue
+        try:
+            shared = module.Segment(os.fstat(file).st_size, None, file)
+            break
+        except OSError as error:
+            lack = "it runs another version of hpcomm" if error.errno == errno.EPROTO else str(error)
+            return Job(pids, [], lack)
+        finally:
+            os.close(file)
+    regions = [] if shared is None else segment.records_of(shared)
+    for region in regions:
+        region.look()
+    said = doing.ask(regions, _ANSWER_S)
+    by_mark = {_inner_pid(pid): pid for pid in pids}
+    ranks = [
+        Rank(_process(by_mark.get(region.mark[0], 0)), each, region.gone)
+        for region, each in zip(regions, said, strict=True)
+    ]
+    return Job(pids if ranks else [], ranks)
+
+
+def _inner_pid(pid: int) -> int:
+    """Its number in its own container."""
+    with suppress(OSError):
+        for line in (_PROC / str(pid) / "status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return pid
+
+
+def _process(pid: int) -> Process:
+    fields = _stat(pid) if pid else []
+    if not fields:
+        return Process(0, "", 0.0, 0)
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    core_s = (int(fields[11]) + int(fields[12])) / ticks
+    return Process(pid, _STATES.get(fields[0], ""), core_s, int(fields[21]) * page)

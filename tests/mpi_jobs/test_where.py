@@ -1,0 +1,61 @@
+"""What is said of a running job by a process that is none of its ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+JOB = """
+import json, os, signal, subprocess, sys, time
+import numpy as np
+from hpcomm import world as comm
+
+def look(*words):
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    command = [sys.executable, "-m", "hpcomm", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+def exchange():
+    comm.recv(np.empty(3), source=1 - comm.rank)
+
+pids = comm.all_gather_object(os.getpid())
+if comm.rank < 2:
+    exchange()
+if comm.rank == 3:
+    os.kill(os.getpid(), signal.SIGSTOP)
+for _ in range(200):
+    done = look("where", str(os.getppid()), "--json")
+    found = json.loads(done.stdout)
+    ranks = found[0]["ranks"] if found else []
+    if found[0]["can_never_end"] and ranks[3]["doing"] is None:
+        break
+    time.sleep(0.2)
+print(json.dumps({"pids": pids, "jobs": found, "where": look("where", str(pids[1])).stdout,
+                  "top": look("top", "--once", str(pids[1])).stdout,
+                  "none": look("where", "2").stderr}), flush=True)
+os.kill(pids[3], signal.SIGCONT)
+sys.exit(3)
+"""
+
+
+@pytest.mark.once
+def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -> None:
+    told = json.loads(job(4, JOB, timeout=100, expect="failure").stdout)
+    (found,) = told["jobs"]
+    assert found["pids"] == sorted(told["pids"])
+    assert found["can_never_end"] == [0, 1]
+    assert [rank["pid"] for rank in found["ranks"]] == told["pids"]
+    assert found["ranks"][3]["state"] == "stopped"
+    first = found["ranks"][0]["doing"]
+    assert first["text"] == "recv(float64 (3,), source=1) at device_call.py:12"
+    assert [line.partition(" at ")[0] for line in first["stack"]] == ["<module>", "exchange"]
+    assert f"process {told['pids'][3]}: no answer: stopped" in told["where"]
+    assert "rank 1: recv(float64 (3,), source=0) at device_call.py:12 waits for rank 0" in told["where"]
+    assert "rank 2: not in a call of hpcomm, at " in told["where"]
+    rows = told["top"].splitlines()[3:]
+    assert [row.split("  ")[0] for row in rows[:3]] == ["rank 0", "rank 1", "rank 2"]
+    assert re.match(r"rank 1 +\d+ +\d+\.\d s +\d+ MiB +\d+ s  recv\(", rows[1])
+    assert "no job that process 2 belongs to runs on this host" in told["none"]
