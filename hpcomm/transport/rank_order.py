@@ -6,7 +6,8 @@
 That is how the native core reduces. MPI's own order depends on the library, the number of elements and where
 an element stands. So beside the core the contributions themselves travel, and are reduced here: whole ones,
 where that is little, else a part by each rank (scheduled/ordered_blocks.py). On two ranks MPI's sums have the
-same bits. Whole numbers, truth values, and the values of min and max do not depend on an order.
+same bits. Of 0.0 and -0.0, min and max take that of the later rank; by MPICH each rank may get another one.
+Whole numbers and truth values do not depend on an order.
 """
 
 from __future__ import annotations
@@ -49,11 +50,8 @@ def applies(comm: Comm, reduce: Reduction, dtype: Dtype) -> bool:
     """Whether a reduction has to keep the order of ranks itself: the same on all ranks."""
     if comm.is_fast or comm.is_inter or dtype.kind not in "hfc" or reduce.mpi_op not in _OPS:
         return False
-    if dtype.kind == "h":  # which travel as such, also for min and max
-        return comm.size > 1
-    if reduce.mpi_op == "PROD" and dtype.kind == "c":
-        return comm.size > 1
-    return comm.size > 2 and reduce.mpi_op in ("SUM", "PROD")
+    is_alike = reduce.mpi_op == "SUM" or (reduce.mpi_op == "PROD" and dtype.kind == "f")
+    return comm.size > (2 if is_alike and dtype.kind != "h" else 1)
 
 
 class Nodes:

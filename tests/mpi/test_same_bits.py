@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from arrays import COMPLEX, FLOATS
+from arrays import COMPLEX, FLOATS, HALVES
 from mpi4py import MPI
 from order_law import differing, given, law, nodes_of
 
@@ -113,6 +114,29 @@ def test_an_element_of_a_sum_has_the_same_bits_whatever_way_the_call_takes(way: 
     assert {name: count for name, count in wrong.items() if count} == {}
 
 
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_the_sign_of_zero_of_an_extreme_is_that_of_the_later_rank(way: Any, op: str) -> None:
+    wrong = {}
+    for dtype in FLOATS:
+        for n in SIZES:
+            xs = [np.random.default_rng([n, r]).choice([0.0, -0.0, 1.0, -1.0], n) for r in range(way.size)]
+            wanted = reduce(getattr(np, f"{op}imum"), [xs[r] for ranks in order_of(way) for r in ranks])
+            x, wanted = (as_dtype(each, dtype) for each in (xs[way.rank], wanted))
+            for later in (False, True):
+                for verb, given_x in (("all_reduce", x), ("reduce_scatter", tiled(x, way.size))):
+                    got = ended(getattr(way, verb)(given_x, op, async_op=later))
+                    wrong[verb, dtype, n, later] = differing(got, wanted)
+    assert {name: count for name, count in wrong.items() if count} == {}
+
+
+def as_dtype(x: np.ndarray, dtype: str) -> Any:
+    return torch.from_numpy(x).to(getattr(torch, dtype)) if dtype in HALVES else x.astype(dtype)
+
+
+def tiled(x: Any, many: int) -> Any:
+    return torch.stack([x] * many) if isinstance(x, torch.Tensor) else np.stack([x] * many)
+
+
 def ended(made: Any) -> Any:
     return made.wait() if isinstance(made, hpcomm.Request) else made
 
@@ -125,8 +149,7 @@ def reduced(comm: Any, x: Any, op: str, later: bool, wanted: Any) -> int:
 
 def scattered(comm: Any, x: Any, op: str, later: bool, wanted: Any) -> int:
     """Each rank has its part of each array beside others' parts."""
-    tiled = torch.stack([x] * comm.size) if isinstance(x, torch.Tensor) else np.stack([x] * comm.size)
-    return differing(ended(comm.reduce_scatter(tiled, op, async_op=later)), wanted)
+    return differing(ended(comm.reduce_scatter(tiled(x, comm.size), op, async_op=later)), wanted)
 
 
 def test_prefixes_have_the_bits_of_the_same_law(way: Any) -> None:
