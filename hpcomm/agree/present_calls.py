@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..core.present import calling, innermost, is_own, messaging, waiting
+from ..core.present import NONE, calling, innermost, is_own, messaging, waiting
 from ..core.signature import words_of
 from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, calling_frame, is_ours, source_line
@@ -19,6 +19,7 @@ from . import runtime
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
+_MESSAGES = ("recv", "send")  # of a node
 _OF_PAYLOADS = frozenset(f"{verb}_{what}" for verb in RAGGED for what in ("object", "ragged"))
 
 
@@ -63,6 +64,8 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
     owner, verb, x, by, other, count = noted
     if hasattr(owner, "waits_for"):  # a plan's state
         made: calling = waiting(owner, verb)
+    elif noted is call and verb in _MESSAGES:
+        made = _NodeMessage(_of_node(owner), verb, x, by, other)
     elif noted is call:
         made = calling(_of_node(owner), verb, x, op=by, root=other)
     elif verb in _OF_PAYLOADS:
@@ -73,6 +76,13 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
         made = messaging(owner, verb, x, by, other)
     made.noted = thread, count
     return made
+
+
+class _NodeMessage(messaging):
+    """A message of the core, which lists none that are in the background: so nobody looks for circles."""
+
+    __slots__ = ()
+    number = NONE
 
 
 def _of_node(node: object) -> Comm | None:

@@ -64,6 +64,9 @@ class EntryBarrier:
         self._before = self._meetings = 0  # calls of the node that were before, and meetings by message
         self._looked = 0.0
         self._lost: list[int] = []  # at the last look
+        self._lonely: list[
+            int | None
+        ] = []  # for whose messages one waits in vain, as far as the last look showed
         self.failed: HpcommError | None = None
         self.node = node = comm.node or self._alone()
         if node is not None:
@@ -121,7 +124,11 @@ class EntryBarrier:
 
     def _look(self, why: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
         """The core's hook: it waits, or the call fails."""
-        if why == "waits":
+        if why == "message":
+            self._look_for_message(*ranks)
+        elif why == "waits":
+            if self.node is not None:
+                self.node.move_messages()  # of ranks that wait to be rid of them
             if (now := time.monotonic()) - self._looked < _LOOK_S:
                 return
             self._looked = now
@@ -136,6 +143,28 @@ class EntryBarrier:
             raise self._missing([*ranks])
         else:
             raise self._left([*ranks])
+
+    def _look_for_message(self, peer: int | None = None) -> None:
+        """Raise at the second look that shows its rank gone: what that sent before has been seen by then."""
+        if (now := time.monotonic()) - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        error = self.gone(peer, words())
+        if error is None:
+            self._lonely = [other for other in self._lonely if other != peer]
+        elif peer in self._lonely:
+            raise error
+        else:
+            self._lonely.append(peer)
+
+    def gone(self, peer: int | None, call: str) -> HpcommError | None:
+        """What ends a wait for a message: its rank has ended, or all others where it may be anybody's."""
+        others = [r for r in range(self._comm.size) if r != self._comm.rank] if peer is None else [peer]
+        lost = self.lost(others)
+        if not lost or len(lost) < len(others):
+            return None
+        what = f"{call} on '{self._name}' needs rank {lost[0]}, which has ended"
+        return PeerFailedError(what, self.where, "look at what that rank printed", lost)
 
     def _left(self, some: list[int]) -> HpcommError:
         """Some have left this call: for another one that they waited for, or at their own end."""

@@ -8,18 +8,23 @@ cuda_streams.py sees to tensors that lie elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..communicator.communicator import Communicator
 from ..core.limits import TORCH_LIST_COPIED
 from ..core.op import Op
-from ..core.request import Request
 from ..core.types import Operator
-from ..errors import DtypeError, LayoutError
+from ..errors import ConfigError, DtypeError, LayoutError, RankError, UsageError
+from ..node import native
 from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import check_layout, is_onboard, staged
 from .network_collectives import NetworkCollectives, compare_parts
+
+if TYPE_CHECKING:
+    from ..node._native import core
 
 Run = Callable[[], None]
 Tensor = torch.Tensor
@@ -329,20 +334,50 @@ def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Ten
 
 
 def message(
-    comm: Communicator, verb: str, x: Tensor, peer: int | None, tag: int
-) -> tuple[Request[object], Callable[[], None] | None]:
-    """A message begun, and what is left to do once it is complete."""
+    by: Communicator | core.Node, verb: str, x: Tensor, peer: int | None, tag: int
+) -> tuple[Any, Callable[[], None] | None]:
+    """A message begun, None where it is complete, and what is left to do once it is complete.
+
+    by: what carries it; a core.Node where its ranks are all on one node.
+    """
     check_layout(x)
+    if isinstance(by, Communicator):
+        begin: Callable[..., Any] = by.isend if verb == "send" else by.irecv
+        if is_onboard(x):
+            return begin(x.detach(), peer, tag), None
+    else:
+        begin = partial(_by_node, by, verb)
+        request = begin(x, peer, tag)
+        if request is not NotImplemented:
+            return request, None
+        begin = _as_bytes(partial(begin, shown=x))
     if verb == "send":
-        there = is_onboard(x)
-        return comm.isend(
-            x.detach() if there else x.detach().cpu().resolve_conj().resolve_neg(), peer, tag
-        ), None
-    if is_onboard(x):
-        return comm.irecv(x.detach(), peer, tag), None
+        return begin(x.detach().cpu().resolve_conj().resolve_neg(), peer, tag), None
     flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is
     apart = flat.data_ptr() != x.data_ptr()
-    return comm.irecv(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None
+    return begin(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None
+
+
+def _by_node(
+    node: core.Node, verb: str, x: Any, peer: int | None, tag: int, shown: Tensor | None = None
+) -> Any:
+    """A message of the native core begun. shown: the tensor that x is made of."""
+    try:
+        return getattr(node, f"i{verb}")(x, peer, tag, x if shown is None else shown)
+    except OSError as error:  # at the first message from this rank to that one
+        why = native.NO_ROOM
+        raise ConfigError(
+            f"the first message to rank {peer} needs memory: {why.why}", hint=why.hint
+        ) from error
+    except ValueError as error:
+        if peer is None or 0 <= peer < node.size:
+            raise UsageError("the process group has been destroyed", hint="init_process_group()") from error
+        raise RankError(f"rank {peer} is not one of {node.size}", hint=f"0 to {node.size - 1}") from None
+
+
+def _as_bytes(begin: Callable[..., Any]) -> Callable[..., Any]:
+    """Elements of any type as the core takes them."""
+    return lambda x, peer, tag: begin(flat_of(x).view(torch.uint8).numpy(), peer, tag)
 
 
 def flat_of(x: Tensor) -> Tensor:

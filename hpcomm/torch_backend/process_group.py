@@ -12,7 +12,6 @@ from . import group_calls, monitored_barrier
 from .calls import (
     OPERATORS,
     Call,
-    array,
     by_name,
     check_length,
     in_turn,
@@ -29,7 +28,7 @@ from .names import options
 from .process_group_base import CommProcessGroup
 from .profile import recorded, recording
 from .torch_errors import as_torch
-from .work import Message, MessageWork, Work
+from .work import MessageWork, NodeMessageWork, Work, message_words
 
 _AllreduceOptions = options.AllreduceOptions
 _AllgatherOptions = options.AllgatherOptions
@@ -371,15 +370,17 @@ class ProcessGroupMPI(CommProcessGroup):
         return self._message("recv", tensors[0], None, tag)
 
     def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
-        words = (
-            f"{verb}({array(x)}, {'to' if verb == 'send' else 'from'} {'anybody' if peer is None else peer})"
-        )
-        try:
-            request, give = group_calls.message(self.comm, verb, x, peer, tag)
-        except HpcommError as error:
-            raise as_torch(error, words, self.where) from None
         end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
-        work = MessageWork(self, Message(request, peer, words, give), [x], end)
+        by, kind = (self.comm, MessageWork) if self._mail is None else (self._mail, NodeMessageWork)
+        try:
+            request, give = group_calls.message(by, verb, x, peer, tag)
+        except HpcommError as error:
+            raise as_torch(error, message_words(verb, x, peer), self.where) from None
+        if request is None:
+            if end is not None:
+                end()
+            return self._keep(Work([x]))
+        work = kind(self, verb, x, peer, request, give, end)
         if not work.poll():
             self._poller.add(work)
         return self._keep(work)

@@ -73,6 +73,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         is_plain = SAYS_LATER and self._inner is None and not self._detail
         is_plain = is_plain and not (self._by.is_exact or self._has_prints)
         self._node = self.entry.node if is_plain else None  # for calls that need nothing else
+        # for messages; a Communicator has ways of its own for those of devices, of which one end may not know
+        self._mail = self.entry.node if comm.context.devices is None else None
 
     # -- what torch asks of a group ----------------------------------------------------------------
     def rank(self) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.futures import Future
@@ -15,16 +15,17 @@ from torch.futures import Future
 from ..core.limits import WORK_LOOK_S
 from ..core.present import saying
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
-from .calls import flat
+from .calls import array, flat
 from .entry_barrier import pause
 from .names import dist
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from ..core.request import Request
     from .cuda_streams import Aside
     from .process_group import ProcessGroupMPI
 
+_LONGER, _LOST = 2, 3  # states of a core.Message that is complete
+_FITTING = "receive into a tensor of the sender's dtype, with as many elements or more"
 _guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
 
 
@@ -37,7 +38,7 @@ class Work(dist.Work):  # type: ignore[misc]
     _future: Future[Any]
     _aside: Aside | None = None
 
-    def __init__(self, outputs: object = ()) -> None:
+    def __init__(self, outputs: Any = ()) -> None:
         super().__init__()
         self._outputs = outputs
 
@@ -174,17 +175,16 @@ class QueuedWork(Work):
         return self._over and (self._aside is None or self._aside.done())
 
 
-class Message(NamedTuple):
-    """A message begun. peer: None for anybody. give: what is left to do once the message is there."""
-
-    request: Request[object]
-    peer: int | None
-    words: str
-    give: Callable[[], object] | None
-
-
 class MessageWork(Work):
-    """A message under way. The group's poller progresses it while nobody waits."""
+    """A message under way. The group's poller progresses it while nobody waits.
+
+    Args:
+        verb: "send" or "recv".
+        peer: the other rank; None for anybody.
+        request: of a Communicator.
+        give: what is left to do once the message is there.
+        close: ends its record in a profile.
+    """
 
     _over = False
     _source: int | None = None  # where its request does not tell
@@ -192,14 +192,21 @@ class MessageWork(Work):
     def __init__(
         self,
         group: ProcessGroupMPI,
-        message: Message,
-        outputs: object,
+        verb: str,
+        x: torch.Tensor,
+        peer: int | None,
+        request: Any,
+        give: Callable[[], object] | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(outputs)
-        self._group, (self._request, self._peer, self._words, self._give) = group, message
-        self._close = close  # ends its record in a profile
+        super().__init__([x])
+        self._group, self._verb, self._peer = group, verb, peer
+        self._request, self._give, self._close = request, give, close
         self._turn = threading.Lock()
+
+    @property
+    def _words(self) -> str:
+        return message_words(self._verb, self._outputs[0], self._peer)
 
     def poll(self) -> bool:
         """Move the message on; True once it is complete."""
@@ -214,6 +221,8 @@ class MessageWork(Work):
                 return False
             try:
                 self._end()
+                if self._give is not None:
+                    self._give()
             except HpcommError as error:
                 self._error = as_torch(error, self._words, self._group.where)
             if self._close is not None:
@@ -224,51 +233,50 @@ class MessageWork(Work):
         return True
 
     def _end(self) -> None:
+        """Raise what went wrong with a message that is complete."""
         try:
             self._request.synchronize()  # on this thread, whose current stream is nobody's
         except MismatchError as error:
             if error.lacks <= 0:
-                error.hint = "receive into a tensor of the sender's dtype, with as many elements or more"
+                error.hint = _FITTING
                 raise  # a shorter message fills the beginning, as with gloo
             self._source = error.source
-        if self._give is not None:
-            self._give()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self.poll():
-            with saying(lambda: self._words, self._group.comm.context):
-                self._poll_until(timeout.total_seconds() if timeout else None)
+            self._poll_until(timeout.total_seconds() if timeout else None)
         return super().wait()
 
     def _poll_until(self, seconds: float | None) -> None:
         begin = time.monotonic()
         look = begin + WORK_LOOK_S
-        while not self.poll():
-            waited = (now := time.monotonic()) - begin
-            if seconds is not None and waited > seconds:
-                raise self._late(waited, "wait again, or look at what that rank does")
-            if now > look:
-                look = now + WORK_LOOK_S
-                self._check_peer(waited)
-            pause(waited)
+        with saying(lambda: self._words, self._group.comm.context):
+            while not self.poll():
+                waited = (now := time.monotonic()) - begin
+                if waited > self._most(seconds):
+                    raise self._late(waited, seconds)
+                if now > look:
+                    look = now + WORK_LOOK_S
+                    self._check_peer()
+                pause(waited)
 
-    def _check_peer(self, waited: float) -> None:
-        group = self._group
-        lost = group.entry.lost(range(group.size()) if self._peer is None else [self._peer])
-        if lost and not self.poll() and len(lost) == (group.size() - 1 if self._peer is None else 1):
-            what = f"{self._words} on '{group.label}' needs rank {lost[0]}, which has ended"
-            error = PeerFailedError(what, group.where, "look at what that rank printed", lost)
+    def _most(self, seconds: float | None) -> float:
+        """How long to wait, where one may wait so long."""
+        return self._group.seconds if seconds is None else min(seconds, self._group.seconds)
+
+    def _check_peer(self) -> None:
+        error = self._group.entry.gone(self._peer, self._words)
+        if error is not None and not self.poll():
             raise as_torch(error)
-        if waited > group.seconds:
+
+    def _late(self, waited: float, seconds: float | None) -> HpcommError:
+        group, rows, hint = self._group, [], "wait again, or look at what that rank does"
+        if seconds is None or seconds > group.seconds:
             some = range(group.size()) if self._peer is None else [self._peer]
             group.entry.remember(some)
-            raise self._late(
-                waited, "init_process_group(timeout=...) sets the time", group.entry.doings(some)
-            )
-
-    def _late(self, waited: float, hint: str, rows: Iterable[str] = ()) -> HpcommError:
-        what = f"{self._words} on '{self._group.label}' waited {waited:.3g} s"
-        return as_torch(WaitTimeoutError("\n".join([what, *rows]), self._group.where, hint))
+            rows, hint = group.entry.doings(some), "init_process_group(timeout=...) sets the time"
+        what = f"{self._words} on '{group.label}' waited {waited:.3g} s"
+        return as_torch(WaitTimeoutError("\n".join([what, *rows]), group.where, hint))
 
     def is_completed(self) -> bool:
         return self.poll()
@@ -278,9 +286,43 @@ class MessageWork(Work):
         if self._source is not None:
             return self._source
         assert self._request.status is not None
-        return self._request.status.source
+        source: int = self._request.status.source
+        return source
 
-    _source_rank = source_rank
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+
+class NodeMessageWork(MessageWork):
+    """The same of a message that the node core carries: its request is a core.Message, which waits in C."""
+
+    def _end(self) -> None:
+        request = self._request
+        if request.state == _LONGER:
+            what = f"the message has {request.came} bytes, and is longer than the tensor, of {request.nbytes}"
+            raise MismatchError(what, hint=_FITTING)
+        if request.state == _LOST:
+            what = f"rank {request.source} ended, or its group was destroyed, before the message was there"
+            raise PeerFailedError(what, hint="look at what that rank printed", ranks=[request.source])
+
+    def _poll_until(self, seconds: float | None) -> None:
+        begin = time.monotonic()
+        try:
+            came = self._request.wait(self._most(seconds))
+        except HpcommError as error:
+            raise as_torch(error, self._words, self._group.where) from None
+        if not came:
+            raise self._late(time.monotonic() - begin, seconds)
+        while not self.poll():  # another thread ends it
+            pause(0.0)
+
+    def source_rank(self) -> int:
+        source: int = self._request.source
+        return source
+
+
+def message_words(verb: str, x: torch.Tensor, peer: int | None) -> str:
+    return f"{verb}({array(x)}, {'to' if verb == 'send' else 'from'} {'anybody' if peer is None else peer})"
 
 
 class JointWork(Work):

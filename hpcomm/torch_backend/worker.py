@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from queue import SimpleQueue
 
 from ..core.limits import WORKER_POLL_S
@@ -69,19 +70,21 @@ class Poller:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._under_way: list[MessageWork] = []
-        self._guard = threading.Lock()
+        self._new: deque[MessageWork] = deque()  # since the last look
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
+        self._guard = threading.Lock()
 
     def add(self, work: MessageWork) -> None:
         """Own work until it is complete, also when its caller lets it go."""
-        with self._guard:
-            self._under_way.append(work)
+        self._new.append(work)
+        if not self._some.is_set():
             self._some.set()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
-                self._thread.start()
+        if self._thread is None:
+            with self._guard:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+                    self._thread.start()
 
     def finish(self, seconds: float) -> None:
         """Wait until nothing is under way, at most seconds."""
@@ -90,11 +93,14 @@ class Poller:
             time.sleep(WORKER_POLL_S)
 
     def _serve(self) -> None:
+        under_way: list[MessageWork] = []
         while True:
             self._some.wait()
             time.sleep(WORKER_POLL_S)
-            complete = {id(work) for work in list(self._under_way) if work.poll()}
-            with self._guard:
-                self._under_way = [work for work in self._under_way if id(work) not in complete]
-                if not self._under_way:
-                    self._some.clear()
+            while self._new:
+                under_way.append(self._new.popleft())
+            under_way = [work for work in under_way if not work.poll()]
+            if not under_way:
+                self._some.clear()
+                if self._new:  # added meanwhile
+                    self._some.set()

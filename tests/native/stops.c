@@ -17,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { CALLS = 11, MOST = 30000, SHARE = 0 };
+enum { CALLS = 12, MOST = 30000, SHARE = 0, MESSAGES = -1 };
 struct shared {
   atomic_int dead, done, wrong, points, reached;
 };
@@ -67,6 +67,27 @@ static int share(struct node *n, struct call *c) {
   return share_run(n, c, &block, &one, memory, c);
 }
 
+/* A short message and a long one to the next rank, and from the last one; out: the latter. */
+static int messages(struct node *n, struct mailbox *box, const struct call *c) {
+  static struct message m[4]; /* under way still, where a wait ends */
+  static float few[1];
+  const int next = (n->rank + 1) % n->size, last = (n->rank + n->size - 1) % n->size;
+  if (!mail_connect(box, next))
+    return -1;
+  m[0] = (struct message){.at = (char *)(uintptr_t)c->x, .nbytes = 4, .tag = 1, .peer = next};
+  m[1] = (struct message){.at = (char *)(uintptr_t)c->x, .nbytes = c->nbytes, .tag = 2, .peer = next};
+  m[2] = (struct message){.at = c->out, .nbytes = c->nbytes, .tag = 2, .peer = last};
+  m[3] = (struct message){.at = (char *)few, .nbytes = 4, .tag = 1, .peer = MAIL_ANYBODY};
+  for (int i = 0; i < 4; i++)
+    i < 2 ? mail_send(box, &m[i]) : mail_receive(box, &m[i]);
+  for (int i = 3; i >= 0; i--) {
+    struct node wait = {.host = &host};
+    if (mail_wait(box, &m[i], &wait, n->timeout) || m[i].state != MAIL_DONE)
+      return -1;
+  }
+  return 0;
+}
+
 static void body(struct segment *segment, struct node_place *place, int rank) {
   const uint64_t from = direct ? 0 : UINT64_MAX;
   struct node n = {.host = &host,
@@ -78,13 +99,14 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
                        signal_number == SIGSTOP ? 0.03 : 60};
   static float x[MOST], out[MOST * 4];
   node_attach(&n, segment, place, rank);
+  struct mailbox *box = mail_open(&n);
   for (int i = 0; i < CALLS; i++) {
     static const int verbs[CALLS] = {
         BY_ALL_REDUCE, BY_BROADCAST,  BY_ALL_REDUCE, BY_ALL_GATHER,
         BY_BARRIER,    SHARE,         BY_ALL_REDUCE, BY_ALL_REDUCE,
-        SHARE,         BY_BROADCAST,  BY_ALL_REDUCE};
-    static const size_t counts[CALLS] = {2, 3,    MOST, MOST, 0, MOST,
-                                         1, MOST, MOST, MOST, 1};
+        SHARE,         MESSAGES,      BY_BROADCAST,  BY_ALL_REDUCE};
+    static const size_t counts[CALLS] = {2, 3,    MOST, MOST, 0,    MOST,
+                                         1, MOST, MOST, MOST, MOST, 1};
     struct call c = {.verb = verbs[i],
                      .dtype = F32,
                      .count = counts[i],
@@ -96,6 +118,7 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
     if (interrupted && rank == 1)
       interrupted = 0; /* heard of between two calls */
     if (verbs[i] == SHARE        ? share(&n, &c)
+        : verbs[i] == MESSAGES   ? messages(&n, box, &c)
         : verbs[i] == BY_BARRIER ? node_arrive_and_wait(&n, BY_BARRIER, NULL, 0)
                                  : node_run(&n, &c)) {
       if (signal_number == SIGINT)
@@ -105,6 +128,8 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
     for (size_t k = 0; k < c.count; k++) {
       float want = c.verb == BY_ALL_REDUCE
                        ? (float)(n.size * (n.size - 1) / 2 + i * n.size)
+                   : c.verb == MESSAGES
+                       ? (float)((rank + n.size - 1) % n.size + i)
                        : (float)i;
       if (out[k] != want) {
         printf("signal %d at store %d: rank %d, call %d: %g for %g\n",
@@ -116,6 +141,7 @@ static void body(struct segment *segment, struct node_place *place, int rank) {
     if (i == CALLS - 1)
       atomic_fetch_add(&shared->done, 1);
   }
+  mail_close(box);
   node_leave(segment, place);
   if (strike_at >= 0)
     atomic_store(&shared->points, points);

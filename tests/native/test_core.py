@@ -109,6 +109,74 @@ def every_new_result(node, kind, length, x_of, check):
     check("x is left alone", x, everything[me])
 
 
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_messages_are_told_apart_by_source_and_tag(size, direct):
+    def body(node):
+        node.timeout, me = 30, node.rank
+        lengths = [0, 3, 5000, 300_000]
+        going = [
+            node.isend(np.full(n, 10 * me + i, np.float32), dest, i)
+            for dest in range(size)
+            for i, n in enumerate(lengths)
+        ]
+        node.barrier()
+        for source in reversed(range(size)):
+            for i, n in [*enumerate(lengths)][::-1]:
+                message = node.irecv(x := np.full(n + 2, -1, np.float32), source, i)
+                assert message.wait(30)
+                assert (message.state, message.source, message.came) == (1, source, 4 * n)
+                assert (x[:n] == 10 * source + i).all()
+                assert (x[n:] == -1).all()
+        assert all(message is None or message.wait(30) for message in going)
+        assert going[0] is None  # short ones are complete at once
+        anybody = [node.irecv(np.zeros(1), None, 9) for _ in range(size)]
+        for dest in range(size):
+            node.isend(np.ones(1), dest, 9)
+        assert all(message.wait(30) for message in anybody)
+        assert {message.source for message in anybody} == set(range(size))
+        with pytest.raises(ValueError, match="rank 7 of"):
+            node.isend(np.ones(1), 7, 0)
+        assert node.isend(np.ones(4)[::2], 0, 0) is NotImplemented
+        node.barrier()
+
+    ranks.together(size, body, direct=direct)
+
+
+def test_a_message_that_is_too_long_late_or_lost_says_so():
+    def body(node):
+        if node.rank == 1:
+            for n in (4, 3000, 100_000):
+                message = node.isend(np.ones(n), 0, n)
+                assert message is None or message.wait(30)
+            assert node.isend(np.ones(1), 0, 0) is None
+            node.barrier()
+            lying = node.isend(np.ones(100_000), 0, 1)
+            node.barrier()
+            assert lying.state == 0
+            os.kill(os.getpid(), signal.SIGKILL)
+        for n in (4, 3000, 100_000):
+            message = node.irecv(x := np.zeros(2), 1, n)
+            assert message.wait(30)
+            assert (message.state, message.came, x.tolist()) == (2, 8 * n, [0, 0])
+        late = node.irecv(x := np.zeros(1), 1, 5)
+        assert not late.wait(0.01)
+        assert not late.done()
+        node.barrier()
+        node.barrier()
+        while (lost := node.irecv(np.zeros(100_000), 1, 1)).wait(30) and lost.state == 1:
+            pytest.fail("it was read in time")  # its sender ends when both have come to the barrier
+        node.hook = lambda reason, others, *_: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            late.wait(30)
+        node.close()
+        assert late.state == 3
+        with pytest.raises(ValueError, match="closed"):
+            node.isend(np.zeros(1), 1, 1)
+
+    assert ranks.end(ranks.start(2, body))[1] is None
+
+
 @pytest.mark.parametrize("direct_from", [1 << 60, 0])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_every_verb_gives_what_its_definition_says(size, direct_from):

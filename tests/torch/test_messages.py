@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from datetime import timedelta
 
@@ -62,6 +64,80 @@ def test_tags_tell_messages_apart(rank: int) -> None:
         dist.recv(two, 0, tag=2)
         dist.recv(one, 0, tag=1)
         assert (one.item(), two.item()) == (1, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_messages_are_what_their_senders_sent(seed: int, rank: int, size: int) -> None:
+    """All ranks draw the same messages. Each begins its own, and waits for them, in an order of its own."""
+    common, own = random.Random(seed), random.Random(seed * 100 + rank)
+    x, works, received = torch.arange(70_000) * 3 % 251, [], []
+    order: list[tuple[int, int, int, int, int]] = []
+    for i in range(60):
+        source, dest, tag = common.randrange(size), common.randrange(size), common.randrange(3)
+        order.append((source, dest, tag, common.choice([0, 3, 700, 9_000, 60_000]), i))
+    mine = [each for each in order if rank in each[:2]]
+    own.shuffle(mine)
+    for way in ("send", "recv"):  # those of one source, dest and tag in their order
+        for same in {each[:3] for each in mine}:
+            places = [k for k, each in enumerate(mine) if each[:3] == same]
+            for k, each in zip(places, sorted((mine[k] for k in places), key=lambda e: e[4]), strict=True):
+                mine[k] = each
+        for source, dest, tag, n, i in mine:
+            if way == "send" and source == rank:
+                works.append(dist.isend(x[i : i + n].to(torch.float32), dest, tag=tag))
+            elif way == "recv" and dest == rank:
+                out = torch.full((n + 1,), -1.0)
+                works.append(dist.irecv(out, source, tag=tag))
+                received.append((out, i, n))
+    own.shuffle(works)
+    for work in works:
+        assert work is not None
+        work.wait()
+    for out, i, n in received:
+        assert torch.equal(out[:n], x[i : i + n].to(torch.float32))
+        assert out[n] == -1
+
+
+def test_any_number_of_messages_both_ways_are_sent_before_one_is_received(rank: int, size: int) -> None:
+    """More than a queue has room for: whoever waits to send takes what others send."""
+    others = [other for other in range(size) if other != rank]
+    for i in range(300):
+        for other in others:
+            dist.send(torch.full((200,), i + 0.5), other, tag=i)
+    for other in others:
+        for i in reversed(range(300)):
+            dist.recv(x := torch.zeros(200), other, tag=i)
+            assert x[0] == x[-1] == i + 0.5
+
+
+def test_many_long_messages_wait_for_those_that_are_wanted_first(rank: int) -> None:
+    n, x = 80, torch.ones(5_000)
+    if rank == 0:
+        for work in [dist.isend(x * i, 1, tag=i) for i in range(n)]:
+            assert work is not None
+            work.wait()
+    elif rank == 1:
+        for i in reversed(range(n)):
+            dist.recv(y := torch.zeros(5_000), 0, tag=i)
+            assert bool((y == i).all())
+
+
+def test_a_thread_receives_while_another_one_is_in_a_collective(rank: int, size: int) -> None:
+    found: list[float] = []
+
+    def receive() -> None:
+        for i in range(50):
+            dist.recv(x := torch.zeros(3000), (rank - 1) % size, tag=i)
+            found.append(x[0].item())
+
+    thread = threading.Thread(target=receive)
+    if size > 1:
+        thread.start()
+        for i in range(50):
+            dist.all_reduce(torch.ones(10))
+            dist.send(torch.full((3000,), float(i)), (rank + 1) % size, tag=i)
+        thread.join(60)
+        assert found == [float(i) for i in range(50)]
 
 
 def test_from_anybody(rank: int, size: int) -> None:

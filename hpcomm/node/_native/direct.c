@@ -47,6 +47,19 @@ int direct_pull(struct node *n, int rank, char *to, uint64_t from, size_t nbytes
   return copy(n, rank, 0, to, from, nbytes);
 }
 
+/* The same of a process that may end at any time; 0: all of it was read. */
+int direct_read(int pid, char *to, uint64_t from, size_t nbytes) {
+  while (nbytes) {
+    struct iovec here = {to, nbytes}, there = {(void *)(uintptr_t)from, nbytes};
+    const ssize_t did = process_vm_readv(pid, &here, 1, &there, 1, 0);
+    if (did <= 0) return -1;
+    to += did;
+    from += (uint64_t)did;
+    nbytes -= (size_t)did;
+  }
+  return 0;
+}
+
 /* Whether we can reach the memory of a process: `token` stands there, which shows that it is that one (pids differ between
    namespaces). Who may read may write, if the system writes at all, which is tried on ourselves. */
 int direct_reaches_process(int pid, uint64_t at, uint64_t token) {
@@ -57,7 +70,7 @@ int direct_reaches_process(int pid, uint64_t at, uint64_t token) {
 }
 
 /* Whether the system reads this memory of ours for others: its first byte and its last. */
-static int is_reached(const char *at, size_t nbytes) {
+int direct_is_reached(const char *at, size_t nbytes) {
   if (!at || !nbytes) return 1;
   char seen[2];
   struct iovec here = {seen, 2}, there[2] = {{(void *)(uintptr_t)at, 1}, {(void *)(uintptr_t)(at + nbytes - 1), 1}};
@@ -71,7 +84,7 @@ static int is_written(int verb) { /* others write to a rank's out */
 /* Whether this call may be direct as far as this rank is concerned. */
 int direct_may(struct node *n, const struct call *c) {
   if (!n->scratch) n->scratch = malloc(SCRATCH);
-  return n->scratch && is_reached(c->x, c->nbytes) && (!is_written(c->verb) || is_reached(c->out, c->nbytes));
+  return n->scratch && direct_is_reached(c->x, c->nbytes) && (!is_written(c->verb) || direct_is_reached(c->out, c->nbytes));
 }
 
 uint64_t direct_address(const struct node *n, int rank, int which) {

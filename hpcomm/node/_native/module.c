@@ -23,7 +23,7 @@ static void back(void *state) { PyEval_RestoreThread(state); }
 static PyObject *ranks_of(struct node *n, int rank) { /* who has not come, or for whom we wait */
   unsigned char which[NODE_RANKS];
   int missing = n->place && n->awaited ? node_missing(n, which) : 0;
-  if (!missing) return Py_BuildValue("(i)", rank);
+  if (!missing) return rank < 0 ? PyTuple_New(0) : Py_BuildValue("(i)", rank);
   PyObject *ranks = PyTuple_New(missing);
   for (int r = 0, i = 0; ranks && r < n->size; r++)
     if (which[r]) PyTuple_SetItem(ranks, i++, PyLong_FromLong(r));
@@ -32,6 +32,7 @@ static PyObject *ranks_of(struct node *n, int rank) { /* who has not come, or fo
 
 static int look(struct node *n, int why, int rank) {
   static const char *const reasons[] = {"waits", "mismatch", "late", "withdrawn", "gave up"};
+  const char *const reason = why == WHY_WAITS && !n->place ? "message" : reasons[why];
   PyObject *hook = n->program, *ranks, *said;
   if (why == WHY_WAITS && PyErr_CheckSignals()) return -1;
   if (why == WHY_WAITS && !hook) return 0;
@@ -39,7 +40,7 @@ static int look(struct node *n, int why, int rank) {
   const uint64_t ours = why == WHY_MISMATCH ? node_signature(n, n->rank, number) : n->signature;
   ranks = why == WHY_WAITS || why == WHY_LATE ? ranks_of(n, rank) : Py_BuildValue("(i)", rank);
   if (!ranks) return -1;
-  said = hook ? PyObject_CallFunction(hook, "sOKK", reasons[why], ranks, (unsigned long long)ours,
+  said = hook ? PyObject_CallFunction(hook, "sOKK", reason, ranks, (unsigned long long)ours,
                                       (unsigned long long)theirs)
               : Py_NewRef(Py_None);
   if (said && why != WHY_WAITS) {
@@ -47,7 +48,7 @@ static int look(struct node *n, int why, int rank) {
                      : why == WHY_MISMATCH ? PyExc_ValueError
                                             : PyExc_ConnectionError;
     PyErr_Format(kind, "call %llu %s: rank(s) %R; signature here %llu, there %llu", (unsigned long long)number,
-                 reasons[why], ranks, (unsigned long long)ours, (unsigned long long)theirs);
+                 reason, ranks, (unsigned long long)ours, (unsigned long long)theirs);
   }
   Py_DECREF(ranks);
   Py_XDECREF(said);
@@ -171,7 +172,7 @@ static int prepare(Node *self, const struct arguments *g, struct call *c, struct
   return *result != NULL;
 }
 
-static int is_ours(const Node *self) { /* 0: an exception */
+int is_ours(const Node *self) { /* 0: an exception */
   if (self->segment && self->owner == node_forks) return 1;
   PyErr_SetString(PyExc_ValueError, self->segment ? "this node is the parent process's" : "this node is closed");
   return 0;
@@ -349,9 +350,11 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   return (PyObject *)self;
 }
 
+static int is_moving(const Node *self) { return self->mail && self->mail->moving; }
 static int depart(Node *self) { /* 1 if its ranks have all left now */
   Segment *segment = self->segment;
-  if (self->busy) return 0;
+  if (self->busy || is_moving(self)) return 0;
+  if (segment && self->owner == node_forks) close_mail(self);
   self->segment = NULL;
   const int last = segment && self->owner == node_forks && node_leave(&segment->segment, self->node.place);
   if (last) let_go(self); /* else some may still be in a call whose result is kept */
@@ -372,11 +375,12 @@ static int node_traverse(PyObject *me, visitproc visit, void *arg) {
 static void node_dealloc(PyObject *me) {
   PyObject_GC_UnTrack(me);
   node_clear(me);
+  free(((Node *)me)->mail);
   free_object(me);
 }
 static PyObject *node_close(PyObject *me, PyObject *none) {
   (void)none;
-  if (((Node *)me)->busy) return PyErr_Format(PyExc_RuntimeError, "another thread is in a call of this node");
+  if (((Node *)me)->busy || is_moving((Node *)me)) return PyErr_Format(PyExc_RuntimeError, "another thread is in a call of this node");
   return PyBool_FromLong(depart((Node *)me));
 }
 
@@ -468,6 +472,9 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      {"share", (PyCFunction)(void (*)(void))node_share, METH_FASTCALL, NULL},
                                      {"arrive_and_wait", arrive_and_wait, METH_O, NULL},
                                      {"tell", (PyCFunction)(void (*)(void))node_tell, METH_FASTCALL, NULL},
+                                     {"isend", (PyCFunction)(void (*)(void))node_isend, METH_FASTCALL, NULL},
+                                     {"irecv", (PyCFunction)(void (*)(void))node_irecv, METH_FASTCALL, NULL},
+                                     {"move_messages", node_move_messages, METH_NOARGS, NULL},
                                      FAST(logged_call),
                                      {"arrive", arrive, METH_O, NULL},
                                      {"log_call", log_call, METH_O, NULL},
@@ -515,13 +522,14 @@ PyMODINIT_FUNC PyInit_core(void) {
   PyObject *m = PyModule_Create(&module), *node = PyType_FromSpec(&node_spec),
            *channel = PyType_FromSpec(&channel_spec);
   segment_type = (PyTypeObject *)PyType_FromSpec(&segment_spec);
+  message_type = (PyTypeObject *)PyType_FromSpec(&message_spec);
   for (int i = 0; i < OPS; i++)
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
   for (int i = BY_ALL_GATHER; i <= BY_SCATTER; i++)
     if (!(verb_words[i] = PyUnicode_InternFromString(verb_names[i]))) return NULL;
-  if (!m || !node || !channel || !segment_type || PyModule_AddFunctions(m, present_functions) ||
+  if (!m || !node || !channel || !segment_type || !message_type || PyModule_AddFunctions(m, present_functions) ||
       PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
-      PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Channel", channel) ||
+      PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Message", (PyObject *)message_type) || PyModule_AddObjectRef(m, "Channel", channel) ||
       PyModule_AddIntConstant(m, "VERSION", NODE_VERSION) ||
       PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||
       PyModule_AddIntConstant(m, "UNIT", NODE_UNIT))

@@ -16,6 +16,7 @@ typedef struct {
   int busy;         /* a thread of ours is in a call */
   int owner;        /* `forks` when it was made: a child process may not use it */
   uint64_t keeps;   /* number of the last call whose result is kept below; 0: none is */
+  struct mailbox *mail; /* from its first message on, or NULL */
   PyObject *kept[NODE_CELLS]; /* results of long calls that this rank gave up, by number: others may write to them still */
 } Node;
 typedef struct {
@@ -31,9 +32,14 @@ typedef struct {
 extern const struct node_host python_host; /* module.c */
 extern int node_forks; /* since the first process: what asks for its pid at each call costs as much */
 int enter_call(Node *);   /* module.c: 0, or an exception: this thread may not */
+int is_ours(const Node *); /* module.c: 0: an exception: closed, or the parent process's */
 uint64_t read_signature(PyObject *); /* module.c: or an exception: more than 63 bits */
 PyObject *node_share(PyObject *, PyObject *const *, Py_ssize_t); /* parcels.c */
 PyObject *node_tell(PyObject *, PyObject *const *, Py_ssize_t);
+PyObject *node_isend(PyObject *, PyObject *const *, Py_ssize_t); /* mail_type.c */
+PyObject *node_irecv(PyObject *, PyObject *const *, Py_ssize_t);
+PyObject *node_move_messages(PyObject *, PyObject *);
+void close_mail(Node *);
 
 struct doing { /* present.c: what a thread is in */
   PyObject *owner, *verb, *x, *by, *with;
@@ -67,8 +73,8 @@ static inline void done_call(struct doing *before) {
   if (this_one) this_one->call = before;
 }
 extern PyMethodDef present_functions[];
-extern PyTypeObject *segment_type;
-extern PyType_Spec segment_spec, channel_spec;
+extern PyTypeObject *segment_type, *message_type;
+extern PyType_Spec segment_spec, channel_spec, message_spec;
 
 static inline void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
 static inline void free_object(void *self) {

@@ -18,7 +18,16 @@
 
      pieces    | rank 0: piece 0..R-1, result 0..R-1 | rank 1 ...  reserved at the first long call
 
-   Every word is written by one rank only, but for `left`, `finder` and `owner`, which are counted and claimed. */
+     inbox of a rank --> queue of rank 2 --> queue of rank 0       each reserved at the first message of two ranks
+
+     queue     | next, from | put | taken, read | slot 0 | ... | slot MAIL_SLOTS - 1 |
+                              the   the receiver's
+                              sender's
+
+     slot      | tag | nbytes | at | ticket | data ...             the first one of a message says what it is
+
+   Every word is written by one rank only, but for `left`, `finder`, `inbox`, `bell` and `owner`, which are counted and
+   claimed. */
 #ifndef HPCOMM_NODE_H
 #define HPCOMM_NODE_H
 #ifndef _GNU_SOURCE
@@ -39,6 +48,17 @@
 #define NODE_INLINE (NODE_CELL - 16u)
 #define NODE_LINE 64
 #define NODE_FOR_EVER 1e18 /* seconds */
+#ifndef MAIL_SLOTS
+#define MAIL_SLOTS 56 /* of a queue: 64 KiB in all; even */
+#endif
+#define MAIL_SLOT 1088u
+#define MAIL_DATA (MAIL_SLOT - 32u) /* bytes of data in a slot */
+#ifndef MAIL_LONGS
+#define MAIL_LONGS 32 /* messages of a queue that may lie with their sender at the same time */
+#endif
+#ifndef MAIL_EAGER
+#define MAIL_EAGER (16u << 10) /* bytes of a message up to which it goes through slots, in any case */
+#endif
 #define NODE_APART 128 /* words of different writers: processors fetch lines in pairs */
 
 typedef _Atomic uint64_t node_word;
@@ -78,6 +98,10 @@ struct node_rank {
     node_word calls;            /* how many: stored after the signature of the last one */
     node_word signature[NODE_LOG];
   } log;
+  _Alignas(NODE_APART) struct { /* messages to this rank */
+    node_word inbox;            /* the queue that was made last, or 0 */
+    node_word bell;             /* counts what may concern it: see mail.c */
+  } mail;
   _Alignas(NODE_APART) node_word words[NODE_WORDS];
   _Alignas(NODE_APART) node_word put;      /* pieces that lie in its pieces */
   _Alignas(NODE_APART) node_word taken;    /* steps whose pieces it has taken or reduced */
@@ -104,6 +128,23 @@ struct node_channel {
   struct node_box box[2]; /* behind them: 2 * capacity bytes */
 };
 
+struct mail_slot {
+  _Alignas(NODE_LINE) uint64_t tag;
+  uint64_t nbytes; /* of the message */
+  uint64_t at;     /* where it lies in its sender's memory; 0: here, and in the next slots */
+  uint64_t ticket; /* then: what is stored in `read` when it has been read */
+  unsigned char data[MAIL_DATA];
+};
+
+struct mail_queue {                           /* from one rank to another */
+  _Alignas(NODE_APART) uint64_t next;         /* of the receiver's inbox, or 0 */
+  uint64_t from, units;
+  _Alignas(NODE_APART) node_word put;         /* slots filled */
+  _Alignas(NODE_APART) node_word taken;       /* slots emptied */
+  node_word read[MAIL_LONGS];                 /* ticket t is read when read[t % MAIL_LONGS] >= t */
+  _Alignas(NODE_APART) struct mail_slot slot[MAIL_SLOTS];
+};
+
 struct node_head {
   _Alignas(NODE_APART) node_word magic; /* stored last */
   uint64_t version, nbytes, units;
@@ -114,6 +155,7 @@ struct node_head {
 #define NODE_NO_PIECES 1 /* there is no room for any */
 _Static_assert(sizeof(struct node_cell) == NODE_CELL, "a cell is one block");
 _Static_assert(offsetof(struct node_cell, data) == 16, "data begin in the line of the arrival");
+_Static_assert(sizeof(struct mail_slot) == MAIL_SLOT, "a slot is one block");
 
 /* -- sizes ------------------------------------------------------------------------------------------------------ */
 static inline size_t node_place_bytes(int size) {
@@ -180,6 +222,46 @@ struct channel {
   int peer;       /* rank told to the host */
 };
 
+/* A message under way, of which its program has the memory; or one that has come and is not expected yet: then we have. */
+struct message {
+  struct message *next; /* in the one list in which it is */
+  char *at;
+  uint64_t nbytes;      /* of the memory */
+  uint64_t tag;
+  int peer;             /* of a receive: MAIL_ANYBODY until it is known */
+  int state;
+  uint64_t came;        /* of a receive: how long the message is */
+  uint64_t moved;       /* bytes of it that have been copied */
+  uint64_t there;       /* not 0: it is read where it lies, in its sender's memory, */
+  uint64_t ticket;      /* with this ticket */
+  int is_unexpected;
+  struct message *into; /* of one that was not expected when it began to come: the receive that it is for */
+};
+enum { MAIL_UNDER_WAY, MAIL_DONE, MAIL_LONGER, MAIL_LOST }; /* states; LONGER than its memory, LOST with its sender */
+enum { MAIL_ANYBODY = -1 };
+struct mail_list {
+  struct message *first, *last;
+};
+struct mail_peer { /* what a rank has of another one */
+  struct mail_queue *out, *in;
+  uint64_t longs;          /* tickets given */
+  struct mail_list sends;  /* of which slots are still to be filled, */
+  struct mail_list lying;  /* and that lie here until they are read */
+  struct message *coming;  /* whose first slots have been taken */
+};
+struct mailbox { /* of one rank of a place */
+  struct segment *segment;
+  struct node_place *place; /* NULL: closed */
+  const struct node_host *host;
+  int rank, size;
+  int direct;
+  int moving;                            /* messages being copied with the host's lock let go */
+  uint64_t known;                        /* inbox, as far as its queues are known */
+  struct mail_list receives, unexpected; /* in the order in which they were begun, or came */
+  struct mail_list over;                 /* complete, for the host to let go */
+  struct mail_peer peer[];
+};
+
 /* -- segment.c ---- */
 size_t segment_bytes(size_t nbytes);
 int segment_open(struct segment *, int file, size_t nbytes, int create); /* 0, or an errno */
@@ -197,7 +279,7 @@ int node_leave(struct segment *, struct node_place *);
 int channel_leave(struct segment *, struct node_channel *);
 
 /* -- wait.c ---- */
-enum { NODE_AT_CALL, NODE_PAST_CALL, NODE_AT_STEP, NODE_AT_VALUE }; /* what a wait waits for */
+enum { NODE_AT_CALL, NODE_PAST_CALL, NODE_AT_STEP, NODE_AT_VALUE, NODE_OTHER_VALUE }; /* what a wait waits for */
 uint64_t node_now(void);
 int node_wait_slowly(struct node *, const node_word *, int how, uint64_t want, int rank);
 int node_fail(struct node *, int why, int rank); /* let the host say why, unless it has; -1 */
@@ -244,6 +326,8 @@ void long_count_steps(struct node *);
 int long_give_up(struct node *);
 int direct_run(struct node *, const struct call *);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
+int direct_read(int pid, char *to, uint64_t from, size_t nbytes);
+int direct_is_reached(const char *at, size_t nbytes);
 int direct_reaches_process(int pid, uint64_t at, uint64_t token);
 int direct_may(struct node *, const struct call *);
 enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them */
@@ -266,6 +350,16 @@ char *channel_box(struct channel *, int to_fill);   /* NULL: the wait failed */
 char *channel_ready(struct channel *, int to_fill); /* the same, NULL where one would wait */
 void channel_fill(struct channel *);
 void channel_free(struct channel *);
+
+/* -- mail.c ---- */
+struct mailbox *mail_open(const struct node *); /* NULL: no memory */
+void mail_close(struct mailbox *);              /* what is under way is lost, and over */
+int mail_connect(struct mailbox *, int dest);   /* before the first message to it; 0: no room */
+int mail_send_now(struct mailbox *, int dest, uint64_t tag, const char *at, uint64_t nbytes); /* 0: not at once */
+void mail_send(struct mailbox *, struct message *);
+void mail_receive(struct mailbox *, struct message *);
+void mail_move(struct mailbox *);               /* all that can be moved */
+int mail_wait(struct mailbox *, const struct message *, struct node *, double seconds);
 
 /* -- verbs, operators, element types: the numbers of hpcomm's signatures. Those of verbs are positions in VERBS of
    core/signature.py, those of element types positions in core/dtypes.py ---- */
@@ -380,6 +474,7 @@ static inline int node_holds(int how, uint64_t seen, uint64_t want) {
       return seen >> NODE_STEP_BITS == want >> NODE_STEP_BITS || (seen & STEP_GAVE_UP) == STEP_GAVE_UP_TWICE
                  ? -WHY_GAVE_UP
                  : 1;
+    case NODE_OTHER_VALUE: return seen != want;
     default: return seen == want;
   }
 }

@@ -155,6 +155,12 @@ int node_leave(struct segment *s, struct node_place *place) {
   if (left < size) return 0;
   uint64_t pieces = node_load(&place->pieces);
   if (pieces > NODE_NO_PIECES) segment_release(s, (char *)s->head + pieces, place->piece_units, 1);
+  for (uint64_t r = 0; r < size; r++)
+    for (uint64_t at = node_load(&place->rank[r].mail.inbox), next; at; at = next) {
+      struct mail_queue *queue = (struct mail_queue *)((char *)s->head + at);
+      next = queue->next;
+      segment_release(s, queue, queue->units, 1);
+    }
   segment_release(s, place, place->units, 0);
   return 1;
 }
