@@ -8,7 +8,7 @@ through hpcomm on:
        └─ uncaught exception, or SystemExit with a failure:
           print it, mark this rank as failed, wait 1 s
              ├─ all other ranks end too ──> everybody's own exit status counts
-             └─ some do not ──────────────> MPI_Abort with this rank's status
+             └─ some do not ──────────────> job_ends.py ends them, with this rank's status
 """
 
 from __future__ import annotations
@@ -23,29 +23,56 @@ import weakref
 from contextlib import redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
 from ..errors import ConfigError
-from ..job import exit_hooks
+from ..job import exit_hooks, process_role
 from ..node import segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpi4py import MPI
-
     from ..core.comm import Comm
+    from ..node.segment import Region
     from .end_notices import EndNotices
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+
+class JobEnds(Protocol):
+    """How a job ends (job_ends.py).
+
+    Attributes:
+        rank, size: of this process, in the job.
+    """
+
+    rank: int
+    size: int
+
+    def others(self) -> list[tuple[int, Region]]:
+        """The records of the other ranks, as far as this one shares memory with them."""
+        ...
+
+    def is_over(self) -> bool:
+        """Whether this rank has come to its end, and belongs to the job no more."""
+        ...
+
+    def abort(self, status: int) -> None:
+        """End all ranks; where this returns, nobody but this one is left."""
+        ...
+
+    def meeting(self) -> Callable[[], bool]:
+        """Come to the end by failure. What is returned says whether all others have come to theirs."""
+        ...
+
 
 end_notices: EndNotices | None = None  # where there are others
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 looks: list[Callable[[], None]] = []  # to call now and then from the watchdog
-everybody: MPI.Intracomm | None = None  # its own communicator: whoever ends by failure meets the others here
+job: JobEnds | None = None  # once this rank has begun
 has_foreigners = False  # programs of other jobs, which ours goes on without
 _life = ""  # the file that `hpcomm run` sees until this rank ends well
 name = ""  # of this rank, for messages
@@ -83,10 +110,11 @@ def need_threads(what: str) -> None:
 
 def started() -> bool:
     """Whether start has run."""
-    return everybody is not None
+    return job is not None
 
 
-_LAST_S = 2.0  # until a rank that MPI cannot end ends itself
+_HANGING_S = 2.0  # until a rank that MPI cannot end ends itself
+_LAST_S = 4.0  # for another thread of this rank to end it
 _HEARD_S = 0.1  # for the launcher to read what was said: MPICH's drops what is left when the abort comes
 ending: int | None = None  # the thread that is ending the job
 
@@ -101,21 +129,17 @@ def abort(text: str, status: int = 1) -> None:
 
 def say(text: str) -> None:
     """Say text on stderr, as this rank's."""
-    from mpi4py import MPI
-
-    _write(sys.stderr, f"\nhpcomm: {name or f'rank {MPI.COMM_WORLD.rank}'}: {text}\n")
+    _write(sys.stderr, f"\nhpcomm: {name or f'rank {process_role.world_rank()}'}: {text}\n")
 
 
 def _stand_still_if_ending() -> None:
     """Wait for the end if another thread is ending the job."""
     if ending not in (None, threading.get_ident()):
-        time.sleep(2 * _LAST_S)
+        time.sleep(_LAST_S)
 
 
 def _abort(status: int) -> None:
     global ending
-    from mpi4py import MPI
-
     ending = threading.get_ident()
     if segment.current is not None:
         segment.current.mine.fail()
@@ -129,17 +153,38 @@ def _abort(status: int) -> None:
         os._exit(status)
     while at_abort:
         at_abort.pop()()
+    with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
+        note.write(f"\n{status}")  # for the launcher that never says it
+    _end_others(status)
+    _end_process(status)
+
+
+def follow(status: int) -> NoReturn:
+    """End with the status of another rank, which has ended the job and said why."""
+    global ending
+    ending = threading.get_ident()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _end_others(status)
+    _end_process(status)
+
+
+def _end_others(status: int) -> None:
+    (abort_by_mpi if job is None else job.abort)(status)  # None: it is still connecting programs
+
+
+def abort_by_mpi(status: int) -> None:
+    """End all ranks; MPICH returns where no launcher of its own started this one."""
+    from mpi4py import MPI
+
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         from ..job import terminate
 
         terminate.leave()
-    with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
-        note.write(f"\n{status}")  # for the launcher that never says it
     # MPI_Abort itself can hang when the library is in a bad state. This waits in no thread of Python's, of
     # which 3.12 starts none any more when the interpreter ends.
-    faulthandler.dump_traceback_later(_LAST_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
+    faulthandler.dump_traceback_later(_HANGING_S, exit=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     MPI.COMM_WORLD.Abort(status)
-    _end_process(status)  # MPICH returns where no launcher of its own started this rank
 
 
 def in_one_piece(hook: Hook) -> Hook:
@@ -192,12 +237,11 @@ def _show_captured() -> None:
     """Print what a hook around ours keeps back for later (torch.distributed's does): the job may end here."""
     captured = sys.stderr
     if isinstance(captured, io.StringIO) and sys.__stderr__ is not None:
-        from mpi4py import MPI
-
         lines = captured.getvalue().splitlines()
+        rank = process_role.world_rank() if job is None else job.rank
         captured.seek(0)
         captured.truncate()
-        _write(sys.__stderr__, "".join(f"[rank{MPI.COMM_WORLD.rank}]: {line}\n" for line in lines))
+        _write(sys.__stderr__, "".join(f"[rank{rank}]: {line}\n" for line in lines))
 
 
 def _write(stream: TextIO | None, text: str) -> None:
@@ -235,9 +279,7 @@ def count_hasty_exits() -> None:
     leave, here = os._exit, os.getpid()
 
     def leave_noted(status: int) -> NoReturn:
-        from mpi4py import MPI
-
-        if os.getpid() == here and not MPI.Is_finalized():  # and no forked child
+        if os.getpid() == here and not (job is None or job.is_over()):  # and no forked child
             abort(f"leaves by os._exit({status}), without MPI_Finalize, which ends the job", status or 1)
         leave(status)
 
@@ -310,23 +352,21 @@ def _remove(file: str) -> None:
 def _leave(code: int) -> None:
     """End this rank by failure: together with all others if they end too, else by ending the job."""
     global status
-    from mpi4py import MPI
-
     status = code
     sys.stdout.flush()
     sys.stderr.flush()
     if os.getpid() != process:  # a forked child: it is no rank, and MPI_Finalize would wait in it for ever
         os._exit(status & 255)
-    if MPI.Is_finalized() or everybody is None:
+    if job is None or job.is_over():
         return
     if segment.current is not None:
         segment.current.mine.fail()
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # the spec lets the others go on
         say_end()
         return
-    meeting = everybody.Ibarrier()
+    all_end = job.meeting()
     deadline = time.monotonic() + GRACE_S
-    while not meeting.Test():
+    while not all_end():
         if time.monotonic() > deadline:
             print(f"hpcomm: {name} ends with status {code}, so the job does", file=sys.stderr, flush=True)
             if "HPCOMM_PROGRAM" in os.environ:  # a supervisor passes that on; MPICH kills it at once

@@ -12,8 +12,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from .._lazy import MPI
-from ..node import segment
 from ..node.segment import Region
 from . import runtime
 
@@ -46,10 +44,11 @@ def _wait() -> None:
 
 def await_all() -> None:
     """Wait for the end of all ranks, and end by failure if one does."""
-    world, here, notices = MPI.COMM_WORLD, segment.current, runtime.end_notices
-    near = [] if here is None else [(rank, here.regions[i]) for rank, i in here.near(world)]
-    seen = {world.rank, *(rank for rank, _ in near)}
-    far = set(range(world.size)) - seen if notices is not None and notices.by_message else set()
+    job, notices = runtime.job, runtime.end_notices
+    assert job is not None
+    near = job.others()
+    seen = {job.rank, *(rank for rank, _ in near)}
+    far = set(range(job.size)) - seen if notices is not None and notices.by_message else set()
     while runtime.ending is None and (near or far):
         near = [each for each in near if not each[1].ended]
         for rank, region in near:

@@ -1,7 +1,7 @@
 """Node segment: what every rank of a node records for the others, in words of the native core's memory.
 
-    record of a rank    ended, failed, asked, answered | mark | pipe, domain | answer: a text | note: a text |
-                        calls begun: a text
+    record of a rank    ended, failed, asked, answered | mark | pipe, domain, aborted | answer: a text |
+                        note: a text | calls begun: a text
 
 Others only read it, except that they may ask for the answer. A living rank holds a lock on a byte of the file
 behind the memory, whose name is gone as soon as all have it open. The kernel takes the lock away when the
@@ -34,7 +34,7 @@ else:
     first_end = LazyModule("hpcomm.job.first_end")
 
 _ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
-_PIPE, _DOMAIN, _ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 4096, 512, 2048
+_PIPE, _DOMAIN, _ABORTED, _ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 10, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(ANSWER_BYTES)
 _BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
 _WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
@@ -93,9 +93,10 @@ class Region:
 
     def look(self) -> None:
         """See whether the owner holds its lock: then its end can be seen. Not for one's own record."""
-        self._process = self._is_held()
+        self._process = self.is_held
 
-    def _is_held(self) -> bool:
+    @property
+    def is_held(self) -> bool:
         """Whether a process has the lock; who looks takes it for a moment, beside others who look."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, self._byte)
@@ -130,17 +131,43 @@ class Region:
     @property
     def gone(self) -> bool:
         """Whether the owner has ended in whatever manner, also without saying so."""
-        return self.ended or (self._process and not self._is_held())
+        return self.ended or (self._process and not self.is_held)
 
     @property
     def stopped(self) -> bool:
         """Whether the owner's process stands still, as far as that is seen from here."""
-        with suppress(OSError):
-            asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
-            *_, pid = _LOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
-            with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123  in a loop that waits
-                return stat.read().rpartition(b") ")[2][:1] == b"T"
+        with suppress(OSError), open(f"/proc/{self._owner()}/stat", "rb") as stat:  # noqa: PTH123  in a loop
+            return stat.read().rpartition(b") ")[2][:1] == b"T"
         return False
+
+    def _owner(self) -> int:
+        """The process that holds the lock; 0: none, or not one that has a number here."""
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, self._byte, 1, 0)
+        *_, process = _LOCK.unpack(fcntl.fcntl(self._file, fcntl.F_GETLK, asked))
+        return int(process)
+
+    def kill(self) -> None:
+        """Kill the owner's process, and no other one that has got its number meanwhile."""
+        import signal
+
+        with suppress(OSError):
+            if not (process := self._owner()):
+                return
+            handle = os.pidfd_open(process)
+            try:
+                if self._owner() == process:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+    @property
+    def aborted(self) -> int:
+        """The status with which this rank ends the job; 0: it does not."""
+        return self._words[_ABORTED]
+
+    @aborted.setter
+    def aborted(self, status: int) -> None:
+        self._words[_ABORTED] = status
 
     def ask(self) -> int:
         """Ask the owner to post what it is doing; returns the number of the question."""
@@ -179,7 +206,6 @@ class NodeSegment(NamedTuple):
     shared: core.Segment  # the native core's memory
     is_crowded: bool  # more ranks than cores that they may use, all together
     direct: bool  # each of them can read and write the others' memory
-    group: MPI.Group  # whose records they are, in their order
 
     @property
     def mine(self) -> Region:
@@ -204,7 +230,7 @@ class NodeSegment(NamedTuple):
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
-        return _near(self.group, mpi)
+        return _near(_here[0], mpi)
 
 
 def _near(here: MPI.Group, mpi: MPI.Comm) -> list[tuple[int, int]]:
@@ -238,6 +264,7 @@ def has_foreigners(mpi: MPI.Comm) -> bool:
 
 _here: list[MPI.Group] = []  # the ranks of this node, once MPI is up
 current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory
+is_alone = False  # whether the ranks of the node are the job, and do without MPI
 
 
 Tell = Callable[[bytes], list[bytes]]  # tells all ranks what each says, as many bytes on each. Collective
@@ -260,26 +287,33 @@ def open_segment(world: MPI.Intracomm) -> NodeSegment | None:
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     _here[:] = [node.Get_group()]
     try:
-        tell, here = telling(node), node.rank
-        shared = opened(tell, here, _NBYTES)
-        at = number = 0
-        if shared is not None:
-            place = 0 if here else shared.reserve_words(node.size * _WORDS) or 0
-            at, drawn = _ENTRY.unpack(tell(_ENTRY.pack(place, os.urandom(7)))[0])
-            number = int.from_bytes(drawn, "little")
-            if at and not here:
-                shared.note_records(at, node.size * _WORDS)
-        if shared is None or not at:
+        tell = telling(node)
+        made = shared_by(tell, node.rank, node.size)
+        if made is None:
             _say_lack(tell, world.rank)
-            return None
-        regions = _records(tell, here, node.size, shared, at)
-        core = native.core()
-        assert core is not None
-        direct = all_of(tell, all(core.reaches(*region.mark) for region in regions))
-        crowded = node.size > _cores(tell)
-        return NodeSegment(regions, here, number, shared, crowded, direct, _here[0])
+        return made
     finally:
         node.Free()
+
+
+def shared_by(tell: Tell, here: int, size: int) -> NodeSegment | None:
+    """The node segment of ranks that are on one node, of which this one is here. Collective."""
+    shared = opened(tell, here, _NBYTES)
+    at = number = 0
+    if shared is not None:
+        place = 0 if here else shared.reserve_words(size * _WORDS) or 0
+        at, drawn = _ENTRY.unpack(tell(_ENTRY.pack(place, os.urandom(7)))[0])
+        number = int.from_bytes(drawn, "little")
+        if at and not here:
+            shared.note_records(at, size * _WORDS)
+    if shared is None or not at:
+        return None
+    regions = _records(tell, here, size, shared, at)
+    core = native.core()
+    assert core is not None
+    direct = all_of(tell, all(core.reaches(*region.mark) for region in regions))
+    crowded = size > _cores(tell)
+    return NodeSegment(regions, here, number, shared, crowded, direct)
 
 
 def records_of(shared: core.Segment) -> list[Region]:

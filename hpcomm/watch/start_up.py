@@ -1,4 +1,4 @@
-"""Start of a rank: MPI comes up, and with it all that watches over this rank and the others."""
+"""Start of a rank: MPI comes up, or it does without, and all that watches over this rank and the others."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..agree import mistakes, runtime
+from ..agree.job_ends import ByMPI, ByRecords
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
 from . import watchdog
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpi4py import MPI
 
+    from ..node.segment import NodeSegment
 
+_NO_MPI = "the ranks of this job have found each other by torch's store, and do without MPI"
+_WITH_MPI = (
+    "start them with hpcomm run -n N python ..., or mpirun: then torch's groups and Communicators are there"
+)
 _failed: Exception | None = None  # why it could not be started
 
 
@@ -30,7 +38,8 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     Raises:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did. UsageError: MPI has been finalized.
     """
-    global _failed
+    if segment.is_alone:
+        raise ConfigError(_NO_MPI, hint=_WITH_MPI)
     from mpi4py import MPI
 
     if MPI.Is_finalized():
@@ -39,28 +48,55 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
         )
     if _failed is not None:
         raise _failed.with_traceback(None)
-    if runtime.everybody is not None:
+    if runtime.started():
         return
     if not MPI.Is_initialized():
         what = "MPI has not been started: mpi4py.rc.initialize, or MPI4PY_RC_INITIALIZE, says not to."
         raise ConfigError(
             what, hint="MPI.Init_thread() before hpcomm's first use, or leave that setting alone"
         )
-    process_role.check_process("hpcomm")
-    process_role.check_launcher(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
-    process_role.mark(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
-    if MPI.COMM_WORLD.rank == 0:
-        variables.warn()
-    everybody = MPI.COMM_WORLD if everybody is None else everybody
-    runtime.name, runtime.process = name or f"rank {MPI.COMM_WORLD.rank}", os.getpid()
-    exit_hooks.last(runtime.stop_progress)  # the last of ours: who ends before may wait for messages to go
-    try:
-        runtime.everybody = everybody.Dup()
+    world, users = MPI.COMM_WORLD, MPI.COMM_WORLD if everybody is None else everybody
+
+    def begin() -> None:
+        exit_hooks.last(runtime.stop_progress)  # our last: who ends before may wait for messages to go
+        runtime.job = ByMPI(users.Dup())
         _remove_segments()
         _hurry_to_launcher()
+        if world.size > 1:
+            _watch(runtime.job.everybody)
+
+    process_role.check_process("hpcomm")
+    process_role.check_launcher(world.size, MPI.get_vendor()[0])
+    _begin(world.rank, world.size, name, begin)
+
+
+def start_on_node(near: NodeSegment) -> None:
+    """Be a rank of a job on one node, whose ranks have found each other without MPI: the same for them."""
+
+    from ..agree.shutdown import await_all
+
+    def begin() -> None:
+        segment.current, segment.is_alone = near, True
+        runtime.job = job = ByRecords(near)
+        if job.size > 1:
+            runtime.install_hooks()
+            runtime.looks.append(job.look)
+            runtime.farewells.append(await_all)
+            watchdog.start(near)
+
+    _begin(near.here, len(near.regions), "", begin)
+
+
+def _begin(rank: int, size: int, name: str, begin: Callable[[], None]) -> None:
+    """What is the same for all ranks, whatever else there is to begin; name: for messages."""
+    global _failed
+    process_role.mark(rank, size)
+    if rank == 0:
+        variables.warn()
+    runtime.name, runtime.process = name or f"rank {rank}", os.getpid()
+    try:
         sys.excepthook = mistakes.noting(sys.excepthook)
-        if MPI.COMM_WORLD.size > 1:
-            _watch(runtime.everybody)
+        begin()
         os.register_at_fork(after_in_child=_be_no_rank)
     except BaseException as error:  # parts of it cannot be done again
         what = f"hpcomm's first use was interrupted by {type(error).__name__}"
@@ -70,12 +106,12 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
 
 def expect_foreigners() -> None:
     """From now on there are programs of another job, which does not end with this one. Collective."""
-    assert runtime.everybody is not None
+    assert isinstance(runtime.job, ByMPI)
     runtime.has_foreigners = True
     if segment.current is not None:
         watchdog.start(segment.current)
-    elif runtime.everybody.size == 1:
-        _watch(runtime.everybody)
+    elif runtime.job.everybody.size == 1:
+        _watch(runtime.job.everybody)
 
 
 def _be_no_rank() -> None:

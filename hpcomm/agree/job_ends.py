@@ -1,0 +1,94 @@
+"""How the ranks of a job end together: by MPI, or on one node without it by their records there.
+
+a rank aborts   writes its status into its record, and ends once the others have seen it
+the others      look a few times a second (watchdog.py), and end with the same status after it
+one that does not look, because it is stopped or inside C, is killed after a second by those that leave
+one that was killed is seen by its lock; after two seconds another one aborts
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .._lazy import MPI
+from ..core.limits import GRACE_S, NETWORK_PATIENCE_S
+from ..node import segment
+from . import runtime
+
+if TYPE_CHECKING:
+    from ..node.segment import NodeSegment, Region
+
+_LAST_S = 2.0  # for a rank that aborts to end
+_LOOK_S = 0.01
+
+
+class ByMPI:
+    """everybody: of its own, for meetings."""
+
+    def __init__(self, everybody: MPI.Intracomm) -> None:
+        self.everybody, self.rank, self.size = everybody, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+
+    def others(self) -> list[tuple[int, Region]]:
+        here = segment.current
+        if here is None:
+            return []
+        return [(rank, here.regions[i]) for rank, i in here.near(MPI.COMM_WORLD) if rank != self.rank]
+
+    def is_over(self) -> bool:
+        return MPI.Is_finalized()
+
+    def abort(self, status: int) -> None:
+        runtime.abort_by_mpi(status)
+
+    def meeting(self) -> Callable[[], bool]:
+        return self.everybody.Ibarrier().Test
+
+
+class ByRecords:
+    """near: all ranks of the job, in their order."""
+
+    def __init__(self, near: NodeSegment) -> None:
+        self.rank, self.size, self._mine = near.here, len(near.regions), near.mine
+        self._others = [(rank, region) for rank, region in enumerate(near.regions) if rank != near.here]
+        self._lost_since = 0.0
+
+    def others(self) -> list[tuple[int, Region]]:
+        return self._others
+
+    def is_over(self) -> bool:
+        return self._mine.ended
+
+    def abort(self, status: int) -> None:
+        self._mine.aborted = status
+        end = time.monotonic() + GRACE_S
+        while stuck := [region for _, region in self._others if region.is_held and not region.aborted]:
+            if time.monotonic() > end:
+                for region in stuck:
+                    region.kill()
+                return
+            time.sleep(_LOOK_S)
+
+    def meeting(self) -> Callable[[], bool]:
+        return lambda: all(region.failed or region.gone for _, region in self._others)
+
+    def look(self) -> None:
+        """End as well if another rank ends the job, or was killed; for the watchdog."""
+        if runtime.ending is not None:
+            return
+        for _, region in self._others:
+            if status := region.aborted:
+                self._follow(region, status)
+        lost = [rank for rank, region in self._others if region.gone and not region.ended]
+        self._lost_since = (self._lost_since or time.monotonic()) if lost else 0.0
+        if lost and time.monotonic() - self._lost_since > NETWORK_PATIENCE_S:
+            runtime.abort(f"rank {lost[0]} was killed: look at what it printed; so the job ends")
+
+    def _follow(self, region: Region, status: int) -> None:
+        """End after the rank of this record: whoever started them takes the first for the cause."""
+        self._mine.aborted = status  # which it waits for
+        end = time.monotonic() + _LAST_S
+        while region.is_held and time.monotonic() < end:
+            time.sleep(_LOOK_S)
+        runtime.follow(status)
