@@ -86,9 +86,9 @@ def test_the_wheel_holds_every_module_the_machines_and_the_mark_of_typing_and_no
     machines = {
         str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm/schedule/cost/machines").glob("*.json")
     }
-    core = {"hpcomm/node/_native/core.pyi"}
+    others = {"hpcomm/node/_native/core.pyi", "hpcomm/job/spec/spec.json"}
     built_here = {"hpcomm/node/_native/core.abi3.so"} & names  # where there is a compiler
-    assert names == modules(ROOT) | machines | core | built_here | {"hpcomm/py.typed"}
+    assert names == modules(ROOT) | machines | others | built_here | {"hpcomm/py.typed"}
     assert built_here or not shutil.which("cc")
 
 
