@@ -16,7 +16,7 @@ static int open_new(Segment *s) { /* a name that nobody can guess, which is nobo
   return open(s->name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 }
 
-static int is_ours(int file) { /* it, if it is a file of this user alone; else -1, and it is closed */
+static int ours_alone(int file) { /* it, if it is a file of this user alone; else -1, and it is closed */
   struct stat about;
   if (file < 0) return -1;
   if (!fstat(file, &about) && S_ISREG(about.st_mode) && about.st_uid == geteuid() && !(about.st_mode & 077))
@@ -29,7 +29,7 @@ static int is_ours(int file) { /* it, if it is a file of this user alone; else -
 static int open_known(Segment *s, const char *name) { /* no link to something else */
   if (strlen(name) >= sizeof s->name) return errno = ENAMETOOLONG, -1;
   strcpy(s->name, name);
-  return is_ours(open(name, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  return ours_alone(open(name, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
 }
 
 static PyObject *segment_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -42,7 +42,7 @@ static PyObject *segment_new(PyTypeObject *type, PyObject *args, PyObject *keywo
   if (!s) return NULL;
   nbytes = segment_bytes(nbytes);
   const int create = !name && open_file < 0;
-  const int file = s->segment.file = create ? open_new(s) : name ? open_known(s, name) : is_ours(fcntl(open_file, F_DUPFD_CLOEXEC, 0));
+  const int file = s->segment.file = create ? open_new(s) : name ? open_known(s, name) : ours_alone(fcntl(open_file, F_DUPFD_CLOEXEC, 0));
   const int fails = file < 0 || (create && ftruncate(file, (off_t)nbytes));
   const int bad = fails ? errno : segment_open(&s->segment, file, nbytes, create);
   if (!bad) return (PyObject *)s;
