@@ -13,6 +13,7 @@ from typing import Any
 
 import device_model as model
 import numpy as np
+import order_law
 import pytest
 from device_model import order
 from mpi4py import MPI
@@ -24,6 +25,8 @@ from hpcomm.communicator.topology import Cart
 from hpcomm.core import buffer
 from hpcomm.device import driver, libraries
 from hpcomm.mpmd.coupling.device_operations import DeviceOperations
+from hpcomm.node import segment
+from hpcomm.transport import rank_order
 from hpcomm.transport.device import cuda_aware, dispatch, ipc, pipeline, staging, workspace
 
 # The tensors of tests/torch go the same ways on each MPI.
@@ -1131,3 +1134,24 @@ def test_a_message_that_is_no_card_is_not_written_behind_one(
             dupe.recv(np.zeros(1 << 18), 0)
     dupe.barrier()
     assert dupe.all_reduce(1) == dupe.size
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 30], ids=["parts", "whole"])
+@pytest.mark.parametrize("path", ["pipeline"])
+def test_sums_through_host_memory_have_the_order_of_ranks_on_several_nodes_too(
+    comm: hpcomm.Communicator, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    nodes, wrong = order_law.nodes_of(comm.size, 2), {}
+    monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes[mpi.rank % 2])
+    monkeypatch.setattr(rank_order, "ORDER_GATHERED_FAR", limit)
+    with comm.dup(check="full") as apart:  # which has no core
+        for n in (SMALL, LARGE):
+            xs = [order_law.given("float32", n, rank) for rank in range(comm.size)]
+            wanted = order_law.law("sum", xs, nodes)
+            requests = [apart.all_reduce(model.asarray(xs[comm.rank]), async_op=True) for _ in range(2)]
+            here = apart.all_reduce(xs[comm.rank] if comm.rank else model.asarray(xs[0]))
+            got = [here, *(request.wait() for request in requests)]
+            for i, each in enumerate(got):
+                found = each.get() if isinstance(each, model.DeviceArray) else each
+                wrong[n, i] = order_law.differing(found, wanted)
+    assert {key: count for key, count in wrong.items() if count} == {}

@@ -37,7 +37,7 @@ from .. import mpi as transport
 from ..prepare import Arrays
 from ..progress import Thread, Until, drive
 from ..scheduled import schedule_transport
-from ..scheduled.comm_cache import own
+from ..scheduled.comm_cache import begun, own
 from ..scheduled.proved import proved
 from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting
 from . import cuda_aware, device_columns, host_copy, nccl_transport
@@ -160,6 +160,9 @@ class DeviceDispatch:
             if not on_device(send, recv):  # what is wrong with these, it is known now
                 job.here = self._composed(job, send, recv)
             own(call.comm)  # all ranks together, and here all do come
+        elif large and reduce is not None and rank_order.applies(call.comm, reduce, call.look.dtype):
+            begun(call.comm)  # the same, of what keeps the order of ranks
+            rank_order.nodes_of(call.comm).meet(call.comm.mpi_handle)
 
         def stages() -> Stages:
             job.begin()  # what the current stream holds now is what counts
@@ -354,7 +357,6 @@ class DeviceDispatch:
         Each piece is a call of its own on host memory, by the MPI communicator given, or by the core.
         """
         call, verb, in_turn = job.call, job.call.verb, mpi is self.channel
-        in_order = rank_order.nodes_of(call.comm).is_one  # of others one may have to ask first
         source, sink, parts = job.source(piece), job.sink(piece), pieces(call.count, piece)
         source.begin(job.event("send"))
         source.bring(*parts[0])
@@ -376,7 +378,7 @@ class DeviceDispatch:
             if call.carrier.is_core:
                 part = host_calls.by_core(part, x, out, job.reduce)
             else:
-                part = host_calls.on_hosts(part, x, out, job.reduce, in_order)
+                part = host_calls.on_hosts(part, x, out, job.reduce, waits=job.blocking)
             if job.blocking:
                 transport.run(part)
             else:
