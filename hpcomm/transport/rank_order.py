@@ -153,16 +153,10 @@ class Fold:
         """To be called once the ranks have agreed about the call, before anything travels."""
         self.nodes.meet(mpi)
 
-    def after(self, function: Callable[..., object]) -> Callable[..., object]:
-        """A function of the communicator's MPI, that first meets."""
-        if self.nodes.groups:
-            return function
-
-        def met(*arguments: object) -> None:
-            self.meet(self.mpi)
-            function(*arguments)
-
-        return met
+    def then(self, function: Callable[[], Any]) -> Any:
+        """Meet, and call a function of the communicator's MPI."""
+        self.meet(self.mpi)
+        return function()
 
     def total(self, rows: NpArray) -> NpArray:
         """What all ranks have brought, a row each, reduced. The rows are written to."""

@@ -227,6 +227,20 @@ def test_mapped_values_have_the_same_bits_however_both_grids_are_cut(comm: Any, 
 
 
 @pytest.mark.three
+def test_the_first_call_between_nodes_may_be_in_the_background(
+    comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which ranks share a node is asked at the first call; the next ones know it."""
+    nodes = nodes_of(comm.size, 2)
+    monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes[mpi.rank % 2])
+    xs = [given("float64", 5, rank) for rank in range(comm.size)]
+    with comm.dup(check="full") as apart:
+        for _ in range(2):
+            got = apart.all_reduce(xs[comm.rank], async_op=True).wait()
+            assert differing(got, law("sum", xs, nodes)) == 0
+
+
+@pytest.mark.three
 def test_what_is_too_long_for_the_background_between_nodes_is_said(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,7 +109,7 @@ class ByLibrary(NoDirect):
         )
         function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
         finish = partial(_finished, function, result, fold, there)
-        step = function if fold is None else fold.after(function)
+        step = function if fold is None else partial(fold.then, function)
         return self._carry(verb, x, head(verb, reduce, code, root), n, step, finish)
 
     def _takes(self, x: object, row: Verb) -> TypeGuard[NDArray[Any]]:
