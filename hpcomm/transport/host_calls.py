@@ -59,15 +59,13 @@ def on_hosts(
     return _reduce_there(call, send, recv, block, reduce)
 
 
-_CORE_DTYPES = range(1, 17)  # codes of the element types that the native core knows,
-_NO_LONG_DOUBLE = 14  # but for this one
+_CORE_DTYPES = {*range(1, 17)} - {14}  # codes of the element types that the native core knows; no long double
 
 
 def core_takes(dtype: Dtype, reduce: Reduction | None) -> bool:
     """Whether the native core carries out calls on such elements: the same on all ranks."""
-    knows = dtype.code in _CORE_DTYPES and dtype.code != _NO_LONG_DOUBLE
     plain = reduce is None or (reduce.op.factor is None and reduce.function is None and reduce.op.mpi is None)
-    return knows and plain
+    return dtype.code in _CORE_DTYPES and plain
 
 
 def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None) -> Call:

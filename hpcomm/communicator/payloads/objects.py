@@ -23,9 +23,7 @@ from . import payload_transport
 from .payload_agreement import (
     Form,
     addressed,
-    check_root,
     collective,
-    each_of,
     ireceive,
     isend,
     receive,
@@ -162,9 +160,7 @@ class Objects(Shell):
 
         On an inter-communicator the other group gets it, and root's has None.
         """
-        comm = self.context
-        is_root = check_root(comm, "broadcast_object", root)
-        return collective(comm, "broadcast", _OBJECTS, root, [obj] if is_root else [], async_op)
+        return collective(self.context, "broadcast", _OBJECTS, obj, async_op, root)
 
     @overload
     def gather_object(self, obj: T, root: int = ..., *, async_op: Now = ...) -> list[T] | None: ...
@@ -176,9 +172,7 @@ class Objects(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        check_root(comm, "gather_object", root)
-        return collective(comm, "gather", _OBJECTS, root, [obj], async_op)
+        return collective(self.context, "gather", _OBJECTS, obj, async_op, root)
 
     @overload
     def all_gather_object(self, obj: T, *, async_op: Now = ...) -> list[T]: ...
@@ -190,8 +184,7 @@ class Objects(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        return collective(comm, "all_gather", _OBJECTS, 0, [obj], async_op)
+        return collective(self.context, "all_gather", _OBJECTS, obj, async_op)
 
     @overload
     def scatter_object(self, objs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
@@ -209,10 +202,7 @@ class Objects(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        is_root = check_root(comm, "scatter_object", root)
-        items, refused = each_of(comm, "scatter_object", objs) if is_root else ([], None)
-        return collective(comm, "scatter", _OBJECTS, root, items, async_op, refused)
+        return collective(self.context, "scatter", _OBJECTS, objs, async_op, root)
 
     @overload
     def all_to_all_object(self, objs: Sequence[T], *, async_op: Now = ...) -> list[T]: ...
@@ -224,9 +214,7 @@ class Objects(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        items, refused = each_of(comm, "all_to_all_object", objs)
-        return collective(comm, "all_to_all", _OBJECTS, 0, items, async_op, refused)
+        return collective(self.context, "all_to_all", _OBJECTS, objs, async_op)
 
     def reduce_object(self, obj: T, op: ObjectOperator = "sum", root: int = 0) -> T | None:
         """Reduce the objects of all ranks in rank order on root; None elsewhere.
@@ -237,10 +225,9 @@ class Objects(Shell):
                 "maxloc".
         """
         comm = self.context
-        check_root(comm, "gather_object", root)
         reduce, refused = _python_op(op)
         with calling(comm, "reduce_object", op=op, root=root):
-            got: list[T] | None = collective(comm, "gather", _OBJECTS, root, [obj], False, refused)
+            got: list[T] | None = collective(comm, "gather", _OBJECTS, obj, False, root, refused)
         return None if got is None else _reduce(comm, reduce, got)
 
     def all_reduce_object(self, obj: T, op: ObjectOperator = "sum") -> T:
@@ -248,7 +235,7 @@ class Objects(Shell):
         comm = self.context
         reduce, refused = _python_op(op)
         with calling(comm, "all_reduce_object", op=op):
-            got: list[T] = collective(comm, "all_gather", _OBJECTS, 0, [obj], False, refused)
+            got: list[T] = collective(comm, "all_gather", _OBJECTS, obj, False, 0, refused)
         return _reduce(comm, reduce, got)
 
 

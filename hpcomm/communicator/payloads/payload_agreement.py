@@ -13,7 +13,7 @@ from ...core.present import calling, messaging
 from ...core.request import Request, Stages, StagesOf
 from ...core.signature import BACKGROUND, head
 from ...core.status import Status
-from ...core.verbs import RAGGED, ROOT_SENDS, ROOTED
+from ...core.verbs import RAGGED, ROOT_SENDS, TABLE
 from ...errors import HpcommError, UsageError
 from ...node.present import enter, leave
 from ...transport.late import transport
@@ -154,18 +154,23 @@ class Form(NamedTuple):
 
 
 def collective(
-    comm: Context, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool,
+    comm: Context, verb: str, form: Form, brought: Any, async_op: bool, root: Any = 0,
     refused: HpcommError | None = None,
 ) -> Any:  # fmt: skip
     """Carry out verb, now or in the background.
 
     Args:
-        items: what this rank gives: one, one for each rank, or none.
+        brought: what this rank gives, if it gives: one, or a list with one for each rank.
         refused: why this rank refuses its part. It makes the call all the same, for those who wait.
     """
-    name, root = verb + form.suffix, index(root)
+    name, row = verb + form.suffix, TABLE[verb]
+    is_root = check_root(comm, name, root) if row.root else False
+    root = index(root)
+    items: Sequence[Any] = []
+    if is_root if row.root == "sends" else root >= 0:  # else the other group gives
+        items, refused = each_of(comm, name, brought) if row.x_blocks else ([brought], refused)
     x = items[0] if len(items) == 1 and form.suffix == "_ragged" else None
-    words = root if verb in ROOTED else None
+    words = root if row.root else None
     if async_op or comm.timeout_s is not None or not _may_share(comm):
         with calling(comm, name, x, root=words, async_op=async_op):
             return _collective(comm, verb, form, root, items, async_op, refused)

@@ -22,9 +22,7 @@ from .payload import ARRAY, DevicePayload, OnDevice, Payload, check_came
 from .payload_agreement import (
     Form,
     addressed,
-    check_root,
     collective,
-    each_of,
     ireceive,
     isend,
     receive,
@@ -142,9 +140,7 @@ class Ragged(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        is_root = check_root(comm, "broadcast_ragged", root)
-        return collective(comm, "broadcast", _RAGGED, root, [x] if is_root else [], async_op)
+        return collective(self.context, "broadcast", _RAGGED, x, async_op, root)
 
     @overload
     def gather_ragged(
@@ -164,11 +160,7 @@ class Ragged(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        check_root(comm, "gather_ragged", root)
-        return collective(
-            comm, "gather", _RAGGED, root, [x] if root >= 0 else [], async_op
-        )  # else others give
+        return collective(self.context, "gather", _RAGGED, x, async_op, root)
 
     @overload
     def all_gather_ragged(self, x: NDArray[Scalar], *, async_op: Now = ...) -> list[NDArray[Scalar]]: ...
@@ -188,8 +180,7 @@ class Ragged(Shell):
             >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
             [(0,), (1,), (2,)]
         """
-        comm = self.context
-        return collective(comm, "all_gather", _RAGGED, 0, [x], async_op)
+        return collective(self.context, "all_gather", _RAGGED, x, async_op)
 
     @overload
     def scatter_ragged(self, xs: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
@@ -219,10 +210,7 @@ class Ragged(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        is_root = check_root(comm, "scatter_ragged", root)
-        items, refused = each_of(comm, "scatter_ragged", xs) if is_root else ([], None)
-        return collective(comm, "scatter", _RAGGED, root, items, async_op, refused)
+        return collective(self.context, "scatter", _RAGGED, xs, async_op, root)
 
     @overload
     def all_to_all_ragged(
@@ -242,9 +230,7 @@ class Ragged(Shell):
         Args:
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
-        items, refused = each_of(comm, "all_to_all_ragged", xs)
-        return collective(comm, "all_to_all", _RAGGED, 0, items, async_op, refused)
+        return collective(self.context, "all_to_all", _RAGGED, xs, async_op)
 
 
 def encode(x: object) -> Payload:
