@@ -45,3 +45,18 @@ def test_a_communicator_may_be_closed_between_two_looks_at_it(
         watchdog._judge(comm, 1, call)
         watchdog._refused(comm, 1, call)
         watchdog._judge(comm, 1, call)
+
+
+def test_a_process_that_was_stopped_has_not_waited_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    call: Any = SimpleNamespace(is_the=lambda other: True)
+    monkeypatch.setattr(looked, "blocked_call", lambda: call)
+    monkeypatch.setattr(looked, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: None))
+    waiting = looked.Waiting()
+    for _ in range(11):
+        waiting.look(closely=True)
+        now += 0.2
+    assert waiting.waited_s == pytest.approx(2.0)
+    now += 3600  # as a batch system does, or a debugger
+    waiting.look(closely=True)
+    assert waiting.waited_s <= 3.1
