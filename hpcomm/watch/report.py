@@ -10,6 +10,7 @@ Who speaks holds a lock of the node segment while it waits; the kernel takes it 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ class Reporter:
     def __init__(self, here: NodeSegment | None, say: Callable[[str], None], stall_s: float) -> None:
         self._here, self._say, self.stall_s = here, say, stall_s
         self._speaks = self._reported = False
-        self._next_s = 0.0
+        self._next_s = self._ended_s = 0.0
         self._before: list[str] = []  # what those that could never go on said at the last look
         self._said: set[tuple[str, ...]] = set()
 
@@ -62,6 +63,19 @@ class Reporter:
         if waited_s >= limit_s and not self._reported:
             self._reported = True
             self._say(report(call, waited_s, silent, self._here))
+
+    def look_at_end(self, seconds: float) -> None:
+        """Say which threads keep this rank, whose program has ended, seconds after the last such look."""
+        before_s, self._ended_s = self._ended_s, self._ended_s + seconds
+        if not before_s < self.stall_s <= self._ended_s:
+            return
+        kept = (
+            each for each in threading.enumerate() if not (each.daemon or each is threading.main_thread())
+        )
+        rows = [f"  {each.name}: {describe_call(each.ident)}" for each in kept]
+        if rows:
+            told = f"has come to the end of its program {self._ended_s:.0f} s ago, and waits for its threads:"
+            self._say("\n".join([told, *rows, "  try:   join them, or make them daemons"]))
 
     def _be_quiet(self) -> None:
         """This rank has moved on."""

@@ -160,6 +160,8 @@ class Watchdog:
         if (call := waiting.call) is not None and (verdict := self._verdict(call, silent)):
             runtime.abort(verdict)
         self.reporter.look(waiting, silent)
+        if not threading.main_thread().is_alive():
+            self.reporter.look_at_end(WATCHDOG_TICK_S)
 
     def _attend(self) -> None:
         """Answer what others ask, and let other hosts know that this rank lives."""

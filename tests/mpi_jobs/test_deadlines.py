@@ -50,6 +50,21 @@ def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait:
 
 
 @pytest.mark.once
+def test_a_rank_that_its_threads_keep_from_ending_says_which(job: Any) -> None:
+    source = """
+import threading, time
+from hpcomm import world as comm
+comm.barrier()
+if comm.rank == 1:
+    threading.Thread(target=time.sleep, args=(4,), name="server").start()
+"""
+    done = job(2, source, timeout=40, env={"HPCOMM_STALL": "1"})
+    said = r"rank 1: has come to the end of its program \d s ago, and waits for its threads:\n  server: "
+    assert re.search(said, done.stderr), done.stderr
+    assert "MainThread" not in done.stderr
+
+
+@pytest.mark.once
 def test_a_deadline_that_is_no_number_is_refused(job: Any) -> None:
     """Each time: what could not be started is not used half started."""
     source = """
