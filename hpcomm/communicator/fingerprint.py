@@ -160,8 +160,8 @@ def _kind(item: tuple[str, Any]) -> object:
     name, x = item
     if name in _UNTOLD:
         return None
-    if (shape := getattr(x, "shape", None)) is not None:
-        return name, getattr(x, "dtype", None), tuple(shape)
+    if isinstance(shape := getattr(x, "shape", None), tuple):
+        return name, type(x), getattr(x, "dtype", None), shape
     return name, x if isinstance(x, (int, str, type(None))) else getattr(x, "name", type(x))
 
 

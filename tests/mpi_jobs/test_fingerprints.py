@@ -139,7 +139,7 @@ def message(odd):
     if rank == 1:
         world.isend(np.ones(3) + odd, 2, tag=4).wait()  #message
     if rank == 2:
-        world.recv(np.empty(3), 1)
+        world.recv(dtype=np.float64, source=1)
     world.barrier()
 
 @case
