@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,8 +41,8 @@ from ..core import checksum
 from ..core.present import calling
 from ..core.request import Request
 from ..core.signature import NEIGHBOURS
-from ..core.verbs import RAGGED, ROOT_RECEIVES, ROOT_SENDS, TABLE
-from ..errors import ConfigError, HpcommError, calling_frame, is_ours, source_line
+from ..core.verbs import ROOT_RECEIVES, ROOT_SENDS, TABLE
+from ..errors import ConfigError, calling_frame, is_ours, source_line
 from ..transport.late import buffer, host_copy
 from .shell import FINGERPRINT
 from .verbs.leaves import leaves
@@ -59,20 +60,14 @@ def _table(same: str = "", parts: str = "", each: str = "") -> dict[str, str]:
     return {name: how for how, names in named for name in names.split()}
 
 
-_OBJECTS = " ".join(f"{verb}_object {verb}_ragged" for verb in sorted(RAGGED))
-_MESSAGES = "send recv isend irecv sendrecv"
-_VERBS = {
-    **_table(each=f"{_MESSAGES} {_OBJECTS} {' '.join(TABLE)} {' '.join(NEIGHBOURS)} reduce_scatter_ragged"),
-    **_table(each=" ".join(f"{verb}_{what}" for verb in _MESSAGES.split() for what in ("object", "ragged"))),
-    **_table(each=" ".join(f"{verb}_ragged" for verb in NEIGHBOURS)),
-    **_table(
-        "barrier broadcast same all_gather all_reduce all_reduce_loc broadcast_object all_reduce_object"
-        " broadcast_ragged all_gather_ragged",
-        "scatter gather reduce reduce_scatter reduce_object",
-    ),
-}
+_VERB = re.compile(rf"(i?send|i?recv|sendrecv|{'|'.join([*TABLE, *NEIGHBOURS])})(_object|_ragged)?")
+_TOGETHER = _table(
+    "barrier broadcast same all_gather all_reduce all_reduce_loc broadcast_object all_reduce_object"
+    " broadcast_ragged all_gather_ragged",
+    "scatter gather reduce reduce_scatter reduce_object",
+)
 _COUPLED = _table(parts="put get exchange")
-_METHODS = {
+_METHODS = {  # of other classes than those of verbs
     "Field": _table(
         "all_gather __getitem__ sum mean var std min max argmin argmax norm dot",
         "update_halo gather scatter redistribute",
@@ -88,15 +83,16 @@ _PASSING = (  # modules of ours that pass a program's call on
     "hpcomm.fields.autograd.", "hpcomm.fields.numpy_protocol.", "hpcomm.torch_backend.process_group.",
 )  # fmt: skip
 _PASSES = ("batch_isend_irecv", "message", "_message")  # and functions, the latter of torch's groups
+_GIVEN = ("x", "obj", "xs", "objs")
 _UNTOLD = ("out", "status", "async_op", "time", "timeout")  # arguments that do not change what comes out
 
 
 def watch(kind: type) -> None:
     """Wrap the methods of a class that a program calls."""
     of = kind.__name__.removeprefix("_Direct")
-    for name, how in _METHODS.get(of, _VERBS).items():
-        if of in _METHODS or name in vars(kind):
-            setattr(kind, name, _watched(getattr(kind, name), name, how, of if of in _METHODS else ""))
+    own = _METHODS.get(of, {})
+    for name in own or [name for name in vars(kind) if name in _TOGETHER or _VERB.fullmatch(name)]:
+        setattr(kind, name, _watched(getattr(kind, name), name, own.get(name, ""), of if own else ""))
 
 
 def _watched(method: Callable[..., Any], name: str, how: str, of: str) -> Callable[..., Any]:
@@ -110,11 +106,10 @@ def _watched(method: Callable[..., Any], name: str, how: str, of: str) -> Callab
             return method(self, *args, **kwargs)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         verb = self.waits_for[3] if of == "Plan" else name
-        note = Note(_ranks(self, of), verb, _VERBS.get(verb, how) if of == "Plan" else how, _end_of(given))
-        words = partial(_words, of, self, name, given)
-        note.begin(
-            frame, (name, *map(_kind, given.items())), words, None if of else _brought(note, verb, given)
-        )
+        its = how if of not in ("", "Plan") else _TOGETHER.get(verb, "each")
+        note = Note(_ranks(self, of), verb, its, _end_of(given))
+        words, key = partial(_words, of, self, name, given), (name, *map(_kind, given.items()))
+        note.begin(frame, key, words, None if of else _brought(note, verb, given))
         result = method(self, *args, **kwargs)
         if isinstance(result, Request):
             _later(result, note)
@@ -162,26 +157,21 @@ def _kind(item: tuple[str, Any]) -> object:
         return None
     if isinstance(shape := getattr(x, "shape", None), tuple):
         return name, type(x), getattr(x, "dtype", None), shape
-    return name, x if isinstance(x, (int, str, type(None))) else getattr(x, "name", type(x))
+    return name, x if isinstance(x, (int, str, type(None))) else str(getattr(x, "name", type(x)))
 
 
 def _words(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     """A call in words: what has to be alike in both runs."""
     if of == "Plan":
         return f"plan of {self.call}"
-    first = next(iter(given), "")
-    words = {
-        key: x for key, x in given.items() if key not in _UNTOLD and (key != first or name == "__getitem__")
-    }
-    if not of:
-        x = given[first] if given.get(first) is not None else given.get("out")
-        return str(calling(None, name, x, **words))
-    x = (
-        self
-        if of == "Field"
-        else ", ".join(f"{each.name} {each.dtype}" for each in _fields(self, name, given)) or None
-    )
-    return str(calling(None, f"{of}.{name}", x, **words))
+    said = {key: x for key, x in given.items() if key not in _UNTOLD}
+    if of == "Field":
+        return str(calling(None, f"Field.{name}", self, **said))
+    if of:
+        fields = ", ".join(f"{each.name} {each.dtype}" for each in _fields(self, name, given))
+        return f"{of}.{name}({fields})"
+    x = next((said.pop(each) for each in _GIVEN if said.get(each) is not None), given.get("out"))
+    return str(calling(None, name, x, **said))
 
 
 def _brought(note: Note, verb: str, given: Mapping[str, Any]) -> Any:
@@ -189,7 +179,7 @@ def _brought(note: Note, verb: str, given: Mapping[str, Any]) -> Any:
     base = verb.removesuffix("_object").removesuffix("_ragged")
     if note.is_nobody or (base in ROOT_SENDS and (note.end_at or 0) != note.rank) or base in NEIGHBOURS:
         return None
-    return next((given[x] for x in ("x", "obj", "xs", "objs") if x in given), None)
+    return next((given[x] for x in _GIVEN if x in given), None)
 
 
 def _fields(self: Any, name: str, given: Mapping[str, Any]) -> list[Any]:
@@ -242,7 +232,7 @@ def torch_call(
     comm: Any, verb: str, root: int, words: str, inputs: Any, outputs: Any, deed: Callable[[], None]
 ) -> Callable[[], None]:
     """The deed of a call of torch.distributed, which is written down at its end."""
-    note = Note(comm, verb, _VERBS.get(verb, "each"), root)
+    note = Note(comm, verb, _TOGETHER.get(verb, "each"), root)
     idle = verb == "scatter" or (verb == "broadcast" and root != comm.rank)
     note.begin(_outside(sys._getframe(1)), words, lambda: words, None if idle else inputs)
 
@@ -284,7 +274,7 @@ class _Log:
     """The files of this rank, which makes its first call on comm."""
 
     def __init__(self, comm: Any) -> None:
-        self.numbers, self._rows, self._lock, self._at = count(), dict[Any, int](), Lock(), 0
+        self.numbers, self._rows, self._at = count(), dict[Any, int](), 0
         stem, about = _whose(comm)
         self._folder = Path(os.environ[FINGERPRINT])
         try:
@@ -299,7 +289,7 @@ class _Log:
 
     def row(self, key: Any, about: Callable[[], dict[str, Any]]) -> int:
         """The number of a kind of calls, from 1 on."""
-        with self._lock:
+        with _alone:
             if key not in self._rows:
                 self._say(about())
                 self._rows[key] = len(self._rows) + 1
@@ -326,12 +316,12 @@ class _Log:
 
 
 _logs: list[_Log] = []
-_opening = Lock()
+_alone = Lock()
 
 
 def _log(comm: Any) -> _Log:
     if not _logs:
-        with _opening:
+        with _alone:
             if not _logs:
                 _logs.append(_Log(comm))
     return _logs[0]
@@ -389,7 +379,7 @@ def _crcs(x: Any) -> Iterator[int]:
 
 def _array(x: Any) -> Any:
     """An array in host memory; None: it is of no elements that count, such as Python's objects."""
-    with suppress(HpcommError):
+    with suppress(Exception):  # a library's own, too: the call itself has gone well
         look: Any = buffer.as_buffer(buffer.detached(x))
         array = look.array if look.place is None else host_copy.to_host(look)
         if array.dtype.char == "g":  # what fills up its elements is not defined
