@@ -185,7 +185,7 @@ def is_root(comm: Comm, root: Any) -> bool:
     Raises:
         RankError: there is no such root.
     """
-    is_rank = isinstance(root, (int, np.integer)) and not isinstance(root, bool)
+    is_rank = type(root) is int or (isinstance(root, (int, np.integer)) and not isinstance(root, bool))
     if is_rank and 0 <= root < (comm.remote_size if comm.is_inter else comm.size):
         return bool(comm.rank == root) and not comm.is_inter
     if not comm.is_inter:
