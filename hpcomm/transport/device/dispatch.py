@@ -37,7 +37,7 @@ from .. import mpi as transport
 from ..prepare import Arrays
 from ..progress import Thread, Until, drive
 from ..scheduled import schedule_transport
-from ..scheduled.comm_cache import begun, own
+from ..scheduled.comm_cache import own
 from ..scheduled.proved import proved
 from ..scheduled.rounds import TAGS, Rounds, algorithm, fitting
 from . import cuda_aware, device_columns, host_copy, nccl_transport
@@ -65,6 +65,10 @@ class DeviceDispatch:
         self.forced = _forced(comm, gpu)
         self.plain = watching(comm.mpi_handle)
         self.channel = watching(comm.mpi_handle.Dup())
+        if not self._between:  # what a piece needs that may be ready late, while other calls go on
+            own(comm)
+            rank_order.nodes_of(comm).meet(self.channel)
+            rank_order.nodes_of(comm).Wait()
         self._line: list[object] = []
         self.workspace: Workspace | None = None
         self._nccl: Any = None
@@ -159,10 +163,6 @@ class DeviceDispatch:
             call.code = marked(call.code, algorithm)
             if not on_device(send, recv):  # what is wrong with these, it is known now
                 job.here = self._composed(job, send, recv)
-            own(call.comm)  # all ranks together, and here all do come
-        elif large and reduce is not None and rank_order.applies(call.comm, reduce, call.look.dtype):
-            begun(call.comm)  # the same, of what keeps the order of ranks
-            rank_order.nodes_of(call.comm).meet(call.comm.mpi_handle)
 
         def stages() -> Stages:
             job.begin()  # what the current stream holds now is what counts
