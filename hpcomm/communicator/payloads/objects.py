@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from ...core.present import calling
 from ...core.request import Request
-from ...core.status import Status
 from ...errors import UsageError
 from ...transport.late import reduction
 from ..shell import Shell
@@ -65,11 +64,8 @@ class Objects(Shell):
                 to this rank itself needs a receive that was begun before.
         """
         comm = self.context
-        peer, number, made = addressed(comm, "send_object", comm.encode, obj, dest, tag)
-        if not async_op:
-            send(comm, "send_object", made, peer, number, sync)
-            return None
-        return isend(comm, f"send_object(dest={dest}, tag={tag})", made, peer, number, sync)
+        going = addressed(comm, "send_object", comm.encode, obj, dest, tag)
+        return (isend if async_op else send)(comm, "send_object", *going, sync)
 
     def isend_object(self, obj: object, dest: int, tag: int = 0, *, sync: bool = False) -> Request[None]:
         """Begin to send obj; arrays in it must not change before the request is complete.
@@ -78,8 +74,8 @@ class Objects(Shell):
             sync: the request is complete only when dest has begun to receive it (MPI_Issend).
         """
         comm = self.context
-        peer, number, made = addressed(comm, "isend_object", comm.encode, obj, dest, tag)
-        return isend(comm, f"isend_object(dest={dest}, tag={tag})", made, peer, number, sync)
+        going = addressed(comm, "isend_object", comm.encode, obj, dest, tag)
+        return isend(comm, "isend_object", *going, sync)
 
     # fmt: off
     @overload
@@ -109,9 +105,8 @@ class Objects(Shell):
             async_op: begin, and return a Request to wait for.
         """
         comm = self.context
-        if async_op:
-            return ireceive(comm, "recv_object", source, tag, Status() if status is None else status, decode)
-        return receive(comm, "recv_object", source, tag, status, decode)
+        take = ireceive if async_op else receive
+        return take(comm, "recv_object", source, tag, status, decode)
 
     def irecv_object(self, source: int | None = None, tag: int | None = None) -> Request[Any]:
         """Begin to receive an object of any size; nobody needs to know how large it is.
@@ -119,7 +114,7 @@ class Objects(Shell):
         It makes progress while this rank waits for or asks any request, and in send_object and recv_object.
         """
         comm = self.context
-        return ireceive(comm, "irecv_object", source, tag, Status(), decode)
+        return ireceive(comm, "irecv_object", source, tag, None, decode)
 
     def sendrecv_object(
         self,
@@ -133,7 +128,7 @@ class Objects(Shell):
     ) -> Any:
         """Send obj to dest and receive another from source at once, without deadlock."""
         comm = self.context
-        peer, number, made = addressed(comm, "sendrecv_object", comm.encode, obj, dest, sendtag)
+        made, peer, number = addressed(comm, "sendrecv_object", comm.encode, obj, dest, sendtag)
         going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
         if comm.timeout_s is not None:
             result = receive(comm, "recv_object", source, recvtag, status, decode)

@@ -33,8 +33,8 @@ Given = TypeVarTuple("Given")
 
 def addressed(
     comm: Context, verb: str, encode: Callable[[T], Payload], x: T, dest: int, tag: int
-) -> tuple[int, int, Payload]:
-    """Receiver and tag as MPI takes them, and what to send."""
+) -> tuple[Payload, int, int]:
+    """What to send, and receiver and tag as MPI takes them."""
     try:
         known = type(dest) is int and type(tag) is int and (dest, tag) in comm.known.payloads
         if not known:
@@ -47,7 +47,7 @@ def addressed(
         if comm.message_kinds is not None:
             comm.message_kinds.note_parcel(verb, x, dest, tag)
         add_tag(comm.known.payloads, (dest, tag))
-    return dest, tag, made
+    return made, dest, tag
 
 
 def receive(
@@ -66,16 +66,16 @@ def receive(
     with messaging(comm, verb, None, peer, number):
         if comm.timeout_s is None:
             return at_once(comm, verb, peer, number, action)
-        status = Status() if status is None else status
         return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
 
 
 def ireceive(
-    comm: Context, verb: str, source: int | None, tag: int | None, status: AnyStatus,
+    comm: Context, verb: str, source: int | None, tag: int | None, status: AnyStatus | None,
     decode: Callable[[Payload, int], T],
 ) -> Request[T | None]:  # fmt: skip
     """The same in the background."""
     peer, number = source_and_tag(comm, verb, source, tag)
+    status = Status() if status is None else status
 
     def stages() -> Stages:
         got, seen = yield from payload_transport.ireceive(comm, peer, number)
@@ -95,9 +95,9 @@ def in_background(comm: Context, verb: str, stages: Stages, peer: int, tag: int)
     return comm.outstanding.begin(transport.in_our_words(comm, verb, watched))
 
 
-def isend(comm: Context, call: str, packed: Payload, peer: int, tag: int, sync: bool) -> Request[None]:
-    """Begin to send a payload; call: in words, such as isend_object(dest=1, tag=0)."""
-    verb = call.partition("(")[0].replace("isend", "send")
+def isend(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: bool) -> Request[None]:
+    """Begin to send a payload."""
+    call, verb = f"{verb}(dest={peer}, tag={tag})", verb.replace("isend", "send")
     stages = payload_transport.isend(comm, packed, peer, tag, sync)
     request = Request(call, in_background(comm, verb, stages, peer, tag))
     request.needs(comm, verb, peer, tag)
@@ -109,7 +109,7 @@ def send(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: b
     to_self = peer == comm.rank and not (comm.is_inter or sync)  # it would wait for itself
     with messaging(comm, verb, None, peer, tag):
         if to_self or comm.timeout_s is not None:
-            request = isend(comm, f"{verb}(dest={peer}, tag={tag})", packed, peer, tag, sync)
+            request = isend(comm, verb, packed, peer, tag, sync)
             comm.keep_request(request) if to_self else waited(comm, request)
         else:
             at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ..._lazy import NDArray, loaded, np
 from ...core.request import Request
-from ...core.status import Status
 from ...errors import DtypeError, UsageError
 from ...transport.late import buffer, dtypes
 from ..shell import Shell
@@ -63,11 +62,8 @@ class Ragged(Shell):
                 to this rank itself needs a receive that was begun before.
         """
         comm = self.context
-        peer, number, made = addressed(comm, "send_ragged", encode, x, dest, tag)
-        if not async_op:
-            send(comm, "send_ragged", made, peer, number, sync)
-            return None
-        return isend(comm, f"send_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
+        going = addressed(comm, "send_ragged", encode, x, dest, tag)
+        return (isend if async_op else send)(comm, "send_ragged", *going, sync)
 
     def isend_ragged(self, x: ArrayLike, dest: int, tag: int = 0, *, sync: bool = False) -> Request[None]:
         """Begin to send x with its shape and dtype; x must not change before the request is complete.
@@ -76,8 +72,8 @@ class Ragged(Shell):
             sync: the request is complete only when dest has begun to receive it (MPI_Issend).
         """
         comm = self.context
-        peer, number, made = addressed(comm, "isend_ragged", encode, x, dest, tag)
-        return isend(comm, f"isend_ragged(dest={dest}, tag={tag})", made, peer, number, sync)
+        going = addressed(comm, "isend_ragged", encode, x, dest, tag)
+        return isend(comm, "isend_ragged", *going, sync)
 
     # fmt: off
     @overload
@@ -107,14 +103,13 @@ class Ragged(Shell):
             async_op: begin, and return a Request to wait for.
         """
         comm = self.context
-        if async_op:
-            return ireceive(comm, "recv_ragged", source, tag, Status() if status is None else status, decode)
-        return receive(comm, "recv_ragged", source, tag, status, decode)
+        take = ireceive if async_op else receive
+        return take(comm, "recv_ragged", source, tag, status, decode)
 
     def irecv_ragged(self, source: int | None = None, tag: int | None = None) -> Request[Any]:
         """Begin to receive an array without knowing its shape and dtype; None for any source or tag."""
         comm = self.context
-        return ireceive(comm, "irecv_ragged", source, tag, Status(), decode)
+        return ireceive(comm, "irecv_ragged", source, tag, None, decode)
 
     @overload
     def broadcast_ragged(self, x: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
