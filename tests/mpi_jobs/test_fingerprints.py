@@ -22,7 +22,7 @@ from hpcomm.job import launch
 from hpcomm.tools import diff
 
 TIME = """
-import os, sys, threading
+import asyncio, os, sys, threading
 import numpy as np
 import hpcomm
 from hpcomm.communicator import fingerprint
@@ -161,6 +161,11 @@ def in_background(odd):
     going = world.all_reduce(np.ones(3) + (odd and rank == 0), async_op=True)  #in_background
     world.broadcast(np.ones(3))
     going.wait()
+
+    async def later():
+        return await world.all_gather(3, async_op=True)
+
+    asyncio.run(later())
 
 @case
 def in_place(odd):
@@ -377,6 +382,8 @@ def differences(capsys: Any, folder: Path, source: str, cases: Any) -> dict[str,
         once, again, other = (folder / name / which for which in ("once", "again", "other"))
         status, text = said(capsys, once, other)
         equal = said(capsys, once, again)
+        calls = (once / f"0{fingerprint.CALLS}").read_bytes()
+        assert all(any(calls[i : i + 4]) for i in range(0, len(calls), 16)), f"{name}: not all have ended"
         assert (equal[0], status, said(capsys, other, once)[0]) == (0, 1, 1), f"{name}: {equal[1]}{text}"
         found[name] = told(text) if re.search(rf"\.py:{line}\n", text) else text
     return found
