@@ -370,17 +370,28 @@ class ProcessGroupMPI(CommProcessGroup):
         return self._message("recv", tensors[0], None, tag)
 
     def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
-        end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
-        by, kind = (self.comm, MessageWork) if self._mail is None else (self._mail, NodeMessageWork)
-        try:
-            request, give = group_calls.message(by, verb, x, peer, tag)
-        except HpcommError as error:
-            raise as_torch(error, message_words(verb, x, peer), self.where) from None
+        request: Any = NotImplemented
+        give, end, mail = None, None, self._mail
+        if mail is not None and not recording():
+            with_core: Any = mail.isend if verb == "send" else mail.irecv
+            try:
+                request = with_core(x, peer, tag)
+            except (OSError, ValueError):
+                request = NotImplemented  # and is told in words below
+        if request is NotImplemented:
+            end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
+            by = self.comm if mail is None else mail
+            try:
+                request, give = group_calls.message(by, verb, x, peer, tag)
+            except HpcommError as error:
+                raise as_torch(error, message_words(verb, x, peer), self.where) from None
+        work: Work
         if request is None:
             if end is not None:
                 end()
-            return self._keep(Work([x]))
-        work = kind(self, verb, x, peer, request, give, end)
-        if not work.poll():
-            self._poller.add(work)
+            work = Work([x])
+        else:
+            work = (MessageWork if mail is None else NodeMessageWork)(self, verb, x, peer, request, give, end)
+            if not work.poll():
+                self._poller.add(work)
         return self._keep(work)

@@ -305,7 +305,20 @@ class NodeMessageWork(MessageWork):
             what = f"rank {request.source} ended, or its group was destroyed, before the message was there"
             raise PeerFailedError(what, hint="look at what that rank printed", ranks=[request.source])
 
-    def _poll_until(self, seconds: float | None) -> None:
+    def poll(self) -> bool:
+        return self._over or (bool(self._request.done()) and super().poll())
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._over:
+            if not self._request.state:
+                self._wait_in_core(timeout.total_seconds() if timeout else None)
+            while not super().poll():  # another thread ends it
+                pause(0.0)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait_in_core(self, seconds: float | None) -> None:
         begin = time.monotonic()
         try:
             came = self._request.wait(self._most(seconds))
@@ -313,8 +326,6 @@ class NodeMessageWork(MessageWork):
             raise as_torch(error, self._words, self._group.where) from None
         if not came:
             raise self._late(time.monotonic() - begin, seconds)
-        while not self.poll():  # another thread ends it
-            pause(0.0)
 
     def source_rank(self) -> int:
         source: int = self._request.source
