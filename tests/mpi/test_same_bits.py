@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import reduce
 from typing import Any
@@ -135,6 +136,22 @@ def as_dtype(x: np.ndarray, dtype: str) -> Any:
 
 def tiled(x: Any, many: int) -> Any:
     return torch.stack([x] * many) if isinstance(x, torch.Tensor) else np.stack([x] * many)
+
+
+def test_an_exact_sum_is_one_number_whatever_way_the_call_takes(way: Any) -> None:
+    """Whichever rank has what, on any nodes, in pieces of any length."""
+    wrong = {}
+    for n in SIZES:
+        xs = [given("float64", n, rank) for rank in range(way.size)]
+        wanted = np.array([math.fsum(column) for column in zip(*xs, strict=True)])
+        for turned in (0, 1):
+            x = xs[(way.rank + turned) % way.size]
+            for later in (False, True):
+                for name, made in {"plain": x, "sliced": sliced(x), "in place": x + 0}.items():
+                    out = made if name == "in place" else None
+                    got = ended(way.all_reduce(made, out=out, async_op=later, deterministic=True))
+                    wrong[n, turned, later, name] = differing(got, wanted)
+    assert {name: count for name, count in wrong.items() if count} == {}
 
 
 def ended(made: Any) -> Any:
