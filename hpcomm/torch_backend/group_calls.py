@@ -22,6 +22,7 @@ from ..node import native
 from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import check_layout, is_onboard, staged
 from .network_collectives import NetworkCollectives, compare_parts
+from .node_collectives import bytes_of
 
 if TYPE_CHECKING:
     from ..node._native import core
@@ -377,7 +378,7 @@ def _by_node(
 
 def _as_bytes(begin: Callable[..., Any]) -> Callable[..., Any]:
     """Elements of any type as the core takes them."""
-    return lambda x, peer, tag: begin(flat_of(x).view(torch.uint8).numpy(), peer, tag)
+    return lambda x, peer, tag: begin(bytes_of(flat_of(x)), peer, tag)
 
 
 def flat_of(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..communicator.communicator import Communicator
-from ..core.buffer import Buffer, as_buffer
+from ..core.buffer import Buffer, as_buffer, tensor_memory
 from ..core.reduction import is_always_exact
 from ..core.signature import head
 from ..errors import HpcommError
@@ -20,6 +20,7 @@ from .entry_barrier import EntryBarrier
 from .network_collectives import NetworkCollectives
 
 if TYPE_CHECKING:
+    from ..core.types import AnyArray
     from ..node._native import core
 
 Tensor = torch.Tensor
@@ -139,9 +140,9 @@ class NodeCollectives(NetworkCollectives):
         if not self._node.direct:
             self._exchange_padded(places, going)
             return
-        ours = [_bytes_of(part) for part in places]
+        ours = [bytes_of(part) for part in places]
         long = (part for rank, part in enumerate(ours) if rank != self.rank and len(part) > _LAID)
-        parcels = [[_bytes_of(part)] for part in going]
+        parcels = [[bytes_of(part)] for part in going]
         parcels[self.rank] = []
         came = self._node.share(
             head("all_to_all"),
@@ -152,7 +153,7 @@ class NodeCollectives(NetworkCollectives):
         )
         for part, blocks in zip(ours, came, strict=True):
             if blocks and len(part) <= _LAID:
-                part[:] = blocks[0]
+                part.data[:] = blocks[0]
 
     def _exchange_padded(self, places: Sequence[Tensor], going: Sequence[Tensor]) -> None:
         """Where ranks cannot read each other's memory: parts as long as the longest one."""
@@ -176,8 +177,9 @@ class NodeCollectives(NetworkCollectives):
         return self.entry.node
 
 
-def _bytes_of(x: Tensor) -> memoryview:
-    return x.view(torch.uint8).numpy().data
+def bytes_of(x: Tensor) -> AnyArray:
+    """The memory of a plain tensor."""
+    return tensor_memory(x, "|u1", (x.nbytes,))
 
 
 def _as_arrays(arguments: tuple[object, ...]) -> tuple[object, ...]:
