@@ -1,6 +1,6 @@
 """Agreement: do all ranks of a communicator make the same call?
 
-Every collective call has a signature (verb, operator, dtype, root, number of elements). Three levels:
+Every collective call has a signature (verb, operator, dtype, root, number of elements). Four levels:
 
 off    nothing is compared.
 light  Calls that the native core carries out tell their signatures with their arrivals (arrivals.py). Of all
@@ -8,6 +8,8 @@ light  Calls that the native core carries out tell their signatures with their a
        those of its two neighbours before the call, and at the next one's after it; nobody waits.
 full   all ranks compare before each call, wherever they are, and all raise. Costs one small all-reduce a
        call. Calls are recorded, too, so that ranks which have ended are noticed as with light.
+
+values full, and with it a checksum of the results so far that all should hold (values.py).
 
 Two groups compare by such an all-reduce at light, too: neither sees what the other one records, and a rank
 that refuses its part would leave the others waiting. Light compares calls in the background when they are
@@ -55,6 +57,7 @@ from . import runtime
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
 from .doing import answers
 from .present_calls import describe_call, verb_now
+from .values import Values
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -187,6 +190,8 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
     log: this rank's call log, where others' watchdogs see to which call it has come.
     """
     call = 0
+    values = comm.values or Values()  # of which nothing is said
+    in_place, words, highest, layout = MPI.IN_PLACE, MPI.INT64_T, MPI.MAX, struct.Struct("4q")
 
     def heard(mine: int, why: str) -> Calls:
         """What the ranks call, if they differ."""
@@ -194,10 +199,18 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
         call += 1
         if log is not None:
             log.post(mine)
-        both = bytearray(struct.pack("2q", mine, -mine))
-        shadow.Allreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)
-        high, low = struct.unpack("2q", both)
-        return {} if high == -low else calls_of(shadow, comm.rank, Call(describe_call(), why))
+        said, values.signature = values.said, mine
+        both = bytearray(layout.pack(mine, -mine, said, -said))
+        shadow.Allreduce(in_place, [both, words], highest)
+        high, low, most, least = layout.unpack(both)
+        if high != -low:
+            return calls_of(shadow, comm.rank, Call(describe_call(), why))
+        if most == -least:
+            values.since.clear()
+        elif told := values.difference(comm, shadow, most, -least):
+            hint = "comm.same(result) right behind that call names the first element that differs"
+            raise MismatchError(told, where(verb_now(), comm), hint)
+        return {}
 
     def enter(code: int, count: int) -> None:
         if calls := heard(signature(code, count), ""):
@@ -207,7 +220,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
         with _Said(why):
             heard(REFUSED, why)
 
-    return Agreement("full", enter, _as_late(enter), refuse=refuse_call)
+    return Agreement("values" if comm.values else "full", enter, _as_late(enter), refuse=refuse_call)
 
 
 def between(comm: Comm, both: MPI.Intracomm) -> Agreement:

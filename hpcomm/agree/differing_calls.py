@@ -64,6 +64,11 @@ def _together(some: Ranks, more: Ranks) -> Ranks:
     return Ranks(tuple(runs[:SHOWN]), some.total + more.total)
 
 
+def holding(calls: Calls) -> list[str]:
+    """A line for each group of ranks that hold the same."""
+    return [f"  {ranks} hold{'s' * (ranks.total == 1)} {call.text}" for call, ranks in calls.items()]
+
+
 def refusing(calls: Calls) -> list[int]:
     """The ranks that are known to refuse their call."""
     runs = [run for call, ranks in calls.items() if call.why for run in ranks.runs]

@@ -110,7 +110,7 @@ class EndNotices:
 
         made.enter, made.late = counting(made.enter), counting(made.late)
         made.again = counting(lambda: None)
-        if made.level == "full" or (comm.is_inter and made.level == "light"):
+        if made.level in ("full", "values") or (comm.is_inter and made.level == "light"):
             made.refuse = counting(made.refuse)
         return made
 

@@ -18,6 +18,7 @@ from .._lazy import MPI, once
 from ..agree import agreement, runtime
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
+from ..agree.values import Values
 from ..core.closing import ClosedByAll
 from ..core.outstanding import Outstanding, free
 from ..errors import MismatchError, UsageError, where
@@ -52,7 +53,9 @@ class Context(ClosedByAll):
         settings: what was asked for, and is again of communicators made of this one.
         carriers: MPI's communicators under it.
         near: the ranks of this node, and what they share of its memory (making/meeting.py).
-        compared: the level of agreement on which the ranks have settled; "off" for one rank.
+        compared: the level of agreement on which the ranks have settled; "off" for one rank, "full" where
+            values are compared, too.
+        values: results that all ranks should hold, where those are compared (agree/values.py).
         agreement: what compares their calls. check: its level; "off" where nothing of others is seen.
         known: messages whose checks have been made (verbs/known_messages.py).
         life: what has made it, and what it has made (making/dropped.py).
@@ -70,6 +73,7 @@ class Context(ClosedByAll):
     __slots__ = ("background", "direct", "known")  # which Python finds quicker than in a dictionary
 
     carriers: Carriers  # null communicators once it is closed
+    values: Values | None = None
     has_foreigners = False  # ranks of another job
     remote_size = 0
     tag_base = 0  # a number by chance, the same on all ranks, that tells communicators apart
@@ -133,6 +137,8 @@ class Context(ClosedByAll):
         if met is not None:
             self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
             self.tag_base = met.mark
+            if level == "values" and not (self.is_inter or met.devices or met.compared == "off"):
+                self.values = Values()
         if twin is not None:
             assert met is not None
             self.carriers = twin.life.children.take(met.spare, self.name) or twin.carriers.duplicate(

@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..transport.device.path_choice import PATHS
 from .payloads.pickling import Pickler
 
-LEVELS = ("off", "light", "full")
+LEVELS = ("off", "light", "full", "values")
 ORDERS = ("rank", "fast")
 
 
@@ -19,6 +19,11 @@ class Settings(NamedTuple):
     check: str | None = None
     gpu: str | None = None
     pickler: Pickler | None = None
+
+    @property
+    def compares_all(self) -> bool:
+        """Whether all ranks compare each call before it begins."""
+        return self.check in ("full", "values")
 
 
 INHERITED = Settings()

@@ -26,6 +26,7 @@ class Comm(Protocol):
     disagreed: str
     tag_base: int
     compared: str
+    values: Any
     observers: tuple[Observer, ...]
     partners: Any
     patience_s: float | None

@@ -57,7 +57,7 @@ def most(comm: Comm, waits: bool) -> int:
 
     waits: whether the call that begins them waits for the message.
     """
-    return sys.maxsize if comm.settings.check == "full" else GUARD_PROBED if waits else GUARD_LEFT
+    return sys.maxsize if comm.settings.compares_all else GUARD_PROBED if waits else GUARD_LEFT
 
 
 class Guards(dict[int, "MPI.Datatype"]):

@@ -119,7 +119,7 @@ def _reduction(call: Call, x: object, op: Any, send: Buffer | None) -> Reduction
         raise UsageError(
             f"{verb} has no average", hint="op='sum', then divide by the number of ranks reduced"
         )
-    if dtype.kind in "iu" and comm.check == "full" and comm.devices is None:
+    if dtype.kind in "iu" and comm.compared == "full" and comm.devices is None:
         wrapping.see_to(call, send, reduce)
     return reduce
 

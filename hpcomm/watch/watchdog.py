@@ -97,10 +97,10 @@ def _is_troubled() -> bool:
 def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     """Ranks of this node that made another call than this one, and its number: this one or their last before.
 
-    With check="full" all are told before any goes on, so there is nothing to find.
+    Where all compare all are told before any goes on, so there is nothing to find.
     """
     ring, peers = logs(comm)
-    if ring is None or comm.settings.check == "full":
+    if ring is None or comm.settings.compares_all:
         return []
     found = []
     for rank, region, other in peers:

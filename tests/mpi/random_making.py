@@ -43,7 +43,7 @@ class Making:
         if kind == "split":
             self.split(step, circle)
         elif kind == "dup":
-            step.options |= {"check": self.rng.choice((None, "off", "light", "full"))}
+            step.options |= {"check": self.rng.choice((None, "off", "light", "full", "values"))}
             step.options["makes"] = [self.circle(circle.members, circle).number]
         elif kind == "cart":
             made = self.circle(circle.members, circle)

@@ -21,13 +21,13 @@ class TestOverTheMpiLibrary(Contract):
 
 @pytest.mark.few
 class TestWithEveryCallCheckedByAllRanks:
-    """check="full" changes no result."""
+    """check="values", which includes "full", changes no result."""
 
     @pytest.fixture
     def comm(self) -> Any:
         from mpi4py import MPI
 
-        with hpcomm.Communicator(MPI.COMM_WORLD, name="full", check="full") as comm:
+        with hpcomm.Communicator(MPI.COMM_WORLD, name="values", check="values") as comm:
             yield comm
 
     @pytest.mark.parametrize("verb", VERBS, ids=str)

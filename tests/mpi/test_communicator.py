@@ -526,7 +526,7 @@ def test_a_message_to_oneself_is_not_lost_at_close(comm: Any) -> None:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["off", pytest.param("light", marks=pytest.mark.core), "full"])
+@pytest.mark.parametrize("level", ["off", pytest.param("light", marks=pytest.mark.core), "full", "values"])
 def test_a_check_level_may_be_given_and_is_handed_down(level: str) -> None:
     with hpcomm.Communicator(MPI.COMM_WORLD, check=level) as comm:
         expected = "off" if comm.size == 1 else level  # there is nobody to agree with

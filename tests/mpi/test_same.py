@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import random
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 import hpcomm
+from hpcomm.communicator.verbs import direct
 from hpcomm.errors import MismatchError, PeerFailedError, UsageError
 
 
@@ -138,3 +141,115 @@ def test_what_cannot_be_compared_is_refused_and_the_others_are_told(comm: Any) -
     part = comm.dup("part")
     with pytest.raises(UsageError if comm.rank == 0 else PeerFailedError, match="lock"):
         part.same(threading.Lock() if comm.rank == 0 else 1)
+
+
+# -- check="values" ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(own_comm: Any) -> Iterator[Any]:
+    with own_comm.dup("checked", check="values") as made:
+        assert made.check == ("values" if made.size > 1 else "off")
+        yield made
+
+
+def flip(comm: Any, monkeypatch: pytest.MonkeyPatch, which: int = 1) -> None:
+    """Let the last rank get another bit in the result of the which-th call from now on."""
+    called, finished = itertools.count(1), direct._finished
+
+    def wrong(*given: Any) -> Any:
+        result = finished(*given)
+        if next(called) == which and comm.rank == comm.size - 1:
+            result.view(np.uint8).reshape(-1)[0] ^= 1
+        return result
+
+    monkeypatch.setattr(direct, "_finished", wrong)
+
+
+def told(comm: Any, begin: Callable[[], object]) -> str:
+    """What begin raises on every rank."""
+    with pytest.raises(MismatchError) as caught:
+        begin()
+    comm.barrier()  # the ranks are in step, and what has been told is over
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("verb", ["all_reduce", "broadcast", "all_gather"])
+def test_a_result_that_differs_is_told_at_the_next_call(
+    checked: Any, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm, x = checked, np.ones(3)
+    comm.all_reduce(x)
+    flip(comm, monkeypatch)
+    line = inspect.currentframe().f_lineno + 1  # type: ignore[union-attr]
+    getattr(comm, verb)(x)
+    if comm.size == 1:
+        return
+    text = told(comm, comm.barrier)
+    more = {"all_reduce": ", op='sum'", "broadcast": ", root=0"}.get(verb, "")
+    first = "rank 0 holds" if comm.size == 2 else f"ranks 0-{comm.size - 2} hold"
+    assert text.startswith(f"{verb} gave the ranks of 'checked' different values.\n  {first} ")
+    rows = re.findall(r"hold\w* ([0-9a-f]{8}): (.*)", text)
+    assert [row[1] for row in rows] == [f"{verb}(float64, 3 elements{more}) at test_same.py:{line}"] * 2
+    assert rows[0][0] != rows[1][0]
+    assert f"\n  rank {comm.size - 1} holds " in text
+    assert f"where: barrier on communicator 'checked' (rank {comm.rank} of {comm.size})" in text
+
+
+def test_results_in_the_background_are_compared_when_all_have_waited(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm, x = checked, np.ones(3)
+    flip(comm, monkeypatch)
+    first, second = comm.all_reduce(x, async_op=True), comm.broadcast(x, async_op=True)
+    if comm.rank % 2:
+        second.wait()  # on some ranks only
+    comm.barrier()
+    first.wait()  # here the bit of the last rank changes, if it has not waited for the second before
+    second.wait()
+    if comm.size > 1:
+        text = told(comm, lambda: comm.all_reduce(x))
+        assert re.match(f"{'all_reduce' if comm.size % 2 else 'broadcast'} gave the ranks of 'checked'", text)
+
+
+def test_the_general_path_and_functions_are_compared_too(checked: Any) -> None:
+    comm = checked
+    x = torch.ones(4)[::2]
+    comm.all_reduce(x, lambda a, b: a + b + (comm.rank == 0))  # one that is not the same on all ranks
+    if comm.size > 1:
+        text = told(comm, lambda: comm.all_gather(x))
+        assert "rank 0 holds " in text
+        assert "all_reduce(float32, 2 elements, op=a function) at test_same.py:" in text
+
+
+def test_equal_results_of_all_kinds_pass(checked: Any) -> None:
+    comm = checked
+    for x in (np.full(3, np.nan), torch.ones(2, dtype=torch.bfloat16), np.ones(()), np.ones((4, 6))[:, ::2]):
+        comm.all_reduce(x), comm.broadcast(x), comm.all_gather(x), comm.all_reduce(x, async_op=True).wait()
+    assert comm.all_reduce(1) == comm.size
+    comm.all_gather_ragged(np.ones((comm.rank, 2))), comm.broadcast_ragged(np.ones((3, 2)).T)
+    comm.all_gather_ragged(np.ones(comm.rank), async_op=True).wait()
+    comm.broadcast_object({comm.rank: 1}), comm.all_gather_object(comm.rank)
+    comm.reduce(np.ones(2)), comm.scan(np.ones(2)), comm.scatter(np.ones((comm.size, 2)))
+    comm.all_reduce(np.ones(2), deterministic=True), comm.all_reduce(np.ones(2), algorithm="ring")
+    with comm.plan("all_reduce", np.ones(2)) as plan:
+        plan.start()
+        plan.wait()
+    with comm.dup() as part, comm.split(comm.rank % 2) as half:
+        assert part.check == comm.check
+        half.all_reduce(np.array(comm.rank))
+        part.barrier()
+    comm.barrier()
+
+
+def test_a_call_that_differs_comes_before_values_that_do(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm, x = checked, np.ones(3)
+    if comm.size == 1:
+        return
+    flip(comm, monkeypatch)
+    comm.all_reduce(x)
+    with pytest.raises(MismatchError, match="ranks disagree about call #2"):
+        comm.all_reduce(x, "max" if comm.rank else "min")
+    assert told(comm, comm.barrier).startswith("all_reduce gave")

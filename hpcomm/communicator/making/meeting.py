@@ -34,7 +34,7 @@ _FEW = 4096  # bytes that go by the core
 _MARK = 4  # bytes of a communicator's mark
 # Of a rank: a place in the core's memory, whether it notes calls, whose carriers its parent has spare, mark,
 # and settings as meet has them
-_SAID = struct.Struct(f"q?q{_MARK}s12s")
+_SAID = struct.Struct(f"q?q{_MARK}s14s")
 
 
 class Near:
@@ -93,7 +93,9 @@ def meet(comm: Comm, level: str, parent: Comm | None) -> Met:
     """
     alike = mark_of(comm.settings.pickler)
     nowhere = not driver.possible() if parent is None else parent.devices is None
-    own = bytes([nowhere, level != "full", level == "full", level != "off"]) + alike
+    is_full = level in ("full", "values")
+    kind = [level != "values", level == "values"]
+    own = bytes([nowhere, not is_full, is_full, level != "off", *kind]) + alike
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
     here = _Here(Near([comm.rank]), None, own, mark, False)
     if not comm.is_inter and comm.size > 1 and segment.current is not None:
@@ -102,16 +104,16 @@ def meet(comm: Comm, level: str, parent: Comm | None) -> Met:
     if comm.is_inter or len(here.near.ranks) < comm.size:
         heard = _least_by_mpi(comm, heard + (b"\xff" * _MARK if comm.rank else mark))
         heard, mark = heard[:-_MARK], heard[-_MARK:]
-    nowhere, nobody, everybody, compares = map(bool, heard[:4])
-    compared, both = "off" if comm.size == 1 else level, None
+    nowhere, nobody, everybody, compares, *kind = map(bool, heard[:6])
+    compared, both = "off" if comm.size == 1 else "full" if is_full else level, None
     if comm.is_inter:  # programs may have been started with different levels
         compared = "full" if everybody else "light" if compares else "off"
         both = comm.carriers.plain.Merge() if compares else None
-    elif not (nobody or everybody):
-        there = "another one" if level == "full" else "full"
+    elif not (nobody or everybody) or not any(kind):
+        there = "another one" if is_full else "full"
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
         _part(comm, here, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
-    if heard[4:] != alike:
+    if heard[6:] != alike:
         its = getattr(comm.settings.pickler, "__name__", "pickle")
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, here, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
@@ -176,7 +178,7 @@ def _take_place(
     if noting and level != "off" and comm.size > 1:
         others = [(rank, near.regions[rank], logs[near.ranks.index(rank)]) for rank in noting]
         near.watched = logs.mine, others
-    return node if len(near.ranks) == comm.size and level != "full" else None
+    return node if len(near.ranks) == comm.size and level not in ("full", "values") else None
 
 
 def _part(comm: Comm, here: _Here, what: str, hint: str) -> NoReturn:

@@ -210,7 +210,10 @@ def _collective(
     if async_op or (comm.timeout_s is not None and not _may_share(comm)):
         request = _begun(comm, verb, name, root, made, taken)
         return request if async_op else waited(comm, request)
-    return at_once(comm, name, 0, 0, lambda: taken(_carried(comm, verb, name, root, made)))
+    found = at_once(comm, name, 0, 0, lambda: taken(_carried(comm, verb, name, root, made)))
+    if comm.values is not None and form.suffix == "_ragged":
+        comm.values.hold(verb, found)
+    return found
 
 
 _NUMBERS = {verb: head(verb) for verb in RAGGED}  # of verbs, as the native core has them, too
@@ -259,6 +262,8 @@ def _begun(
         raise error.located(name, comm) from None
     with comm.call_guard:
         leave = comm.agreement.late(head(name, root=root) | BACKGROUND, 0)
+        if comm.values is not None and name.endswith("_ragged"):
+            taken = comm.values.later(verb, taken)
         under_way = transport.in_our_words(comm, name, shown(comm, name, stages(), leave))
         request = Request(f"{name}()", comm.outstanding.begin(under_way))
     request.compares(leave)

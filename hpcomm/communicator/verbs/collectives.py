@@ -464,6 +464,8 @@ def carry_out(call: Call, async_op: bool) -> object:
             leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
             if call.beside is not None:
                 call.beside()
+            if comm.values is not None:
+                call.finish, call.give = comm.values.later(call.verb, call.finish), None
             request = transport.start(call)
         request.compares(leave)
         request.needs_all(comm, call.verb)
@@ -477,6 +479,8 @@ def carry_out(call: Call, async_op: bool) -> object:
                 call.beside()
             result = transport.run(call)
             comm.agreement.leave()
+            if comm.values is not None:
+                comm.values.hold(call.verb, result)
     for observer in comm.observers:
         observer.after(call)
     call.let_go()

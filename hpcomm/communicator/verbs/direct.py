@@ -176,7 +176,10 @@ class ByLibrary(NoDirect):
             raise transport.failure(error, verb, self._comm) from None
         finally:
             leave()
-        return finish()
+        found = finish()
+        if self._comm.values is not None:
+            self._comm.values.hold(verb, found, 5)
+        return found
 
 
 class InBackground(ByLibrary):
@@ -195,6 +198,8 @@ class InBackground(ByLibrary):
             enter(comm, verb, x, code, None)
             with comm.call_guard:
                 left = comm.agreement.late(code, count)
+                if comm.values is not None:
+                    finish = comm.values.later(verb, finish)
                 going = step()
         except MPI.Exception as error:
             raise transport.failure(error, verb, comm) from None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ..._lazy import loaded, np
+from ...agree.values import crc_of, flat
 from ...core.types import AnyArray
 from ...errors import UsageError
 from ...transport.late import buffer, host_copy
@@ -69,16 +70,6 @@ def leaves(x: object, path: str = "", around: tuple[int, ...] = ()) -> Iterator[
 
 def _leaf(path: str, kind: str, value: object, data: bytes = b"") -> Leaf:
     return Leaf(path, kind, value, crc32(data, crc32(kind.encode())))
-
-
-def crc_of(array: AnyArray, start: int = 0) -> int:
-    """Of an array's bytes, in the order of its elements."""
-    return crc32(flat(array).view(np.uint8).data, start)
-
-
-def flat(array: AnyArray) -> AnyArray:
-    """Its elements one after the other, without a copy where they lie so."""
-    return np.ascontiguousarray(array).reshape(-1)
 
 
 def _array(x: Any) -> tuple[str, AnyArray] | None:

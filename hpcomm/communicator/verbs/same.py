@@ -7,11 +7,12 @@ from zlib import crc32
 
 from ..._lazy import np
 from ...agree.agreement import refused
-from ...agree.differing_calls import Call, alone, joined
+from ...agree.differing_calls import Call, alone, holding, joined
+from ...agree.values import crc_of
 from ...errors import HpcommError, MismatchError, calling_frame, demand, source_line, where
 from ..payloads.objects import Objects
 from .collectives import Collectives
-from .leaves import Leaf, array_of, crc_of, leaves
+from .leaves import Leaf, array_of, leaves
 from .reductions import Reductions
 
 if TYPE_CHECKING:
@@ -78,10 +79,9 @@ class Same(Collectives, Reductions, Objects):
         frame = calling_frame()
         line = "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"
         calls = self.all_reduce_object({Call(f"{text}{line}", str(crc)): alone(self.context.rank)}, joined)
-        rows = [f"  {ranks} hold{'s' * (ranks.total == 1)} {call.text}" for call, ranks in calls.items()]
         told = f"{what} differ between ranks{f', first at {path}{at}' if path or at else ''}.\n"
         hint = "broadcast those of one rank, or look for what changes them on some ranks only"
-        return MismatchError(told + "\n".join(rows), where("same", self.context), hint)
+        return MismatchError(told + "\n".join(holding(calls)), where("same", self.context), hint)
 
     def _first_path(self, found: dict[str, Leaf]) -> str:
         """The first leaf that is not the same on all ranks, in the order of rank 0."""
