@@ -337,7 +337,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
     else:
         travelling = _packed(call, send.array)
     is_first = verb == "exscan" and comm.rank == 0
-    if reduce.exact or not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
+    if not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
         received = None if recv is None else buffer.landing(recv)
         ordered_blocks.ordered_call(call, fold, travelling, received)
         _deliver(call, recv, received)

@@ -125,7 +125,7 @@ def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
         waits: the caller waits for it, and needs no thread.
     """
     is_one = nodes_of(comm).is_one
-    if not waits and not is_one and _has_no_rounds():
+    if not (waits or is_one) and _has_no_rounds() and nbytes * comm.size <= ORDER_BACKGROUND:
         return True
     if verb == "reduce_scatter" and is_one:
         return True  # what travels is what MPI would move
