@@ -539,9 +539,10 @@ def test_a_check_level_may_be_given_and_is_handed_down(level: str) -> None:
 
 @pytest.mark.core
 def test_the_environment_sets_the_default_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HPCOMM_CHECK", "full")
-    with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
-        assert comm.check == ("full" if comm.size > 1 else "off")
+    for level in ("full", "values"):
+        monkeypatch.setenv("HPCOMM_CHECK", level)
+        with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
+            assert comm.check == (level if comm.size > 1 else "off")
     with hpcomm.Communicator(MPI.COMM_WORLD, check="light") as comm:
         assert comm.check == ("light" if comm.size > 1 else "off")
     monkeypatch.delenv("HPCOMM_CHECK")

@@ -253,3 +253,25 @@ def test_a_call_that_differs_comes_before_values_that_do(
     with pytest.raises(MismatchError, match="ranks disagree about call #2"):
         comm.all_reduce(x, "max" if comm.rank else "min")
     assert told(comm, comm.barrier).startswith("all_reduce gave")
+
+
+@pytest.mark.few
+def test_levels_that_differ_are_refused(own_comm: Any) -> None:
+    if own_comm.size > 1:
+        with pytest.raises(MismatchError, match=r"check='(values|full)' on rank ., and another"):
+            own_comm.dup(check="full" if own_comm.rank else "values")
+
+
+@pytest.mark.few
+def test_two_groups_compare_calls_only(own_comm: Any) -> None:
+    if own_comm.size > 1:
+        odd = own_comm.rank % 2
+        with (
+            own_comm.split(odd) as half,
+            half.create_intercomm(0, own_comm, 1 - odd) as both,
+            both.dup(check="values") as made,
+        ):
+            assert made.check == "full"
+            assert made.all_reduce(np.ones(1)) == made.remote_size
+            with pytest.raises(UsageError, match="same needs one group of ranks"):
+                made.same(1)
