@@ -12,10 +12,12 @@ tensors together, though raw mpi4py's times differ between the two, by the pages
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,7 +82,7 @@ def main() -> None:
             text.append(line)
             rows.append({"pattern": pattern, "bytes": nbytes} | row)
     add("8 B, quietest", *small(comms))
-    add("isend and irecv", *background(comms["hpcomm"], rounds))
+    add("in the background", *background(comms["hpcomm"], rounds))
     add("plans", *plans(comms["hpcomm"], rounds))
     after = "after arrays of 64 MiB, whose memory malloc has learnt to keep"
     add("objects, later", *objects(comms["hpcomm"], rounds, after))
@@ -291,14 +293,14 @@ def planned(nbytes: int, comms: dict[str, Any], gloo: Any) -> dict[str, Any]:
 
 
 def background(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]:
-    """Both ranks begin to receive and to send, and wait for both."""
-    lines = [
-        "\nirecv, isend and a wait for each: microseconds; in brackets what is added to raw, and as a ratio",
-        f"{'':>8} {'raw':>10} {'hpcomm':>10} {'':>18} {'torch':>10}",
-    ]
-    rows = []
+    """Both ranks begin to receive and to send, and wait for both; or they reduce in the background."""
+    lines, rows = [], []
     raw, other = MPI.COMM_WORLD, 1 - comm.rank
-    for nbytes in (8, 1 << 10, 64 << 10, 1 << 20):
+    patterns = ("irecv, isend and a wait for each", "all_reduce(async_op=True) and a wait")
+    for what, nbytes in itertools.product(patterns, (8, 1 << 10, 64 << 10, 1 << 20)):
+        if nbytes == 8:
+            lines.append(f"\n{what}: microseconds; in brackets what is added to raw, and as a ratio")
+            lines.append(f"{'':>8} {'raw':>10} {'hpcomm':>10} {'':>18} {'torch':>10}")
         x, y, t = arrays(nbytes)
         u = t.clone()
 
@@ -312,10 +314,19 @@ def background(comm: Any, rounds: int) -> tuple[list[str], list[dict[str, Any]]]
             incoming.wait()
             outgoing.wait()
 
-        times = alternate(
-            {"raw": by_mpi, "hpcomm": ours, "torch": lambda t=t, u=u: ours(t, u)}, rounds, span=0.01
-        )
-        row: dict[str, Any] = {"bytes": nbytes} | {name: median(taken) for name, taken in times.items()}
+        def reduced_by_mpi(x: Any = x, y: Any = y) -> None:
+            raw.Iallreduce(x, y).Wait()
+
+        def reduced(x: Any = x, y: Any = y) -> None:
+            comm.all_reduce(x, out=y, async_op=True).wait()
+
+        is_message = what == patterns[0]
+        own = ours if is_message else reduced
+        contenders = {"raw": by_mpi if is_message else reduced_by_mpi, "hpcomm": own}
+        times = alternate(contenders | {"torch": partial(own, t, u)}, rounds, span=0.01)
+        row: dict[str, Any] = {"what": what, "bytes": nbytes} | {
+            name: median(taken) for name, taken in times.items()
+        }
         cells = f"{size_name(nbytes):>8} {row['raw']:10.2f}"
         for name in ("hpcomm", "torch"):
             added, times_raw = difference(times[name], times["raw"]), ratio(times[name], times["raw"])
