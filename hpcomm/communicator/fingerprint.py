@@ -109,7 +109,7 @@ def _watched(method: Callable[..., Any], name: str, how: str, of: str) -> Callab
         its = how if of not in ("", "Plan") else _TOGETHER.get(verb, "each")
         note = Note(_ranks(self, of), verb, its, _end_of(given))
         words, key = partial(_words, of, self, name, given), (name, *map(_kind, given.items()))
-        note.begin(frame, key, words, None if of else _brought(note, verb, given))
+        note.begin(frame, key, words, _brought(note, verb, given) if of in ("", "Redistribution") else None)
         result = method(self, *args, **kwargs)
         if isinstance(result, Request):
             _later(result, note)
@@ -164,14 +164,14 @@ def _words(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     """A call in words: what has to be alike in both runs."""
     if of == "Plan":
         return f"plan of {self.call}"
-    said = {key: x for key, x in given.items() if key not in _UNTOLD}
-    if of == "Field":
-        return str(calling(None, f"Field.{name}", self, **said))
-    if of:
+    if of in ("Halo", "Link", "Program"):
         fields = ", ".join(f"{each.name} {each.dtype}" for each in _fields(self, name, given))
         return f"{of}.{name}({fields})"
+    said = {key: x for key, x in given.items() if key not in _UNTOLD}
     x = next((said.pop(each) for each in _GIVEN if said.get(each) is not None), given.get("out"))
-    return str(calling(None, name, x, **said))
+    told = calling(None, f"{of}.{name}" if of else name, self if of == "Field" else x)
+    told.words = said  # some have the names of its own arguments
+    return str(told)
 
 
 def _brought(note: Note, verb: str, given: Mapping[str, Any]) -> Any:
