@@ -157,7 +157,8 @@ def _kind(item: tuple[str, Any]) -> object:
         return None
     if isinstance(shape := getattr(x, "shape", None), tuple):
         return name, type(x), getattr(x, "dtype", None), shape
-    return name, x if isinstance(x, (int, str, type(None))) else str(getattr(x, "name", type(x)))
+    is_word = name not in _GIVEN and isinstance(x, (int, str, type(None)))
+    return name, x if is_word else str(getattr(x, "name", type(x)))
 
 
 def _words(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
@@ -170,6 +171,7 @@ def _words(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     said = {key: x for key, x in given.items() if key not in _UNTOLD}
     x = next((said.pop(each) for each in _GIVEN if said.get(each) is not None), given.get("out"))
     told = calling(None, f"{of}.{name}" if of else name, self if of == "Field" else x)
+    told.x = "str" if isinstance(told.x, str) else told.x  # a value, and not a word of the call
     told.words = said  # some have the names of its own arguments
     return str(told)
 

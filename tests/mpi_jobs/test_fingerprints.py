@@ -184,7 +184,8 @@ def plan(odd):
 @case
 def an_object(odd):
     world.barrier()
-    world.broadcast_object({"a": [1, "b", {2, 3}, 1.5 + odd]} if rank == 0 else None)  #an_object
+    world.broadcast_object("other" if odd else "text")  #an_object
+    world.broadcast_object({"a": [1, "b", {2, 3}, 1.5 + odd]} if rank == 0 else None)
 
 @case
 def ragged(odd):
