@@ -82,7 +82,10 @@ static int messages(struct node *n, struct mailbox *box, const struct call *c) {
     i < 2 ? mail_send(box, &m[i]) : mail_receive(box, &m[i]);
   for (int i = 3; i >= 0; i--) {
     struct node wait = {.host = &host};
-    if (mail_wait(box, &m[i], &wait, n->timeout) || m[i].state != MAIL_DONE)
+    while (mail_wait(box, &m[i], &wait, n->timeout))
+      if (signal_number != SIGINT)
+        return -1; /* else it is under way still, and x may not change yet */
+    if (m[i].state != MAIL_DONE)
       return -1;
   }
   return 0;
