@@ -208,13 +208,14 @@ def test_a_rank_that_is_killed_while_others_stand_in_mpi_is_named_when_the_job_e
     source = """
 dist.barrier()
 sys.stderr = told
-by, arrivals = dist.group.WORLD._by, []
-if rank == 1:  # at the second arrival: at the first one ranks compare their parts, through the core
-    by.arrive = lambda: (type(by).arrive(by), arrivals.append(by), len(arrivals) > 1 and be_killed())
-dist.all_to_all_single(torch.ones(6), torch.ones(3 * rank + 3), [1, 2, 3], [rank + 1] * 3)  # through MPI
+group, by = dist.group.WORLD, dist.group.WORLD._by
+group._node = None
+stand = be_killed if rank == 1 else by.comm.context.mpi_handle.Barrier
+by.all_reduce = lambda x, op, out: (by.arrive(), stand())  # as of what the core does not take
+dist.all_reduce(torch.ones(3))
 """
     found = told(job, tmp_path, source, lenient)
-    what = r"PeerFailedError: all_to_all\(float32 .* on 'world' stands in MPI and needs ranks? .*1, which ha"
+    what = r"PeerFailedError: all_reduce\(float32 .* on 'world' stands in MPI and needs ranks? .*1, which ha"
     assert any(re.search(what, text) for text in found.values()), found
 
 
