@@ -166,7 +166,9 @@ def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
             others = True
         elif (message := _message(here, comm, verb, peer, tag)) is not None:
             found.append(message)
-    others = others or any(plan.is_under_way for comm in runtime.living() for plan in comm.outstanding.plans)
+    others = others or any(
+        plan.is_under_way for comm in runtime.living() for plan in [*comm.outstanding.plans]
+    )
     return tuple(found[:_SERVED]), others or len(found) > _SERVED
 
 

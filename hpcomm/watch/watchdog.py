@@ -130,19 +130,23 @@ class Watchdog:
         self._suspected = False  # that the call cannot complete, at the last look
 
     def run(self) -> None:
-        """Look until the interpreter ends. A fault of ours is said, once, and the job goes on."""
-        has_failed = False
+        """Look until the interpreter ends. A fault of ours is said, once, and the job goes on.
+
+        One look may fail: the program makes and closes communicators meanwhile, and nothing is locked.
+        """
+        failures = 0  # in a row
         while not sys.is_finalizing():
             time.sleep(WATCHDOG_TICK_S)
             _idle.clear()
             try:
                 self._look()
-            except Exception:  # as of a communicator that is closed meanwhile
-                if not has_failed and not sys.is_finalizing():
+                failures = 0
+            except Exception:
+                failures += 1
+                if failures == _PATIENT and not sys.is_finalizing():
                     from traceback import format_exc
 
                     runtime.say(f"a look at what this rank does failed; please report it\n{format_exc()}")
-                has_failed = True
             if self._waiting.call is None:
                 _idle.set()
 

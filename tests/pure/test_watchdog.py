@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from hpcomm.agree import blocked as looked
+from hpcomm.communicator.settings import Settings
 from hpcomm.watch import watchdog
 
 
 class Closing:
     """Closed at every second look."""
 
-    name, size, rank, settings = "closing", 2, 0, SimpleNamespace(check="light")
+    name, size, rank, settings = "closing", 2, 0, Settings("light", "auto", None)
     partners = patience_s = node = None
     is_inter, remote_size = False, 0
 
@@ -60,3 +61,24 @@ def test_a_process_that_was_stopped_has_not_waited_meanwhile(monkeypatch: pytest
     now += 3600  # as a batch system does, or a debugger
     waiting.look(closely=True)
     assert waiting.waited_s <= 3.1
+
+
+def test_a_look_that_fails_once_is_no_fault_and_one_that_always_fails_is_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    looks = iter([1, 0, 1, 1, 1, 0, *[1] * 9])
+
+    def look(self: object) -> None:
+        fails = next(looks, None)
+        if fails is None:
+            monkeypatch.setattr(watchdog.sys, "is_finalizing", lambda: True)
+        elif fails:
+            raise ValueError("this node is closed")
+
+    monkeypatch.setattr(watchdog, "WATCHDOG_TICK_S", 0)
+    monkeypatch.setattr(watchdog.runtime, "say", said.append)
+    monkeypatch.setattr(watchdog.Watchdog, "_look", look)
+    watchdog.Watchdog(None, None).run()
+    assert len(said) == 1
+    assert "ValueError: this node is closed" in said[0]
