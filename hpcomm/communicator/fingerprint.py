@@ -80,9 +80,8 @@ _METHODS = {  # of other classes than those of verbs
 }
 _PASSING = (  # modules of ours that pass a program's call on
     "hpcomm.compat.", "hpcomm.differentiable.", "hpcomm.communicator.mpi4py_names.",
-    "hpcomm.fields.autograd.", "hpcomm.fields.numpy_protocol.", "hpcomm.torch_backend.process_group.",
+    "hpcomm.fields.autograd.", "hpcomm.fields.numpy_protocol.",
 )  # fmt: skip
-_PASSES = ("batch_isend_irecv", "message", "_message")  # and functions, the latter of torch's groups
 _GIVEN = ("x", "obj", "xs", "objs")
 _UNTOLD = ("out", "status", "async_op", "time", "timeout")  # arguments that do not change what comes out
 
@@ -126,7 +125,9 @@ def _program(frame: FrameType) -> FrameType | None:
     """The frame that calls us, if that is the program's; None: this is a part of another call."""
     at: FrameType | None = frame
     while at is not None and is_ours(at.f_code):
-        passes = at.f_code.co_name in _PASSES or f"{at.f_globals['__name__']}.".startswith(_PASSING)
+        passes = at.f_code.co_name == "batch_isend_irecv" or f"{at.f_globals['__name__']}.".startswith(
+            _PASSING
+        )
         at = at.f_back if passes else None
     return at and _outside(at)
 
@@ -231,16 +232,16 @@ class Note:
 
 
 def torch_call(
-    comm: Any, verb: str, root: int, words: str, inputs: Any, outputs: Any, deed: Callable[[], None]
+    comm: Any, verb: str, end_at: int | None, words: str, inputs: Any, outputs: Any, deed: Callable[[], None]
 ) -> Callable[[], None]:
-    """The deed of a call of torch.distributed, which is written down at its end."""
-    note = Note(comm, verb, _TOGETHER.get(verb, "each"), root)
-    idle = verb == "scatter" or (verb == "broadcast" and root != comm.rank)
+    """The deed of a call of torch.distributed, or its end, after which it is written down."""
+    note = Note(comm, verb, _TOGETHER.get(verb, "each"), end_at)
+    idle = verb == "scatter" or (verb == "broadcast" and end_at != comm.rank)
     note.begin(_outside(sys._getframe(1)), words, lambda: words, None if idle else inputs)
 
     def run() -> None:
         deed()
-        note.end(None if verb in ROOT_RECEIVES and root != comm.rank else outputs)
+        note.end(None if verb in ROOT_RECEIVES and end_at != comm.rank else outputs)
 
     return run
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..communicator.fingerprint import torch_call
 from ..errors import HpcommError
 from . import group_calls, monitored_barrier
 from .calls import (
@@ -372,7 +373,7 @@ class ProcessGroupMPI(CommProcessGroup):
     def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
         request: Any = NotImplemented
         give, end, mail = None, None, self._mail
-        if mail is not None and not recording():
+        if mail is not None and not (recording() or self._has_prints):
             with_core: Any = mail.isend if verb == "send" else mail.irecv
             try:
                 request = with_core(x, peer, tag)
@@ -380,6 +381,10 @@ class ProcessGroupMPI(CommProcessGroup):
                 request = NotImplemented  # and is told in words below
         if request is NotImplemented:
             end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
+            if self._has_prints:
+                words = f"{message_words(verb, x, peer)} with tag {tag}"
+                sent, got = (x, None) if verb == "send" else (None, x)
+                end = torch_call(self.comm, verb, peer, words, sent, got, end or nothing)
             by = self.comm if mail is None else mail
             try:
                 request, give = group_calls.message(by, verb, x, peer, tag)

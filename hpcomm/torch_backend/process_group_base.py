@@ -20,6 +20,7 @@ from zlib import crc32
 import torch
 
 from ..communicator.communicator import Communicator
+from ..communicator.fingerprint import torch_call
 from ..communicator.shell import FINGERPRINT
 from ..core.present import saying
 from ..core.signature import BACKGROUND, head, signature
@@ -219,8 +220,6 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
         say = partial(words, *call.told)
         if self._has_prints:
-            from ..communicator.fingerprint import torch_call
-
             run = torch_call(self.comm, call.verb, call.root, say(), inputs, flat(outputs), run)
         deed: Callable[[], None] = partial(self._meet_and_run, run, mine, own_seconds(call.opts), say)
         if recording():
