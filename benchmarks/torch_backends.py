@@ -1,4 +1,4 @@
-"""torch.distributed over MPI and over gloo: five collectives from 8 B to 64 MiB, and a DDP step.
+"""torch.distributed over MPI and over gloo: five collectives, messages, from 8 B to 64 MiB, and a DDP step.
 
     hpcomm run -n 2 python benchmarks/torch_backends.py [--save] [--quick]
 
@@ -41,6 +41,11 @@ class Nothing(dist.ProcessGroup):
         return self._done
 
     broadcast = allreduce
+
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Any:
+        return self._done
+
+    recv = send
 
     def all_gather_single(self, out: Any, x: Any, opts: Any = None) -> Any:
         return self._done
@@ -156,12 +161,26 @@ def all_to_all(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[
     return lambda: dist.all_to_all_single(out, x, group=group)
 
 
+def send_recv(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[], Any]:
+    """Between each even rank and the next one: there, and back."""
+    x, rank = torch.zeros(n, dtype=dtype), dist.get_rank()
+    peer = rank ^ 1
+
+    def there_and_back() -> None:
+        for sends in (True, False) if rank < peer else (False, True):
+            if peer < ranks:
+                (dist.send if sends else dist.recv)(x, peer, group=group)
+
+    return there_and_back
+
+
 PATTERNS = {
     "all_reduce": all_reduce,
     "broadcast": broadcast,
     "all_gather_into_tensor": all_gather_into_tensor,
     "reduce_scatter": reduce_scatter,
     "all_to_all": all_to_all,
+    "send_recv": send_recv,
 }
 
 
