@@ -280,7 +280,8 @@ def count_hasty_exits() -> None:
 
     def leave_noted(status: int) -> NoReturn:
         if os.getpid() == here and not (job is None or job.is_over()):  # and no forked child
-            abort(f"leaves by os._exit({status}), without MPI_Finalize, which ends the job", status or 1)
+            how = "before its end" if process_role.is_without_mpi else "without MPI_Finalize"
+            abort(f"leaves by os._exit({status}), {how}, which ends the job", status or 1)
         leave(status)
 
     os._exit = leave_noted

@@ -32,6 +32,7 @@ def load_mpi(where: str) -> ModuleType:
         UsageError: this process is a child of a rank.
     """
     process_role.check_process(where)
+    process_role.check_has_mpi(where)
     if "mpi4py.MPI" not in sys.modules:
         process_role.check_library(where)
         room.check(where)

@@ -22,6 +22,7 @@ _OWN_LAUNCHER = (
 )
 _HINT = "use hpcomm in the rank alone: give the child what it needs, and take results back from it"
 
+is_without_mpi = False  # whether this is a rank of a job that does without MPI
 forked = ""  # whose child this process is, if it was forked from a rank
 
 
@@ -53,6 +54,16 @@ def check_process(where: str) -> None:
     if whose := forked or _parent():
         raise UsageError(
             f"this process ({os.getpid()}) is a child of {whose}, and no rank itself", where, _HINT
+        )
+
+
+def check_has_mpi(where: str | None = None) -> None:
+    """Refuse a rank of a job that does without MPI: there it would be alone."""
+    if is_without_mpi:
+        raise ConfigError(
+            "the ranks of this job have found each other by torch's store, and do without MPI",
+            where,
+            "start them with hpcomm run -n N python ..., or mpirun: then there are Communicators, too",
         )
 
 

@@ -264,7 +264,6 @@ def has_foreigners(mpi: MPI.Comm) -> bool:
 
 _here: list[MPI.Group] = []  # the ranks of this node, once MPI is up
 current: NodeSegment | None = None  # of this node, once MPI is up; None where ranks share no memory
-is_alone = False  # whether the ranks of the node are the job, and do without MPI
 
 
 Tell = Callable[[bytes], list[bytes]]  # tells all ranks what each says, as many bytes on each. Collective

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError, UsageError
+from ..job import process_role
 from . import install, rendezvous
 from .names import c10d, dist, options
 from .process_group import ProcessGroupMPI
@@ -28,7 +29,8 @@ def from_torch(group: object = None) -> Communicator:
     found = c10d._get_default_group() if group is None else group
     comm = _comms.get(found)
     if comm is None or comm.is_closed:
-        world = rendezvous.world()
+        process_role.check_has_mpi("from_torch")
+        world: Any = rendezvous.world()
         if c10d._get_default_group().rank() != world.rank:
             raise ConfigError(
                 f"torch's rank {c10d._get_default_group().rank()} is rank {world.rank} of the MPI job",
@@ -51,7 +53,8 @@ def as_process_group(comm: Communicator) -> ProcessGroupMPI:
     if group is None or group.comm.is_closed:
         install.take()
         name = f"hpcomm/{comm.name}/{len(c10d._world.pg_names)}"
-        of_comm, of_world = (each.context.mpi_handle.Get_group() for each in (comm, rendezvous.world()))
+        world: Any = rendezvous.world()
+        of_comm, of_world = (each.context.mpi_handle.Get_group() for each in (comm, world))
         world_ranks = of_comm.Translate_ranks(None, of_world)
         store = rendezvous.store(comm)
         told = {"group_name": name, "backend": "cpu:mpi", "store": store, "ranks": world_ranks}

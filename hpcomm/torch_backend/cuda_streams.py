@@ -71,7 +71,8 @@ def staged(output: str, *, takes_devices: bool = False, takes_sparse: bool = Fal
                 check_layout(x, takes_sparse)
             if all(map(_is_here, rest)):
                 return look(*arguments)
-            if takes_devices and all(map(_is_there, rest)):
+            by_device = takes_devices and getattr(by, "comm", by).context.devices is not None
+            if by_device and all(map(_is_there, rest)):
                 there = arguments[place]
                 whole = there.contiguous() if hasattr(there, "contiguous") else there
                 rest[place - 1] = whole

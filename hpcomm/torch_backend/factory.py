@@ -1,4 +1,4 @@
-"""Factory of process groups: MPI comes up, ranks are found, and a Communicator is made for them."""
+"""Factory of process groups: ranks find each other, with MPI or without, and a group is made for them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..communicator.communicator import Communicator
 from ..communicator.making.groups import short_list
 from ..core.present import calling
 from ..errors import ConfigError, HpcommError
 from . import rendezvous
 from .names import backends, c10d, dist, label
 from .process_group import ProcessGroupMPI
+from .ranks import NodeWorld, Ranks
 from .torch_errors import is_unknown, moved
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
+
+    from ..communicator.communicator import Communicator
 
 _making: list[dict[str, Any]] = []  # what the group that torch is just making is to be; innermost last
 
@@ -34,11 +37,12 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
     given = call.arguments
     ranks, size, rank = given["global_ranks_in_group"], given["group_size"], given["group_rank"]
     if ranks:
-        comm = rendezvous.world()
+        _bring_up()
     else:
-        comm = _everybody(size, rank, given["store"], asked)
+        meeting = given["store"] if size != -1 else None
+        comm, meeting = _everybody(size, rank, meeting, asked)
         if size == -1:  # init_process_group("mpi"): torch leaves all three to MPI
-            given["store"] = dist.PrefixStore("default_pg", rendezvous.store(comm))
+            given["store"] = dist.PrefixStore("default_pg", meeting)
         given["group_size"], given["group_rank"] = comm.size, comm.rank
     _making.append({**given, "ranks": ranks})
     options = asked.get("pg_options", given.get("backend_options"))  # of "mpi" torch drops them
@@ -56,23 +60,36 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
         _making.pop()
 
 
-def _everybody(size: int, rank: int, store: Store, asked: dict[str, Any]) -> Communicator:
-    """All ranks, held against what torch was told of them."""
-    if size != -1:
-        return rendezvous.world(rendezvous.given_numbers(rank, size), lambda: store)
+def _everybody(
+    size: int, rank: int, store: Store | None, asked: dict[str, Any]
+) -> tuple[Communicator | NodeWorld, Store]:
+    """All ranks, held against what torch was told of them; and a store of theirs."""
+    if store is not None:
+        return rendezvous.world(rendezvous.given_numbers(rank, size), lambda: store), store
     url, given = asked.get("init_method"), asked.get("store")
     said = rendezvous.given_numbers(asked.get("rank", -1), asked.get("world_size", -1), url)
     rendezvous.refuse_unsaid(said, url)
 
     timeout = asked.get("timeout") or c10d.default_pg_timeout
 
+    @cache
     def meeting() -> Store:
         if given is not None:
             return given
         numbers = () if "?" in (url or "") else (said.rank, said.size)
         return next(dist.rendezvous(url or "env://", *numbers, timeout=timeout))[0]
 
-    return rendezvous.world(said, meeting, timeout.total_seconds())
+    comm = rendezvous.world(said, meeting, timeout.total_seconds())
+    return comm, rendezvous.store_of(comm, meeting)
+
+
+def _bring_up() -> None:
+    """Find all ranks, where a job has begun with another backend. Later groups are made by their members."""
+    if rendezvous.is_up():
+        return
+    group = c10d._get_default_group()
+    said = rendezvous.Told(group.rank(), group.size(), "the default group")
+    rendezvous.world(*(() if rendezvous.is_launched() else (said, lambda: c10d._world.pg_map[group][1])))
 
 
 def create() -> ProcessGroupMPI:
@@ -85,7 +102,7 @@ def create() -> ProcessGroupMPI:
     own = told.get("timeout")
     seconds = None if own in (None, c10d.default_pg_timeout) else own.total_seconds()
     with _watched(ranks, name, seconds):
-        return ProcessGroupMPI(_communicator(world, ranks, name), told)
+        return ProcessGroupMPI(_ranks(world, ranks, name, told), told)
 
 
 @contextmanager
@@ -104,15 +121,20 @@ def _watched(ranks: list[int], name: str, seconds: float | None) -> Iterator[Non
         stay.since = None
 
 
-def _communicator(world: Communicator, ranks: list[int], name: str) -> Communicator:
+def _ranks(world: Communicator | NodeWorld, ranks: list[int], name: str, told: dict[str, Any]) -> Ranks:
+    if isinstance(world, NodeWorld):
+        seconds = (told.get("timeout") or c10d.default_pg_timeout).total_seconds()
+        return world.group(_checked(ranks, world) or range(world.size), name, told["store"], seconds)
     if ranks:
         # not by its name: torch counts each rank's own groups in the names of those that members make
-        return world.group(_as_mpi(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
+        return world.group(_checked(ranks, world), name=name, tag=zlib.crc32(repr(ranks).encode()) & 0x7FFF)
     return world.group(range(world.size), name=name)
 
 
-def _as_mpi(ranks: list[int], world: Communicator) -> list[int]:
+def _checked(ranks: list[int], world: Communicator | NodeWorld) -> list[int]:
     """torch's global ranks as ranks of the job: the same numbers, because make() and env:// see to that."""
+    if not ranks:
+        return ranks
     wrong = [rank for rank in ranks if not 0 <= rank < world.size]
     if wrong or c10d._get_default_group().rank() != world.rank:
         raise ConfigError(

@@ -335,11 +335,11 @@ def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Ten
 
 
 def message(
-    by: Communicator | core.Node, verb: str, x: Tensor, peer: int | None, tag: int
+    by: Any, verb: str, x: Tensor, peer: int | None, tag: int
 ) -> tuple[Any, Callable[[], None] | None]:
     """A message begun, None where it is complete, and what is left to do once it is complete.
 
-    by: what carries it; a core.Node where its ranks are all on one node.
+    by: what carries it: a Communicator, or a core.Node where its ranks are all on one node.
     """
     check_layout(x)
     if isinstance(by, Communicator):

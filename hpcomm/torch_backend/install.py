@@ -1,9 +1,9 @@
 """Installer: puts hpcomm in place of torch's MPI backend.
 
-Nothing is there before there is a job of MPI's, or somebody says "mpi": programs that do not must not notice
-that hpcomm is installed. Backend(...) is where torch reads what they say, so there this module listens. Then
-torch.distributed.distributed_c10d, which looks names up when its functions are called, is given others, as
-few as can be:
+Nothing but the name "hpcomm" is there before there is a job of MPI's, or somebody says "mpi" or "hpcomm",
+which mean the same: programs that do not must not notice that hpcomm is installed. Backend(...) is where
+torch reads what they say, so there this module listens. Then torch.distributed.distributed_c10d, which looks
+names up when its functions are called, is given others, as few as can be:
 
 _MPI_AVAILABLE, ProcessGroupMPI   whether "mpi" exists, and who makes its groups
 _new_process_group_helper         every group passes here with its timeout and name, which "mpi" needs
@@ -49,10 +49,27 @@ def install() -> None:
         return
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     backend = getattr(c10d, "Backend", None)
+    if backend is not None and not hasattr(backend, "HPCOMM"):
+        _name_ours(backend)
     if backend is None or rendezvous.at_hand():
         take()
     elif not hasattr(backend.__new__, _MARK):
         _listen(backend)
+
+
+def _name_ours(backend: Any) -> None:
+    """Have "hpcomm" among the backends. Others' groups change where there is a plugin: so see _helper."""
+    backend.register_backend("hpcomm", _create, extended_api=True, devices=["cpu", "cuda"])
+    _plugins.update(HPCOMM=backend._plugins.pop("HPCOMM"))
+
+
+def _create(*options: object) -> object:
+    from . import factory
+
+    return factory.create()
+
+
+_plugins: dict[str, object] = {}
 
 
 def _listen(backend: Any) -> None:
@@ -95,8 +112,8 @@ def take() -> None:
 
 
 def names_mpi(backend: object) -> bool:
-    """Whether a backend string names mpi: "mpi", "cpu:mpi", "cpu:gloo,cuda:mpi"."""
-    return any(part.rpartition(":")[2] == "mpi" for part in str(backend).lower().split(","))
+    """Whether a backend string names ours: "mpi", "hpcomm", "cpu:mpi", "cpu:gloo,cuda:mpi"."""
+    return any(part.rpartition(":")[2] in rendezvous.OURS for part in str(backend).lower().split(","))
 
 
 def _put(c10d: object, dist: object, name: str, around: Callable[..., object]) -> None:
@@ -139,9 +156,7 @@ class _Maker:
 
     @staticmethod
     def create(ranks: list[int]) -> object:
-        from . import factory
-
-        return factory.create()
+        return _create()
 
 
 def _refuse(c10d: Any, missing: list[str]) -> None:
@@ -160,7 +175,13 @@ def _helper(before: Callable[..., object], call: inspect.BoundArguments) -> obje
         return _pass(before, call)
     from . import factory
 
-    return factory.make(before, call, _asked())
+    plugins = sys.modules["torch.distributed.distributed_c10d"].Backend._plugins
+    plugins.update(_plugins)
+    try:
+        return factory.make(before, call, _asked())
+    finally:
+        for name in _plugins:
+            plugins.pop(name, None)
 
 
 def _new_group(before: Callable[..., object], call: inspect.BoundArguments) -> object:

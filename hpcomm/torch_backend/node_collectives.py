@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..communicator.communicator import Communicator
 from ..core.buffer import Buffer, as_buffer, tensor_memory
 from ..core.reduction import is_always_exact
 from ..core.signature import head
@@ -18,6 +17,7 @@ from ..errors import HpcommError
 from ..node import native
 from .entry_barrier import EntryBarrier
 from .network_collectives import NetworkCollectives
+from .ranks import Ranks
 
 if TYPE_CHECKING:
     from ..core.types import AnyArray
@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 _LAID = 4224  # bytes, NODE_CELL: a longer block is read where its giver has it
 
 
-def carrier(comm: Communicator, entry: EntryBarrier) -> NetworkCollectives:
+def carrier(comm: Ranks, entry: EntryBarrier) -> NetworkCollectives:
     """What carries out the calls of comm."""
     if is_always_exact():
         from .exact_sums import ExactOnNode, ExactSums
@@ -42,7 +42,7 @@ class NodeCollectives(NetworkCollectives):
     Which of both depends on the signature only. A verb that makes other calls out of one is met for first.
     """
 
-    def __init__(self, comm: Communicator, entry: EntryBarrier) -> None:
+    def __init__(self, comm: Ranks, entry: EntryBarrier) -> None:
         super().__init__(comm, entry)
         self._due: int | None = None  # signature of the call under way, while the ranks have not met for it
 

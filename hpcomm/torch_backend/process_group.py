@@ -27,7 +27,7 @@ from .calls import (
 )
 from .names import options
 from .process_group_base import CommProcessGroup
-from .profile import recorded, recording
+from .profile import recording
 from .torch_errors import as_torch
 from .work import MessageWork, NodeMessageWork, Work, message_words
 
@@ -380,7 +380,7 @@ class ProcessGroupMPI(CommProcessGroup):
             except (OSError, ValueError):
                 request = NotImplemented  # and is told in words below
         if request is NotImplemented:
-            end = recorded(verb if peer is not None else "recvAnySource", [x]) if recording() else None
+            end = self._recorded(verb if peer is not None else "recvAnySource", [x])
             if self._has_prints:
                 words = f"{message_words(verb, x, peer)} with tag {tag}"
                 sent, got = (x, None) if verb == "send" else (None, x)

@@ -19,7 +19,6 @@ from zlib import crc32
 
 import torch
 
-from ..communicator.communicator import Communicator
 from ..communicator.fingerprint import torch_call
 from ..communicator.shell import FINGERPRINT
 from ..core.present import saying
@@ -31,6 +30,8 @@ from .entry_barrier import EntryBarrier
 from .names import backends, c10d, dist, label
 from .node_collectives import carrier
 from .profile import recorded, recording
+from .ranks import Ranks
+from .rendezvous import OURS
 from .torch_errors import as_torch
 from .work import JointWork, QueuedWork, Work
 from .worker import Poller, Worker
@@ -40,15 +41,15 @@ _is_inference = methodcaller("is_inference")
 
 
 class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """What a process group over a Communicator of its own is, without its calls.
+    """What a process group over ranks of its own is, without its calls.
 
     Attributes:
-        comm: the Communicator.
+        comm: its ranks, a Communicator's or others.
         seconds: how long a call waits for the other ranks.
         label, where: for messages.
     """
 
-    def __init__(self, comm: Communicator, told: Mapping[str, Any]) -> None:
+    def __init__(self, comm: Ranks, told: Mapping[str, Any]) -> None:
         super().__init__(comm.rank, comm.size)
         self.comm = comm
         self._rank, self._size = comm.rank, comm.size
@@ -87,7 +88,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     getRank, getSize = rank, size  # noqa: N815  what C++ asks for
 
     def getBackendName(self) -> str:  # noqa: N802
-        return "mpi"
+        return self._backend
 
     name = _get_backend_name = getBackendName
 
@@ -166,7 +167,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _register_others(self) -> dict[str, str | None]:
         """Device types and the backend for each, None for this group; makes torch's backends for others."""
         told = backends(self._told["backend"])
-        devices = {kind: None if backend == "mpi" else backend for kind, backend in told.items()}
+        self._backend = next(backend for backend in told.values() if backend in OURS)
+        devices = {kind: None if backend in OURS else backend for kind, backend in told.items()}
         others = ",".join(f"{kind}:{backend}" for kind, backend in devices.items() if backend is not None)
         if others:
             from .other_devices import inner_group
@@ -222,10 +224,14 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._has_prints:
             run = torch_call(self.comm, call.verb, call.root, say(), inputs, flat(outputs), run)
         deed: Callable[[], None] = partial(self._meet_and_run, run, mine, own_seconds(call.opts), say)
-        if recording():
-            deed = _ending(deed, recorded(call.verb, inputs))
+        if (end := self._recorded(call.verb, inputs)) is not None:
+            deed = _ending(deed, end)
         touched = [*tensors, *inputs, *others] if mine & BACKGROUND else []
         return self._now_or_later(deed, outputs, say, later(call.opts), touched)
+
+    def _recorded(self, verb: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None] | None:
+        """What ends the record of a call in torch's profile, if there is one."""
+        return recorded(f"{self._backend}:{verb}", tensors) if recording() else None
 
     def _signature(self, call: Call) -> int:
         """What all ranks compare; refuses what cannot be done before any of them commits."""
@@ -324,7 +330,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 dist.new_group(
                     [to_global[rank] for rank in sorted(part)],
                     timeout=timeout or timedelta(seconds=self.seconds),
-                    backend=backend or "mpi",
+                    backend=backend or self._backend,
                     pg_options=pg_options,
                     group_desc=group_desc or f"{self._group_desc}:split",
                     use_local_synchronization=True,

@@ -14,13 +14,13 @@ from .calls import SAYS_LATER
 recording: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 
 
-def recorded(verb: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
+def recorded(name: str, tensors: Sequence[torch.Tensor]) -> Callable[[], None]:
     """Begin a record; calling what is returned ends it.
 
     It ends on a thread of its own, because a profile takes a record for asynchronous, as c10d's are, if it
     ends elsewhere than it began. torch 2.6 must be told so by a future, and learns no shapes.
     """
-    name, over = f"mpi:{verb}", Future[None]()
+    over = Future[None]()
     if not SAYS_LATER:  # torch 2.6 loses what ends on other threads
         handle = torch.ops.profiler._record_function_enter_new(name, None)
         torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(handle, over)

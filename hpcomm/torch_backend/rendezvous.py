@@ -1,7 +1,8 @@
 """Rendezvous: how the ranks of torch.distributed find each other, and a Store over MPI.
 
 Arguments, an init_method or the environment may say rank and size, too. Under an MPI launcher MPI's numbers
-hold, and a warning names both; without one ranks join by them where the MPI can, or there is an error. One
+hold, and a warning names both; without one ranks on one node need no MPI (ranks.py), and others join by them
+where the MPI can, or there is an error. One
 rank, of which nobody says anything, is a world of its own.
 """
 
@@ -13,26 +14,31 @@ import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlparse
 
 from ..agree import runtime
-from ..errors import ConfigError, calling_frame
-from ..job import pmi_server
+from ..errors import ConfigError, MissingError, calling_frame
+from ..job import pmi_server, process_role
 from ..job.optional_packages import load_mpi
 from ..job.process_role import RANKS, SIZES
 from ..job.torch_variables import variables
+from ..node import native
 from . import torchrun
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store, TCPStore
 
     from ..communicator.communicator import Communicator
+    from .ranks import NodeWorld
 
-_OURS = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
+OURS = ("mpi", "hpcomm")  # two names of one backend
+_TOLD = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
-_world: Communicator | None = None
-_kept: list[TCPStore] = []  # whose address is in the environment
+_world: Communicator | NodeWorld | None = None
+_kept: list[Store] = []  # whose address is in the environment
+_groups = count()  # default ones, whose stores may be one
 
 
 class Told(NamedTuple):
@@ -67,43 +73,45 @@ def _number(word: str | int, by: str) -> int:
 
 def _is_announced() -> bool:
     """Whether what env:// reads is of our making, here or in the rank that started this process."""
-    return _OURS in os.environ and os.environ[_OURS] == _announced()
+    return _TOLD in os.environ and os.environ[_TOLD] == _announced()
 
 
 def _announced() -> str:
     return "/".join(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
 
 
-def _is_launched() -> bool:
+def is_launched() -> bool:
     """Whether an MPI launcher started this process, and not a torchrun that it started."""
     return any(name in os.environ for name in RANKS) and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def at_hand() -> bool:
-    """Whether this is a rank of an MPI job: of a launcher's, or one that can do without."""
+    """Whether this is a rank of a launcher's MPI job, or one that can do without a launcher."""
     size = "" if _is_announced() else os.environ.get("WORLD_SIZE", "")
-    if _is_launched():
+    if is_launched():
         launched = next((os.environ[name] for name in SIZES if name in os.environ), "")
         return not (size and launched) or size == launched  # else another one started these ranks from a rank
-    return bool(size) and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and torchrun.can()
+    if not (size and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()):
+        return False
+    is_near = os.environ.get("LOCAL_WORLD_SIZE") == size and native.core() is not None
+    return is_near or torchrun.can()
 
 
 def by_mpi(is_for_mpi: bool, url: str, rank: int, size: int) -> bool:
     """Whether MPI is to say who is who: env:// says nothing, or mpi's ranks are not what somebody says."""
-    if is_for_mpi and _is_launched():
+    if is_for_mpi and is_launched():
         said = given_numbers(rank, size, url)
         return _is_wrong(said, world(said))[1] or url == "env://"
-    if is_for_mpi and _world is None:
-        _joins(given_numbers(rank, size, url))
     is_said = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _is_announced()
     is_open = url == "env://" and rank == size == -1 and not is_said
-    return is_open and (is_for_mpi or _is_launched() or _world is not None)
+    knows = is_for_mpi or is_launched() or _world is not None
+    return is_open and knows and (_world is None or _world.size == 1 or not process_role.is_without_mpi)
 
 
 def world(
     said: Told | None = None, meeting: Callable[[], Store] | None = None, seconds: float = _STORE_S
-) -> Communicator:
-    """The ranks of the job, a communicator that all process groups descend from. Collective at first use.
+) -> Communicator | NodeWorld:
+    """The ranks of the job, which all process groups descend from. Collective at first use.
 
     Args:
         said: what all ranks have been told, to be held against MPI; default: the environment, at first use.
@@ -115,37 +123,69 @@ def world(
     global _world
     if _world is None or _world.is_closed:
         said = said or given_numbers()
-        joins = _joins(said)
-        if joins:
+        if is_launched() or runtime.started():
+            _world = _by_mpi()
+        elif said.size in (None, 1):
+            _world = _alone()
+        else:
             refuse_unsaid(said)
-            torchrun.join((meeting or _env_store)(), said.rank or 0, said.size or 1, seconds)
-        from ..communicator.communicator import Communicator
-
-        mpi = load_mpi("init_process_group")
-        runtime.need_threads("torch.distributed")
-        _world = Communicator(mpi.COMM_WORLD, "torch", check="off")
-        if joins:
-            torchrun.forget()
-            _world.barrier()
+            _world = _by_store(said, (meeting or _env_store)(), seconds)
     if said is not None:
         _hold(said, _world)
     return _world
 
 
-def _joins(said: Told) -> bool:
-    """Whether ranks without a launcher are to find each other; refused where this MPI needs its own."""
-    size = said.size or 1
-    joins = not _is_launched() and "mpi4py.MPI" not in sys.modules and size > 1
-    if joins:
-        torchrun.refuse_others(size, said.by)
-    return joins
+def is_up() -> bool:
+    """Whether the ranks of the job have found each other."""
+    return _world is not None and not _world.is_closed
+
+
+def _by_mpi() -> Communicator:
+    from ..communicator.communicator import Communicator
+
+    mpi = load_mpi("init_process_group")
+    runtime.need_threads("torch.distributed")
+    return Communicator(mpi.COMM_WORLD, "torch", check="off")
+
+
+def _alone() -> Communicator | NodeWorld:
+    """One rank of which nobody else knows."""
+    from .names import dist
+    from .ranks import on_one_node
+
+    try:
+        return _by_mpi()
+    except MissingError:
+        found = on_one_node(dist.HashStore(), 0, 1, _STORE_S)
+        if isinstance(found, str):
+            raise
+        return found
+
+
+def _by_store(said: Told, store: Store, seconds: float) -> Communicator | NodeWorld:
+    """Ranks that find each other: on one node without MPI, on several by one that needs no launcher."""
+    from .ranks import on_one_node
+
+    process_role.check_process("init_process_group")
+    rank, size = said.rank or 0, said.size or 1
+    found = on_one_node(store, rank, size, seconds)
+    if not isinstance(found, str):
+        return found
+    if sys.modules.get("mpi4py.MPI"):  # it is up, for one rank
+        return _by_mpi()
+    torchrun.refuse_others(size, said.by, found)
+    torchrun.join(store, rank, size, seconds)
+    comm = _by_mpi()
+    torchrun.forget()
+    comm.barrier()
+    return comm
 
 
 def refuse_unsaid(said: Told, url: str | None = None) -> None:
     """See that where no launcher tells the ranks apart, whoever says half of it says all."""
     is_half = (said.rank is None) != (said.size is None) and said.size != 1
     is_place = said.size is None and url not in (None, "env://")
-    if not (is_half or is_place) or _is_launched() or _world is not None:
+    if not (is_half or is_place) or is_launched() or _world is not None:
         return
     what = f"{said.by} say which rank this is or how many there are, but not both"
     if is_place:
@@ -164,13 +204,13 @@ def _env_store() -> Store:
     return next(dist.rendezvous("env://"))[0]
 
 
-def _is_wrong(said: Told, comm: Communicator) -> tuple[bool, bool]:
+def _is_wrong(said: Told, comm: Communicator | NodeWorld) -> tuple[bool, bool]:
     """Whether this rank, and whether any rank is told another rank or size than MPI says. Collective."""
     is_wrong = said.rank not in (None, comm.rank) or said.size not in (None, comm.size)
     return is_wrong, bool(comm.all_reduce(int(is_wrong), "max"))
 
 
-def _hold(said: Told, comm: Communicator) -> None:
+def _hold(said: Told, comm: Communicator | NodeWorld) -> None:
     """Where a rank is told other numbers than MPI's: a warning under a launcher, else all ranks raise."""
     is_wrong, is_any = _is_wrong(said, comm)
     if not is_any:
@@ -178,8 +218,9 @@ def _hold(said: Told, comm: Communicator) -> None:
     mine = f"{said.size} ranks" if said.rank is None else f"rank {said.rank}"
     if None not in (said.rank, said.size):
         mine += f" of {said.size}"
-    what = f"{said.by} say {mine}, MPI says rank {comm.rank} of {comm.size}"
-    if _is_launched() or said.size == 0:  # as torch's own recipe for MPI has it
+    others = "the job began as" if process_role.is_without_mpi else "MPI says"
+    what = f"{said.by} say {mine}, {others} rank {comm.rank} of {comm.size}"
+    if is_launched() or said.size == 0:  # as torch's own recipe for MPI has it
         if is_wrong:
             warn(f"{what}: MPI's numbers hold")
         return
@@ -205,14 +246,24 @@ def warn(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, file, line)
 
 
-def store(comm: Communicator, timeout: timedelta | None = None) -> TCPStore:
+def store_of(comm: Communicator | NodeWorld, meeting: Callable[[], Store]) -> Store:
+    """A store of all ranks: what they have met by, or one over MPI."""
+    from .names import dist
+
+    if not process_role.is_without_mpi:
+        return store(comm)  # type: ignore[arg-type]
+    mark = f"{comm.mark}/{next(_groups)}"  # type: ignore[union-attr]
+    return dist.PrefixStore(mark, meeting()) if comm.size > 1 else dist.HashStore()
+
+
+def store(comm: Communicator) -> TCPStore:
     """A TCPStore of the ranks of comm: rank 0 serves, its address goes round over MPI. Collective.
 
     It listens where the ranks are, and nowhere else: on the loopback address if all share a node.
     """
     from .names import dist
 
-    timeout = timeout or timedelta(seconds=_STORE_S)
+    timeout = timedelta(seconds=_STORE_S)
     node = comm.split_node()
     one_node = node.size == comm.size
     node.close()
@@ -240,15 +291,15 @@ def _serve(host: str, size: int, timeout: timedelta) -> TCPStore:
         return serve(use_libuv=False)
 
 
-def over_mpi() -> Iterator[tuple[TCPStore, int, int]]:
+def over_mpi() -> Iterator[tuple[Store, int, int]]:
     """torch's rendezvous: (store, rank, world_size), from MPI alone."""
     comm = world()
-    yield store(comm), comm.rank, comm.size
+    yield store_of(comm, _env_store), comm.rank, comm.size
 
 
 def announce() -> None:
     """Set what torchrun sets, from MPI alone, before there is a process group. Collective."""
-    _kept.append(store(world()))
+    _kept.append(store_of(world(), _env_store))
 
 
 def _announce(comm: Communicator, host: str, port: int) -> None:

@@ -1,9 +1,9 @@
-"""Ranks that torchrun or a user has started: a PMI server plays the MPI launcher's part.
+"""Ranks of several nodes that torchrun or a user has started: a PMI server plays the MPI launcher's part.
 
-torch's store tells the ranks where the server is. Where all share a node, the proof that they belong to the
-job does not go that way: any user of the host can read that store, but not a file of ours. Over several nodes
-it has to, and HPCOMM_SECRET, a word in the ranks' environment, makes up for that. Open MPI speaks PMIx only
-and needs its own launcher.
+torch's store tells the ranks where the server is. Where all share a node (and have no core), the proof that
+they belong to the job does not go that way: any user of the host can read that store, but not a file of ours.
+Over several nodes it has to, and HPCOMM_SECRET, a word in the ranks' environment, makes up for that. Open MPI
+speaks PMIx only and needs its own launcher.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ def can() -> bool:
     return library is not None and installation.vendor_in(library) == "mpich"
 
 
-def refuse_others(size: int, by: str) -> None:
-    """See that the MPI at hand can join ranks without its launcher, before they wait for each other.
+def refuse_others(size: int, by: str, why: str) -> None:
+    """See that the MPI at hand can join ranks without its launcher.
 
     Args:
-        by: who says that there are so many ranks.
+        by: who says that there are so many ranks. why: they need MPI.
 
     Raises:
         ConfigError: it needs its own launcher.
     """
     if not (can() or _is_mpich()):
         raise ConfigError(
-            f"no MPI launcher started these {size} ranks ({by}), and this MPI needs its own launcher",
+            f"no MPI launcher started these {size} ranks ({by}). They need MPI, as {why}, and this MPI needs "
+            "its own launcher",
             "init_process_group",
             f"mpirun -n {size} python ..., or hpcomm run -n {size} python ..., or pip install mpich; {GLOO}",
         )

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from ..node.segment import NodeSegment
 
-_NO_MPI = "the ranks of this job have found each other by torch's store, and do without MPI"
-_WITH_MPI = (
-    "start them with hpcomm run -n N python ..., or mpirun: then torch's groups and Communicators are there"
-)
 _failed: Exception | None = None  # why it could not be started
 
 
@@ -38,8 +34,7 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
     Raises:
         ConfigError: mpi4py was told not to bring MPI up, and nobody did. UsageError: MPI has been finalized.
     """
-    if segment.is_alone:
-        raise ConfigError(_NO_MPI, hint=_WITH_MPI)
+    process_role.check_has_mpi()
     from mpi4py import MPI
 
     if MPI.Is_finalized():
@@ -76,7 +71,7 @@ def start_on_node(near: NodeSegment) -> None:
     from ..agree.shutdown import await_all
 
     def begin() -> None:
-        segment.current, segment.is_alone = near, True
+        segment.current, process_role.is_without_mpi = near, True
         runtime.job = job = ByRecords(near)
         if job.size > 1:
             runtime.install_hooks()

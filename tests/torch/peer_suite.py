@@ -1,12 +1,14 @@
 """torch's own distributed test suite, as shipped in its wheel, over any backend.
 
     python tests/torch/peer_suite.py [-n 4] [--backend mpi] [--as gloo] [--only WORD] [--out FILE] [--more]
+                                     [--torchrun]
 
 Starts jobs of n ranks in which all ranks run each test of torch.testing._internal.distributed in turn. A
 test that fails, or takes longer than its limit, ends its job, and the next job goes on behind it. Skips that
 torch's suite prescribes for "mpi" by name are lifted. --as gloo runs what the suite holds for gloo, with the
 backend in its place: also what only gloo is asked, and none of what gloo is excused from. The outcomes stand
-in FILE; --more goes on where an earlier run was interrupted. Ends with 1 if a test failed or hung.
+in FILE; --more goes on where an earlier run was interrupted. --torchrun starts the ranks by it, without any
+MPI. Ends with 1 if a test failed or hung.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="comma-separated parts of names")
     parser.add_argument("--out", default="peer_suite.json")
     parser.add_argument("--more", action="store_true")
+    parser.add_argument("--torchrun", action="store_true")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.as_rank:
@@ -50,7 +53,7 @@ def main() -> int:
     out = Path(arguments.out)
     done: dict[str, list[str]] = json.loads(out.read_text()) if arguments.more and out.exists() else {}
     while rest := [name for name in names if name not in done]:
-        run_job(rest, arguments.n, arguments.backend, arguments.guise or arguments.backend, done)
+        run_job(rest, arguments, done)
         out.write_text(json.dumps(done, indent=1))
     count = Counter(outcome for outcome, _ in done.values())
     for name, (outcome, words) in done.items():
@@ -107,16 +110,18 @@ def the_suite() -> Any:
     return Suite
 
 
-def run_job(rest: list[str], n: int, backend: str, guise: str, done: dict[str, list[str]]) -> None:
+def run_job(rest: list[str], arguments: argparse.Namespace, done: dict[str, list[str]]) -> None:
     """Run tests in one job until one fails or hangs; note the outcomes in done."""
+    n, backend = arguments.n, arguments.backend
+    start = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+    if not arguments.torchrun:
+        start = ["hpcomm", "run", "-n", str(n), "python"]
     with tempfile.TemporaryDirectory() as place:
         for folder in ("barrier", "test_dir", "init_dir"):
             (Path(place) / folder).mkdir()
         (Path(place) / "tests").write_text("\n".join(rest))
-        command = [sys.executable, "-m", "hpcomm", "run", "-n", str(n), "python", __file__, "--as-rank"]
-        command += ["--backend", backend]
-        env = {**os.environ, **settings(n, guise, place)}
-        env.pop("WORLD_SIZE")  # MPI knows; the ranks set it for the suite
+        command = [sys.executable, "-m", *start, __file__, "--as-rank", "--backend", backend]
+        env = {**os.environ, **settings(n, arguments.guise or backend, place)}
         with (Path(place) / "log").open("w") as log:
             job = subprocess.Popen(command, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         watch(job, Path(place) / "outcomes", rest, done, Path(place) / "log")
@@ -154,49 +159,59 @@ def watch(
         time.sleep(0.1)
 
 
+class World:
+    """All ranks, which tell each other things by a file."""
+
+    def __init__(self, place: Path) -> None:
+        from torch.distributed import FileStore
+
+        self.rank, self.size, self._calls = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 0
+        self.store = FileStore(str(place / "world"), self.size)
+
+    def told(self, what: Any = None) -> list[Any]:
+        """What each rank says."""
+        self._calls += 1
+        keys = [f"{self._calls}/{rank}" for rank in range(self.size)]
+        self.store.set(keys[self.rank], json.dumps(what))
+        return [json.loads(self.store.get(key)) for key in keys]
+
+
 def as_rank(backend: str) -> None:
     """All ranks run the tests of the list, agree about each, and end after a failure or a spoilt group."""
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD.Dup()
-    os.environ["WORLD_SIZE"] = str(world.size)
-    os.environ["RANK"] = str(world.rank)
-    place = Path(os.environ["TEMP_DIR"])
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        sys.modules["mpi4py.MPI"] = None  # type: ignore[assignment]
     import torch
     import torch.distributed as dist
 
     import hpcomm.torch_backend  # noqa: F401  where the package is not installed
-    from hpcomm.torch_backend import rendezvous
 
+    place = Path(os.environ["TEMP_DIR"])
+    world = World(place)
     torch.set_num_threads(1)
     suite = the_suite()
     from torch.testing._internal.distributed import distributed_test
 
     distributed_test.BACKEND = backend  # from here on, when all that is asked of a name has been asked
-    store, rank, size = next(rendezvous.over_mpi())
-    if backend == "mpi":
-        dist.init_process_group("mpi")
-    else:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend)
     group = dist.group.WORLD
     with (place / "outcomes").open("a") if world.rank == 0 else contextlib.nullcontext() as out:
         for name in (place / "tests").read_text().split():
             outcome, words = run_test(suite, name, world)
-            everyone = world.allgather((outcome, words))
+            everyone = world.told((outcome, words))
             worst = min(everyone, key=lambda each: WORST.index(each[0]))
             if out is not None:
                 told = f"rank {everyone.index(worst)}: {worst[1]}" if worst[0] == "failed" else worst[1]
                 out.write(json.dumps([name, worst[0], told]) + "\n")
                 out.flush()
             failed = getattr(getattr(group, "entry", None), "failed", None)
-            if worst[0] == "failed" or world.allreduce(failed is not None or dist.group.WORLD is not group):
+            if worst[0] == "failed" or any(world.told(failed is not None or dist.group.WORLD is not group)):
                 (place / "ended").touch()
-                world.Barrier()
-                os._exit(0)
+                break
+    world.told()
     os._exit(0)
 
 
-def run_test(suite: Any, name: str, world: Any) -> tuple[str, str]:
+def run_test(suite: Any, name: str, world: World) -> tuple[str, str]:
     import unittest
 
     from torch.testing._internal.distributed.distributed_test import Barrier
@@ -204,7 +219,7 @@ def run_test(suite: Any, name: str, world: Any) -> tuple[str, str]:
     if world.rank == 0:
         Barrier.init()
     Barrier.barrier_id = 0
-    world.Barrier()
+    world.told()
     test = suite(name)
     test.rank, test.world_size = world.rank, world.size
     test.file_name = str(Path(os.environ["TEMP_DIR"]) / "init")

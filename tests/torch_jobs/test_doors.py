@@ -56,6 +56,8 @@ def port() -> str:
 
 FEW = """
 import os, re, sys
+if os.environ.get("HPCOMM_NODE") != "off" and sys.argv[1:]:
+    sys.modules["mpi4py.MPI"] = None  # as where there is no MPI
 import torch, torch.distributed as dist
 import hpcomm.torch_backend
 from torch.distributed import distributed_c10d as c10d
@@ -115,69 +117,68 @@ how = {
 }[by]
 print("available:", dist.is_mpi_available())
 try:
-    dist.init_process_group("cpu:mpi" if by == "url" else "mpi", **how)
+    dist.init_process_group("cpu:hpcomm" if by == "url" else "mpi", **how)
 except hpcomm.ConfigError as error:
     print(str(error).replace("\\n", " "), flush=True)
 else:
     print("joined", dist.get_rank(), *total(), [name for name in os.environ if name.startswith("PMI")])
+    try:
+        hpcomm.from_torch()
+    except hpcomm.ConfigError as error:
+        print("from_torch:", error.what, error.hint)
 """
 )
 
 
-@pytest.mark.parametrize("by", ["numbers", "url"])
-def test_ranks_by_arguments_join_or_say_what_to_type(by: str, port: str, can_join: bool) -> None:
-    # one that is refused waits for no other one
-    ranks = [start("-c", JOIN, str(rank), port, by) for rank in range(2 if can_join else 1)]
+@pytest.mark.parametrize(("by", "node"), [("numbers", "on"), ("url", "on"), ("numbers", "off")])
+def test_ranks_by_arguments_join_or_say_what_to_type(by: str, node: str, port: str, can_join: bool) -> None:
+    """On one node without MPI; without the core by an MPI that needs no launcher."""
+    ranks = [start("-c", JOIN, str(rank), port, by, HPCOMM_NODE=node) for rank in range(2)]
     for rank, process in enumerate(ranks):
         text = said(process)
         assert "available: False" in text
-        if can_join:
+        if node == "on" or can_join:
             assert f"joined {rank} 2 2.0 []" in text
+            assert ("from_torch: the ranks of this job" in text) == (node == "on"), text
         else:
-            assert re.search("no MPI launcher started these 2 ranks .*, and this MPI needs its own", text)
+            assert re.search(
+                "no MPI launcher started these 2 ranks .*HPCOMM_NODE=off, and this MPI needs its", text
+            )
             assert "or init_process_group('gloo')" in text
             assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out" in text
 
 
 SPAWN = """
 import sys
+sys.modules["mpi4py.MPI"] = None
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 import hpcomm
 
 def run(rank, methods):
-    for method in methods:
-        try:
-            dist.init_process_group("mpi", init_method=method, rank=rank, world_size=2)
-        except hpcomm.ConfigError as error:
-            print(f"{method[:4]} rank {rank} {error.what}, try {error.hint}\\n", end="", flush=True)
-        else:
-            dist.all_reduce(x := torch.ones(1))
-            print(f"{method[:4]} rank {rank} sum {x.item()}\\n", end="", flush=True)
-            dist.destroy_process_group()
+    for backend, method in zip(("mpi", "hpcomm"), methods):
+        dist.init_process_group(backend, init_method=method, rank=rank, world_size=2)
+        dist.all_reduce(x := torch.ones(1))
+        print(f"{method[:4]} {dist.get_backend()} rank {rank} sum {x.item()}\\n", end="", flush=True)
+        dist.destroy_process_group()
 
 if __name__ == "__main__":
     mp.spawn(run, args=(sys.argv[1:],), nprocs=2)
 """
 
 
-def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: str, can_join: bool) -> None:
+def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: str) -> None:
     """As docs/torch_tutorials.md says; most of its other rows are tests of this file."""
     program = tmp_path / "spawned.py"
     program.write_text(SPAWN)
     text = said(start(program, f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/meet"))
-    for method in ("tcp:", "file"):
-        for rank in range(2):
-            if can_join:
-                assert f"{method} rank {rank} sum 2.0" in text
-            else:
-                assert re.search(
-                    f"{method} rank {rank} no MPI launcher started these 2 .*hpcomm run -n 2", text
-                )
+    for rank in range(2):
+        assert f"tcp: mpi rank {rank} sum 2.0" in text
+        assert f"file hpcomm rank {rank} sum 2.0" in text
 
 
 RANK = (
     "import atexit, os\n"
-    "atexit.register(lambda: os.write(1, f'handler {hpcomm.world.all_reduce(1)}\\n'.encode()))\n"
+    "atexit.register(lambda: os.write(1, f'handler {total()}\\n'.encode()))\n"
     + FEW
     + """
 import signal, threading
@@ -192,7 +193,7 @@ def listens():  # on which addresses beside the loopback one
 attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 print("available:", dist.is_mpi_available(), flush=True)
 dist.init_process_group("mpi", init_method="env://")
-memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0)", open("/proc/self/maps").read())
+memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0|hpcomm-\\\\S+)", open("/proc/self/maps").read())
 there = [name for name in set(memory) if os.path.exists(f"/dev/shm/{name}")]
 print(f"attempt {attempt} rank {rank} memory {memory[0]} there {there}\\n", end="", flush=True)
 print(f"listens {listens()}\\n", end="", flush=True)
@@ -208,23 +209,27 @@ for backend in ("gloo", "cpu:mpi"):
 )
 
 
-def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool) -> None:
-    """MPICH's ranks find each other, without a name that another job or attempt has; Open MPI's are told."""
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool, node: str) -> None:
+    """Ranks find each other, without MPI or by MPICH, and without a name that another job or attempt has."""
     program = tmp_path / "rank_supervisor.py"
     program.write_text(RANK)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    if not can_join:
-        text = said(start(*torchrun, program, "-"))
+    if node == "off" and not can_join:
+        text = said(start(*torchrun, program, "-", HPCOMM_NODE="off"))
         assert "available: False" in text
-        assert re.search(r"no MPI launcher started these 2 ranks \(RANK and WORLD_SIZE\), and this MPI", text)
+        assert re.search(
+            r"no MPI launcher started these 2 ranks \(RANK and WORLD_SIZE\)\. They need MPI", text
+        )
         assert re.search(r"try: +mpirun -n 2 python", text)
         return
-    jobs = [start(*torchrun, "--max-restarts", "1", program, crash) for crash in ("0", "-")]
+    torchrun += ("--max-restarts", "1", program)
+    jobs = [start(*torchrun, crash, HPCOMM_NODE=node) for crash in ("0", "-")]
     texts = [said(job) for job in jobs]
     found = set()
     for text in texts:
         assert [text.count(f"{word} (2, 2.0)") for word in ("sum", "gloo", "cpu:mpi")] == [2, 2, 2], text
-        assert text.count("handler 2\n") == 2, text
+        assert text.count("handler (2, 2.0)\n") == 2, text
         assert "available: False" not in text
         assert set(re.findall(r"listens (.*)", text)) == {"[]"}  # on no network
         found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", text))
@@ -250,16 +255,18 @@ LEAVES = {  # how rank 1 leaves while rank 0 goes on, and what torchrun says of 
 }
 
 
+@pytest.mark.parametrize("node", ["on", "off"])
 def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
-    tmp_path: Path, can_join: bool
+    tmp_path: Path, can_join: bool, node: str
 ) -> None:
-    if not can_join:
+    """Without MPI; and two of the ways by MPI."""
+    if node == "off" and not can_join:
         pytest.skip("this MPI's ranks need its own launcher")
     jobs, torchrun = {}, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    for way in LEAVES:
+    for way in [*LEAVES][node == "off" :: 1 + (node == "off")]:
         program = tmp_path / f"leaves{len(jobs)}.py"
         program.write_text(GOES_ON.format(way))
-        jobs[way] = start(*torchrun, program)
+        jobs[way] = start(*torchrun, program, HPCOMM_NODE=node)
     for way, job in jobs.items():
         text = said(job)
         assert job.returncode == 1, text
@@ -267,6 +274,38 @@ def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
         assert LEAVES[way].items() <= found.items(), (way, text)
         assert re.search(r"rank +(: )?1\b", text), text  # torchrun may be quicker than rank 0
         assert text.count("application called MPI_Abort") <= 2, text
+
+
+BY_HAND = """
+import os, signal, sys, time
+sys.modules["mpi4py.MPI"] = None
+import torch, torch.distributed as dist
+rank = int(sys.argv[2])
+dist.init_process_group("hpcomm", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=3)
+dist.barrier()
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGSTOP)
+while rank == 0:
+    time.sleep(1)
+time.sleep(0.2)
+exec(sys.argv[3])
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "status", "words"),
+    [
+        ("raise ValueError(3)", 1, "ValueError: 3"),
+        ("os._exit(7)", 7, "leaves by os._exit(7)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, "rank 1 was killed"),
+    ],
+)
+def test_ranks_that_nobody_supervises_end_together(tmp_path: Path, way: str, status: int, words: str) -> None:
+    """Rank 0 is in no call, and rank 2 is stopped: one leaves after rank 1, the other is killed."""
+    ranks = [start("-c", BY_HAND, tmp_path / "meet", str(rank), way) for rank in range(3)]
+    texts = [said(process) for process in ranks]
+    assert [process.returncode for process in ranks] == [max(status, 1), status, -9], texts
+    assert words in texts[0 if status < 0 else 1], texts
 
 
 READS = """

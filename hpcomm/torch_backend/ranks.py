@@ -1,0 +1,202 @@
+"""Ranks of a process group: a Communicator's; or those of one node, that find each other by torch's store.
+
+These need no MPI. All that they tell each other before they share memory goes by the store, which torchrun's
+agent serves, or whoever the user has named:
+
+    who is on this node, and has the core    all of them on one node: they open its memory (node/segment.py)
+    a group's place there                    told by its lowest rank among its members
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ..agree import runtime
+from ..errors import ConfigError, PeerFailedError, WaitTimeoutError
+from ..node import native, segment
+from ..watch import start_up
+from .torch_errors import as_torch
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from ..node._native import core
+    from ..node.segment import NodeSegment, Region, Tell
+
+_NAMED = 16  # ranks of those that have not come
+_LOOK_S = 0.02  # at most between two looks into the store
+
+
+class Ranks(Protocol):
+    """What a process group needs of its ranks."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def context(self) -> Any:
+        """What the layers below the groups know, as of core.comm.Comm."""
+        ...
+
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class NodeWorld:
+    """All ranks of a job that is on one node and does without MPI.
+
+    mark: for keys that no other job has, nor an earlier attempt at this one, in a store that outlives both.
+    """
+
+    is_closed = False
+
+    def __init__(self, near: NodeSegment) -> None:
+        self.near, self.rank, self.size = near, near.here, len(near.regions)
+        self.mark = f"hpcomm/{near.node:x}"
+        self._made: Counter[tuple[int, ...]] = Counter()  # groups, by their ranks
+
+    def group(self, ranks: Sequence[int], name: str, store: Store, seconds: float) -> NodeRanks:
+        """Some ranks of these. Collective over them."""
+        members, here = tuple(ranks), ranks.index(self.rank)
+        self._made[members] += 1
+        prefix = f"{self.mark}/{'-'.join(map(str, members))}/{self._made[members]}"
+        tell = telling(store, here, [*ranks], prefix, seconds, self._look)
+        regions = [self.near.regions[rank] for rank in ranks]
+        place = self.near.reserved(regions) or 0 if here == 0 and len(ranks) > 1 else 0
+        said = tell(place.to_bytes(8, "little") + os.urandom(4))[0]
+        place, mark = int.from_bytes(said[:8], "little"), int.from_bytes(said[8:], "little")
+        if len(ranks) > 1 and not place:
+            no_room()
+        return NodeRanks(self.near, place, here, dict(enumerate(regions)), name, mark)
+
+    def all_reduce(self, x: int, op: str) -> int:
+        """As a Communicator has it, for numbers that only a mistake makes differ: nobody asks the others."""
+        return x
+
+    def _look(self, ranks: Sequence[int]) -> None:
+        """Raise if one of the ranks that are waited for has ended."""
+        if gone := [rank for rank in ranks if self.near.regions[rank].gone]:
+            what = f"making a group needs rank {gone[0]}, which has ended"
+            raise as_torch(PeerFailedError(what, "new_group", "look at what that rank printed", gone))
+
+
+class NodeRanks:
+    """The ranks of a group of a NodeWorld; to the layers below also its context, as of core.comm.Comm."""
+
+    is_inter, remote_size, partners, patience_s, devices, disagreed = False, 0, None, None, None, ""
+    settings = SimpleNamespace(check="off")
+
+    def __init__(
+        self, here: NodeSegment, place: int, rank: int, regions: dict[int, Region], name: str, mark: int
+    ) -> None:
+        self.rank, self.size, self.name, self.tag_base = rank, len(regions), name, mark
+        self.near = SimpleNamespace(
+            ranks=[*regions], regions={r: its for r, its in regions.items() if r != rank}, watched=None
+        )
+        self.is_closed = False
+        self.node: core.Node | None = None
+        if self.size > 1:
+            self.node = native.node(here, place, rank, lambda *_: None, True)
+        self.context = self
+        runtime.note(self)  # type: ignore[arg-type]  # it has what is asked there
+
+    def close(self) -> None:
+        """Give the place back, as the group that has closed its node does."""
+        self.is_closed, self.node = True, None
+
+    forget_mpi = close
+
+    def no_room(self, *_: object, **__: object) -> NoReturn:
+        no_room()
+
+    # What a Communicator lets MPI do where the core has no room
+    all_reduce = reduce = reduce_scatter = broadcast = all_gather = gather = scatter = all_to_all = no_room
+
+
+def no_room() -> NoReturn:
+    raise ConfigError(native.NO_ROOM.why, hint=native.NO_ROOM.hint)
+
+
+def on_one_node(store: Store, rank: int, size: int, seconds: float) -> NodeWorld | str:
+    """The ranks that this store brings together, if they share a node's memory; else why not. Collective.
+
+    Raises:
+        WaitTimeoutError: not all ranks have come.
+    """
+    attempt = "/".join(os.environ.get(f"TORCHELASTIC_{word}", "") for word in ("RUN_ID", "RESTART_COUNT"))
+    tell = telling(store, rank, range(size), f"hpcomm/node/{attempt}", seconds)
+    lack = native.missing()
+    words = [lack.why if lack is not None else "", _this_node()]
+    lacks, nodes = zip(*(said.decode().split("\n") for said in tell("\n".join(words).encode())), strict=True)
+    if (n := len({*nodes})) > 1:
+        return f"they are on {n} nodes"
+    if any(lacks):
+        return f"they have no node core: {next(filter(None, lacks))}"
+    if size > native.MOST_RANKS:
+        return f"one node has a core for {native.MOST_RANKS} ranks"
+    near = segment.shared_by(tell, rank, size)
+    if near is None:
+        return f"they have no node core: {native.refused.why}"
+    start_up.start_on_node(near)
+    return NodeWorld(near)
+
+
+def _this_node() -> str:
+    """The same for all processes of one host that have one /dev/shm, and for no others."""
+    host = os.uname().nodename
+    with suppress(OSError):
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{host} {booted} {os.stat('/dev/shm').st_dev}"  # noqa: PTH116
+    return host
+
+
+def telling(
+    store: Any, here: int, ranks: Sequence[int], prefix: str, seconds: float,
+    look: Callable[[Sequence[int]], None] = lambda missing: None,
+) -> Tell:  # fmt: skip
+    """Tell all ranks, of which this one is number `here`, by a store.
+
+    Args:
+        prefix: of keys that nobody has used before.
+        seconds: for all of it.
+        look: called with those that have not come.
+    """
+    begin, calls = time.monotonic(), 0
+
+    def tell(said: bytes) -> list[bytes]:
+        nonlocal calls
+        calls += 1
+        keys = [f"{prefix}/{calls}/{rank}" for rank in ranks]
+        store.set(keys[here], said.hex())
+        since = time.monotonic()
+        while not store.check(keys):
+            waited = time.monotonic() - since
+            if waited > _LOOK_S:
+                missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
+                look(missing)
+                if missing and time.monotonic() - begin > seconds:
+                    raise as_torch(_late(missing, seconds))
+            time.sleep(min(waited / 16 + 1e-4, _LOOK_S))
+        return [bytes.fromhex(store.get(key).decode()) for key in keys]
+
+    return tell
+
+
+def _late(missing: list[int], seconds: float) -> WaitTimeoutError:
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:_NAMED]))}"
+    return WaitTimeoutError(
+        f"{who + ' and others' * (len(missing) > _NAMED)} did not come in {seconds:g} s",
+        "making a process group",
+        "look at what that rank does; init_process_group(timeout=...) sets the time",
+    )
