@@ -144,6 +144,16 @@ def test_messages_are_told_apart_by_source_and_tag(size, direct):
     ranks.together(size, body, direct=direct)
 
 
+def test_a_first_message_without_room_for_its_queue_is_refused():
+    segment = ranks.memory(1 << 18)
+    node = core.Node(segment, segment.reserve(1), 0)
+    while segment.reserve_words(core.UNIT // 8):
+        pass
+    with pytest.raises(OSError, match="No space"):
+        node.isend(np.ones(1), 0, 0)
+    node.close()
+
+
 def test_a_message_that_is_too_long_late_or_lost_says_so():
     def body(node):
         if node.rank == 1:

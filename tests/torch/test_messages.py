@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -272,3 +273,12 @@ def test_objects_from_rank_to_rank(rank: int) -> None:
         got: list[object] = [None, None]
         dist.recv_object_list(got, 0)
         assert got == ["a", {"b": 2}]
+
+
+def test_a_message_to_no_rank_or_of_a_group_that_is_gone_is_refused_in_words(world: Any) -> None:
+    with pytest.raises(hpcomm.RankError, match=r"99 is (no|not one)(?s:.*)send\(float32 \(1,\), to 99\)"):
+        world.send([torch.ones(1)], 99, 0)
+    group: Any = dist.new_group()
+    dist.destroy_process_group(group)
+    with pytest.raises(hpcomm.UsageError, match=r"send\(float32 \(1,\), to 0\)"):
+        group.send([torch.ones(1)], 0, 0)
