@@ -37,6 +37,7 @@ from weakref import WeakKeyDictionary
 from zlib import crc32
 
 from .._lazy import MPI, loaded, np
+from ..agree.values import bits
 from ..core import checksum
 from ..core.present import calling
 from ..core.request import Request
@@ -385,7 +386,5 @@ def _array(x: Any) -> Any:
     with suppress(Exception):  # a library's own, too: the call itself has gone well
         look: Any = buffer.as_buffer(buffer.detached(x))
         array = look.array if look.place is None else host_copy.to_host(look)
-        if array.dtype.char == "g":  # what fills up its elements is not defined
-            array = np.ascontiguousarray(array).reshape(-1, 1).view(np.uint8)[:, :10]
-        return array
+        return bits(array) if array.dtype.char in "gG" else array
     return None

@@ -87,6 +87,9 @@ def test_what_is_equal_passes_and_is_returned(comm: Any) -> None:
         x["x"] = torch.from_numpy(x["x"].T.copy()).T  # a tensor of other strides
         x["twice"] = ["".join(["twi", "2"]), "twi2"]
     assert comm.same(x, "state") is x
+    long = np.frombuffer(bytes([comm.rank]) * 64, "g").copy()  # with other bytes behind each of its elements
+    long[:] = 1.5
+    assert comm.same(long) is long
     for each in (3, np.float32(2), "text", None, [], range(3), np.linalg.norm, hpcomm, slice(2)):
         assert comm.same(each) is each
 

@@ -8,7 +8,7 @@ from zlib import crc32
 from ..._lazy import np
 from ...agree.agreement import refused
 from ...agree.differing_calls import Call, alone, holding, joined
-from ...agree.values import crc_of
+from ...agree.values import bits, crc_of
 from ...errors import HpcommError, MismatchError, calling_frame, demand, source_line, where
 from ..payloads.objects import Objects
 from .collectives import Collectives
@@ -96,10 +96,10 @@ class Same(Collectives, Reductions, Objects):
 
     def _first_element(self, array: AnyArray) -> int:
         """The number of the first element that is not that of rank 0 everywhere."""
-        bits = array.view(np.uint8).reshape(array.size, -1)
-        sums = np.array([crc_of(bits[i : i + _BLOCK]) for i in range(0, len(bits), _BLOCK)], np.uint32)
+        rows = bits(array)
+        sums = np.array([crc_of(rows[i : i + _BLOCK]) for i in range(0, len(rows), _BLOCK)], np.uint32)
         block = self._first(self.broadcast(sums) != sums)
-        mine = bits[block * _BLOCK : (block + 1) * _BLOCK]
+        mine = rows[block * _BLOCK : (block + 1) * _BLOCK]
         return block * _BLOCK + self._first((self.broadcast(mine) != mine).any(1))
 
     def _first(self, differs: AnyArray) -> int:
@@ -122,10 +122,10 @@ def _text(leaf: Leaf) -> str:
 
 def _element(array: AnyArray, leaf: Leaf, index: int) -> str:
     """An element, with its bits."""
-    bits = array[index : index + 1].view(np.uint8)[::-1].tobytes().hex()
+    told = bits(array[index : index + 1])[0, ::-1].tobytes().hex()
     try:
         value = leaf.value.reshape(-1)[index] if hasattr(leaf.value, "reshape") else array[index]
         shown = str(getattr(value, "item", lambda: value)())
     except Exception:  # whatever the array is, its bits are told
-        return f"0x{bits}"
-    return f"{shown} (0x{bits})"
+        return f"0x{told}"
+    return f"{shown} (0x{told})"
