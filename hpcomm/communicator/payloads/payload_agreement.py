@@ -294,7 +294,7 @@ def check_root(comm: Context, verb: str, root: int) -> bool:
     """Whether this rank is root, which must be a rank of comm; of the other group, if there are two."""
     try:
         return is_root(
-            comm, root if isinstance(root, bool) or not hasattr(root, "__index__") else index(root)
+            comm, root if type(root) in (int, bool) or not hasattr(root, "__index__") else index(root)
         )
     except HpcommError as error:
         raise refused(comm, verb, error) from None
