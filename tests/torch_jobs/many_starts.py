@@ -21,7 +21,7 @@ import os, re, signal
 import torch, torch.distributed as dist
 import hpcomm.torch_backend
 dist.init_process_group("mpi")
-memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0)", open("/proc/self/maps").read())
+memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0|hpcomm-[0-9a-f-]+)", open("/proc/self/maps").read())
 print(f"memory {memory[0]}\\n", end="", flush=True)
 dist.all_reduce(x := torch.ones(3))
 is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
