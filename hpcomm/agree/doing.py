@@ -166,9 +166,8 @@ def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
             others = True
         elif (message := _message(here, comm, verb, peer, tag)) is not None:
             found.append(message)
-    others = others or any(
-        plan.is_under_way for comm in runtime.living() for plan in [*comm.outstanding.plans]
-    )
+    kept = [its for comm in runtime.living() if (its := vars(comm).get("outstanding")) is not None]
+    others = others or any(plan.is_under_way for its in kept for plan in [*its.plans])
     return tuple(found[:_SERVED]), others or len(found) > _SERVED
 
 

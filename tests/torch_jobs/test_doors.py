@@ -153,12 +153,21 @@ import sys
 sys.modules["mpi4py.MPI"] = None
 import torch, torch.distributed as dist, torch.multiprocessing as mp
 import hpcomm
+from hpcomm.agree import doing
+from hpcomm.node import segment
 
 def run(rank, methods):
     for backend, method in zip(("mpi", "hpcomm"), methods):
         dist.init_process_group(backend, init_method=method, rank=rank, world_size=2)
         dist.all_reduce(x := torch.ones(1))
         print(f"{method[:4]} {dist.get_backend()} rank {rank} sum {x.item()}\\n", end="", flush=True)
+        if rank == 0:
+            dist.recv(x, 1)
+        else:
+            while not (told := doing.ask(segment.current.regions[:1])[0]).waited_s:
+                pass
+            print(f"{told.who}: {told.text}, {told.others}\\n", end="", flush=True)
+            dist.send(x, 0)
         dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -174,6 +183,7 @@ def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: st
     for rank in range(2):
         assert f"tcp: mpi rank {rank} sum 2.0" in text
         assert f"file hpcomm rank {rank} sum 2.0" in text
+    assert "rank 0: recv(float32 (1,), source=1, tag=0) at spawned.py:" in text  # what a look at it is told
 
 
 RANK = (
