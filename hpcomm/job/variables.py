@@ -47,7 +47,7 @@ VARIABLES = (
     ),
     Variable(
         "HPCOMM_SECRET", "a word, the same for all ranks", "none",
-        "part of the secret by which ranks of torchrun authenticate each other under MPICH",
+        "part of the secret by which ranks of torchrun authenticate each other over nodes, under MPICH",
     ),
     Variable("HPCOMM_STALL", "seconds", "30", "how long a call waits before a report of who waits for whom"),
     Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
