@@ -27,7 +27,7 @@ from ..node import segment
 from .making.block_channel import channel
 from .making.carriers import Carriers
 from .making.dropped import Life
-from .making.meeting import Near, least, meet
+from .making.meeting import Met, Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
 from .settings import INHERITED, Settings, is_fast_by_default, require_known
@@ -73,6 +73,9 @@ class Context(ClosedByAll):
     __slots__ = ("background", "direct", "known")  # which Python finds quicker than in a dictionary
 
     carriers: Carriers  # null communicators once it is closed
+    rank: int
+    size: int
+    is_inter: bool
     values: Values | None = None
     has_foreigners = False  # ranks of another job
     remote_size = 0
@@ -116,13 +119,7 @@ class Context(ClosedByAll):
         twin = parent if mpi is None else None
         self.name: str = name or "comm"
         if mpi is not None:
-            mpi.Set_errhandler(MPI.ERRORS_RETURN)
-            self.carriers = Carriers(mpi, mpi.Dup(), self.name)
-            self.rank, self.size, self.is_inter = mpi.Get_rank(), mpi.Get_size(), mpi.Is_inter()
-            if self.is_inter:
-                self.remote_size = mpi.remote_size  # type: ignore[attr-defined]
-            else:
-                self.has_foreigners = segment.has_foreigners(mpi)
+            self._take_over(mpi)
         elif twin is not None:
             self.rank, self.size, self.is_inter = twin.rank, twin.size, False
             self.has_foreigners = twin.has_foreigners
@@ -135,10 +132,7 @@ class Context(ClosedByAll):
         self.to_itself: list[Request[object]] = []  # messages to this rank itself that nobody waits for
         met = None if plain else meet(self, level, twin)
         if met is not None:
-            self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
-            self.tag_base = met.mark
-            if level == "values" and not (self.is_inter or met.devices or met.compared == "off"):
-                self.values = Values()
+            self._know(met)
         if twin is not None:
             assert met is not None
             self.carriers = twin.life.children.take(met.spare, self.name) or twin.carriers.duplicate(
@@ -158,6 +152,24 @@ class Context(ClosedByAll):
                 self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
         self.go_direct()
         runtime.note(self)
+
+    def _take_over(self, mpi: MPI.Comm) -> None:
+        """Have its ranks, and MPI's communicators for arrays and for headers of objects."""
+        mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        self.carriers = Carriers(mpi, mpi.Dup(), self.name)
+        self.rank, self.size, self.is_inter = mpi.Get_rank(), mpi.Get_size(), mpi.Is_inter()
+        if self.is_inter:
+            self.remote_size = mpi.remote_size  # type: ignore[attr-defined]
+        else:
+            self.has_foreigners = segment.has_foreigners(mpi)
+
+    def _know(self, met: Met) -> None:
+        """Have what the ranks have found out."""
+        self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
+        self.tag_base = met.mark
+        can_compare = not (self.is_inter or met.devices or met.compared == "off")
+        if self.settings.check == "values" and can_compare:
+            self.values = Values()
 
     def derive(self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED) -> Context:
         """A context for mpi, whose ranks are some of these; None: for all of them, which are on one node."""
