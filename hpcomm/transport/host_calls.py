@@ -345,11 +345,16 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
             call.finish, call.give = lambda _: _first_of_exscan(recv, reduce), None
         return call
     kind = getattr(MPI, reduce.mpi_type) if fold.is_wide else transport.spec(travelling, block, send.dtype)[2]
-    call.moves, call.send, call.fold = rank_order.MOVES[verb], (travelling, block, kind), fold
+    n, mine = block, slice(None)
+    call.moves, call.fold = rank_order.MOVES[verb], fold
+    if comm.is_inter and verb == "reduce_scatter":  # groups of different size have blocks of different size
+        n, mine = travelling.size, slice(comm.rank * block, (comm.rank + 1) * block)
+        call.moves = "all_gather"
+    call.send = travelling, n, kind
     gathered: AnyArray | None = None
     if recv is not None:
-        gathered = np.empty((comm.size, block), travelling.dtype)
-        call.recv = gathered, block, kind
+        gathered = np.empty((fold.ranks, n), travelling.dtype)
+        call.recv = gathered, n, kind
 
     def finish(status: MPI.Status | None) -> object:
         if recv is None or gathered is None:
@@ -357,7 +362,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
         if is_first:
             return _first_of_exscan(recv, reduce)
         until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb)
-        made = fold.total(gathered) if until is None else fold.prefixes(gathered[:until])[-1]
+        made = fold.total(gathered[:, mine]) if until is None else fold.prefixes(gathered[:until])[-1]
         recv.array[...] = made.reshape(recv.shape)
         return recv.give()
 

@@ -2,6 +2,7 @@
 
     within a node    ((x0 op x1) op x2) ...              from the left, halves in float32
     between nodes    ((node0 op node1) op node2) ...     by their first ranks; halves rounded once, at the end
+    of two groups    as within a node                    what the other group gives, whichever nodes it is on
 
 That is how the native core reduces. MPI's own order depends on the library, the number of elements and where
 an element stands. So beside the core the contributions themselves travel, and are reduced here: whole ones,
@@ -48,8 +49,10 @@ _SHORT = 64  # elements
 
 def applies(comm: Comm, reduce: Reduction, dtype: Dtype) -> bool:
     """Whether a reduction has to keep the order of ranks itself: the same on all ranks."""
-    if comm.is_fast or comm.is_inter or dtype.kind not in "hfc" or reduce.mpi_op not in _OPS:
+    if comm.is_fast or dtype.kind not in "hfc" or reduce.mpi_op not in _OPS:
         return False
+    if comm.is_inter:
+        return max(comm.size, comm.remote_size) > 1
     is_alike = reduce.mpi_op == "SUM" or (reduce.mpi_op == "PROD" and dtype.kind == "f")
     return comm.size > (2 if is_alike and dtype.kind != "h" else 1)
 
@@ -102,12 +105,16 @@ def is_too_long(comm: Comm, nbytes: int, waits: bool) -> bool:
 
     Then MPI's own order is taken, and the first rank says so, once.
     """
-    if waits or nbytes * comm.size <= ORDER_BACKGROUND or not _has_no_rounds() or nodes_of(comm).is_one:
+    if nbytes * max(comm.size, comm.remote_size) <= ORDER_BACKGROUND:
+        return False
+    if not comm.is_inter and (waits or not _has_no_rounds() or nodes_of(comm).is_one):
         return False
     if comm.rank == 0 and not nodes_of(comm).has_said:
         nodes_of(comm).has_said = True
-        what = f"reductions of {nbytes} bytes on '{comm.name}' in the background are in Open MPI's order"
-        hint = 'a blocking call, which is in that of ranks; comm.order = "fast" takes this one for all'
+        how = "" if comm.is_inter else " in the background"
+        what = f"reductions of {nbytes} bytes on '{comm.name}'{how} are in {MPI.get_vendor()[0]}'s order"
+        better = "parts of the array" if comm.is_inter else "a blocking call"
+        hint = f'{better}, in the order of ranks; comm.order = "fast" takes this one for all'
         runtime.say(f"{what}\n  try: {hint}")
     return True
 
@@ -124,6 +131,8 @@ def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
     Args:
         waits: the caller waits for it, and needs no thread.
     """
+    if comm.is_inter:
+        return True  # there are no messages between the ranks of a group
     is_one = nodes_of(comm).is_one
     if not (waits or is_one) and _has_no_rounds() and nbytes * comm.size <= ORDER_BACKGROUND:
         return True
@@ -139,7 +148,8 @@ class Fold:
     """
 
     def __init__(self, comm: Comm, reduce: Reduction, dtype: Dtype, is_flat: bool = False) -> None:
-        self.reduce, self.ranks = reduce, comm.size
+        self.reduce, self.ranks = reduce, comm.remote_size if comm.is_inter else comm.size
+        is_flat = is_flat or comm.is_inter
         self.nodes = Nodes(comm, [*range(comm.size)]) if is_flat else nodes_of(comm)
         self.mpi = comm.mpi_handle
         self._op: Any = UFUNCS[reduce.mpi_op]

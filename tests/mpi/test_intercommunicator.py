@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import order_law
 import pytest
 import torch
 
@@ -176,6 +177,37 @@ def test_broadcast_and_scatter_go_from_one_root_to_the_other_group(
         out = np.zeros(2)
         assert inter.scatter(root=0, out=out) is out
         assert out.tolist() == [2.0 * half.rank, 2.0 * half.rank + 1]
+
+
+@pytest.mark.parametrize("time", ["blocking", "async", "plan"])
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "bfloat16"])
+def test_sums_are_in_the_order_of_the_other_groups_ranks(comm: Any, dtype: str, time: str) -> None:
+    """One rank, and all others: three of them, or more, which MPI would add up in orders of its own."""
+    here, there = [0], [*range(1, comm.size)]
+    if comm.rank:
+        here, there = there, here
+    with comm.split(comm.rank > 0) as part:
+        inter = part.create_intercomm(0, comm, there[0])
+    for n in (5, 3000):
+        total = n * len(here) * len(there)
+        theirs, nodes = [order_law.given(dtype, total, rank) for rank in there], [[*range(len(there))]]
+        wanted = order_law.law("sum", theirs, nodes)
+        x = order_law.given(dtype, total, comm.rank)
+        for verb in ("all_reduce", "reduce_scatter"):
+            given = x.reshape(len(here), -1) if verb == "reduce_scatter" else x
+            if time == "plan":
+                with inter.plan(verb, given) as plan:
+                    found = plan()
+            else:
+                found = getattr(inter, verb)(given, async_op=time == "async")
+            found = found.wait(timeout=WAIT_S) if time == "async" else found
+            mine = wanted.reshape(len(here), -1)[inter.rank] if verb == "reduce_scatter" else wanted
+            assert order_law.differing(found, mine) == 0
+        reduced = inter.reduce(x, root=0 if comm.rank else hpcomm.ROOT)
+        assert reduced is None if comm.rank else order_law.differing(reduced, wanted) == 0
+        average = inter.all_reduce(x, "avg")
+        assert order_law.differing(average, order_law.law("avg", theirs, nodes)) == 0
+    inter.close()
 
 
 @pytest.mark.parametrize("receiver", [0, 1])
