@@ -78,6 +78,7 @@ class Link:
             plain: whether the peer speaks MPI only.
         """
         between = Context(inter, f"{name}<->{peer}", plain=plain)
+        between.is_fast = between.is_fast or plain
         between.partners = Partners(between, peer, local.context, plain=plain)
         if not plain:
             runtime.farewells.append(between.partners.say_farewell)

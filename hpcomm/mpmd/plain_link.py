@@ -12,6 +12,17 @@ from ..errors import UsageError
 class PlainCommunicator(Communicator):
     """Refuses the verbs of objects and ragged arrays, whose messages only hpcomm knows."""
 
+    @property
+    def order(self) -> str:
+        """That of the MPI library, whose calls the other program makes."""
+        return "fast"
+
+    @order.setter
+    def order(self, order: str) -> None:
+        if order != "fast":
+            what = f"the program at the other end of '{self.name}' speaks plain MPI, whose order is its own"
+            raise UsageError(what, hint="all_gather, and add up what has come").located("order", self)
+
 
 def _refusal(verb: str) -> Callable[..., NoReturn]:
     def refuse(comm: Communicator, *args: object, **options: object) -> NoReturn:

@@ -125,6 +125,10 @@ def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(program
             me.link("lake").comm.recv_object(0)
         except hpcomm.UsageError as error:
             assert "speaks plain MPI" in str(error) and "recv_object" in str(error)
+        try:
+            me.link("lake").comm.order = "rank"
+        except hpcomm.UsageError as error:
+            assert me.link("lake").comm.order == "fast"
         total = me.link("lake").comm.all_reduce(np.array([1.0 + me.comm.rank]))
         if me.comm.rank == 0:
             me.link("lake").comm.send(np.array([2.5]), dest=0, tag=3)
