@@ -3,7 +3,7 @@
    messages RANKS ROUNDS SEED [pieces]: in each round all ranks draw the same list of messages. Each rank begins those
    that it sends, and the receives of those that come to it in an order of its own, some from anybody; it waits for
    some at once and for all at the end, and checks what came. With `pieces`, none is read where it lies. */
-#include "node.h"
+#include "chance.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -16,27 +16,7 @@ enum { MOST = 60000, AT_ONCE = 40, TAGS = 4, ANY_TAG = 3 };
 static struct segment segment;
 static struct node_place *place;
 static int ranks, rounds, pieces;
-static uint64_t seed;
 static atomic_int wrong, read_there;
-
-static uint64_t draw(uint64_t *state) {
-  *state += 0x9E3779B97F4A7C15ull;
-  uint64_t z = *state;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-#ifdef NODE_STOPS
-void node_stop_point(void) {
-  static _Thread_local uint64_t own;
-  if (!own)
-    own = seed ^ (uint64_t)(uintptr_t)&own;
-  const uint64_t d = draw(&own);
-  if (d % 64 == 0)
-    nanosleep(&(struct timespec){0, (long)(d >> 8) % 20000}, NULL);
-}
-#endif
 
 static void *leave(void) { return &segment; }
 static void back(void *state) { (void)state; }

@@ -5,7 +5,7 @@
    with random delays; all ranks draw the same calls, each checks its result
    against what it knows the others brought. With `synchronous`, deadlines are
    short and delays long: of each call either all ranks succeed, or none. */
-#include "node.h"
+#include "chance.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -20,30 +20,10 @@ static struct segment segment;
 static struct node_place *place;
 static struct node_channel *channels[NODE_RANKS];
 static int ranks, calls, direct, synchronous;
-static uint64_t seed;
 static atomic_int *passed, *is_long; /* ranks that passed call i; whether a rank
                                         can fail when all have come */
 static atomic_int wrong, failures;
 static pthread_barrier_t together;
-
-static uint64_t draw(uint64_t *state) {
-  *state += 0x9E3779B97F4A7C15ull;
-  uint64_t z = *state;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-#ifdef NODE_STOPS
-void node_stop_point(void) { /* others may get in between at any store */
-  static _Thread_local uint64_t own;
-  if (!own)
-    own = seed ^ (uint64_t)(uintptr_t)&own;
-  const uint64_t d = draw(&own);
-  if (d % 64 == 0)
-    nanosleep(&(struct timespec){0, (long)(d >> 8) % 20000}, NULL);
-}
-#endif
 
 static void *leave(void) { return &segment; }
 static void back(void *state) { (void)state; }
