@@ -168,9 +168,12 @@ def fill(status: AnyStatus | None, seen: MPI.Status) -> Any:
 
 
 def peer_rank(comm: Comm, peer: object, name: str) -> int:
+    """name: of the argument; a "source" may be any."""
     size = comm.remote_size if comm.is_inter else comm.size
     if type(peer) is int and 0 <= peer < size:
         return peer
+    if name == "source" and (peer is None or peer == MPI.ANY_SOURCE):
+        return MPI.ANY_SOURCE
     if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
         if 0 <= peer < size or peer == MPI.PROC_NULL:
             return int(peer)
@@ -203,15 +206,9 @@ def source_and_tag(comm: Comm, verb: str, source: object, tag: object) -> tuple[
     """Source and tag as MPI takes them, or an error that names verb."""
     try:
         comm.check_open(verb)
-        return source_rank(comm, source), tag_number(comm, tag)
+        return peer_rank(comm, source, "source"), tag_number(comm, tag)
     except HpcommError as error:
         raise error.located(verb, comm) from None
-
-
-def source_rank(comm: Comm, source: object) -> int:
-    if source is None or source == MPI.ANY_SOURCE:
-        return MPI.ANY_SOURCE
-    return peer_rank(comm, source, "source")
 
 
 def is_plain_tag(tag: object) -> bool:
@@ -227,9 +224,11 @@ def add_tag(tags: set[T], tag: T) -> None:
 
 
 def tag_number(comm: Comm, tag: Any, sending: bool = False) -> int:
+    if tag is None and not sending:
+        return MPI.ANY_TAG
     if is_plain_tag(tag):
         return int(tag)
-    if not sending and (tag is None or tag == MPI.ANY_TAG):
+    if tag == MPI.ANY_TAG and not sending:
         return MPI.ANY_TAG
     if not isinstance(tag, (int, np.integer)) or not 0 <= tag <= transport.largest_tag():
         raise UsageError(f"tag {tag!r} cannot be sent", hint=f"a number from 0 to {transport.largest_tag()}")

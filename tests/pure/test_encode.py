@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcomm.communicator.payloads.payload import Opened, Payload, eager_of, header_of
+from hpcomm.communicator.payloads.payload import Opened, cut, headed
 from hpcomm.communicator.payloads.pickling import decode, encode
+from hpcomm.core.limits import EAGER_OBJECT
 from hpcomm.errors import UsageError
 
 
@@ -48,9 +49,9 @@ def test_whatever_an_object_raises_when_it_is_pickled_is_an_error_of_ours():
 def test_an_object_may_be_wrapped_while_another_one_is():
     class Outer:
         def __reduce__(self):
-            return len, (bytes(encode(["inside"] * 3).blocks[0]),)
+            return len, (bytes(encode(["inside"] * 3)[0]),)
 
-    assert back(["before", Outer(), "behind"]) == ["before", len(encode(["inside"] * 3).blocks[0]), "behind"]
+    assert back(["before", Outer(), "behind"]) == ["before", len(encode(["inside"] * 3)[0]), "behind"]
 
 
 class Late:
@@ -77,16 +78,15 @@ def test_threads_wrap_at_once():
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=40), st.sampled_from([128, 256, 1024, None]))
 def test_blocks_of_any_lengths_come_as_they_were_whatever_fits_into_the_header(blocks, nbytes):
     """None: the header of a message, which is as long as need be. Of many blocks the lengths do not fit."""
-    sent = Payload(blocks[0], blocks[1:])
-    headed = eager_of(sent) if nbytes is None else header_of(sent, nbytes)
-    assert nbytes in (None, len(headed.header))
-    got = Opened(headed.header, lambda length: memoryview(bytearray(length)))
-    parts = headed.parts
-    assert (headed.tag >= 0) == (got.tag >= 0) == any(part.nbytes for part in parts)
+    made = headed([*map(memoryview, blocks)], nbytes or EAGER_OBJECT, nbytes is not None)
+    assert nbytes in (None, len(made.header))
+    got = Opened(made.header, lambda length: memoryview(bytearray(length)))
+    parts = made.parts
+    assert (made.tag >= 0) == (got.tag >= 0) == any(part.nbytes for part in parts)
     if (lengths := got.lengths_to_come()) is not None:
         lengths[:] = parts.pop(0)
         got.take_lengths(lengths)
-    assert bool(lengths) == bool(headed.lengths)
-    for place, part in zip(got.pieces(), parts, strict=True):
+    assert bool(lengths) == bool(made.lengths)
+    for place, part in zip(cut(got.to_come), parts, strict=True):
         place[:] = part
-    assert [bytes(block) for block in got.packed().blocks] == blocks
+    assert [bytes(block) for block in got.blocks] == blocks

@@ -60,7 +60,7 @@ def copied(block: OnDevice) -> object:
 
 def has_device_arrays(payload: Payload) -> bool:
     """Whether a payload that has come has arrays for devices in it."""
-    return bytes(payload.blocks[0][: len(_DEVICE_MARK)]) == _DEVICE_MARK
+    return bytes(payload[0][: len(_DEVICE_MARK)]) == _DEVICE_MARK
 
 
 def load(comm: Context, payload: Payload, ranks: Sequence[int]) -> tuple[Payload, list[Moving]]:
@@ -68,7 +68,7 @@ def load(comm: Context, payload: Payload, ranks: Sequence[int]) -> tuple[Payload
     blocks: list[Any] = []
     follows: list[tuple[DeviceBuffer, int]] = []
     labels = []
-    for at, block in enumerate(payload.blocks):
+    for at, block in enumerate(payload):
         if not isinstance(block, OnDevice):
             blocks.append(block)
             continue
@@ -79,7 +79,7 @@ def load(comm: Context, payload: Payload, ranks: Sequence[int]) -> tuple[Payload
         labels.append(at)
         blocks.append(memoryview(_label(block, tag)))
     manifest = memoryview(_DEVICE_MARK + struct.pack(f"<{len(labels)}q", *labels))
-    return Payload.of([manifest, *blocks]), [_depart(comm, follows, rank) for rank in ranks if follows]
+    return [manifest, *blocks], [_depart(comm, follows, rank) for rank in ranks if follows]
 
 
 def _label(block: OnDevice, tag: int) -> bytearray:
@@ -114,7 +114,7 @@ def _depart(comm: Context, follows: list[tuple[DeviceBuffer, int]], rank: int) -
 
 def unload(comm: Context, payload: Payload, source: int) -> Stages:
     """The payload that was loaded, with arrays where labels came; what follows is received from source."""
-    manifest, *blocks = payload.blocks
+    manifest, *blocks = payload
     messages = comm.devices.messages
     coming: list[tuple[Buffer, int, int]] = []
     after = staging.After()
@@ -131,7 +131,7 @@ def unload(comm: Context, payload: Payload, source: int) -> Stages:
         for look, _, event in coming:
             messages.return_event(look, event)
     yield [_Over(after)]
-    return Payload.of(blocks)
+    return blocks
 
 
 def _read(label: Any, after: staging.After) -> tuple[Buffer, int]:

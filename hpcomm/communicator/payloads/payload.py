@@ -15,11 +15,11 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ..._lazy import NDArray, np
 from ...core.buffer import DeviceBuffer
-from ...core.limits import EAGER_OBJECT, HEADER
+from ...core.limits import HEADER
 from ...core.types import Bytes
 from ...errors import HpcommError, PeerFailedError
 from ..making.block_channel import part_tag
@@ -35,38 +35,13 @@ _ONE = struct.Struct("<qqq40x")  # the same and the length of the only block, wh
 ARRAY = b"\x93hpcomm"  # how the description of an array begins; no pickle does: both share one channel
 _REFUSED = b"\x94refused: "  # and what comes in place of something that its rank refuses to send
 
-Block = Any  # memoryview or uint8 array
-
-
-class Payload:
-    """description: bytes; blocks: flat byte views. The description counts as block 0 on the way."""
-
-    __slots__ = ("blocks",)
-
-    def __init__(self, description: bytes | bytearray | memoryview, blocks: Sequence[Any] = ()) -> None:
-        self.blocks: list[Block] = [memoryview(description)]
-        if blocks:
-            self.blocks += [memoryview(b).cast("B") for b in blocks]
-
-    @classmethod
-    def of(cls, blocks: list[Block]) -> Payload:
-        """From blocks that are flat byte views already, the description first."""
-        made = cls.__new__(cls)
-        made.blocks = blocks
-        return made
-
-    @property
-    def description(self) -> Any:
-        return self.blocks[0]
-
-    @property
-    def contents(self) -> list[Block]:
-        return self.blocks[1:]
+Block: TypeAlias = Any  # memoryview or uint8 array
+Payload: TypeAlias = list[Block]  # flat views of bytes, the description first
 
 
 def refusal(error: HpcommError) -> Payload:
     """In place of what is refused: those who wait for it learn why nothing comes."""
-    return Payload(_REFUSED + error.what.encode())
+    return [memoryview(_REFUSED + error.what.encode())]
 
 
 def check_came(first: bytes | memoryview, rank: int | None) -> None:
@@ -96,10 +71,8 @@ class OnDevice(bytearray):
     library: str
 
 
-class DevicePayload(Payload):
+class DevicePayload(list[Block]):
     """A payload to be sent, with such blocks among the others (device_payload.py)."""
-
-    __slots__ = ()
 
 
 class Headed(NamedTuple):
@@ -120,14 +93,6 @@ class Headed(NamedTuple):
     def parts(self) -> list[memoryview]:
         """What follows the header, in pieces that one message can carry."""
         return [*self.lengths, *cut(self.blocks)]
-
-
-def eager_of(packed: Payload) -> Headed:
-    """With a header as long as need be, for a message."""
-    blocks = packed.blocks
-    if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= EAGER_OBJECT - _ALIGN:  # what most messages are
-        return Headed(bytearray(_ONE.pack(1, -1, nbytes)) + blocks[0])
-    return _laid_out(blocks, EAGER_OBJECT, False)
 
 
 def only_block(headers: memoryview, at: int = 0) -> Block | None:
@@ -158,22 +123,6 @@ def room(ranks: int) -> int:
     return HEADER if ranks * HEADER <= _HEADERS else max(_LEAST_HEADER, _HEADERS // ranks // _ALIGN * _ALIGN)
 
 
-def header_of(packed: Payload, nbytes: int = HEADER) -> Headed:
-    """With a header of so many bytes, for a collective."""
-    blocks = packed.blocks
-    if len(blocks) == 1 and (size := blocks[0].nbytes) <= nbytes - _ALIGN:
-        header = bytearray(nbytes)
-        _ONE.pack_into(header, 0, 1, -1, size)
-        header[_ALIGN : _ALIGN + size] = blocks[0]
-        return Headed(header)
-    return _laid_out(blocks, nbytes, True)
-
-
-def in_one(packed: Payload) -> bytearray:
-    """All of a payload behind its header, where nothing follows."""
-    return _laid_out(packed.blocks, sys.maxsize, False).header
-
-
 def name_tag(header: bytearray) -> None:
     """Have a header name a tag even if no part of its own follows."""
     count, tag = _HEAD.unpack_from(header, 0)
@@ -195,7 +144,13 @@ def are_whole(headers: Bytes, nbytes: int) -> bool:
     return True
 
 
-def _laid_out(blocks: list[Block], room: int, exactly: bool) -> Headed:
+def headed(blocks: Payload, room: int, exactly: bool = False) -> Headed:
+    """A payload behind a header of at most so many bytes, or of exactly so many, as in a collective."""
+    if len(blocks) == 1 and (nbytes := blocks[0].nbytes) <= room - _ALIGN:  # what most are
+        header = bytearray(room if exactly else _ALIGN + nbytes)
+        _ONE.pack_into(header, 0, 1, -1, nbytes)
+        header[_ALIGN : _ALIGN + nbytes] = blocks[0]
+        return Headed(header)
     end = _HEAD.size + 8 * len(blocks)
     if end > room:  # thousands of blocks: their lengths travel as a part of their own
         tag = part_tag()
@@ -243,7 +198,7 @@ def pooled(nbytes: int) -> memoryview:
     if nbytes not in _POOLED:
         return np.empty(nbytes, np.uint8).data
     with _pooling:
-        for block, references in zip(_pool, _references(_pool), strict=True):
+        for block, references in zip(_pool, [*map(sys.getrefcount, _pool)], strict=True):
             if references == _UNUSED and block.nbytes == nbytes:
                 return block.data
         block = np.empty(nbytes, np.uint8)
@@ -253,11 +208,7 @@ def pooled(nbytes: int) -> memoryview:
     return block.data
 
 
-def _references(blocks: Sequence[object]) -> list[int]:
-    return [sys.getrefcount(block) for block in blocks]
-
-
-_UNUSED = _references([object()])[0]  # of what only a list holds; Pythons count differently
+(_UNUSED,) = map(sys.getrefcount, [object()])  # of what only a list holds; Pythons count differently
 
 
 class Opened:
@@ -268,15 +219,16 @@ class Opened:
 
     Attributes:
         tag: of the parts that follow; -1: none.
+        blocks: the payload; to_come: those of its blocks that follow.
     """
 
-    __slots__ = ("_count", "_memory", "_to_come", "blocks", "tag")
+    __slots__ = ("_count", "_memory", "blocks", "tag", "to_come")
 
-    def __init__(self, header: Bytes, memory: Callable[[int], memoryview] | None = None) -> None:
+    def __init__(self, header: Bytes, memory: Callable[[int], memoryview] = pooled) -> None:
         self._count, self.tag = _HEAD.unpack_from(header, 0)
-        self._memory = memory or pooled
-        self.blocks: list[memoryview] = []
-        self._to_come: list[memoryview] = []
+        self._memory = memory
+        self.blocks: Payload = []
+        self.to_come: list[memoryview] = []
         if self._count < 0:
             return
         view = memoryview(header)
@@ -287,22 +239,12 @@ class Opened:
                 end = at + mark
                 self.blocks.append(view[at:end])
             else:
-                self._expect(-1 - mark)
-
-    def _expect(self, nbytes: int) -> None:
-        block = self._memory(nbytes)
-        self.blocks.append(block)
-        self._to_come.append(block)
+                block = memory(-1 - mark)
+                self.blocks.append(block)
+                self.to_come.append(block)
 
     def lengths_to_come(self) -> bytearray | None:
         return bytearray(-8 * self._count) if self._count < 0 else None
 
     def take_lengths(self, data: bytearray) -> None:
-        for nbytes in struct.unpack(f"<{-self._count}q", data):
-            self._expect(nbytes)
-
-    def pieces(self) -> list[memoryview]:
-        return cut(self._to_come)
-
-    def packed(self) -> Payload:
-        return Payload.of(self.blocks)
+        self.blocks = self.to_come = [*map(self._memory, struct.unpack(f"<{-self._count}q", data))]

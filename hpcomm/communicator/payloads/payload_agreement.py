@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..._lazy import MPI
 from ...agree.agreement import refused
 from ...core.operation import Call
 from ...core.present import calling, messaging
-from ...core.request import Request, Stages, StagesOf
+from ...core.request import Request, Stages, StagesOf, rounds_under_way
 from ...core.signature import BACKGROUND, head
 from ...core.status import Status
 from ...core.verbs import RAGGED, ROOT_SENDS, TABLE
@@ -21,14 +21,13 @@ from ...transport.matching import add_tag, fill, is_root, peer_rank, source_and_
 from ..verbs.direct import NO_DIRECT
 from ..verbs.timeouts import waited
 from . import payload_transport
-from .payload import Payload, pooled, refusal
+from .payload import DevicePayload, Payload, pooled, refusal
 
 if TYPE_CHECKING:
     from ...core.types import AnyStatus
     from ..context import Context
 
 T = TypeVar("T")
-Given = TypeVarTuple("Given")
 
 
 def addressed(
@@ -56,17 +55,19 @@ def receive(
 ) -> T | None:  # fmt: skip
     """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
     peer, number = source_and_tag(comm, verb, source, tag)
-
-    def action() -> T | None:
+    if comm.timeout_s is not None or comm.observers or rounds_under_way:  # one may have asked for it before
+        with messaging(comm, verb, None, peer, number):
+            return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
+    try:
+        enter(comm, verb, None, peer, number)
         got, seen = payload_transport.receive(comm, peer, number)
         if status is not None:
             fill(status, seen)
         return None if got is None else decode(got, seen.Get_source())
-
-    with messaging(comm, verb, None, peer, number):
-        if comm.timeout_s is None:
-            return at_once(comm, verb, peer, number, action)
-        return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
+    except (MPI.Exception, HpcommError) as error:
+        raise _failure(comm, verb, error, peer, number) from error.__cause__
+    finally:
+        leave()
 
 
 def ireceive(
@@ -107,34 +108,46 @@ def isend(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: 
 def send(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: bool) -> None:
     """The same, and return when what was packed may be changed."""
     to_self = peer == comm.rank and not (comm.is_inter or sync)  # it would wait for itself
-    with messaging(comm, verb, None, peer, tag):
-        if to_self or comm.timeout_s is not None:
+    # Others may be under way that dest needs before this one, or arrays on devices follow it.
+    in_stages = rounds_under_way or type(packed) is DevicePayload
+    if to_self or in_stages or comm.timeout_s is not None or comm.observers:
+        with messaging(comm, verb, None, peer, tag):
             request = isend(comm, verb, packed, peer, tag, sync)
             comm.keep_request(request) if to_self else waited(comm, request)
-        else:
-            at_once(comm, verb, peer, tag, payload_transport.send, comm, packed, peer, tag, sync)
-
-
-def at_once(
-    comm: Context, verb: str, peer: int, tag: int, action: Callable[[*Given], T], *arguments: *Given
-) -> T:
-    """Carry out a message now, with the observers looking on and errors in hpcomm's words."""
+        return
     try:
-        if not comm.observers:
-            return action(*arguments)
-        result: T = payload_transport.run(
-            shown(comm, verb, _one_stage(action, *arguments), peer=peer, tag=tag)
-        )
-        return result
+        enter(comm, verb, None, peer, tag)
+        payload_transport.send(comm, packed, peer, tag, sync)
+    except (MPI.Exception, HpcommError) as error:
+        raise _failure(comm, verb, error, peer, tag) from error.__cause__
+    finally:
+        leave()
+
+
+def _failure(
+    comm: Context, verb: str, error: MPI.Exception | HpcommError, peer: int, tag: int
+) -> HpcommError:
+    """What ended a message, in hpcomm's words."""
+    ours = (
+        error.located(verb, comm) if isinstance(error, HpcommError) else transport.failure(error, verb, comm)
+    )
+    ours.during = ours.during or str(messaging(comm, verb, None, peer, tag))
+    return ours
+
+
+def _at_once(comm: Context, verb: str, action: Callable[[], T]) -> T:
+    """Carry out a collective now, with the observers looking on and errors in hpcomm's words."""
+
+    def stages() -> StagesOf[T]:
+        yield []
+        return action()
+
+    try:
+        return payload_transport.run(shown(comm, verb, stages())) if comm.observers else action()
     except MPI.Exception as error:
         raise transport.failure(error, verb, comm) from None
     except HpcommError as error:
         raise error.located(verb, comm) from error.__cause__
-
-
-def _one_stage(action: Callable[[*Given], T], *arguments: *Given) -> StagesOf[T]:
-    yield []
-    return action(*arguments)
 
 
 class Form(NamedTuple):
@@ -210,7 +223,7 @@ def _collective(
     if async_op or (comm.timeout_s is not None and not _may_share(comm)):
         request = _begun(comm, verb, name, root, made, taken)
         return request if async_op else waited(comm, request)
-    found = at_once(comm, name, 0, 0, lambda: taken(_carried(comm, verb, name, root, made)))
+    found = _at_once(comm, name, lambda: taken(_carried(comm, verb, name, root, made)))
     if comm.values is not None and form.suffix == "_ragged":
         comm.values.hold(verb, found)
     return found
@@ -232,12 +245,12 @@ def _carried(comm: Context, verb: str, name: str, root: int, made: list[Payload]
         way = comm.node or way
     if comm.devices is None:
         with comm.call_guard:
-            got = way.share(_NUMBERS[verb], root, code, [each.blocks for each in made], pooled)
+            got = way.share(_NUMBERS[verb], root, code, made, pooled)
         if got is not NotImplemented:
             if verb in ROOT_SENDS:
-                return got[root] and Payload.of(got[root])
+                return got[root]
             is_for_others = verb == "gather" and comm.rank != root
-            return None if is_for_others else [each and Payload.of(each) for each in got]
+            return None if is_for_others else got
     comm.check_open(name)
     if comm.timeout_s is not None:
         return waited(comm, _begun(comm, verb, name, root, made, lambda got: got))

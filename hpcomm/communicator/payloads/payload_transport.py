@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._lazy import MPI
 from ...core.limits import EAGER_OBJECT, HEADER
-from ...core.request import Request, Stages, rounds_under_way
+from ...core.request import Stages
 from ...transport.late import transport
 from ...transport.matching import Arrival
 from ...transport.progress import Moving
@@ -26,8 +26,8 @@ from .payload import (  # fmt: skip
     Payload,
     are_whole,
     comes_alone,
-    eager_of,
-    header_of,
+    cut,
+    headed,
     lengths_after,
     name_tag,
     only_block,
@@ -65,15 +65,12 @@ def send(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = False
 
     sync: return only when dest has begun to receive it.
     """
-    if rounds_under_way or type(packed) is DevicePayload:  # others that dest may need, or stages of its own
-        Request("send", isend(comm, packed, dest, tag, sync)).wait()
-        return
-    headed = eager_of(packed)
+    made = headed(packed, EAGER_OBJECT)
     mpi = comm.object_comm
-    (mpi.Ssend if sync else mpi.Send)((headed.header, MPI.BYTE), dest, tag)
-    if headed.tag >= 0:
-        for piece in headed.parts:
-            comm.block_channel.Send((piece, MPI.BYTE), dest, headed.tag)
+    (mpi.Ssend if sync else mpi.Send)((made.header, MPI.BYTE), dest, tag)
+    if made.tag >= 0:
+        for piece in made.parts:
+            comm.block_channel.Send((piece, MPI.BYTE), dest, made.tag)
 
 
 def isend(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = False) -> Stages:
@@ -81,16 +78,16 @@ def isend(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = Fals
     moving: list[Moving] = []
     if type(packed) is DevicePayload:
         packed, moving = device_payload.load(comm, packed, [dest])
-    headed = eager_of(packed)
+    made = headed(packed, EAGER_OBJECT)
     mpi = comm.object_comm
-    first = (mpi.Issend if sync else mpi.Isend)((headed.header, MPI.BYTE), dest, tag)
-    yield [first, *_begun(comm, headed, [dest]), *moving]
+    first = (mpi.Issend if sync else mpi.Isend)((made.header, MPI.BYTE), dest, tag)
+    yield [first, *_begun(comm, made, [dest]), *moving]
 
 
-def _begun(comm: Context, headed: Headed, ranks: Sequence[int]) -> list[MPI.Request]:
+def _begun(comm: Context, made: Headed, ranks: Sequence[int]) -> list[MPI.Request]:
     """What follows a header, on its way to some ranks."""
-    pieces = headed.parts
-    return [comm.block_channel.Isend([p, MPI.BYTE], rank, headed.tag) for rank in ranks for p in pieces]
+    pieces = made.parts
+    return [comm.block_channel.Isend([p, MPI.BYTE], rank, made.tag) for rank in ranks for p in pieces]
 
 
 _buffers: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
@@ -98,11 +95,6 @@ _buffers: list[memoryview] = []  # where incoming messages are received; more th
 
 def receive(comm: Context, source: int, tag: int) -> tuple[Payload | None, MPI.Status]:
     """Receive a payload, None from hpcomm.PROC_NULL, and who sent it."""
-    if rounds_under_way:  # one of which may have asked for it before
-        coming = Request("recv", ireceive(comm, source, tag))
-        coming.in_rounds()
-        got: tuple[Payload | None, MPI.Status] = coming.wait()
-        return got
     try:
         buffer = _buffers.pop()
     except IndexError:
@@ -114,15 +106,15 @@ def receive(comm: Context, source: int, tag: int) -> tuple[Payload | None, MPI.S
     header = bytearray(buffer[: status.count])
     _buffers.append(buffer)
     if (alone := only_block(memoryview(header))) is not None:
-        return Payload.of([alone]), status
+        return [alone], status
     source = status.source
     opened = Opened(header)
-    pieces = opened.pieces()
+    pieces = cut(opened.to_come)
     if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
         comm.block_channel.Recv((pieces[0], MPI.BYTE), source, opened.tag)
     elif opened.tag >= 0:
         run(_fetch(comm, opened, source))
-    packed = opened.packed()
+    packed = opened.blocks
     if comm.devices is not None:
         packed = run(_unloaded(comm, packed, source))
     return packed, status
@@ -139,7 +131,7 @@ def ireceive(comm: Context, source: int, tag: int) -> Stages:
     source = arrival.status.source
     opened = Opened(header)
     yield from _fetch(comm, opened, source)
-    return (yield from _unloaded(comm, opened.packed(), source)), arrival.status
+    return (yield from _unloaded(comm, opened.blocks, source)), arrival.status
 
 
 def _unloaded(comm: Context, packed: Payload, source: int) -> Stages:
@@ -157,8 +149,7 @@ def _fetch(comm: Context, opened: Opened, source: int) -> Stages:
     if lengths is not None:
         yield [comm.block_channel.Irecv([lengths, MPI.BYTE], source, opened.tag)]
         opened.take_lengths(lengths)
-    pieces = opened.pieces()
-    if pieces:
+    if pieces := cut(opened.to_come):
         yield [comm.block_channel.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
 
 
@@ -191,8 +182,8 @@ def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool)
     mpi, packed = comm.object_comm, made[0] if made else None
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     nbytes = _room(comm) if comm.is_inter else HEADER
-    headed = header_of(going, nbytes) if going is not None else Headed(bytearray(nbytes))
-    header = headed.header
+    mine = headed(going, nbytes, True) if going is not None else Headed(bytearray(nbytes))
+    header = mine.header
     if blocking or not comm.is_inter:
         yield from _collective(mpi, "Bcast", blocking, [header, MPI.BYTE], root)
     else:  # as a scatter, which those beside the root count as well: see transport/between_groups.py
@@ -210,11 +201,11 @@ def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool)
         if lengths is not None:
             yield from give([lengths], opened.tag)
             opened.take_lengths(lengths)
-        if pieces := opened.pieces():
+        if pieces := cut(opened.to_come):
             yield from give(pieces, opened.tag)
-        return (yield from _unloaded(comm, opened.packed(), root))
-    if headed.tag >= 0:
-        yield from give(headed.parts, headed.tag)
+        return (yield from _unloaded(comm, opened.blocks, root))
+    if mine.tag >= 0:
+        yield from give(mine.parts, mine.tag)
     if moving:
         yield moving
     return packed
@@ -250,25 +241,25 @@ def _give(comm: Context, root: int, pieces: list[memoryview], tag: int) -> Stage
 
 def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Collect all payloads on root: a list there, None elsewhere; None where the other group gives."""
-    mpi, packed = comm.object_comm, made[0] if made else Payload(b"")
+    mpi, packed = comm.object_comm, made[0] if made else [memoryview(b"")]
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
     [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])
     assert going is not None
     nbytes = _room(comm)
-    headed = header_of(going, nbytes)
+    mine = headed(going, nbytes, True)
     headers = _headers(comm, nbytes) if is_root else None
     yield from _collective(
         mpi,
         "Gather",
         blocking,
-        [headed.header, MPI.BYTE] if gives else None,
+        [mine.header, MPI.BYTE] if gives else None,
         [headers, nbytes, MPI.BYTE] if is_root else None,
         root,
     )
     if not is_root:
-        if headed.tag >= 0 and gives:
-            yield _begun(comm, headed, [root])
+        if mine.tag >= 0 and gives:
+            yield _begun(comm, mine, [root])
         if moving:
             yield moving
         return None
@@ -281,17 +272,17 @@ def all_gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool
     mpi, nbytes, [packed] = comm.object_comm, _room(comm), made
     [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
     assert going is not None
-    headed = header_of(going, nbytes)
+    mine = headed(going, nbytes, True)
     headers, is_large = _headers(comm, nbytes), is_many(comm)
     if is_large and not comm.is_inter:
-        name_tag(headed.header)
+        name_tag(mine.header)
     number = next(comm.call_numbers) & _NUMBERS if is_large else -1  # calls begin in one order everywhere
-    yield from _collective(mpi, "Allgather", blocking, [headed.header, MPI.BYTE], [headers, nbytes, MPI.BYTE])
+    yield from _collective(mpi, "Allgather", blocking, [mine.header, MPI.BYTE], [headers, nbytes, MPI.BYTE])
     sends = []
-    if headed.tag >= 0 and (comm.is_inter or not is_large):
+    if mine.tag >= 0 and (comm.is_inter or not is_large):
         ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
-        sends = _begun(comm, headed, ranks)
-    arrive = partial(_spread, comm, memoryview(headers), headed, number) if is_large else None
+        sends = _begun(comm, mine, ranks)
+    arrive = partial(_spread, comm, memoryview(headers), mine, number) if is_large else None
     return (yield from _open_all(comm, headers, packed, sends, moving, arrive))
 
 
@@ -321,12 +312,12 @@ def _spread(
         yield sends
 
     def payload_of(r: int) -> Payload:
-        blocks = arrived(r)
+        blocks: Payload = arrived(r)
         if comes_alone(headers, at[r]):  # as most do
-            return Payload.of(blocks)
+            return blocks
         coming = iter(blocks)
         opened = Opened(headers[at[r] : at[r] + nbytes], memory=lambda _: next(coming))
-        return opened.packed() if opened.blocks else Payload.of(blocks)
+        return opened.blocks or blocks
 
     return payload_of
 
@@ -344,7 +335,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
     made: list[Headed] = []
     going, moving = _loaded(comm, packed_parts, _each_partner(comm))
     if packed_parts:
-        made = [header_of(packed, nbytes) for packed in going if packed is not None]
+        made = [headed(packed, nbytes, True) for packed in going if packed is not None]
         headers = b"".join(bytes(each.header) for each in made)
     yield from _collective(
         mpi,
@@ -359,7 +350,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
     if not packed_parts:
         opened = Opened(header)
         yield from _fetch(comm, opened, root)
-        return (yield from _unloaded(comm, opened.packed(), root))
+        return (yield from _unloaded(comm, opened.blocks, root))
     yield [*_send_parts(comm, made), *moving]
     return None if comm.is_inter else packed_parts[root]
 
@@ -368,7 +359,7 @@ def all_to_all(comm: Context, packed_parts: Sequence[Payload], root: int, blocki
     """Send payload j to rank j, receive one from every rank; there is no root."""
     mpi, nbytes = comm.object_comm, _room(comm)
     going, moving = _loaded(comm, packed_parts, _each_partner(comm))
-    made = [header_of(packed, nbytes) for packed in going if packed is not None]
+    made = [headed(packed, nbytes, True) for packed in going if packed is not None]
     headers = _headers(comm, nbytes)
     joined = b"".join(bytes(each.header) for each in made)
     name = transport.function_of(comm, "all_to_all")
@@ -392,7 +383,9 @@ def _loaded(
     going, moving = list(packed_parts), []
     for i, packed in enumerate(packed_parts):
         if type(packed) is DevicePayload:
-            going[i], more = device_payload.load(comm, packed, ranks[i]) if ranks[i] else (Payload(b""), [])
+            going[i], more = (
+                device_payload.load(comm, packed, ranks[i]) if ranks[i] else ([memoryview(b"")], [])
+            )
             moving += more
     return going, moving
 
@@ -420,7 +413,7 @@ def _open_all(
     view, nbytes = memoryview(headers), _room(comm)
     waits = sends or moving or type(own) is DevicePayload
     if not waits and are_whole(headers, nbytes):  # as most often
-        return (Payload.of([only_block(view, at)]) for at in range(0, len(headers), nbytes))
+        return ([only_block(view, at)] for at in range(0, len(headers), nbytes))
     of = yield from (arrive or partial(_fetch_all, comm, view, nbytes))(sends)
     ranks, me = range(len(headers) // nbytes), -1 if own is None or comm.is_inter else comm.rank
     if comm.devices is None:
@@ -449,10 +442,10 @@ def _fetch_all(comm: Context, headers: memoryview, nbytes: int, sends: list[MPI.
         yield [mpi.Irecv([data, MPI.BYTE], r, opened[r].tag) for r, data in lengths.items()]
         for r, data in lengths.items():
             opened[r].take_lengths(data)
-    waits = [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in o.pieces()]
+    waits = [mpi.Irecv([piece, MPI.BYTE], r, o.tag) for r, o in opened.items() for piece in cut(o.to_come)]
     if sends or waits:
         yield [*sends, *waits]
-    return lambda r: opened[r].packed()
+    return lambda r: opened[r].blocks
 
 
 def _collective(mpi: MPI.Comm, name: str, blocking: bool, *arguments: object) -> Stages:

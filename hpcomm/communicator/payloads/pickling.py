@@ -173,8 +173,9 @@ class _Wrapping:
         self._is_laden = False
         self._pickler.dump(obj)
         self._pickler.clear_memo()  # or the next one would point at what this one holds
-        kind = DevicePayload if self._is_laden else Payload
-        made = kind.of([memoryview(written[0] if len(written) == 1 else b"".join(written)), *blocks])
+        made: Payload = [memoryview(written[0] if len(written) == 1 else b"".join(written)), *blocks]
+        if self._is_laden:
+            made = DevicePayload(made)
         written.clear()
         blocks.clear()
         return made
@@ -191,14 +192,14 @@ def decode(got: Payload, rank: int | None = None) -> Any:
         PeerFailedError: its rank refused to send it.
         UsageError: it is an array of send_ragged, or cannot be unpickled here.
     """
-    first = got.blocks[0]
+    first = got[0]
     if first[0] != _PICKLED:
         check_came(first, rank)
         whose = "" if rank is None else f" from rank {rank}"
         what = f"an array of send_ragged arrived{whose} where an object was expected"
         raise UsageError(what, hint="recv_ragged for what send_ragged sends")
     try:
-        return pickle.loads(first, buffers=got.blocks[1:])
+        return pickle.loads(first, buffers=got[1:])
     except (HpcommError, MemoryError):
         raise
     except Exception as error:

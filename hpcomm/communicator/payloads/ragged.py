@@ -249,7 +249,7 @@ def _described(dtype: np.dtype[np.generic]) -> str:
 
 def _payload(array: AnyArray, library: str, name: str) -> Payload:
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return Payload(_description(array.shape, library, name), [flat])
+    return [memoryview(_description(array.shape, library, name)), flat.data]
 
 
 def _description(shape: Shape, library: str, name: str) -> bytes:
@@ -259,12 +259,12 @@ def _description(shape: Shape, library: str, name: str) -> bytes:
 def _from_device(look: DeviceBuffer) -> Payload:
     """It arrives on a device where the same library has one, else on the host."""
     text = _description(look.shape, _ON_DEVICE, look.dtype.name)
-    return DevicePayload.of([memoryview(text), device_payload.block_of(look)])
+    return DevicePayload([memoryview(text), device_payload.block_of(look)])
 
 
 def decode(got: Payload, rank: int | None = None) -> Any:
     """The array in a payload, of that rank, living in the memory that was received into."""
-    text = bytes(got.description)
+    text = bytes(got[0])
     if not text.startswith(ARRAY):
         check_came(text, rank)
         whose = "" if rank is None else f" from rank {rank}"
@@ -277,8 +277,8 @@ def decode(got: Payload, rank: int | None = None) -> Any:
     shape = struct.unpack_from(f"<{ndim}q", text, at + 8)
     library, name = text[at + 8 + 8 * ndim :].decode().split(";", 1)
     if library == _ON_DEVICE:
-        return got.contents[0]
-    flat = np.frombuffer(got.contents[0], np.uint8) if len(got.contents[0]) else np.empty(0, np.uint8)
+        return got[1]
+    flat = np.frombuffer(got[1], np.uint8) if len(got[1]) else np.empty(0, np.uint8)
     if name not in dtypes.BY_NAME:
         import ast
 
@@ -295,10 +295,9 @@ def decode(got: Payload, rank: int | None = None) -> Any:
 def _copied(x: object, own: Payload) -> Any:
     """This rank's own array: what comes back must not be the memory that went out."""
     blocks = (
-        device_payload.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b))
-        for b in own.contents
+        device_payload.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b)) for b in own[1:]
     )
-    return decode(Payload.of([own.description, *blocks]))
+    return decode([own[0], *blocks])
 
 
 _RAGGED = Form("_ragged", encode, decode, _copied)

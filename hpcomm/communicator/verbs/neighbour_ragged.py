@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,7 +17,7 @@ from ...transport import progress
 from ...transport.late import dtypes, transport
 from ..making.exchange_comm import Channel, channel
 from ..payloads import device_payload, ragged
-from ..payloads.payload import DevicePayload, Opened, Payload, in_one
+from ..payloads.payload import DevicePayload, Opened, Payload, headed
 from ..shell import Shell
 from .timeouts import waited
 
@@ -114,9 +115,9 @@ class RaggedNeighbours(Shell):
             if type(made) is DevicePayload:
                 packed_parts[i], more = device_payload.load(self.context, made, [rank])
                 moving += more
-        pieces = [np.frombuffer(in_one(made), np.uint8) for made in packed_parts]
+        pieces = [np.frombuffer(headed(made, sys.maxsize).header, np.uint8) for made in packed_parts]
         inboxes = self._posted(pieces) if by is None else (yield from self._begun_ragged(pieces, by))
-        got: list[Any] = [Opened(inbox.data).packed() if inbox.nbytes else None for inbox in inboxes]
+        got: list[Any] = [Opened(inbox.data).blocks if inbox.nbytes else None for inbox in inboxes]
         for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
             if made is None or self.context.devices is None:
                 continue
@@ -176,11 +177,12 @@ def _whole(piece: NDArray[np.uint8]) -> Spec:
     return transport.message(piece, piece.nbytes, dtypes.BY_NAME["uint8"])
 
 
-def _arrived(made: Payload | progress.Moving | None) -> Any:
-    if made is None or isinstance(made, Payload):
-        return made and ragged.decode(made)
-    made.Wait()
-    return ragged.decode(made.result)
+def _arrived(made: Any) -> Any:
+    """The array in a payload, which may still be moving."""
+    if isinstance(made, progress.Moving):
+        made.Wait()
+        made = made.result
+    return made and ragged.decode(made)
 
 
 class _Scattered:

@@ -27,7 +27,6 @@ from ...transport.matching import (
     is_awaited,
     peer_rank,
     source_and_tag,
-    source_rank,
     tag_number,
 )
 from ..shell import Shell
@@ -309,7 +308,7 @@ def _check_op(comm: Context, op: P2POp) -> str:
     look = buffer.as_buffer(op.x)
     if name == "recv":
         check_writable(look)
-        source_rank(comm, op.peer)
+        peer_rank(comm, op.peer, "source")
     else:
         peer_rank(comm, op.peer, "peer")
     tag_number(comm, op.tag, sending=name == "send")

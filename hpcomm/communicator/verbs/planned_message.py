@@ -36,7 +36,7 @@ def planned_send(comm: Context, x: object, dest: int | None, tag: int | None) ->
 def planned_receive(comm: Context, out: object, source: int | None, tag: int | None) -> Call:
     """The call of a plan that receives into out; raises as planned_send."""
     look = _looked_at(comm, "recv", out)
-    number, rank = matching.tag_number(comm, tag), matching.source_rank(comm, source)
+    number, rank = matching.tag_number(comm, tag), matching.peer_rank(comm, source, "source")
     call = Call(comm, "recv", peer=rank, tag=number)
     call.look = look
     if _takes_devices(comm, look):

@@ -12,7 +12,7 @@ from ...errors import HpcommError, LayoutError
 from ...node.present import enter, leave
 from ...transport import guarded_receive
 from ...transport.late import buffer, prepare, transport
-from ...transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, source_rank, tag_number
+from ...transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, tag_number
 from ..shell import Shell
 from . import timeouts
 from .known_messages import known_receive, known_send, remember_receive, remember_send
@@ -78,7 +78,7 @@ def _ends(comm: Context, dest: int, source: int | None, sendtag: int, recvtag: i
     try:
         comm.check_open("sendrecv")
         to, by = peer_rank(comm, dest, "dest"), tag_number(comm, sendtag, sending=True)
-        return Ends(to, source_rank(comm, source), by, tag_number(comm, recvtag))
+        return Ends(to, peer_rank(comm, source, "source"), by, tag_number(comm, recvtag))
     except HpcommError as error:
         raise error.located("sendrecv", comm) from None
 
