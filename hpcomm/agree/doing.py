@@ -33,6 +33,7 @@ _SERVED = 64  # messages in the background that are told
 _FRAMES = 12  # of the program's own code, from the innermost one on
 _BRIEF_S = 1e-3
 waits: Waiting | None = None  # the watchdog's, once it runs
+kinds: list[type] = [Request]  # of what may be in the background
 
 
 class Message(NamedTuple):
@@ -157,9 +158,10 @@ def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
     Requests are looked for among all objects: nothing is noted while they begin.
     """
     found, others = [], sum(not is_own(each) for each in threading.enumerate()) > 1
+    classes = tuple(kinds)
     for each in gc.get_objects():
         # not isinstance: it asks some objects, such as torch's reduce_op, which warns
-        if not issubclass(type(each), Request) or not each.is_under_way:
+        if not issubclass(type(each), classes) or not each.is_under_way:
             continue
         comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
         if comm is None or number != MESSAGE or verb == "sendrecv":

@@ -57,6 +57,6 @@ def crossed(comm: Comm, call: calling) -> str | None:
 def passed_over(comm: Comm, call: calling) -> str:
     """A message that is there, and that the receive in which the main thread waits does not take."""
     of_objects = receives(call.verb)
-    if of_objects is None or rounds_under_way or not runtime.has_threads():
+    if of_objects is None or call.looks or rounds_under_way or not runtime.has_threads():
         return ""
     return untaken(comm, of_objects, call.peer)

@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ..core.present import NONE, calling, innermost, is_own, messaging, waiting
+from ..core.present import calling, innermost, is_own, looking, messaging, waiting
 from ..core.signature import words_of
 from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, calling_frame, is_ours, source_line
@@ -65,7 +65,7 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
     if hasattr(owner, "waits_for"):  # a plan's state
         made: calling = waiting(owner, verb)
     elif noted is call and verb in _MESSAGES:
-        made = _NodeMessage(_of_node(owner), verb, x, by, other)
+        made = looking(_of_node(owner), verb, x, by, other)
     elif noted is call:
         made = calling(_of_node(owner), verb, x, op=by, root=other)
     elif verb in _OF_PAYLOADS:
@@ -76,13 +76,6 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
         made = messaging(owner, verb, x, by, other)
     made.noted = thread, count
     return made
-
-
-class _NodeMessage(messaging):
-    """A message of the core, which lists none that are in the background: so nobody looks for circles."""
-
-    __slots__ = ()
-    number = NONE
 
 
 def _of_node(node: object) -> Comm | None:

@@ -10,6 +10,7 @@ Who makes a call on the general path writes it down here; a call may make others
     peer      rank          that a message comes from or goes to; None or below 0: any
     tag       number        of a message; None or below 0: any
     ends      yes or no     whether it ends by itself, as it has a timeout of its own
+    looks     yes or no     whether it looks itself whether the rank that it waits for lives
     shown     text          what str() says of the arguments
 
 What the native core carries out, and messages that were known before, are written by node/present.py.
@@ -50,7 +51,7 @@ class calling:  # noqa: N801  a context, read as a word
     number = NEXT
     peer: int | None = None
     tag: int | None = None
-    ends = False
+    ends = looks = False
 
     def __init__(self, comm: Comm | None, verb: str, x: object = None, **words: object) -> None:
         self.comm, self.verb, self.x, self.words = comm, verb, x, words
@@ -108,6 +109,19 @@ class messaging(calling):  # noqa: N801
     def named(self) -> dict[str, object]:
         end = "dest" if receives(self.verb) is None else "source"
         return {**self.words, end: _known(self.peer), "tag": _known(self.tag)}
+
+
+class looking(messaging):  # noqa: N801
+    """The same of a message of torch's, which the node core may carry."""
+
+    __slots__ = ("ends",)
+    looks = True
+
+    def __init__(
+        self, comm: Comm | None, verb: str, x: object, peer: int | None, tag: int | None, ends: bool = False
+    ) -> None:
+        super().__init__(comm, verb, x, peer, tag)
+        self.ends = ends
 
 
 def _known(number: object) -> object:

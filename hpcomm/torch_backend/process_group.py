@@ -396,7 +396,9 @@ class ProcessGroupMPI(CommProcessGroup):
                 end()
             work = Work([x])
         else:
-            work = (MessageWork if mail is None else NodeMessageWork)(self, verb, x, peer, request, give, end)
+            work = (MessageWork if mail is None else NodeMessageWork)(self, verb, x, peer, tag, request)
+            if give is not None or end is not None:
+                work.give, work.close = give, end
             if not work.poll():
                 self._poller.add(work)
         return self._keep(work)

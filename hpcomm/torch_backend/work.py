@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
+from ..agree import doing
 from ..core.limits import WORK_LOOK_S
-from ..core.present import saying
+from ..core.present import MESSAGE, looking, saying
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .calls import array, flat
 from .entry_barrier import pause
@@ -21,6 +23,7 @@ from .names import dist
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
+    from ..core.request import Needs
     from .cuda_streams import Aside
     from .process_group import ProcessGroupMPI
 
@@ -30,8 +33,12 @@ _guard = threading.Lock()  # for the moments in which a call ends, or is first a
 
 
 class Work(dist.Work):  # type: ignore[misc]
-    """A call that is complete. outputs: the tensors that it fills."""
+    """A call that is complete. outputs: the tensors that it fills.
 
+    waits_for: of a message under way, see core.request.Request.
+    """
+
+    waits_for: Needs | None = None
     _over = True
     _error: BaseException | None = None
     _promise: Future[Any] | None = None  # behind the future that is given out
@@ -61,6 +68,11 @@ class Work(dist.Work):  # type: ignore[misc]
 
     def is_completed(self) -> bool:
         return True
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it may do more than its own call, by callbacks of its future; asks nobody."""
+        return not self._over and self._promise is not None
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None
@@ -98,6 +110,9 @@ class Work(dist.Work):  # type: ignore[misc]
     def _fill(self, promise: Future[object] | None) -> None:
         if promise is not None:
             promise.set_result(None)
+
+
+doing.kinds.append(Work)
 
 
 def _over() -> str:
@@ -182,10 +197,14 @@ class MessageWork(Work):
         verb: "send" or "recv".
         peer: the other rank; None for anybody.
         request: of a Communicator.
+
+    Attributes:
         give: what is left to do once the message is there.
         close: ends its record in a profile.
     """
 
+    give: Callable[[], object] | None = None
+    close: Callable[[], None] | None = None
     _over = False
     _source: int | None = None  # where its request does not tell
 
@@ -195,13 +214,11 @@ class MessageWork(Work):
         verb: str,
         x: torch.Tensor,
         peer: int | None,
+        tag: int,
         request: Any,
-        give: Callable[[], object] | None = None,
-        close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__([x])
-        self._group, self._verb, self._peer = group, verb, peer
-        self._request, self._give, self._close = request, give, close
+        self._group, self._verb, self._peer, self._tag, self._request = group, verb, peer, tag, request
         self._turn = threading.Lock()
 
     @property
@@ -221,12 +238,12 @@ class MessageWork(Work):
                 return False
             try:
                 self._end()
-                if self._give is not None:
-                    self._give()
+                if self.give is not None:
+                    self.give()
             except HpcommError as error:
                 self._error = as_torch(error, self._words, self._group.where)
-            if self._close is not None:
-                self._close()
+            if self.close is not None:
+                self.close()
             self._fill(self._ended())
         finally:
             self._turn.release()
@@ -250,7 +267,7 @@ class MessageWork(Work):
     def _poll_until(self, seconds: float | None) -> None:
         begin = time.monotonic()
         look = begin + WORK_LOOK_S
-        with saying(lambda: self._words, self._group.comm.context):
+        with self._waiting(seconds):
             while not self.poll():
                 waited = (now := time.monotonic()) - begin
                 if waited > self._most(seconds):
@@ -259,6 +276,10 @@ class MessageWork(Work):
                     look = now + WORK_LOOK_S
                     self._check_peer()
                 pause(waited)
+
+    def _waiting(self, seconds: float | None) -> looking:
+        comm, x = self._group.comm.context, self._outputs[0]
+        return looking(comm, self._verb, x, self._peer, self._tag, seconds is not None)
 
     def _most(self, seconds: float | None) -> float:
         """How long to wait, where one may wait so long."""
@@ -296,6 +317,16 @@ class MessageWork(Work):
 class NodeMessageWork(MessageWork):
     """The same of a message that the node core carries: its request is a core.Message, which waits in C."""
 
+    @property
+    def is_under_way(self) -> bool:
+        return not (self._over or self._request.state)
+
+    @property
+    def waits_for(self) -> Needs | None:  # type: ignore[override]
+        if self._promise is not None:
+            return None
+        return self._group.comm.context, self._peer, MESSAGE, self._verb, self._tag
+
     def _end(self) -> None:
         request = self._request
         if request.state == _LONGER:
@@ -321,11 +352,14 @@ class NodeMessageWork(MessageWork):
     def _wait_in_core(self, seconds: float | None) -> None:
         begin = time.monotonic()
         try:
-            came = self._request.wait(self._most(seconds))
+            # what is in C tells that it waits, but not that it ends by itself
+            with nullcontext() if seconds is None else self._waiting(seconds):
+                came = self._request.wait(self._most(seconds))
         except HpcommError as error:
             raise as_torch(error, self._words, self._group.where) from None
         if not came:
-            raise self._late(time.monotonic() - begin, seconds)
+            with self._waiting(seconds):  # as others are told that ask
+                raise self._late(time.monotonic() - begin, seconds)
 
     def source_rank(self) -> int:
         source: int = self._request.source

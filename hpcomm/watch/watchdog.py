@@ -191,7 +191,7 @@ class Watchdog:
 
 def _verdict(call: Blocked, waiting: Waiting) -> str | None:
     """Why the call cannot complete, or may wait no longer for another program; None: all is well so far."""
-    if waiting.times < _PATIENT:
+    if waiting.times < _PATIENT or call.call.looks:
         return None
     found = _judge(call.comm, call.source, call.number) or _overdue(call, waiting.waited_s)
     return crossed(call.comm, call.call) if found is None and call.number == MESSAGE else found

@@ -318,6 +318,46 @@ def test_ranks_that_nobody_supervises_end_together(tmp_path: Path, way: str, sta
     assert words in texts[0 if status < 0 else 1], texts
 
 
+CIRCLE = (
+    FEW
+    + """
+dist.init_process_group("mpi")
+x, other = torch.ones(50_000), 1 - dist.get_rank()
+going = dist.isend(x, other, tag=7)  # which nobody receives
+if other:
+    dist.recv(x, other)
+else:
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, other)]):
+        work.wait()
+"""
+)
+
+
+def test_receives_that_wait_for_each_other_are_named_and_end_after_the_time_that_was_set(
+    tmp_path: Path,
+) -> None:
+    """With MPI and without it."""
+    program = tmp_path / "circle.py"
+    program.write_text(CIRCLE)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    ways = (
+        ("-m", "hpcomm", "run", "-n", "2", "python", program),
+        ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, "no MPI"),
+    )
+    jobs = [start(*way, HPCOMM_TIMEOUT="12", **root) for way in ways]
+    recv = r"recv\(float32 \(50000,\), source=%d, tag=0\) at circle.py:\d+"
+    rows = "".join(rf"  rank {r}: {recv % (1 - r)} waits for rank {1 - r}\n" for r in range(2))
+    for job in jobs:
+        text = said(job)
+        assert re.search(rf"can never end, since each waits for the next one:\n{rows}", text), text
+        assert re.search(
+            r"recv\(.*tag=0\) at .* on 'world' has waited 1\d s\n  for rank [01]: recv\((?s:.*)"
+            "  HPCOMM_TIMEOUT=12 ends the job",
+            text,
+        ), text
+        assert job.returncode == 1, text
+
+
 READS = """
 import os, sys
 numbers = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")]
