@@ -86,6 +86,20 @@ class HpcommError(Exception):
         return "\n".join(lines)
 
 
+class located:  # noqa: N801  a context, read as a word
+    """An error of ours that leaves it was raised by verb on comm, where nothing more is known."""
+
+    def __init__(self, verb: str, comm: Ranks | None) -> None:
+        self.verb, self.comm = verb, comm
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, HpcommError):
+            error.located(self.verb, self.comm).__suppress_context__ = True
+
+
 class UsageError(HpcommError):
     """A call that cannot be carried out as written; refused before any other rank commits."""
 

@@ -50,11 +50,11 @@ from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
 from ..core.verbs import RAGGED
-from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, where
+from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, located, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime
-from .differing_calls import Call, Calls, alone, calls_of, joined, refusing, rows
+from .differing_calls import Call, Calls, alone, calls_of, joined, refusers, rows
 from .doing import answers
 from .present_calls import describe_call, verb_now
 from .values import Values
@@ -214,7 +214,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
 
     def enter(code: int, count: int) -> None:
         if calls := heard(signature(code, count), ""):
-            raise _mismatch(comm, call, "\n".join(rows(calls)), refusing(calls))
+            raise _mismatch(comm, call, "\n".join(rows(calls)), refusers(calls))
 
     def refuse_call(why: str) -> None:
         with _Said(why):
@@ -350,6 +350,16 @@ def refused(comm: Comm, verb: str, error: Error) -> Error:
     if not comm.is_closed and not comm.disagreed:
         comm.agreement.refuse(f"{describe_call(verb=verb)} refused: {type(error).__name__}: {what}")
     return error
+
+
+class refusing(located):  # noqa: N801
+    """For an error of ours that leaves it this rank refuses its part of a call of verb, and tells others."""
+
+    comm: Comm
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if isinstance(error, HpcommError):
+            refused(self.comm, self.verb, error).__suppress_context__ = True
 
 
 def past_call(log: CallLog, number: int, size: int) -> str | None:

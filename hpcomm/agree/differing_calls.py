@@ -69,7 +69,7 @@ def holding(calls: Calls) -> list[str]:
     return [f"  {ranks} hold{'s' * (ranks.total == 1)} {call.text}" for call, ranks in calls.items()]
 
 
-def refusing(calls: Calls) -> list[int]:
+def refusers(calls: Calls) -> list[int]:
     """The ranks that are known to refuse their call."""
     runs = [run for call, ranks in calls.items() if call.why for run in ranks.runs]
     return sorted(rank for first, last in runs for rank in range(first, last + 1))

@@ -87,7 +87,7 @@ class Context(ClosedByAll):
     both: MPI.Intracomm | None = None  # of both groups, where they compare their calls
     node: core.Node | None = None
     devices: Any = None
-    exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (exchange_comm.py)
+    exchange_channel: list[Any] | None = None  # for planned exchanges, once there is one (making/groups.py)
     kept_schedules: Any = None  # comm_cache.Own of transport/scheduled/, once a schedule has run
     ranks_by_node: Any = None  # what reductions in their order go by (transport/rank_order.py)
     partners: Partners | None = None  # on a link: who of the other program has ended

@@ -12,10 +12,10 @@ from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import loaded
-from ..agree.agreement import refused
+from ..agree.agreement import refusing
 from ..core.html import grid, sheet
 from ..core.partition import integers
-from ..errors import ConfigError, HpcommError, LayoutError, RankError, UsageError, demand, where
+from ..errors import ConfigError, LayoutError, RankError, UsageError, demand, where
 from .communicator import Communicator, over
 from .making.groups import agreed, made
 from .topology import Cart, fill_in, node_order, nodes_of
@@ -234,7 +234,7 @@ def mesh(
 ) -> Mesh:
     """As Communicator.mesh."""
     comm.check_one_group("mesh")
-    try:
+    with refusing("mesh", comm):
         demand(shape or {}, Mapping, "the shape", "mesh", "names for the axes: comm.mesh(y=2, x=-1)")
         wanted = dict(shape or {}) | sizes
         demand(periodic, Iterable, "periodic", "mesh", "names of axes that close to rings: periodic=['x']")
@@ -248,8 +248,6 @@ def mesh(
         if strange:
             raise LayoutError(f"periodic names axes {strange} that the mesh {wanted} does not have")
         found = dict(zip(wanted, fill_in(comm.size, tuple(wanted.values())), strict=True))
-    except HpcommError as error:
-        raise refused(comm, "mesh", error) from None
     name = "x".join(found) or "mesh"
     with agreed(
         comm,

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from ..agree import runtime
-from ..agree.agreement import refused
+from ..agree.agreement import refused, refusing
 from ..errors import HpcommError, RankError, UsageError, WaitTimeoutError, where
 from ..transport.late import buffer
 from .communicator import Communicator
@@ -130,17 +130,13 @@ class Workers:
             error = RankError(f"root {root!r} is no rank of '{comm.name}'", hint=f"0 to {comm.size - 1}")
             raise refused(comm.context, "dup", error)
         if comm.size > 1:
-            try:
+            with refusing("dup", comm.context):
                 runtime.need_threads("a pool")
-            except HpcommError as wrong:
-                raise refused(comm.context, "dup", wrong) from None
         self._comm, self._root, self._progress = comm, index(root), progress
         self._options: dict[str, Any] = {}
         if begin[0] is not None and comm.rank == root:
-            try:
+            with refusing("dup", comm.context):
                 self._options["initializer"] = partial(_begin, _initializing(*begin))
-            except HpcommError as wrong:
-                raise refused(comm.context, "dup", wrong) from None
 
     def __enter__(self) -> Pool | None:
         from mpi4py.futures import MPICommExecutor

@@ -9,7 +9,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import NDArray, np
-from ..agree.agreement import refused
+from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
 from ..node import native
@@ -110,12 +110,10 @@ class SharedArrays(Shell):
         """
         comm = self.context
         comm.check_one_group("shared_array")
-        try:
+        with refusing("split_node", comm):
             lengths = shape_of(shape)
             record, _ = dtypes.parse(dtype)
             kind = np.dtype(record.storage)
-        except HpcommError as error:
-            raise refused(comm, "split_node", error) from None
         from .communicator import over
 
         node = split_node(comm, f"{comm.name}/shared", 0, "node")

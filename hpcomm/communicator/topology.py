@@ -10,13 +10,12 @@ from sys import intern
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, np
-from ..agree.agreement import refused
+from ..agree.agreement import refusing
 from ..core.partition import integers
-from ..errors import HpcommError, LayoutError, MismatchError, RankError, UsageError, where
+from ..errors import LayoutError, MismatchError, RankError, UsageError, where
 from ..transport.late import transport
 from .communicator import Communicator, over
-from .making.exchange_comm import channel
-from .making.groups import agreed, made, mapped
+from .making.groups import agreed, channel, made, mapped
 from .verbs.neighbour_collectives import NeighbourCollectives
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def cart(
 ) -> Cart:
     """As Communicator.cart."""
     comm.check_one_group("cart")
-    try:
+    with refusing("cart", comm):
         sizes = fill_in(comm.size, shape)
         given: Any = periodic
         answers = list(given) if hasattr(given, "__iter__") else [given] * len(sizes)
@@ -145,8 +144,6 @@ def cart(
                 f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}",
                 hint="True, False, or one of them for each axis",
             )
-    except HpcommError as error:
-        raise refused(comm, "cart", error) from None
     with agreed(comm, "cart", (sizes, rings, bool(reorder)), shape=shape, periodic=periodic):
         order = node_order(nodes_of(comm), sizes, tiles=True) if reorder else None
         place = order.index(comm.rank) if order is not None else None
@@ -178,7 +175,7 @@ def graph(
 ) -> Graph:
     """As Communicator.graph."""
     comm.check_one_group("graph")
-    try:
+    with refusing("graph", comm):
         destinations = integers(destinations, "the list of destinations")
         sources = None if sources is None else integers(sources, "the list of sources")
         for rank in (*destinations, *(sources or ())):
@@ -189,8 +186,6 @@ def graph(
                 f"{len(destinations)} edges of the only rank go out, and {len(sources)} come in",
                 hint="sources that are as often 0 as destinations are, or None",
             )
-    except HpcommError as error:
-        raise refused(comm, "graph", error) from None
     with agreed(comm, "graph", sources is None, destinations=destinations, sources=sources):
         if sources is None:
             times = np.bincount(np.asarray(destinations, int), minlength=comm.size).astype(np.int32)

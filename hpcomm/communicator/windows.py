@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, cast
 from zlib import crc32
 
 from .._lazy import MPI, NDArray, np
-from ..agree.agreement import refused
+from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
 from ..core.request import Pause
 from ..errors import (
@@ -440,11 +440,9 @@ class Windows(Shell):
         """
         comm = self.context
         comm.check_one_group("window")
-        try:
+        with refusing("window", comm):
             lengths = shape_of(shape)
             record, _ = dtypes.parse(dtype)
-        except HpcommError as error:
-            raise refused(comm, "window", error) from None
         with agreed(comm, "window"):
             said = f"ragged {record} in {len(lengths)} dimensions" if ragged else f"{record} {lengths}"
             mark = crc32(said.encode()).to_bytes(4, "little")

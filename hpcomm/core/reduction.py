@@ -218,12 +218,16 @@ def _known(name: str, dtype: Dtype) -> Reduction:
     op, code, kind = Op(name), NAMES.index(name), dtype.kind
     _refuse_wrong(name, kind, dtype)
     if kind == "b":
-        return Reduction(op, code, _ON_BOOL[name], "UINT8_T", _bytes_of, _bools_of)
+        return Reduction(
+            op, code, _ON_BOOL[name], "UINT8_T", _bytes_of, lambda got, ranks: got.view(np.bool_)
+        )
     if name in ("land", "lor"):
         back = _truth_to(dtype)
         return Reduction(op, code, _ON_BOOL[name], "UINT8_T", _truth_of(dtype), back)
     if kind == "h":
-        return Reduction(op, code, _MPI[name], "FLOAT", _widen(dtype), _narrow(dtype, name == "avg"))
+        return Reduction(
+            op, code, _MPI[name], "FLOAT", lambda x: dtypes.widen(x, dtype), _narrow(dtype, name == "avg")
+        )
     assert dtype.mpi is not None
     return Reduction(op, code, _MPI[name], dtype.mpi, finish=_divide if name == "avg" else None)
 
@@ -312,10 +316,6 @@ def _bytes_of(x: NpArray) -> NpArray:
     return np.ascontiguousarray(x).view(np.uint8)
 
 
-def _bools_of(reduced: NpArray, ranks: int) -> NpArray:
-    return reduced.view(np.bool_)
-
-
 def _truth_of(dtype: Dtype) -> Callable[[NpArray], NpArray]:
     if dtype.kind != "h":
         return lambda x: np.ascontiguousarray(x != 0).view(np.uint8)
@@ -325,10 +325,6 @@ def _truth_of(dtype: Dtype) -> Callable[[NpArray], NpArray]:
 def _truth_to(dtype: Dtype) -> Callable[[NpArray, int], NpArray]:
     one = 1 if dtype.kind != "h" else {"float16": 0x3C00, "bfloat16": 0x3F80}[dtype.name]
     return lambda reduced, ranks: reduced.astype(dtype.storage) * np.dtype(dtype.storage).type(one)
-
-
-def _widen(dtype: Dtype) -> Callable[[NpArray], NpArray]:
-    return lambda x: dtypes.widen(x, dtype)
 
 
 def _narrow(dtype: Dtype, average: bool) -> Callable[[NpArray, int], NpArray]:

@@ -30,7 +30,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, np
-from ..communicator.making.exchange_comm import Channel, channel
+from ..communicator.making.groups import Channel, channel
 from ..communicator.verbs.persistent import Plans
 from ..core.limits import STARTED_ALONE
 from ..core.present import calling

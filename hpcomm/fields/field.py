@@ -15,7 +15,7 @@ from .._lazy import NDArray, np
 from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..communicator.shell import watched
 from ..core.partition import Box, Partition, Points, Split
-from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, where
+from ..errors import DtypeError, HpcommError, LayoutError, UsageError, demand, located, where
 from ..transport.endpoints import memory, set_zero
 from ..transport.late import buffer, dtypes, host_copy
 from .halo import Halo
@@ -125,8 +125,10 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             demand(text, str, f"the {what} of the field", "field", f"text: Field({what}='T')")
         self.name, self.unit = name, unit
         self.corners = corners
-        try:
-            self.partition = _partition(ranks, whole, split)
+        with located(f"field {name!r}", comm):
+            if not isinstance(whole, (Partition, Points)):
+                whole = Partition(whole, axes_of(ranks)[0], split)
+            self.partition = whole
             if self.partition.size != comm.size:
                 raise LayoutError(
                     f"the partition is over {self.partition.size} ranks, the communicator has {comm.size}",
@@ -136,8 +138,6 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             self.look = _storage(self._shape_here(), dtype, array, like)
             if self.look.place is not None and isinstance(self.partition, Points):
                 raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
-        except HpcommError as error:
-            raise error.located(f"field {name!r}", comm) from None
         self.array: A = self.look.give()
         self._halo: Halo | None = None
 
@@ -283,10 +283,8 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         steps, drop = self._parsed(key)
         mine, there = meeting(self.partition, steps, self.comm.rank)
         lengths = [len(range(*s)) for s in steps]
-        try:
+        with located("setting a slice", self.comm):
             full = self._fitting(value, tuple(n for a, n in enumerate(lengths) if a not in drop))
-        except HpcommError as error:
-            raise error.located("setting a slice", self.comm) from None
         piece = full.reshape(lengths)[there]
         if self.look.place is not None:
             own = self.on_host()
@@ -328,10 +326,8 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             ) from None
 
     def _parsed(self, key: Key) -> tuple[list[Step], set[int]]:
-        try:
+        with located("slicing", self.comm):
             return parse(key, self.shape)
-        except HpcommError as error:
-            raise error.located("slicing", self.comm) from None
 
     # -- how ------------------------------------------------------------------------------------------
     def _to(self, target: Partition, ranks: list[int]) -> A | None:
@@ -343,10 +339,6 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             return None
         given: A = made.give()
         return given
-
-
-def _partition(ranks: Ranks, whole: Whole, split: Sequence[Split] | None) -> Partition | Points:
-    return whole if isinstance(whole, (Partition, Points)) else Partition(whole, axes_of(ranks)[0], split)
 
 
 def _storage(shape: tuple[int, ...], dtype: object, array: object, like: object) -> Buffer:

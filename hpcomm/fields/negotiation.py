@@ -18,7 +18,7 @@ from ..transport.endpoints import count, on_device
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from ..communicator.making.exchange_comm import Channel as Lines
+    from ..communicator.making.groups import Channel as Lines
     from ..core.types import NpArray
     from ..node._native.core import Channel
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from .._lazy import np
 from ..communicator.communicator import Communicator
-from ..communicator.making.exchange_comm import channel
+from ..communicator.making.groups import channel
 from ..communicator.shell import watched
 from ..core.partition import Box, Partition, Points, integers
-from ..errors import DtypeError, HpcommError, LayoutError, RankError, demand
+from ..errors import DtypeError, LayoutError, RankError, demand, located
 from ..transport.endpoints import Rows, memory, set_zero, share_memory
 from ..transport.late import buffer, dtypes
 from . import routing
@@ -57,7 +57,7 @@ class Redistribution:
         for partition in (source, target):
             demand(partition, (Partition, Points), "a partition", "redistribution", given)
         self.comm, self.source, self.target = comm, source, target
-        try:
+        with located("redistribution", comm):
             comm.context.check_open("redistribution")
             self.source_ranks = list(
                 integers(range(source.size) if source_ranks is None else source_ranks, "ranks")
@@ -74,8 +74,6 @@ class Redistribution:
             self._route = routing.redistribute(
                 source, target, comm.rank, self.source_ranks, self.target_ranks
             )
-        except HpcommError as error:
-            raise error.located("redistribution", comm) from None
         self._tag = channel(comm.context).number
         self._device_side: Any = None  # known from the first call on
         self._last: tuple[Any, Any, Exchange] | None = None  # looks at x and out
@@ -112,12 +110,10 @@ class Redistribution:
         if x is last_x and out is last_out:
             exchange()
             return out
-        try:
+        with located("redistribution", self.comm):
             look = self._look(x, self.source_shape, "x")
             made = self._made(look, out, dtype)
             self._check(look, made)
-        except HpcommError as error:
-            raise error.located("redistribution", self.comm) from None
         has_gaps = self._sums or self._is_padding  # what arrives is added, or not for all elements
         if made is not None and has_gaps:
             set_zero(memory(made))

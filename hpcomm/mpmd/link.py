@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .._lazy import MPI, np
 from ..agree import runtime
@@ -19,7 +19,6 @@ from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import check_time, is_number
 from .coupling.wire import TIMEOUT_S, Wire
-from .plain_link import PlainCommunicator
 from .record import VERDICTS, Recorder
 from .report import link_lines
 
@@ -306,3 +305,33 @@ def no_field(given: object, verb: str) -> UsageError:
         verb,
         f"link.{verb}(field), as me.gives or me.takes returned it",
     )
+
+
+class PlainCommunicator(Communicator):
+    """To a program without hpcomm, which does not know the verbs of objects and ragged arrays: refused."""
+
+    @property
+    def order(self) -> str:
+        """That of the MPI library, whose calls the other program makes."""
+        return "fast"
+
+    @order.setter
+    def order(self, order: str) -> None:
+        if order != "fast":
+            what = f"the program at the other end of '{self.name}' speaks plain MPI, whose order is its own"
+            raise UsageError(what, hint="all_gather, and add up what has come").located("order", self)
+
+
+def _refusal(verb: str) -> Callable[..., NoReturn]:
+    def refuse(comm: Communicator, *args: object, **options: object) -> NoReturn:
+        raise UsageError(
+            f"the program at the other end of '{comm.name}' speaks plain MPI, and {verb} hpcomm's own way",
+            hint="send arrays: send, recv, all_reduce and their kin are MPI's own calls",
+        ).located(verb, comm)
+
+    return refuse
+
+
+for _name in dir(Communicator):
+    if _name.endswith(("_object", "_ragged")):
+        setattr(PlainCommunicator, _name, _refusal(_name))

@@ -210,7 +210,7 @@ class Program:
         wrong = self._plan(links, fields, theirs, time, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
-            link.connect = _nothing
+            link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
 
@@ -436,7 +436,3 @@ def _progress() -> Progress | None:
     made = Progress(int(os.environ[PIPE]))
     runtime.farewells.append(lambda: made.end(runtime.status))
     return made
-
-
-def _nothing() -> None:
-    pass

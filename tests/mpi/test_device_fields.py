@@ -18,7 +18,7 @@ from hpcomm import Field, Halo, Partition, Points, Redistribution, checkpoint, h
 from hpcomm.apps import _library, gpu_demo, overlap_demo
 from hpcomm.apps._library import Library
 from hpcomm.device import driver
-from hpcomm.fields.files.checksum import checksum
+from hpcomm.fields.files.checkpoints import checksum
 
 __all__ = ["comm", "device", "path"]  # fixtures
 pytestmark = [pytest.mark.few, pytest.mark.once]

@@ -21,7 +21,7 @@ from test_fields import DTYPES, dtype_of, filled, fits, partitions, plain, stead
 import hpcomm
 from hpcomm import Field, Partition, Points, checkpoint
 from hpcomm.fields.files import npy
-from hpcomm.fields.files.checksum import checksum
+from hpcomm.fields.files.checkpoints import checksum
 
 pytestmark = pytest.mark.few
 

@@ -8,29 +8,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
 from ..._lazy import MPI
-from ...agree.agreement import refused
+from ...agree.agreement import refused, refusing
 from ...core.limits import REFUSAL_S
 from ...core.present import calling
 from ...core.request import abandon
 from ...core.signature import head, signature
-from ...errors import ConfigError, HpcommError, PeerFailedError, RankError, UsageError, where
+from ...errors import HpcommError, PeerFailedError, RankError, UsageError, located, where
+from ...transport.late import transport
 from ...transport.matching import tag_number
 from ..context import Context
 from ..payloads.objects import Objects
 from ..payloads.pickling import chosen
 from ..settings import INHERITED, Settings, require_known
 from .block_channel import making, rank_there
-
-if TYPE_CHECKING:
-    from ...node import domains
-else:
-    from ..._lazy import LazyModule
-
-    domains = LazyModule("hpcomm.node.domains")
 
 T = TypeVar("T")
 
@@ -59,6 +53,8 @@ def _split(comm: Context, color: int | None, key: int, name: str | None) -> Cont
 
 def split_node(comm: Context, name: str | None, key: int, by: str) -> Context:
     """As Communicator.split_node."""
+    from ...node import domains
+
     comm.check_open("split_node")
     key = _whole(comm, "split_node", "key", key, -_MOST, ", by which the part is ordered")
     if by != "node" and by not in domains.PARTS:
@@ -105,7 +101,8 @@ def group(comm: Context, ranks: Sequence[int], name: str | None, tag: int) -> Co
             what = f"ranks {short_list(wrong)} are no ranks of '{comm.name}', or named twice"
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
         raise RankError(what, hint=hint).located("group", comm)
-    mpi, number = making(comm, _tag(comm, "group", tag))
+    with located("group", comm):
+        mpi, number = making(comm, tag_number(comm, tag, sending=True))
     everybody = comm.mpi_handle.Get_group()
     some = everybody.Incl(members)
     everybody.Free()
@@ -130,11 +127,9 @@ def dup(
 ) -> Context:  # fmt: skip
     """As Communicator.dup."""
     comm.check_open("dup")
-    try:
+    with refusing("dup", comm):
         require_known(check or comm.settings.check, gpu)
         by = chosen(pickler) if pickler is not None else None
-    except ConfigError as error:
-        raise refused(comm, "dup", error) from None
     with agreed(comm, "dup"):
         make = comm.mpi_handle.Dup if comm.node is None else None
         return made(comm, "dup", name or f"{comm.name}.dup", make, settings=Settings(check, gpu, by))
@@ -273,8 +268,31 @@ def mapped(comm: Context | None, verb: str, make: Callable[..., T], *arguments: 
         raise failure(error, verb, comm) from None
 
 
-def _tag(comm: Context, verb: str, tag: int) -> int:
-    try:
-        return tag_number(comm, tag, sending=True)
-    except UsageError as error:
-        raise error.located(verb, comm) from None
+class Channel(NamedTuple):
+    """A communicator for planned exchanges, so that their messages never meet the user's.
+
+    mpi: for exchanges alone; carrier: for those of arrays on devices, if a rank may have such."""
+
+    mpi: MPI.Comm
+    number: int
+    carrier: Context | None
+
+
+def channel(comm: Context, peek: bool = False) -> Channel:
+    """Duplicates of comm for exchanges alone, and a number that tells this exchange from the others.
+
+    The first use of a communicator is collective; closing it closes the duplicates. With peek no number is
+    taken.
+    """
+    if comm.exchange_channel is None:
+        try:
+            with calling(comm, "a planned exchange"):
+                made = comm.mpi_handle.Dup()
+        except MPI.Exception as error:
+            raise transport.failure(error, "a planned exchange", comm) from None
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+        carrier = None if comm.devices is None else dup(comm, f"{comm.name}.exchange", "off")
+        comm.exchange_channel = [made, 0, carrier]
+    if not peek:
+        comm.exchange_channel[1] += 1
+    return Channel(comm.exchange_channel[0], comm.exchange_channel[1] % 32768, comm.exchange_channel[2])

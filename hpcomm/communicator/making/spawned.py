@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 
 from ..._lazy import MPI
 from ...agree import runtime
-from ...agree.agreement import refused
+from ...agree.agreement import refusing
 from ...errors import ConfigError, UsageError
 from ...job.launcher import HYDRA, PRRTE, launcher_of, name_of
 from ...watch import start_up
@@ -46,10 +46,8 @@ def spawn(comm: Context, program: object, ranks: object, name: str, timeout: flo
     from ...agree.deadline import within
 
     comm.check_one_group("spawn")
-    try:
+    with refusing("spawn", comm):
         words, number = _read(program, ranks)
-    except UsageError as error:
-        raise refused(comm, "spawn", error) from None
     what = words, number, name
     with agreed(comm, "spawn", what):
         why = Objects(comm).broadcast_object(_why_not(words) if comm.rank == 0 else None)

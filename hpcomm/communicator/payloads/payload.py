@@ -130,9 +130,9 @@ def name_tag(header: bytearray) -> None:
         _HEAD.pack_into(header, 0, count, part_tag())
 
 
-def tag_of(headers: Bytes, at: int) -> int:
-    """The tag that the header names which stands there."""
-    return int(_HEAD.unpack_from(headers, at)[1])
+def tag_of(headers: Bytes, nbytes: int, rank: int) -> int:
+    """The tag that a rank's header names, where each has so many bytes."""
+    return int(_HEAD.unpack_from(headers, rank * nbytes)[1])
 
 
 def are_whole(headers: Bytes, nbytes: int) -> bool:

@@ -301,7 +301,7 @@ def _spread(
     at = range(0, len(headers), nbytes)
     same: dict[Any, Any] = {}  # mostly all ranks' are
     after = [same.setdefault(each := lengths_after(headers, a), each) for a in at]
-    tags = partial(_tag_of, headers, nbytes)
+    tags = partial(tag_of, headers, nbytes)
     if any(unsaid for unsaid, _ in after):  # some lengths are not in the header
         told = [(8 * unsaid,) if unsaid else () for unsaid, _ in after]
         said = yield from share_out(comm, mine.lengths, told, tags, number)
@@ -320,10 +320,6 @@ def _spread(
         return opened.blocks or blocks
 
     return payload_of
-
-
-def _tag_of(headers: memoryview, nbytes: int, rank: int) -> int:
-    return tag_of(headers, rank * nbytes)
 
 
 def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:

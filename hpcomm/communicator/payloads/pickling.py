@@ -25,14 +25,6 @@ from .payload import DevicePayload, OnDevice, Payload, check_came
 if TYPE_CHECKING:
     import numpy as np
 
-    from ...device import libraries
-    from . import device_payload
-else:
-    from ..._lazy import LazyModule
-
-    libraries = LazyModule("hpcomm.device.libraries")
-    device_payload = LazyModule("hpcomm.communicator.payloads.device_payload")
-
 _PICKLED = 0x80  # how every pickle begins
 
 
@@ -137,8 +129,9 @@ def _way_of_arrays(kind: type) -> Callable[[Any], object] | None:
         return _take_array_apart
     if kind is getattr(sys.modules.get("torch"), "Tensor", None):
         return _take_tensor_apart
-    known = libraries.LIBRARIES.items()
-    is_known = any(kind is getattr(sys.modules.get(name), its.array, None) for name, its in known)
+    from ...device.libraries import LIBRARIES
+
+    is_known = any(kind is getattr(sys.modules.get(name), its.array, None) for name, its in LIBRARIES.items())
     return _take_device_array_apart if is_known else None
 
 
@@ -261,6 +254,8 @@ def _take_tensor_apart(tensor: Any) -> tuple[object, ...]:
 
 def _take_device_array_apart(array: Any) -> tuple[object, ...]:
     """How an array on a device is pickled: what stands for its elements as a block; see device_payload.py."""
+    from . import device_payload
+
     try:
         look = buffer.as_buffer(array)
         assert isinstance(look, buffer.DeviceBuffer)

@@ -31,11 +31,6 @@ from .payload_agreement import (
 if TYPE_CHECKING:
     from ...core.buffer import DeviceBuffer, Shape
     from ...core.types import AnyArray, AnyStatus, Array, ArrayLike, Later, Now, Scalar
-    from . import device_payload
-else:
-    from ..._lazy import LazyModule
-
-    device_payload = LazyModule("hpcomm.communicator.payloads.device_payload")
 
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 
@@ -258,6 +253,8 @@ def _description(shape: Shape, library: str, name: str) -> bytes:
 
 def _from_device(look: DeviceBuffer) -> Payload:
     """It arrives on a device where the same library has one, else on the host."""
+    from . import device_payload
+
     text = _description(look.shape, _ON_DEVICE, look.dtype.name)
     return DevicePayload([memoryview(text), device_payload.block_of(look)])
 
@@ -294,6 +291,8 @@ def decode(got: Payload, rank: int | None = None) -> Any:
 
 def _copied(x: object, own: Payload) -> Any:
     """This rank's own array: what comes back must not be the memory that went out."""
+    from . import device_payload
+
     blocks = (
         device_payload.copied(b) if isinstance(b, OnDevice) else memoryview(bytearray(b)) for b in own[1:]
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from ...agree.agreement import refused
+from ...agree.agreement import refused, refusing
 from ...core.operation import Arguments, Call, Carrier
 from ...core.present import calling
 from ...core.signature import BACKGROUND, head, marked
@@ -355,10 +355,8 @@ class Collectives(Shell):
             comm.check_open("barrier")
             call = Call(comm, "barrier", code=head("barrier"))
             own = None if algorithm == "tuned" else algorithm  # barriers are not tuned
-            try:
+            with refusing("barrier", comm):
                 call = call if own is None else schedule_transport.schedule_call(call, own)
-            except HpcommError as error:
-                raise refused(comm, "barrier", error) from None
             if own is None and not async_op and (node := comm.node) is not None:
                 call.carrier = Carrier(node.barrier, is_core=True)
             return _carried_out(comm, call, async_op)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ..._lazy import loaded, np
-from ...agree.agreement import refused
-from ...errors import HpcommError, UsageError
+from ...agree.agreement import refusing
+from ...errors import UsageError
 from ...transport.late import buffer
 from .reductions import Reductions
 
@@ -48,10 +48,8 @@ class Extremes(Reductions):
         """
         comm = self.context
         comm.check_one_group("all_reduce_loc")
-        try:
+        with refusing("all_reduce", comm):
             given = _elementwise(x, op)
-        except HpcommError as error:
-            raise refused(comm, "all_reduce", error) from None
         values = self.all_reduce(given, op)
         is_here = (given == values) | ((given != given) & (values != values))  # NaN differs from itself
         return values, self.all_reduce(is_here * (comm.rank - comm.size) + comm.size, "min")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 from ..._lazy import MPI, NDArray, np
-from ...agree.agreement import refused
+from ...agree.agreement import refusing
 from ...core.operation import Call, Carrier
 from ...core.present import calling
 from ...core.request import Again, Request, Stages
@@ -22,7 +22,7 @@ from ...errors import HpcommError, LayoutError, where
 from ...transport import progress
 from ...transport.endpoints import set_zero, share_memory
 from ...transport.late import buffer, host_copy, prepare, staging, transport
-from ..making.exchange_comm import channel
+from ..making.groups import channel
 from .neighbour_ragged import RaggedNeighbours
 from .timeouts import waited
 
@@ -178,7 +178,7 @@ class NeighbourCollectives(RaggedNeighbours):
         self, verb: str, x: ArrayLike, out: ArrayLike | None
     ) -> tuple[Buffer, tuple[int, ...], Buffer]:
         """Looks at x and at what receives, and the shape of a block between them; wrong ones are refused."""
-        try:
+        with refusing(verb, self.context):
             self.context.check_open(verb)
             look = buffer.as_buffer(x)
             block = look.shape
@@ -198,8 +198,6 @@ class NeighbourCollectives(RaggedNeighbours):
                 raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
             if out is not None and share_memory(look, result):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
-        except HpcommError as error:
-            raise refused(self.context, verb, error) from None
         return look, block, result
 
     def _going(

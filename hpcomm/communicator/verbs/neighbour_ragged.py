@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ..._lazy import MPI, NDArray, np
-from ...agree.agreement import refused
+from ...agree.agreement import refusing
 from ...core.operation import Call
 from ...core.present import calling
 from ...core.request import Pending, Request, Stages
 from ...core.signature import BACKGROUND, head
-from ...errors import HpcommError, UsageError
+from ...errors import UsageError
 from ...transport import progress
 from ...transport.late import dtypes, transport
-from ..making.exchange_comm import Channel, channel
+from ..making.groups import Channel, channel
 from ..payloads import device_payload, ragged
 from ..payloads.payload import DevicePayload, Opened, Payload, headed
 from ..shell import Shell
@@ -81,15 +81,13 @@ class RaggedNeighbours(Shell):
             return self._carried_out_ragged(verb, xs, n, async_op)
 
     def _carried_out_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
-        try:
+        with refusing(verb, self.context):
             self.context.check_open(verb)
             if not isinstance(xs, (list, tuple)) or len(xs) != n:
                 raise UsageError(
                     f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
                 )
             packed_parts = [ragged.encode(x) for x in xs]
-        except HpcommError as error:
-            raise refused(self.context, verb, error) from None
         call = Call(self.context, verb)
         for observer in self.context.observers:
             observer.before(call)

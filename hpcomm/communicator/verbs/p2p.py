@@ -17,7 +17,7 @@ from ...core.operation import Call
 from ...core.present import messaging
 from ...core.request import Request
 from ...core.status import Status
-from ...errors import HpcommError, LayoutError, UsageError
+from ...errors import HpcommError, LayoutError, UsageError, located
 from ...node.present import enter, leave
 from ...transport import guarded_receive
 from ...transport.late import buffer, dtypes, prepare, single_request, transport
@@ -280,10 +280,8 @@ class Messages(Shell):
         comm = self.context
         requests: dict[int, Request[Any]] = {}
         ops = list(ops) if isinstance(ops, Iterable) else [ops]
-        try:
+        with located("batch_isend_irecv", comm):
             kinds = [_check_op(comm, op) for op in ops]  # all of them before any is begun
-        except HpcommError as error:
-            raise error.located("batch_isend_irecv", comm) from None
         for wanted, begin in (("recv", self.irecv), ("send", self.isend)):
             for i, op in enumerate(ops):
                 if kinds[i] == wanted:
@@ -316,13 +314,11 @@ def _check_op(comm: Context, op: P2POp) -> str:
 
 
 def send_carefully(comm: Context, x: object, dest: int, tag: int, async_op: bool, sync: bool = False) -> Any:
-    try:
+    with located("isend" if async_op else "send", comm):
         comm.check_open("send")
         dest = peer_rank(comm, dest, "dest")
         tag = tag_number(comm, tag, sending=True)
         look = x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x)
-    except HpcommError as error:
-        raise error.located("isend" if async_op else "send", comm) from None
     to_self = dest == comm.rank and not (comm.is_inter or async_op or sync)
     call, devices = Call(comm, "send", peer=dest, tag=tag), comm.devices
     call.look, call.moves = look, "ssend" if sync else ""
@@ -364,7 +360,7 @@ def receive_carefully(
 ) -> Any:
     if comm.timeout_s is not None and not async_op:
         return waited(comm, receive_carefully(comm, out, dtype, shape, envelope, True))
-    try:
+    with located("irecv" if async_op else "recv", comm):
         if out is not None:
             look = _receiver(out)
             return receive_into(comm, out, look, envelope, async_op)
@@ -382,8 +378,6 @@ def receive_carefully(
         if async_op:
             comm.known.receives.clear()  # they ask MPI alone
         return in_order(comm, recv_unsized(comm, dtype, envelope), envelope, async_op)
-    except HpcommError as error:
-        raise error.located("irecv" if async_op else "recv", comm) from None
 
 
 def _receiver(out: Any) -> Buffer:

@@ -16,7 +16,7 @@ from ...core.present import calling, waiting
 from ...core.request import Again, Needs, Request, Stages, T_co, abandon, deadline
 from ...core.signature import NEIGHBOURS, head, operator, words_of
 from ...core.verbs import REDUCTIONS, TABLE
-from ...errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, where
+from ...errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, located, where
 from ...node.present import enter, leave
 from ...transport import matching
 from ...transport.late import buffer, prepare, schedule_transport, transport
@@ -305,10 +305,8 @@ def _refuse_gradients(call: Call, tensors: Sequence[Any]) -> None:
     """Refuse what the plan's tensors could not be given when it was made."""
     for x in tensors:
         if x.requires_grad and not (call.verb == "broadcast" and x.is_leaf):
-            try:
+            with located(f"plan of {call.verb}", call.comm):
                 buffer.refuse_gradient(x)
-            except UsageError as error:
-                raise error.located(f"plan of {call.verb}", call.comm) from None
 
 
 def _first_looking(call: Call, tensors: Sequence[Any], begin: Callable[[], object]) -> Callable[[], None]:

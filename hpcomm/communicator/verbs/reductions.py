@@ -5,11 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypeVar, overload
 
-from ...agree.agreement import refused
+from ...agree.agreement import refusing
 from ...core.operation import Arguments
 from ...core.present import calling
 from ...core.request import Request, StagesOf
-from ...errors import HpcommError
 from ...transport.late import buffer, reduction
 from ..payloads.payload_agreement import each_of
 from ..shell import Shell
@@ -310,14 +309,12 @@ class Reductions(Shell):
         comm = self.context
         name = "reduce_scatter_ragged"
         comm.check_one_group(name)
-        try:
+        with refusing(name, comm):
             items, wrong = each_of(comm, name, xs)
             if wrong is not None:
                 raise wrong
             for x in items:
                 reduction.resolve(op, buffer.as_buffer(x).dtype)
-        except HpcommError as error:
-            raise refused(comm, name, error) from None
         if not async_op:
             with calling(comm, name, op=op):
                 return [self.reduce(x, op, root) for root, x in enumerate(items)][comm.rank]

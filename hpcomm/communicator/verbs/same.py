@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 from zlib import crc32
 
 from ..._lazy import np
-from ...agree.agreement import refused
+from ...agree.agreement import refusing
 from ...agree.differing_calls import Call, alone, holding, joined
 from ...agree.values import bits, crc_of
-from ...errors import HpcommError, MismatchError, calling_frame, demand, source_line, where
+from ...errors import MismatchError, calling_frame, demand, source_line, where
 from ..payloads.objects import Objects
 from .collectives import Collectives
 from .leaves import Leaf, array_of, leaves
@@ -52,11 +52,9 @@ class Same(Collectives, Reductions, Objects):
         """
         comm = self.context
         comm.check_one_group("same")
-        try:
+        with refusing("same", comm):
             demand(what, str, "what", "same", 'a text, such as "weights"')
             found = {leaf.path: leaf for leaf in leaves(x)}
-        except HpcommError as error:
-            raise refused(comm, "same", error) from None
         whole = 0
         for leaf in found.values():
             whole = crc32(f"{leaf.path} {leaf.crc}".encode(), whole)

@@ -8,7 +8,7 @@ from ..._lazy import MPI, np
 from ...agree import message_kinds
 from ...core.operation import Call
 from ...core.present import messaging
-from ...errors import HpcommError, LayoutError
+from ...errors import LayoutError, located
 from ...node.present import enter, leave
 from ...transport import guarded_receive
 from ...transport.late import buffer, prepare, transport
@@ -75,24 +75,20 @@ class SendRecv(Shell):
 
 def _ends(comm: Context, dest: int, source: int | None, sendtag: int, recvtag: int | None) -> Ends:
     """All four, checked."""
-    try:
+    with located("sendrecv", comm):
         comm.check_open("sendrecv")
         to, by = peer_rank(comm, dest, "dest"), tag_number(comm, sendtag, sending=True)
         return Ends(to, peer_rank(comm, source, "source"), by, tag_number(comm, recvtag))
-    except HpcommError as error:
-        raise error.located("sendrecv", comm) from None
 
 
 def _sendrecv_carefully(comm: Context, x: object, out: object, ends: Ends, status: AnyStatus | None) -> Any:
-    try:
+    with located("sendrecv", comm):
         look = buffer.as_buffer(x)
         recv = look if out is x else _receiving(look, out)
         check_writable(recv)
         if _takes_devices(comm, look, recv):
             return _as_two(comm, _beside(comm, look, recv), out, recv, ends, status)
         buffer.refuse_partial(look, recv)
-    except HpcommError as error:
-        raise error.located("sendrecv", comm) from None
     packed = np.ascontiguousarray(look.array)
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()

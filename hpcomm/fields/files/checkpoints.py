@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..._lazy import np
 from ...communicator.communicator import Communicator
+from ...core.types import AnyArray
 from ...errors import DtypeError, LayoutError, TransportError, UsageError, where
 from ..field import Field
 from . import file_folder, npy
-from .checksum import checksum
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?$")
 _FORMAT = 1
@@ -241,3 +242,12 @@ def _check(comm: Communicator, path: Path, field: Field, entries: Mapping[str, A
             where("load", comm),
             f"a field of dtype {entry['dtype']}",
         )
+
+
+def checksum(field: Field, owned: AnyArray | None = None) -> int:
+    """The checksum of the whole: a number below 2**64, for any partition, the same on every rank. Collective.
+
+    Args:
+        owned: what this rank owns, if not yet in the field.
+    """
+    return int(field.comm.all_reduce(np.array([field.own_checksum(owned)], np.uint64))[0])

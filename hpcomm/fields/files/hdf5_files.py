@@ -24,7 +24,7 @@ from ..._lazy import np
 from ...communicator.communicator import Communicator
 from ...core.partition import Box
 from ...core.types import AnyArray
-from ...errors import HpcommError, UsageError, where
+from ...errors import UsageError, located, where
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder, npy
@@ -70,10 +70,8 @@ def save(
     if compression is not None and chunks in (None, False):
         chunks = True
     path = file_folder.target_path(path, "save", comm)
-    try:
+    with located("save", comm):
         shapes = [_chunks(field, chunks) for field in fields]
-    except HpcommError as error:
-        raise error.located("save", comm) from None
     if mode not in _MODES:
         raise UsageError(f"the mode is {mode!r}", where("save", comm), f"one of {', '.join(_MODES)}")
     together = h5py.get_config().mpi and any(shapes) and compression is None
@@ -86,7 +84,10 @@ def save(
             places = file_folder.from_root(
                 comm, "save", path, lambda: _create(part, now, fields, shapes, compression)
             )
-            _write_pieces(comm, part, [(f, place) for f, place in zip(fields, places, strict=True) if place])
+            if plain := [(f, place) for f, place in zip(fields, places, strict=True) if place]:
+                with npy.opened(comm, part, "save", writing=True) as file:
+                    for field, offset in plain:
+                        npy.move(field, file, offset, collective=True, writing=True)
             chunked = [(f, c) for f, c in zip(fields, shapes, strict=True) if c]
             if chunked:
                 _write_chunks(comm, part, chunked, compression, path)
@@ -182,13 +183,6 @@ def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compressio
         )
     made.attrs["unit"] = field.unit
     return made
-
-
-def _write_pieces(comm: Communicator, part: Path, places: Sequence[tuple[Field, int]]) -> None:
-    if places:
-        with npy.opened(comm, part, "save", writing=True) as file:
-            for field, offset in places:
-                npy.move(field, file, offset, collective=True, writing=True)
 
 
 def _write_chunks(

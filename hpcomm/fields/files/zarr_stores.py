@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ..._lazy import np
-from ...errors import HpcommError, MissingError
+from ...errors import MissingError, located
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder
@@ -41,10 +41,8 @@ def save(
     zarr = _library()
     comm, fields = file_folder.named(fields, "save")
     path = file_folder.target_path(path, "save", comm)
-    try:
+    with located("save", comm):
         shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
-    except HpcommError as error:
-        raise error.located("save", comm) from None
 
     # zarr reads a chunk that is not there as empty; so all are written, and a lost one can be told
     all_of_them = bool(dict(options.get("config") or {}).get("write_empty_chunks", True))
