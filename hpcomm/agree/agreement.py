@@ -1,6 +1,6 @@
 """Agreement: do all ranks of a communicator make the same call?
 
-Every collective call has a signature (verb, operator, dtype, root, number of elements). Four levels:
+Every collective call has a signature (verb, operator, dtype, root, number of elements). Levels:
 
 off    nothing is compared.
 light  Calls that the native core carries out tell their signatures with their arrivals (arrivals.py). Of all
@@ -10,6 +10,7 @@ full   all ranks compare before each call, wherever they are, and all raise. Cos
        call. Calls are recorded, too, so that ranks which have ended are noticed as with light.
 
 values full, and with it a checksum of the results so far that all should hold (values.py).
+strict values, and what one rank can tell of its own memory, messages and requests (strict.py).
 
 Two groups compare by such an all-reduce at light, too: neither sees what the other one records, and a rank
 that refuses its part would leave the others waiting. Light compares calls in the background when they are
@@ -220,7 +221,8 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
         with _Said(why):
             heard(REFUSED, why)
 
-    return Agreement("values" if comm.values else "full", enter, _as_late(enter), refuse=refuse_call)
+    level = comm.settings.check if comm.values or comm.settings.check == "strict" else "full"
+    return Agreement(level, enter, _as_late(enter), refuse=refuse_call)
 
 
 def between(comm: Comm, both: MPI.Intracomm) -> Agreement:

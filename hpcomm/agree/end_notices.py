@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import MPI
 from . import runtime
 from .ended_ranks import FEW
+from .levels import depth
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -110,7 +111,7 @@ class EndNotices:
 
         made.enter, made.late = counting(made.enter), counting(made.late)
         made.again = counting(lambda: None)
-        if made.level in ("full", "values") or (comm.is_inter and made.level == "light"):
+        if depth(made.level) or (comm.is_inter and made.level == "light"):
             made.refuse = counting(made.refuse)
         return made
 

@@ -57,7 +57,7 @@ class Communicator(
         name: shown in errors.
         mpi: the mpi4py communicator that this one uses, for what only MPI can do.
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
-        check: level of agreement checking: "off", "light", "full" or "values" (see docs/errors.md).
+        check: level of agreement checking: "off", "light", "full", "values" or "strict" (see docs/errors.md).
         order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
         order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
         timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.

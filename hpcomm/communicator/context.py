@@ -150,6 +150,10 @@ class Context(ClosedByAll):
             self.devices = DeviceDispatch(self, settings.gpu)
             if self.node is not None:
                 self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
+        if level == "strict":
+            from ..agree.strict import look_on
+
+            look_on(self)
         self.go_direct()
         runtime.note(self)
 
@@ -168,7 +172,7 @@ class Context(ClosedByAll):
         self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
         self.tag_base = met.mark
         can_compare = not (self.is_inter or met.devices or met.compared == "off")
-        if self.settings.check == "values" and can_compare:
+        if self.settings.check in ("values", "strict") and can_compare:
             self.values = Values()
 
     def derive(self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED) -> Context:

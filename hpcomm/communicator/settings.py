@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from ..agree.levels import LEVELS, depth
 from ..errors import ConfigError
 from ..transport.device.path_choice import PATHS
 from .payloads.pickling import Pickler
 
-LEVELS = ("off", "light", "full", "values")
 ORDERS = ("rank", "fast")
 
 
@@ -23,7 +23,7 @@ class Settings(NamedTuple):
     @property
     def compares_all(self) -> bool:
         """Whether all ranks compare each call before it begins."""
-        return self.check in ("full", "values")
+        return self.check is not None and depth(self.check) > 0
 
 
 INHERITED = Settings()

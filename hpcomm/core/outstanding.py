@@ -73,8 +73,8 @@ class Outstanding:
     def keep_exchange(self, exchange: Exchanging) -> None:
         vars(self).setdefault("exchanges", WeakSet()).add(exchange)
 
-    def begin(self, stages: Begun) -> Begun:
-        """Note a call in the background, and return it."""
+    def begin(self, stages: Begun, call: object = None) -> Begun:
+        """Note a call in the background, and return it. call: what is known of it."""
         if len(self._calls) > self._room_of_calls:
             self._calls = [each for each in self._calls if each.gi_frame]
             self._room_of_calls = _FEW + 2 * len(self._calls)

@@ -269,8 +269,10 @@ class Request(Generic[T_co]):
         abandon(self._pending, self._stages, self._memory)
         if getattr(self, "_has_failed", False):  # somebody has been told that it cannot complete
             return
+        comm = None if self.waits_for is None else self.waits_for[0]
+        whose = "" if comm is None else f" on '{comm.name}' (rank {comm.rank} of {comm.size})"
         warnings.warn_explicit(  # a ResourceWarning would not be shown
-            f"{self.call}, started at {self.birth}, was dropped before it was complete; "
+            f"{self.call}{whose}, started at {self.birth}, was dropped before it was complete; "
             "keep the request and wait()",
             RuntimeWarning,
             "?" if self._born is None else self._born[0].co_filename,

@@ -23,7 +23,9 @@ class Variable(NamedTuple):
 
 
 VARIABLES = (
-    Variable("HPCOMM_CHECK", "off, light, full, values", "light", "how much ranks compare of their calls"),
+    Variable(
+        "HPCOMM_CHECK", "off, light, full, values, strict", "light", "how much ranks compare of their calls",
+    ),
     Variable(
         "HPCOMM_DETERMINISTIC", "1", "unset",
         "sums of torch's groups and of fields do not depend on the number of ranks",

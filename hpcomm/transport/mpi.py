@@ -102,7 +102,7 @@ def swap(
 def start(call: Call) -> Request[Any]:
     """Begin call; the request finishes it."""
     stages = stages_of(call)
-    call.comm.outstanding.begin(stages)
+    call.comm.outstanding.begin(stages, call)
     return Request(call, stages) if call.after is None else StreamRequest(call, stages, call.after)
 
 

@@ -526,7 +526,7 @@ def test_a_message_to_oneself_is_not_lost_at_close(comm: Any) -> None:
 # -- checks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["off", pytest.param("light", marks=pytest.mark.core), "full", "values"])
+@pytest.mark.parametrize("level", ["off", pytest.param("light", marks=pytest.mark.core), "full", "strict"])
 def test_a_check_level_may_be_given_and_is_handed_down(level: str) -> None:
     with hpcomm.Communicator(MPI.COMM_WORLD, check=level) as comm:
         expected = "off" if comm.size == 1 else level  # there is nobody to agree with
@@ -539,7 +539,7 @@ def test_a_check_level_may_be_given_and_is_handed_down(level: str) -> None:
 
 @pytest.mark.core
 def test_the_environment_sets_the_default_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    for level in ("full", "values"):
+    for level in ("full", "values", "strict"):
         monkeypatch.setenv("HPCOMM_CHECK", level)
         with hpcomm.Communicator(MPI.COMM_WORLD) as comm:
             assert comm.check == (level if comm.size > 1 else "off")
@@ -551,9 +551,9 @@ def test_the_environment_sets_the_default_level(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unknown_check_level_names_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(hpcomm.ConfigError, match="'strict'") as caught:
-        hpcomm.Communicator(MPI.COMM_WORLD, check="strict")
-    assert all(level in str(caught.value.hint) for level in ("off", "light", "full"))
+    with pytest.raises(hpcomm.ConfigError, match="'strictly'") as caught:
+        hpcomm.Communicator(MPI.COMM_WORLD, check="strictly")
+    assert all(level in str(caught.value.hint) for level in ("off", "light", "full", "strict"))
     monkeypatch.setenv("HPCOMM_CHECK", "loud")
     with pytest.raises(hpcomm.ConfigError, match="'loud'"):
         hpcomm.Communicator(MPI.COMM_WORLD)

@@ -438,3 +438,40 @@ def test_a_number_is_reduced_alike_whether_numpy_was_loaded_or_not(job: Any, che
     for loads in ("comm.rank or __import__('numpy')", "comm.rank or hpcomm.self_.all_reduce(1)"):
         done = job(2, source.format(loads=loads), env={"HPCOMM_CHECK": check}, timeout=30)
         assert done.stdout.splitlines() == ["[0, 2, 4] 5.0"] * 2
+
+
+@pytest.mark.once
+def test_strict_says_at_the_end_what_nobody_has_waited_for_or_received(job: Any) -> None:
+    source = """
+import json
+import numpy as np
+import hpcomm
+
+comm, x = hpcomm.world, np.ones(3)
+if comm.rank == 0:
+    json.kept = comm.irecv(np.empty(3), source=1, tag=4)  # where it outlives the program
+    late = comm.irecv(np.empty(3), source=1, tag=6)
+else:
+    comm.send(x, dest=1, tag=7)  # to itself: copied
+"""
+    done = job(2, source, env={"HPCOMM_CHECK": "strict"})
+    at = "started at device_call.py:"
+    assert f"recv(float64 (3,), source=1, tag=4) on 'world', {at}8, was never waited for" in done.stderr
+    assert f"recv(float64 (3,), source=1, tag=6) on 'world' (rank 0 of 2), {at}9, was dropped" in done.stderr
+    assert "a message of rank 1 with tag 7 on 'world' was never received" in done.stderr
+    assert re.findall(r"rank (\d): at the end of this rank", done.stderr) in (["0", "1"], ["1", "0"])
+
+
+def test_strict_names_who_sends_a_message_that_nobody_receives(job: Any) -> None:
+    source = """
+import numpy as np
+import hpcomm
+
+if hpcomm.world.rank == 0:
+    hpcomm.world.send(np.ones(3), dest=1)
+"""
+    done = job(2, source, expect=None, env={"HPCOMM_CHECK": "strict"})
+    assert done.returncode not in (0, 124)
+    call = "send(float64 (3,), dest=1, tag=0) at device_call.py:6"
+    assert f"rank 0: {call} waits for rank 1 of 'world', which has ended" in done.stderr
+    assert "rank 1: at the end of this rank\n  a message of rank 0 with tag 0 on 'world'" in done.stderr

@@ -31,14 +31,20 @@ class Carriers(NamedTuple):
 
     def Free(self) -> None:  # noqa: N802  as MPI.Comm has it
         """Give them back to MPI, but for one in which a message is left: a later one would receive it."""
-        left = MPI.Status()
         for mpi in (self.objects, self.plain):
-            if any(mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, left) for _ in range(_LOOKS)):
-                which = f"a message of rank {left.source} with tag {left.tag}"
+            if (left := self.unreceived(mpi)) is not None:
+                which = f"a message of rank {left[0]} with tag {left[1]}"
                 what = f"{which} on '{self.name}', which is closed, was never received"
                 runtime.say(f"{what}\n  try: receive every message before close()")
             else:
                 mpi.Free()
+
+    @staticmethod
+    def unreceived(mpi: MPI.Comm) -> tuple[int, int] | None:
+        """Source and tag of a message that has come there."""
+        seen = MPI.Status()
+        is_there = any(mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, seen) for _ in range(_LOOKS))
+        return (seen.source, seen.tag) if is_there else None
 
     def duplicate(self, name: str) -> Carriers:
         """Others of the same ranks. Collective."""

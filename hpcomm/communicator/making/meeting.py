@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..._lazy import MPI
 from ...agree import arrivals
+from ...agree.levels import LEVELS, depth
 from ...core.signature import head
 from ...device import driver
 from ...errors import MismatchError, where
@@ -34,7 +35,7 @@ _FEW = 4096  # bytes that go by the core
 _MARK = 4  # bytes of a communicator's mark
 # Of a rank: a place in the core's memory, whether it notes calls, whose carriers its parent has spare, mark,
 # and settings as meet has them
-_SAID = struct.Struct(f"q?q{_MARK}s14s")
+_SAID = struct.Struct(f"q?q{_MARK}s12s")
 
 
 class Near:
@@ -93,9 +94,7 @@ def meet(comm: Comm, level: str, parent: Comm | None) -> Met:
     """
     alike = mark_of(comm.settings.pickler)
     nowhere = not driver.possible() if parent is None else parent.devices is None
-    is_full = level in ("full", "values")
-    kind = [level != "values", level == "values"]
-    own = bytes([nowhere, not is_full, is_full, level != "off", *kind]) + alike
+    own = bytes([nowhere, level != "off", depth(level), 255 - depth(level)]) + alike
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
     here = _Here(Near([comm.rank]), None, own, mark, False)
     if not comm.is_inter and comm.size > 1 and segment.current is not None:
@@ -104,16 +103,16 @@ def meet(comm: Comm, level: str, parent: Comm | None) -> Met:
     if comm.is_inter or len(here.near.ranks) < comm.size:
         heard = _least_by_mpi(comm, heard + (b"\xff" * _MARK if comm.rank else mark))
         heard, mark = heard[:-_MARK], heard[-_MARK:]
-    nowhere, nobody, everybody, compares, *kind = map(bool, heard[:6])
-    compared, both = "off" if comm.size == 1 else "full" if is_full else level, None
+    nowhere, compares, low, high = bool(heard[0]), bool(heard[1]), heard[2], 255 - heard[3]
+    compared, both = "off" if comm.size == 1 else "full" if depth(level) else level, None
     if comm.is_inter:  # programs may have been started with different levels
-        compared = "full" if everybody else "light" if compares else "off"
+        compared = "full" if low else "light" if compares else "off"
         both = comm.carriers.plain.Merge() if compares else None
-    elif not (nobody or everybody) or not any(kind):
-        there = "another one" if is_full else "full"
+    elif low != high:
+        there = "another one" if depth(level) else LEVELS[high + 1]
         hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
         _part(comm, here, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
-    if heard[6:] != alike:
+    if heard[4:] != alike:
         its = getattr(comm.settings.pickler, "__name__", "pickle")
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, here, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
@@ -178,7 +177,7 @@ def _take_place(
     if noting and level != "off" and comm.size > 1:
         others = [(rank, near.regions[rank], logs[near.ranks.index(rank)]) for rank in noting]
         near.watched = logs.mine, others
-    return node if len(near.ranks) == comm.size and level not in ("full", "values") else None
+    return None if len(near.ranks) < comm.size or depth(level) else node
 
 
 def _part(comm: Comm, here: _Here, what: str, hint: str) -> NoReturn:

@@ -1,0 +1,136 @@
+"""check="strict": each kind of mistake is named with rank, call and line, and a right program is not.
+
+What is said at the end of a rank is in mpi_jobs/test_mismatch.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import hpcomm
+
+pytestmark = pytest.mark.few
+
+
+@pytest.fixture
+def strict() -> Iterator[Any]:
+    with hpcomm.Communicator(MPI.COMM_WORLD, name="strict", check="strict") as comm:
+        yield comm
+
+
+def ring(comm: Any) -> tuple[int, int]:
+    return (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+
+
+BEGINNINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "send": lambda comm, x: comm.isend(x, ring(comm)[1]),
+    "recv": lambda comm, x: comm.irecv(x, ring(comm)[0]),
+    "all_reduce": lambda comm, x: comm.all_reduce(x, async_op=True),
+    "all_gather": lambda comm, x: comm.all_gather(np.ones(3), out=x, async_op=True),
+    "broadcast": lambda comm, x: comm.broadcast(x, async_op=True),
+}
+
+
+@pytest.mark.parametrize("verb", BEGINNINGS)
+@pytest.mark.parametrize("is_strided", [False, True], ids=["plain", "strided"])
+def test_an_array_written_to_while_a_request_has_it_is_named_with_both_lines(
+    strict: Any, verb: str, is_strided: bool
+) -> None:
+    shape = (strict.size, 3) if verb == "all_gather" else (3,)
+    x = np.zeros((2, *shape))[::2][0] if is_strided else np.zeros(shape)
+    left, right = ring(strict)
+    begun, born = BEGINNINGS[verb](strict, x), BEGINNINGS[verb].__code__.co_firstlineno
+    if strict.rank == 0:
+        x[...] = 7
+    others = {"send": lambda: strict.recv(np.empty(3), left), "recv": lambda: strict.send(np.ones(3), right)}
+    if strict.size > 1 or verb == "recv":
+        others.get(verb, lambda: None)()
+    elif verb == "send":
+        strict.recv(np.empty(3), left)
+    if strict.rank:
+        begun.wait()
+        return
+    waited = sys._getframe().f_lineno + 2
+    with pytest.raises(hpcomm.UsageError, match="was written to before") as caught:
+        begun.wait()
+    text = str(caught.value)
+    assert f"an array of {verb}(float64" in text
+    assert f"started at test_strict.py:{born}" in text
+    assert f"{verb} on communicator 'strict' (rank 0 of {strict.size}) at test_strict.py:{waited}" in text
+
+
+def test_two_rows_of_one_array_are_two_arrays(strict: Any) -> None:
+    """A halo in the background: only what a request has must be left alone."""
+    left, right = ring(strict)
+    field = np.full((6, 4), float(strict.rank))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            requests = [
+                strict.irecv(field[0], left, tag=1),
+                strict.irecv(field[-1], right, tag=2),
+                strict.isend(field[1], right, tag=1),
+                strict.isend(field[-2], left, tag=2),
+                strict.isend(field[1], right, tag=3),
+                strict.irecv(np.empty(4), left, tag=3),
+            ]
+            field[2:-2, :] += 0
+            field[2:-2, 1:3] *= 1
+            hpcomm.wait_all(requests)
+    assert (field[0] == left).all()
+    assert (field[-1] == right).all()
+    column = strict.irecv(field[:, 0], left)
+    strict.send(np.arange(6.0), right)
+    field[:, 1:] = 5
+    assert column.wait().tolist() == list(range(6))
+    torn = strict.irecv(field[:, 0], left, tag=9)
+    assert torn.cancel()
+    assert field[:, 0].tolist() == list(range(6))
+
+
+def test_everything_goes_as_at_other_levels(strict: Any) -> None:
+    left, right = ring(strict)
+    n = strict.size
+    assert strict.check == ("strict" if n > 1 else "off")
+    with strict.dup() as twin, strict.dup(check="light") as plain:
+        assert type(plain.mpi) is MPI.Intracomm
+        assert type(twin.mpi) is not MPI.Intracomm
+        got = twin.irecv_object()
+        twin.send_object({"from": strict.rank}, right)
+        assert got.wait() == {"from": left}
+        assert twin.sendrecv(np.full(2, strict.rank), right, left).tolist() == [left] * 2
+        assert twin.sendrecv_object(strict.rank, right, left) == left
+        assert twin.all_reduce(np.arange(4), async_op=True).wait().tolist() == [n * i for i in range(4)]
+        assert twin.all_gather_object(strict.rank) == list(range(n))
+        assert twin.all_gather_ragged(np.ones(strict.rank))[-1].tolist() == [1.0] * (n - 1)
+        with (
+            twin.plan("send", np.ones(2), dest=right) as out,
+            twin.plan("recv", np.empty(2), source=left) as into,
+        ):
+            out.start(), into.start()
+            out.wait()
+            assert into.wait().tolist() == [1.0, 1.0]
+        twin.send(np.ones(2), strict.rank)  # to itself: copied
+        assert twin.recv(np.empty(2), strict.rank).tolist() == [1.0, 1.0]
+        halves = twin.split(strict.rank % 2)
+        assert halves.all_reduce(1) == halves.size
+        halves.close()
+
+
+def test_a_send_is_complete_when_it_is_received(strict: Any) -> None:
+    left, right = ring(strict)
+    going = [strict.isend(np.ones(2), right, tag=5), strict.isend_object("small", right)]
+    for _ in range(5):
+        strict.barrier()
+        assert strict.size == 1 or not any(each.done() for each in going)
+    strict.barrier()
+    assert strict.recv(np.empty(2), left, tag=5).tolist() == [1.0, 1.0]
+    assert strict.recv_object(left) == "small"
+    hpcomm.wait_all(going)
