@@ -354,7 +354,7 @@ def message(
         begin = _as_bytes(partial(begin, shown=x))
     if verb == "send":
         return begin(x.detach().cpu().resolve_conj().resolve_neg(), peer, tag), None
-    flat = flat_of(x) if x.is_cpu else x.detach().cpu().view(-1)  # what is not filled stays as it is
+    flat = flat_of(x if x.is_cpu else x.detach().cpu())  # what is not filled stays as it is
     apart = flat.data_ptr() != x.data_ptr()
     return begin(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None
 

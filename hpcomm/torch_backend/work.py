@@ -242,6 +242,8 @@ class MessageWork(Work):
                     self.give()
             except HpcommError as error:
                 self._error = as_torch(error, self._words, self._group.where)
+            except Exception as error:  # of a device
+                self._error = error
             if self.close is not None:
                 self.close()
             self._fill(self._ended())

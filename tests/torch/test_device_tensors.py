@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.device import driver
-from hpcomm.torch_backend import cuda_streams
+from hpcomm.torch_backend import cuda_streams, group_calls
 
 pytestmark = pytest.mark.once
 
@@ -320,3 +320,54 @@ def test_ranks_whose_tensors_lie_elsewhere_are_told(group: Any) -> None:
     x: Any = torch.ones(N) if group.rank() else on_device(of(0, N))
     with pytest.raises(hpcomm.MismatchError, match=r"rank 0: all_reduce\(float32 \(6,\) on cuda:0"):
         finish(group.allreduce([x], options("AllreduceOptions", False, reduceOp=SUM)))
+
+
+class Far(torch.Tensor):
+    """A tensor that says it is on the device. It is not: whoever reads its memory there would not notice."""
+
+    is_cpu, is_cuda, device = False, True, CUDA  # type: ignore[assignment]
+
+    @staticmethod
+    def of(x: torch.Tensor) -> Far:
+        made: Far = torch.Tensor._make_subclass(Far, x)
+        return made
+
+    def cpu(self) -> torch.Tensor:  # type: ignore[override]
+        return self.as_subclass(torch.Tensor).clone(memory_format=torch.preserve_format)
+
+    def record_stream(self, stream: Stream) -> None:
+        pass
+
+
+def test_without_mpi_a_devices_tensors_are_copied_through_the_host(
+    device: model.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda where: None)
+    comm = hpcomm.Communicator(MPI.COMM_WORLD)
+    comm.context.devices = None  # as ranks have none that need no MPI
+    group: Any = comm.as_process_group()
+    rank, p = comm.rank, comm.size
+    for background in (False, True):
+        x = Far.of(torch.from_numpy(of(rank, N)))
+        assert p == 1 or group._node.all_reduce(x, "sum", x) is NotImplemented
+        finish(group.allreduce([x], options("AllreduceOptions", background, reduceOp=SUM)))
+        np.testing.assert_array_equal(x.cpu(), total(p, N))
+    out, x = Far.of(torch.zeros(p, N)), Far.of(torch.from_numpy(of(rank, N)))
+    finish(group.all_gather_single(out, x, options("AllgatherOptions", False)))
+    np.testing.assert_array_equal(out.cpu(), [of(q, N) for q in range(p)])
+    for strided in (False, True) if p > 1 else ():
+        x, out = Far.of(torch.from_numpy(of(rank, 2, N))), Far.of(torch.full((2, N), -1.0))
+        x, out = (x.t(), out.t()) if strided else (x, out)
+        coming, going = group.recv([out], (rank - 1) % p, 0), group.send([x], (rank + 1) % p, 0)
+        coming.wait()
+        going.wait()
+        want = of((rank - 1) % p, 2, N)
+        np.testing.assert_array_equal(out.cpu(), want.T if strided else want)
+        with monkeypatch.context() as full:
+            full.setattr(group_calls, "give_back", lambda flat, x: x.resize_(10**15))
+            coming, going = group.recv([out], (rank - 1) % p, 0), group.send([x], (rank + 1) % p, 0)
+            with pytest.raises(RuntimeError, match=r"allocate|resize"):
+                coming.wait()
+            going.wait()
+    group.shutdown()
+    comm.close()
