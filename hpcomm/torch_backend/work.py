@@ -229,27 +229,27 @@ class MessageWork(Work):
         """Move the message on; True once it is complete."""
         if self._over:
             return True
-        if not self._turn.acquire(blocking=False):
+        if not (self._request.done() and self._turn.acquire(blocking=False)):
             return False
         try:
-            if self._over:
-                return True
-            if not self._request.done():
-                return False
-            try:
-                self._end()
-                if self.give is not None:
-                    self.give()
-            except HpcommError as error:
-                self._error = as_torch(error, self._words, self._group.where)
-            except Exception as error:  # of a device
-                self._error = error
-            if self.close is not None:
-                self.close()
-            self._fill(self._ended())
+            if not self._over:
+                self._finish()
         finally:
             self._turn.release()
         return True
+
+    def _finish(self) -> None:
+        try:
+            self._end()
+            if self.give is not None:
+                self.give()
+        except HpcommError as error:
+            self._error = as_torch(error, self._words, self._group.where)
+        except Exception as error:  # of a device
+            self._error = error
+        if self.close is not None:
+            self.close()
+        self._fill(self._ended())
 
     def _end(self) -> None:
         """Raise what went wrong with a message that is complete."""
@@ -338,14 +338,11 @@ class NodeMessageWork(MessageWork):
             what = f"rank {request.source} ended, or its group was destroyed, before the message was there"
             raise PeerFailedError(what, hint="look at what that rank printed", ranks=[request.source])
 
-    def poll(self) -> bool:
-        return self._over or (bool(self._request.done()) and super().poll())
-
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._over:
             if not self._request.state:
                 self._wait_in_core(timeout.total_seconds() if timeout else None)
-            while not super().poll():  # another thread ends it
+            while not self.poll():  # another thread ends it
                 pause(0.0)
         if self._error is not None:
             raise self._error
