@@ -221,6 +221,11 @@ def source_line(code: CodeType, lineno: int | None) -> str:
     return f"{code.co_filename.rpartition('/')[2]}:{lineno}"
 
 
+def line_number(code: CodeType, at: int) -> int | None:
+    """The line of code in which its byte number at lies."""
+    return next((line for low, end, line in code.co_lines() if low <= at < end), None)
+
+
 def demand(x: object, kind: type | tuple[type, ...], name: str, verb: str, hint: str) -> None:
     """Refuse x if it is of no such type."""
     if not isinstance(x, kind):

@@ -14,12 +14,15 @@ through hpcomm on:
 from __future__ import annotations
 
 import faulthandler
+import gc
 import io
 import os
 import sys
 import threading
 import time
+import warnings
 import weakref
+from collections import Counter
 from contextlib import redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
@@ -27,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
-from ..errors import ConfigError
+from ..errors import ConfigError, line_number, source_line
 from ..job import exit_hooks, process_role
 from ..node import segment
 
@@ -295,6 +298,8 @@ def notice_finalize() -> None:
     MPI.COMM_SELF.Set_attr(key, True)
 
 
+_MANY = 500
+_look_at = _MANY  # communicators, at which they are counted
 _noted: dict[int, weakref.ref[Comm]] = {}
 
 
@@ -304,6 +309,26 @@ def note(comm: Comm) -> None:
         end_notices.know(comm)
     key = id(comm)
     _noted[key] = weakref.ref(comm, lambda _: _noted.pop(key, None))
+
+
+def look_at_kept(comm: Comm) -> None:
+    """After comm was made: warn if the program keeps many, before MPI has no room (MPICH has for 1,000)."""
+    global _look_at
+    if len(_noted) < _look_at:
+        return
+    gc.collect()  # a communicator's functions point back at it
+    count, lines = kept()
+    _look_at = 2 * count if count >= _MANY else max(_MANY, len(_noted) + _MANY // 4)
+    if count >= _MANY and comm.rank == 0 and (born := comm.life.born) is not None:
+        text = f"rank 0 of '{comm.name}' keeps {count} communicators, made at {lines}; close() frees one"
+        warnings.warn_explicit(text, RuntimeWarning, born[0].co_filename, line_number(*born) or 0)
+
+
+def kept(most: int = 3) -> tuple[int, str]:
+    """How many communicators the program keeps, and which lines have made most: `train.py:41 (498)`."""
+    born = [each.life.born for each in living() if not each.is_closed and not each.life.is_dropped]
+    lines = Counter("?" if at is None else source_line(at[0], line_number(*at)) for at in born)
+    return len(born), ", ".join(f"{line} ({n})" for line, n in lines.most_common(most))
 
 
 def living() -> list[Comm]:

@@ -20,7 +20,7 @@ from zlib import crc32
 
 from .._lazy import MPI, np
 from ..core.signature import VERB, VERBS, describe
-from ..errors import calling_frame, passing, source_line
+from ..errors import calling_frame, line_number, passing, source_line
 from .differing_calls import Call, calls_of, holding
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class Held(NamedTuple):
     at: int
 
     def text(self, size: int) -> str:
-        lines = (line for low, high, line in self.code.co_lines() if low <= self.at < high)
-        line = source_line(self.code, next(lines, None))
+        line = source_line(self.code, line_number(self.code, self.at))
         return f"{self.crc:08x}: {describe(self.signature, size)} at {line}"
 
 

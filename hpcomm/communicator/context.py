@@ -156,6 +156,7 @@ class Context(ClosedByAll):
             look_on(self)
         self.go_direct()
         runtime.note(self)
+        runtime.look_at_kept(self)
 
     def _take_over(self, mpi: MPI.Comm) -> None:
         """Have its ranks, and MPI's communicators for arrays and for headers of objects."""

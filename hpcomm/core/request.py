@@ -21,7 +21,15 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from .._lazy import MPI
-from ..errors import HpcommError, PeerFailedError, UsageError, WaitTimeoutError, calling_frame, source_line
+from ..errors import (
+    HpcommError,
+    PeerFailedError,
+    UsageError,
+    WaitTimeoutError,
+    calling_frame,
+    line_number,
+    source_line,
+)
 from .present import MESSAGE, NONE, waiting
 from .verbs import receives
 
@@ -238,13 +246,7 @@ class Request(Generic[T_co]):
     @property
     def birth(self) -> str:
         """`train.py:41`: the line that started the call."""
-        return "?" if self._born is None else source_line(self._born[0], self._line())
-
-    def _line(self) -> int | None:
-        if self._born is None:
-            return None
-        code, at = self._born
-        return next((line for low, end, line in code.co_lines() if low <= at < end), None)
+        return "?" if self._born is None else source_line(self._born[0], line_number(*self._born))
 
     def __await__(self) -> Generator[object, None, T_co]:
         import asyncio
@@ -276,7 +278,7 @@ class Request(Generic[T_co]):
             "keep the request and wait()",
             RuntimeWarning,
             "?" if self._born is None else self._born[0].co_filename,
-            self._line() or 0,
+            0 if self._born is None else line_number(*self._born) or 0,
         )
 
     def _outcome(self) -> T_co:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from .._lazy import NDArray, np
-from ..agree import message_kinds
+from ..agree import message_kinds, runtime
 from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
@@ -161,9 +161,10 @@ def failure(
     library = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
     if "Too many communicators" in text:
         most = text.partition(" free on")[0].rpartition("/")[2]  # MPICH: (0/2048 free on this process
+        count, lines = runtime.kept()
         return TransportError(
             f"{library} has no room for another communicator or window: a rank has {most}, and hpcomm takes "
-            "two or more for each",
+            f"two or more for each.\n  this rank keeps {count}, made at {lines}",
             where(verb, comm),
             "close() those that are no longer needed; `with comm.split(...) as part:` does",
             kind,

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import os
 import pickle
+import re
 import socket
 import sys
 import time
@@ -311,6 +312,7 @@ def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(
     made.close()
     assert all("no room for another communicator" in str(error) for error in told)
     assert any("shared_array on" in str(error.where) for error in told)
+    assert re.search(r"this rank keeps \d+, made at .*test_communicator.py:\d+ \(\d+\)", str(caught.value))
     for part in parts:
         part.close()
     for each in taken:

@@ -15,6 +15,7 @@ import pytest
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.agree import runtime
 
 pytestmark = pytest.mark.few
 
@@ -122,6 +123,31 @@ def test_everything_goes_as_at_other_levels(strict: Any) -> None:
         halves = twin.split(strict.rank % 2)
         assert halves.all_reduce(1) == halves.size
         halves.close()
+
+
+def test_communicators_that_are_kept_are_counted_by_line(
+    own_comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before MPI has no room; those closed or dropped do not count."""
+    few = runtime.kept()[0] + 20
+    for name in ("_MANY", "_look_at"):
+        monkeypatch.setattr(runtime, name, few)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3 * few):
+            own_comm.dup("passing").close()
+        for _ in range(few):
+            own_comm.dup("dropped")
+        assert not seen
+        here = f"test_strict.py:{sys._getframe().f_lineno + 1}"
+        many = [own_comm.dup("kept") for _ in range(21)]
+    said = [str(each.message) for each in seen]
+    assert len(said) == (own_comm.rank == 0)
+    assert all(f"rank 0 of 'kept' keeps {few}" in text and f"made at {here} (" in text for text in said)
+    assert f"{here} (21)" in runtime.kept()[1]
+    for each in many:
+        each.close()
+    assert here not in runtime.kept(1000)[1]
 
 
 def test_a_send_is_complete_when_it_is_received(strict: Any) -> None:

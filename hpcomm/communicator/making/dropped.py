@@ -11,6 +11,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from ..._lazy import once
+from ...core.request import birth
 from .carriers import Carriers, Spare
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class Children:
     def drop(self, number: int, child: Comm) -> None:
         """Keep a child that its program has dropped; in whatever call Python says so."""
         self._dropped[number] = child
+
+    def is_dropped(self, number: int) -> bool:
+        """Whether its program has dropped it, and it is not closed."""
+        return number in self._dropped
 
     def forget(self, number: int) -> None:
         """Its program has closed it."""
@@ -133,6 +138,7 @@ class Life:
     Attributes:
         home: the children among which it is, and its number there; None: nothing of ours has made it.
         is_duplicate: of what has made it.
+        born: the program's line that made it, as core.request.birth has it.
     """
 
     home: tuple[Children, int] | None = None
@@ -141,6 +147,12 @@ class Life:
 
     def __init__(self, is_duplicate: bool) -> None:
         self.is_duplicate = is_duplicate
+        self.born = birth(None)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether its program has it no more, and only its parent does."""
+        return self.home is not None and self.home[0].is_dropped(self.home[1])
 
     def end(self, carriers: Carriers, is_unused: bool) -> Carriers | Spare:
         """The communicator is being closed: what is to be freed of its carriers. is_unused: nothing was sent
