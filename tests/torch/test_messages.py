@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import random_beside_gloo
 import torch
 import torch.distributed as dist
 from steady import steady_time
@@ -97,6 +98,13 @@ def test_random_messages_are_what_their_senders_sent(seed: int, rank: int, size:
     for out, i, n in received:
         assert torch.equal(out[:n], x[i : i + n].to(torch.float32))
         assert out[n] == -1
+
+
+def test_random_programs_give_what_gloo_gives(world: Any, size: int) -> None:
+    """`python tests/torch/random_beside_gloo.py` runs more of them."""
+    gloo: Any = dist.new_group(backend="gloo") if size > 1 else None
+    for seed in range(20 if size > 1 else 0):
+        assert random_beside_gloo.differing(seed, world, gloo) == [], seed
 
 
 def test_any_number_of_messages_both_ways_are_sent_before_one_is_received(rank: int, size: int) -> None:
