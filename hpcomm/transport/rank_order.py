@@ -174,23 +174,24 @@ class Fold:
         groups = self.nodes.groups
         if len(groups) == 1:
             return self.rounded(self.partial(rows))
-        return self.rounded(self.in_turn(np.stack([self.partial(rows[group]) for group in groups])))
+        with np.errstate(all="ignore"):  # MPI does not warn either
+            wide = self._widened(rows)
+            return self.rounded(self.in_turn([self.in_turn([wide[r] for r in ranks]) for ranks in groups]))
 
     def partial(self, rows: NpArray) -> NpArray:
         """Rows of one node reduced, and not yet rounded."""
-        if self.reduce.exact:
-            return exact.reduce_ranks(self._widened(rows), self.reduce.mpi_op)
-        with np.errstate(all="ignore"):  # MPI does not warn either
-            return self.in_turn(self._widened(rows))
-
-    def in_turn(self, wide: NpArray) -> NpArray:
-        """Rows reduced from the left, into the first one."""
         with np.errstate(all="ignore"):
-            if len(wide) >= _MANY and wide.shape[1] <= _SHORT and self._op is not _multiply:
-                return np.asarray(self._op.accumulate(wide, axis=0)[-1])
-            for row in wide[1:]:
-                self._op(wide[0], row, out=wide[0])
-            return np.asarray(wide[0])
+            wide = self._widened(rows)
+            return exact.reduce_ranks(wide, self.reduce.mpi_op) if self.reduce.exact else self.in_turn(wide)
+
+    def in_turn(self, wide: NpArray | list[NpArray]) -> NpArray:
+        """Rows reduced from the left, into the first one."""
+        first = wide[0]
+        if len(wide) >= _MANY and first.size <= _SHORT and self._op is not _multiply:
+            return np.asarray(self._op.accumulate(wide, axis=0)[-1])
+        for row in wide[1:]:
+            self._op(first, row, out=first)
+        return first
 
     def prefixes(self, rows: NpArray) -> NpArray:
         """Row i: rows up to i reduced. They are written to."""

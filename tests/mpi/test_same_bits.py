@@ -22,8 +22,8 @@ from hpcomm.transport import rank_order
 from hpcomm.transport.scheduled import ordered_blocks
 
 SIZES = (1, 1003)
-# All by the core, where there is one; and the two ways beside it, on one node and on two
-WAYS = ("core", "gathered", "parts", "gathered on nodes", "parts on nodes")
+# All by the core, where there is one; and the two ways beside it, on one node and on several
+WAYS = ("core", "gathered", "parts", "gathered on 2 nodes", "parts on 2 nodes", "parts on 3 nodes")
 
 
 def sliced(x: Any) -> Any:
@@ -84,8 +84,10 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     for limit in ("ORDER_GATHERED", "ORDER_GATHERED_FAR"):
         monkeypatch.setattr(rank_order, limit, 1 << 30 if "gathered" in request.param else 0)
     if "nodes" in request.param:
-        monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, 2)[mpi.rank % 2])
+        many = int(request.param.split()[-2])
+        monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, many)[mpi.rank % many])
     monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
+    monkeypatch.setattr(ordered_blocks, "ORDER_EXCHANGED", 1000)  # the short ones of three nodes
     with comm.dup(check="full") as apart:  # which has no core
         yield apart
 

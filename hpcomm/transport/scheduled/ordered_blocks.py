@@ -1,20 +1,21 @@
 """Reductions in the order of ranks, or exact, of arrays too long for everybody to have all: a part by each
 rank.
 
-A part of the array has an owner, who has the result first, and on each node a holder, who reduces what the
+A part of the array has owners, who have the result first, and on each node a holder, who reduces what the
 ranks of that node have:
 
     collect   each rank's to the holder on its node      holders fold: ((x0 op x1) op x2)
-    cross     the holders' to the owner                  the owner folds: ((node0 op node1) op node2), rounds
-    spread    the owner's result to all holders
+    cross     the holders' to each owner                 owners fold: ((node0 op node1) op node2), round
+    spread    the owner's result to holders that do not own it
     share     each holder's to the ranks of its node
 
-Within one node holders are owners, and there is nothing to cross. The result of a reduce goes from its
-owner to the root, and that of a reduce_scatter stays there. Prefixes, and exact sums, are made as on one
-node, whichever nodes there are. So each rank sends and receives at most 2 n (p-1)/p elements (Thakur,
-Rabenseifner and Gropp 2005), and each of N nodes 2 n (N-1)/N. Arrays go in pieces, which follow each other
-one step apart. Messages travel on a duplicate, with a tag for each call, so any number of calls may be under
-way, in whatever order they end.
+One holder owns a part: the ranks of N nodes take turns, and each node sends 2 n (N-1)/N elements. Between two
+nodes, which send as much then, and for short arrays, all holders own it, and there is one step less between
+nodes. Within one node there is nothing to cross. The result of a reduce goes from its owner to the root, and
+that of a reduce_scatter stays there. Prefixes, and exact sums, are made as on one node, whichever nodes there
+are. So each rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and Gropp 2005).
+Arrays go in pieces, which follow each other one step apart. Messages travel on a duplicate, with a tag for
+each call, so any number of calls may be under way, in whatever order they end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..._lazy import MPI
-from ...core.limits import ORDER_PIECE
+from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE
 from ...core.operation import Carrier
 from ...core.request import Again, Request
 from ...core.verbs import PREFIXES
@@ -48,11 +49,11 @@ def _any_length(peer: int) -> int:
 
 
 class Part(NamedTuple):
-    """Elements low to high, the ranks that hold them on each node, and who owns their result."""
+    """Elements low to high, the ranks that hold them on each node, and which of those own their result."""
 
     low: int
     high: int
-    owner: int
+    owners: tuple[int, ...]
     holders: tuple[int, ...]
 
 
@@ -93,14 +94,20 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
     return call
 
 
-def parts_of(low: int, high: int, nodes: list[list[int]]) -> Iterator[Part]:
-    """Elements low to high in parts: on each node ranks hold even shares, and own one part of each."""
+def parts_of(low: int, high: int, nodes: list[list[int]], owning: slice | None = None) -> Iterator[Part]:
+    """Elements low to high in parts: on each node ranks hold even shares, and own one part of each.
+
+    owning: those of the holders that own all of a part.
+    """
     n = high - low
     cuts = sorted({low + n * i // len(ranks) for ranks in nodes for i in range(len(ranks) + 1)})
     for a, b in pairwise(cuts):
         holders = tuple(_holder(a - low, n, ranks) for ranks in nodes)
+        if owning is not None:
+            yield Part(a, b, holders[owning], holders)
+            continue
         ends = [a + (b - a) * j // len(nodes) for j in range(len(nodes) + 1)]
-        yield from (Part(ends[j], ends[j + 1], owner, holders) for j, owner in enumerate(holders))
+        yield from (Part(ends[j], ends[j + 1], (owner,), holders) for j, owner in enumerate(holders))
 
 
 def _holder(at: int, n: int, ranks: list[int]) -> int:
@@ -114,7 +121,7 @@ def blocks_of(low: int, high: int, whole: int, nodes: list[list[int]]) -> Iterat
     for rank in sorted(rank for ranks in nodes for rank in ranks):
         at = next(ranks.index(rank) for ranks in nodes if rank in ranks)
         holders = tuple(rank if rank in ranks else ranks[at % len(ranks)] for ranks in nodes)
-        yield Part(rank * whole + low, rank * whole + high, rank, holders)
+        yield Part(rank * whole + low, rank * whole + high, (rank,), holders)
 
 
 class _Parts:
@@ -128,6 +135,10 @@ class _Parts:
         self.nodes = fold.nodes.groups
         self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
         self.near = self.nodes[self.here]
+        self.owning: slice | None = None  # those of the holders that own all of a part
+        if len(self.nodes) == 2 or x.nbytes * len(self.nodes) <= ORDER_EXCHANGED:
+            at = next((j for j, ranks in enumerate(self.nodes) if call.root in ranks), 0)
+            self.owning = slice(at, at + 1) if call.verb == "reduce" else slice(None)
 
     def stages(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> Stages:
         blocks = self.size if self.verb == "reduce_scatter" else 1
@@ -160,7 +171,7 @@ class _Parts:
         made = (
             blocks_of(low, high, n, self.nodes)
             if self.verb == "reduce_scatter"
-            else parts_of(low, high, self.nodes)
+            else parts_of(low, high, self.nodes, self.owning)
         )
         parts = [part for part in made if part.low < part.high]
         held = [part for part in parts if part.holders[self.here] == self.rank]
@@ -177,14 +188,14 @@ class _Parts:
         folded = {part: self.fold.partial(row) for part, row in zip(held, rows, strict=True)}
         if len(self.nodes) > 1:
             yield from self._cross(folded)
-        owned = {part: self.fold.rounded(wide) for part, wide in folded.items() if part.owner == self.rank}
+        owned = {part: self.fold.rounded(wide) for part, wide in folded.items() if self.rank in part.owners}
         yield from self._given(parts, owned)
 
     def _cross(self, folded: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
-        """Bring what the nodes have of a part to its owner, and fold it there."""
+        """Bring what the nodes have of a part to its owners, and fold it there."""
         owned = {
             part: np.empty((len(self.nodes), wide.size), wide.dtype)
-            for part, wide in folded.items() if part.owner == self.rank
+            for part, wide in folded.items() if self.rank in part.owners
         }  # fmt: skip
         yield (
             [
@@ -193,11 +204,12 @@ class _Parts:
                 for j, q in enumerate(part.holders)
                 if j != self.here
             ],
-            [(part.owner, wide) for part, wide in folded.items() if part.owner != self.rank],
+            [(q, wide) for part, wide in folded.items() for q in part.owners if q != self.rank],
         )
         for part, row in owned.items():
             row[self.here] = folded[part]
-            folded[part] = self.fold.in_turn(row)
+            with np.errstate(all="ignore"):
+                folded[part] = self.fold.in_turn(row)
 
     def _given(self, parts: list[Part], owned: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
         """Take the results to where they are wanted."""
@@ -212,15 +224,15 @@ class _Parts:
         if self.verb == "reduce":
             is_root = self.rank == self.root
             yield (
-                [(p.owner, self._into(p.low, p.high)) for p in parts if is_root and p.owner != self.rank],
+                self._coming(parts) if is_root else [],
                 [(self.root, made) for made in owned.values() if not is_root],
             )
             return
         if len(self.nodes) > 1:
             held = [part for part in parts if part.holders[self.here] == self.rank]
             yield (
-                [(p.owner, self._into(p.low, p.high)) for p in held if p.owner != self.rank],
-                [(q, made) for part, made in owned.items() for q in part.holders if q != self.rank],
+                self._coming(held),
+                [(q, made) for p, made in owned.items() for q in p.holders if q not in p.owners],
             )
         coming: Messages = []
         going: Messages = []
@@ -243,7 +255,11 @@ class _Parts:
             if gets:
                 self._into(part.low, part.high)[...] = made[self.rank - later]
             going += [(q, made[q - later]) for q in range(later, self.size) if q != self.rank]
-        return [(p.owner, self._into(p.low, p.high)) for p in parts if gets and p.owner != self.rank], going
+        return self._coming(parts) if gets else [], going
+
+    def _coming(self, parts: list[Part]) -> Messages:
+        """Those parts of the result that this rank does not own."""
+        return [(p.owners[0], self._into(p.low, p.high)) for p in parts if self.rank not in p.owners]
 
     def _into(self, low: int, high: int) -> NpArray:
         assert self.out is not None
