@@ -125,20 +125,31 @@ def late(call: Blocked) -> list[tuple[int, Region]]:
     _, peers = logs(call.comm)
     if call.number > 0:
         return [(rank, region) for rank, region, other in peers if other.last_call() < call.number]
-    return [(rank, region) for rank, region in call.comm.near.regions.items() if rank == call.source]
+    near = call.comm.near
+    records = near.others if call.comm.is_inter else near.regions
+    return [(rank, region) for rank, region in records.items() if rank == call.source]
+
+
+def _ends(call: Blocked) -> list[int]:
+    """The other ends of a message; of sendrecv both, since it is not known which of them is still missing."""
+    comm, near = call.comm, call.comm.near
+    known, size = (near.others, comm.remote_size) if comm.is_inter else (near.ranks, comm.size)
+    anybody = [*known] + [ELSEWHERE] * (len(known) < size)
+    peers = [call.source, call.call.sent[0]] if call.call.verb == "sendrecv" else [call.source]
+    found: list[int] = []
+    for peer in peers:
+        found += anybody if peer is None or peer < 0 else [peer if peer in known else ELSEWHERE]
+    return found
 
 
 def needed(call: Blocked) -> tuple[list[int], bool]:
     """Without which ranks a call cannot end, ELSEWHERE for those of other nodes; whether one is enough."""
     comm, near = call.comm, call.comm.near
+    if call.number == MESSAGE and comm.partners is None:
+        return _ends(call), True
     if comm.is_inter or call.number == NONE:
         return [ELSEWHERE], True
     is_all = len(near.ranks) == comm.size
-    others = [rank for rank in near.ranks if rank != comm.rank] + [ELSEWHERE] * (not is_all)
-    if call.number == MESSAGE:
-        if call.source is None or call.source < 0:
-            return [*others, comm.rank], True
-        return [call.source if call.source in near.ranks else ELSEWHERE], False
     if call.number == IN_CORE:
         calls = core_calls(comm)
         awaited = calls[comm.rank][2] if calls else None

@@ -18,7 +18,7 @@ from ..core.request import Request
 from ..core.verbs import receives
 from ..node import segment
 from . import runtime
-from .blocked import ELSEWHERE, Waiting, blocked_call, needed
+from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, needed
 from .present_calls import describe_call, program_stack
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Doing(NamedTuple):
         waited_s: for how long it has waited in this call, at least; 0: it does not wait.
         needs: those without which the call cannot end; blocked.ELSEWHERE: of other nodes, or not known.
         is_any: whether one of them is enough.
-        message: what it waits for, if that is a message.
+        comm: the name of its communicator; "": it is in no call of one.
+        messages: what it waits for, if these are messages: one of them is missing.
         begun: messages in the background.
         others: whether threads, or other calls in the background, may do more than that.
         stack: lines of the program's own code, the innermost last.
@@ -83,10 +84,16 @@ class Doing(NamedTuple):
     waited_s: float = 0.0
     needs: tuple[int, ...] = ()
     is_any: bool = False
-    message: Message | None = None
+    comm: str = ""
+    messages: tuple[Message, ...] = ()
     begun: tuple[Message, ...] = ()
     others: bool = False
     stack: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Its call, the line and the communicator."""
+        return f"{self.text} on '{self.comm}'" if self.comm else self.text
 
     def as_text(self) -> str:
         """For the record: the stack is cut where it is too long."""
@@ -105,28 +112,26 @@ class Doing(NamedTuple):
         import json
 
         told = Doing(*json.loads(text))
-        message = None if told.message is None else Message(*told.message)
-        return told._replace(message=message, begun=tuple(Message(*each) for each in told.begun))
+        messages, begun = ([Message(*each) for each in some] for some in (told.messages, told.begun))
+        return told._replace(messages=tuple(messages), begun=tuple(begun))
 
 
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
     told = Doing(runtime.name, runtime.process, describe_call(), stack=program_stack(_FRAMES))
     here, call = segment.current, blocked_call()
+    if call is not None:
+        told = told._replace(comm=call.comm.name)
     if here is None or call is None or waits is None or waits.call is None or not waits.call.is_the(call):
         return told
     records = _records(here, call.comm)
     needs, is_any = needed(call)
     begun, others = _begun(here)
-    if call.call.verb == "sendrecv":  # which of the two is under way is not known
-        needs, is_any = [ELSEWHERE], True
     return told._replace(
         waited_s=round(max(waits.waited_s, _BRIEF_S), 3),
         needs=tuple(ELSEWHERE if rank == ELSEWHERE else records.get(rank, ELSEWHERE) for rank in needs),
         is_any=is_any,
-        message=_message(here, call.comm, call.call.verb, call.source, call.call.tag)
-        if call.number == MESSAGE
-        else None,
+        messages=_messages(here, call),
         begun=begun,
         others=others or "hpcomm.compat.MPI" in sys.modules,
     )
@@ -134,8 +139,20 @@ def own() -> Doing:
 
 def _records(here: NodeSegment, comm: Comm) -> dict[int, int]:
     """The record of each rank of comm on this node."""
-    found = {rank: here.regions.index(region) for rank, region in comm.near.regions.items()}
+    records = comm.near.others if comm.is_inter else comm.near.regions
+    found = {rank: here.regions.index(region) for rank, region in records.items()}
     return found if comm.is_inter else {**found, comm.rank: here.here}
+
+
+def _messages(here: NodeSegment, call: Blocked) -> tuple[Message, ...]:
+    """What a call waits for on this node."""
+    if call.number != MESSAGE:
+        return ()
+    made, comm = call.call, call.comm
+    found = [_message(here, comm, made.verb, call.source, made.tag)]
+    if made.verb == "sendrecv":
+        found.append(_message(here, comm, "send", *made.sent))
+    return tuple(each for each in found if each is not None)
 
 
 def _message(here: NodeSegment, comm: Comm, verb: str, peer: int | None, tag: int | None) -> Message | None:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from itertools import islice
+from linecache import getline
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..core.present import calling, innermost, is_own, looking, messaging, waiting
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
 
 _MESSAGES = ("recv", "send")  # of a node
+_SHOWN = 60  # characters of what a program does that is in no call of ours
+_DEBUGGERS = ("bdb", "pydevd", "_pydevd_bundle.pydevd_frame")
+_LIBRARIES = (threading.__file__.rpartition("/")[0] + "/", "<frozen ")
 _OF_PAYLOADS = frozenset(f"{verb}_{what}" for verb in RAGGED for what in ("object", "ragged"))
 
 
@@ -72,6 +78,9 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
         made = calling(owner, verb, x, root=other)
     elif verb in TABLE:
         made = calling(owner, verb, x, **words_of(verb, by))
+    elif verb == "sendrecv":
+        source, dest, sendtag = by
+        made = messaging(owner, verb, x, source, other, dest=dest, sendtag=sendtag or None)
     else:
         made = messaging(owner, verb, x, by, other)
     made.noted = thread, count
@@ -107,8 +116,34 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
         words = (isinstance(error, HpcommError) and error.during) or "not in a call of hpcomm,"
         end = f", ended by {type(error).__name__}"
     user = None if frame is None else calling_frame(frame)
+    if call is None and not end and inside != "in" and frame is not None:
+        user, doing = _of_program(frame)
+        words += doing
     here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
     return f"{words} at {here}{end}"
+
+
+def _of_program(frame: FrameType) -> tuple[FrameType | None, str]:
+    """The innermost frame of the program itself, and what it is doing there, as far as that is to be seen."""
+    from traceback import walk_stack
+
+    frames = [each for each, _ in walk_stack(frame)]
+    own = [each for each in frames if not _is_library(each.f_code.co_filename)]
+    if not own:
+        return calling_frame(frame), ""
+    each = own[0]
+    if any(inner.f_globals.get("__name__") in _DEBUGGERS for inner in frames[: frames.index(each)]):
+        return each, " in a debugger"
+    line, last, begin, end = next(islice(each.f_code.co_positions(), each.f_lasti // 2, None))
+    text = getline(each.f_code.co_filename, line or 0).encode()[begin:end].decode(errors="replace")
+    if line != last or not text.endswith(")"):  # it is no call, or a long one
+        return each, ""
+    return each, f" in {text if len(text) <= _SHOWN else text.partition('(')[0] + '(...)'}"
+
+
+def _is_library(file: str) -> bool:
+    """Whether code is Python's own, or installed, or ours."""
+    return file.startswith(_LIBRARIES) or "-packages/" in file
 
 
 def program_stack(most: int) -> tuple[str, ...]:

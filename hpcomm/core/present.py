@@ -85,6 +85,12 @@ class calling:  # noqa: N801  a context, read as a word
         """Its arguments by name."""
         return self.words
 
+    @property
+    def sent(self) -> tuple[int | None, int]:
+        """Of sendrecv: where its message goes, None: not known; and its tag."""
+        dest, tag = self.words.get("dest"), self.words.get("sendtag")
+        return dest if isinstance(dest, int) else None, tag if isinstance(tag, int) else 0
+
     def __str__(self) -> str:
         shown = [] if self.x is None else [_shown(self.x)]
         for name, value in self.named().items():

@@ -1,6 +1,7 @@
 """The present call of a thread where it must cost next to nothing: the core notes it (_native/present.c).
 
-    enter(comm, verb, x, peer, tag), leave()    around a message that is one call of MPI
+    enter(comm, verb, x, peer, tag), leave()    around a message that is one call of MPI;
+                 peer of sendrecv: source, dest, the tag that it sends
     present()    by thread: such a message, and the core's own call under way, or None:
                  (comm, verb, x, peer, tag, count), (node, verb, x, operator, root, count)
 
@@ -18,7 +19,7 @@ _messages: dict[int, tuple[Any, ...]] = {}
 _counts = count()
 
 
-def _enter(comm: Any, verb: str, x: Any, peer: int | None, tag: int | None) -> None:
+def _enter(comm: Any, verb: str, x: Any, peer: Any, tag: int | None) -> None:
     _messages[get_ident()] = comm, verb, x, peer, tag, next(_counts)
 
 

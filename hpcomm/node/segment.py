@@ -229,12 +229,15 @@ class NodeSegment(NamedTuple):
         return self.shared.reserve(len(regions), bytes(map(attrgetter("domain"), regions)))
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
-        """Those of mpi's ranks that are on this node: (rank, whose record), by rank. Asks nobody."""
+        """Those ranks of mpi, or of its other group, that are on this node: (rank, whose record), by rank.
+
+        Asks nobody.
+        """
         return _near(_here[0], mpi)
 
 
 def _near(here: MPI.Group, mpi: MPI.Comm) -> list[tuple[int, int]]:
-    group = mpi.Get_group()
+    group = mpi.Get_remote_group() if isinstance(mpi, MPI.Intercomm) else mpi.Get_group()
     ranks = here.Translate_ranks(None, group)
     group.Free()
     return sorted((rank, i) for i, rank in enumerate(ranks) if rank != MPI.UNDEFINED)

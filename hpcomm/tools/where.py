@@ -93,7 +93,7 @@ def _words(rank: Rank) -> str:
         return "has ended"
     if rank.doing is None:
         return f"no answer: {rank.process.state or 'in code that holds the interpreter lock'}"
-    return rank.doing.text
+    return rank.doing.words
 
 
 def _head(job: Job) -> str:

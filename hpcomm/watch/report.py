@@ -4,14 +4,15 @@ Who speaks holds a lock of the node segment while it waits; the kernel takes it 
 
     waits PATIENT_S ──> has the lock? ──> asks all ranks of the node, now and then
                           ├─ twice the same ranks can never go on ──> that, once for each circle
-                          └─ it has waited for HPCOMM_STALL ────────> the report, once for this call
+                          └─ it has waited for HPCOMM_STALL ────────> the report, once for this call, unless a
+                                                                      circle has been said that holds it
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..agree import blocked, doing
@@ -24,10 +25,11 @@ from . import stuck
 
 if TYPE_CHECKING:
     from ..agree.blocked import Blocked, Waiting
-    from ..node.segment import NodeSegment
+    from ..node.segment import NodeSegment, Region
 
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
-_AGAIN_S = 1.5  # between two looks at all ranks
+_AGAIN_S = 1.5  # between two looks at all ranks,
+_SOON_S = 0.5  # or at those that were found to be unable to go on
 _ANSWER_S = 1.0  # for them to answer: their watchdogs look five times a second
 
 
@@ -58,8 +60,8 @@ class Reporter:
         if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
             return
         if waited_s >= self._next_s:
-            self._next_s = waited_s + _AGAIN_S
             self._look_for_circles()
+            self._next_s = waited_s + (_SOON_S if self._before else _AGAIN_S)
         if waited_s >= limit_s and not self._reported:
             self._reported = True
             self._say(report(call, waited_s, silent, self._here))
@@ -93,13 +95,14 @@ class Reporter:
             return
         doings = _all(self._here)
         held = stuck.stuck(doings)
-        said = [f"{doings[rank].who}: {doings[rank].text}" for rank in held]
+        said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
             circle = stuck.circle(held, doings)
-            lines = [f"{doings[rank].who}: {doings[rank].text}" for rank in sorted(circle)]
+            lines = [f"{doings[rank].who}: {doings[rank].words}" for rank in sorted(circle)]
             if tuple(lines) not in self._said:
                 self._said.add(tuple(lines))
                 self._say(never(circle, held, doings))
+            self._reported = self._reported or self._here.here in held
         self._before = said
 
 
@@ -109,51 +112,61 @@ def _all(here: NodeSegment) -> dict[int, Doing]:
     return {rank: each for rank, each in enumerate(said) if each is not None}
 
 
-def never(circle: list[int], held: list[int], doings: dict[int, Doing]) -> str:
+def never(circle: list[int], held: list[int], doings: Mapping[int, Doing]) -> str:
     """The words about ranks of which each waits for the next one."""
     lines = ["these calls can never end, since each waits for the next one:"]
     for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
-        lines.append(f"  {doings[rank].who}: {doings[rank].text} waits for {doings[after].who}")
+        lines.append(f"  {doings[rank].who}: {doings[rank].words} waits for {doings[after].who}")
     others = [doings[rank].who for rank in held if rank not in circle]
     if others:
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         lines.append(f"  and for these wait {', '.join(others[:_SHOWN])}{more}")
-    lines.append(
-        "  try:   let one of them call first what the other one waits for, or send in the background"
-    )
+    if len({doings[rank].comm for rank in circle}) > 1 and not any(doings[rank].messages for rank in circle):
+        lines.append("  try:   make the calls of all communicators in the same order on all ranks")
+    else:
+        lines.append(
+            "  try:   let one of them call first what the other one waits for, or send in the background"
+        )
     return "\n".join(lines)
 
 
 def report(call: Blocked, waited_s: float, silent: str, here: NodeSegment | None) -> str:
     """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
-    late = blocked.late(call)
-    said = doing.answers([region for _, region in late[:_SHOWN]])
-    for (rank, _), text in zip(late, said, strict=False):
-        lines.append(f"  for rank {rank}: {text or NO_ANSWER}")
+    doings = {} if here is None else _all(here)
+    late = [] if here is None else [(rank, here.regions.index(its)) for rank, its in blocked.late(call)]
+    for rank, its in late[:_SHOWN]:
+        assert here is not None
+        words = doings[its].words if its in doings else no_answer(here.regions[its])
+        lines.append(f"  for rank {rank}: {words}")
     if late[_SHOWN:]:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
     if not late and call.number == MESSAGE and call.source is not None and call.source >= 0:
         lines.append(f"  for rank {call.source}")
-    elif not late and call.number != MESSAGE and len(call.comm.near.ranks) < call.comm.size:
+    elif not (late or call.number == MESSAGE or call.comm.is_inter) and (
+        len(call.comm.near.ranks) < call.comm.size
+    ):
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
     if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
         lines.append(f"  {there}")
-    if here is not None:
-        named = {here.here, *(here.regions.index(region) for _, region in late)}
-        lines += _others(each for rank, each in _all(here).items() if rank not in named)
+    named = {None if here is None else here.here, *(its for _, its in late)}
+    lines += _others({rank: each for rank, each in doings.items() if rank not in named})
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
 
 
-NO_ANSWER = "it gives no answer: it is stopped, or in code that holds Python's interpreter lock"
+def no_answer(region: Region) -> str:
+    """Why a rank does not say what it does."""
+    if region.gone:
+        return "it has ended"
+    return f"no answer: {'stopped' if region.stopped else 'in code that holds the interpreter lock'}"
 
 
-def _others(doings: Iterable[Doing]) -> list[str]:
+def _others(doings: Mapping[int, Doing]) -> list[str]:
     """Lines about the ranks that are not named yet, those in the same call together."""
     groups: dict[str, list[str]] = {}
-    for each in doings:
-        groups.setdefault(each.text, []).append(each.who)
+    for each in doings.values():
+        groups.setdefault(each.words, []).append(each.who)
     lines = [f"  meanwhile {', '.join(who[:_SHOWN])}{' and others' * (len(who) > _SHOWN)}: {text}"
              for text, who in itertools.islice(groups.items(), _SHOWN)]  # fmt: skip
     return [*lines, *["  and others elsewhere"] * (len(groups) > _SHOWN)]

@@ -35,13 +35,11 @@ def _may_go_on(doing: Doing, held: set[int]) -> bool:
 
 def _is_met(rank: int, doing: Doing, doings: Mapping[int, Doing]) -> bool:
     """Whether the other end of a message is there, in the foreground or in the background."""
-    if doing.message is None:
-        return False
     return any(
-        doing.message.meets(rank, end, other)
+        message.meets(rank, end, other)
+        for message in doing.messages
         for other, its in doings.items()
-        for end in ((its.message, *its.begun) if other != rank else its.begun)
-        if end is not None
+        for end in ((*its.messages, *its.begun) if other != rank else its.begun)
     )
 
 

@@ -25,7 +25,7 @@ import mistakes
 import right_programs
 from mistakes import Mistake
 
-STALL_S = 5.0  # HPCOMM_STALL here
+STALL_S = 8.0  # HPCOMM_STALL here
 LIMIT_S = 25.0  # until a kind counts as not named
 RIGHT_S = 7.0  # for which programs that are right wait
 OTHERS = {"mpi4py": "mpi4py_shim", "gloo": "gloo_shim"}

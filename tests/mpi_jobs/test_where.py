@@ -53,8 +53,9 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     assert first["text"] == "recv(float64 (3,), source=1) at device_call.py:12"
     assert [line.partition(" at ")[0] for line in first["stack"]] == ["<module>", "exchange"]
     assert f"process {told['pids'][3]}: no answer: stopped" in told["where"]
-    assert "rank 1: recv(float64 (3,), source=0) at device_call.py:12 waits for rank 0" in told["where"]
-    assert "rank 2: not in a call of hpcomm, at " in told["where"]
+    line = "rank 1: recv(float64 (3,), source=0) at device_call.py:12 on 'world' waits for rank 0"
+    assert line in told["where"]
+    assert "rank 2: not in a call of hpcomm, in subprocess.run(...) at " in told["where"]
     rows = told["top"].splitlines()[3:]
     assert [row.split("  ")[0] for row in rows[:3]] == ["rank 0", "rank 1", "rank 2"]
     assert re.match(r"rank 1 +\d+ +\d+\.\d s +\d+ MiB +\d+ s  recv\(", rows[1])

@@ -22,15 +22,15 @@ def waiting(*needs: int, **more: Any) -> Doing:
 
 
 def send(to: int, tag: int = 0, comm: int = 7, apart: bool = False, **more: Any) -> Doing:
-    return waiting(to, message=Message(comm, True, apart, to, tag), **more)
+    return waiting(to, messages=(Message(comm, True, apart, to, tag),), **more)
 
 
 def recv(by: int, tag: int = 0, comm: int = 7, apart: bool = False, **more: Any) -> Doing:
-    return waiting(by, message=Message(comm, False, apart, by, tag), **more)
+    return waiting(by, messages=(Message(comm, False, apart, by, tag),), **more)
 
 
 def recv_any(others: list[int], **more: Any) -> Doing:
-    return waiting(*others, is_any=True, message=Message(7, False, False, ANY, 0), **more)
+    return waiting(*others, is_any=True, messages=(Message(7, False, False, ANY, 0),), **more)
 
 
 CASES: dict[str, tuple[list[Doing], list[int]]] = {

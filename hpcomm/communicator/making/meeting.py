@@ -43,13 +43,14 @@ class Near:
 
     Attributes:
         ranks: all of them, this one too, in their order.
-        regions: the records of the others.
+        regions: the records of the others; others: the same of the other one of two groups.
         logs: of their calls, if there was room for them.
         watched: this rank's call log, and of the others that note calls, the next one first: rank, record,
             log; None: there is nobody to compare with.
     """
 
     regions: Mapping[int, Region] = MappingProxyType({})
+    others: Mapping[int, Region] = MappingProxyType({})
     logs: CallLogs | None = None
     watched: tuple[CallLog, list[tuple[int, Region, CallLog]]] | None = None
 
@@ -97,6 +98,8 @@ def meet(comm: Comm, level: str, parent: Comm | None) -> Met:
     own = bytes([nowhere, level != "off", depth(level), 255 - depth(level)]) + alike
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
     here = _Here(Near([comm.rank]), None, own, mark, False)
+    if comm.is_inter and segment.current is not None:
+        here.near.others = _found(comm, segment.current).regions
     if not comm.is_inter and comm.size > 1 and segment.current is not None:
         here = _meet_on_node(comm, segment.current, level, here, parent)
     heard, mark = here.heard, here.mark
@@ -155,7 +158,9 @@ def _found(comm: Comm, there: NodeSegment) -> Near:
     """Which ranks are on this node."""
     records = dict(there.near(comm.mpi_handle))
     near = Near([*records])
-    near.regions = {rank: there.regions[its] for rank, its in records.items() if rank != comm.rank}
+    near.regions = {
+        rank: there.regions[its] for rank, its in records.items() if comm.is_inter or rank != comm.rank
+    }
     return near
 
 

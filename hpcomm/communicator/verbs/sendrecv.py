@@ -54,7 +54,7 @@ class SendRecv(Shell):
                 peer: Any = source
                 number = MPI.ANY_TAG if recvtag is None else recvtag
                 try:
-                    enter(comm, "sendrecv", out, peer, number)
+                    enter(comm, "sendrecv", out, (peer, dest, sendtag), number)
                     if into[1] < probed:
                         comm.mpi_handle.Sendrecv(part, dest, sendtag, into, peer, number, seen)
                     else:
@@ -67,7 +67,7 @@ class SendRecv(Shell):
                 if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]
                     transport.check_arrived(comm, "sendrecv", out, seen, tags)
                 return out  # type: ignore[return-value]
-        with messaging(comm, "sendrecv", x, source, recvtag, dest=dest):
+        with messaging(comm, "sendrecv", x, source, recvtag, dest=dest, sendtag=sendtag or None):
             ends = _ends(comm, dest, source, sendtag, recvtag)
             swapped: Array = _sendrecv_carefully(comm, x, out, ends, status)
         return swapped
