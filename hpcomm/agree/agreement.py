@@ -54,7 +54,7 @@ from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, located, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
-from . import runtime
+from . import runtime, survival
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusers, rows
 from .doing import answers
 from .present_calls import describe_call, verb_now
@@ -156,6 +156,7 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
     def suspect(expected: int, number: int) -> None:
         """Raise if a neighbour makes another call than this one."""
         rank, region, other = ahead
+        survival.check(comm, verb_now())
         if region.ended and other.last_call() < number:
             raise PeerFailedError(
                 f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",

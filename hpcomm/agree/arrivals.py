@@ -23,6 +23,7 @@ from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
 from .agreement import Asked, asked_why, call_number, open_node, past_call
 from .present_calls import verb_now
+from .survival import DETECTED_S, failure
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -50,6 +51,8 @@ def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
                 where(verb_now(), comm),
                 "look for the rank that did not make the matching call; comm.timeout sets the time",
             )
+        elif (died := failure(comm, verb_now(), DETECTED_S)) is not None:
+            raise died
         elif _has_left(comm, ranks[0]):  # before it told so
             raise _out_of_step(comm, ranks[0])
         else:
@@ -73,7 +76,7 @@ def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
         begun, log = _call_between(comm, rank)
         region = comm.near.regions.get(rank)
         has_left = _has_left(comm, rank)
-        has_ended = region is not None and region.ended
+        has_ended = region is not None and (region.ended or region.died)
         if not (has_left or has_ended or begun) or has_come(comm, rank):
             continue
         if begun and log is not None:
@@ -94,6 +97,8 @@ def _has_left(comm: Comm, rank: int) -> bool:
 def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
     """This call needs rank, which has ended; or whose own call needed another one, the cause."""
     comm.fall_out()
+    if (died := failure(comm, verb_now())) is not None:
+        return died
     what = f"{verb_now()} on '{comm.name}' needs rank {rank}, which "
     return PeerFailedError(
         what + ("has ended" if rank == cause else f"is out of step since rank {cause} has ended"),
@@ -106,7 +111,7 @@ def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
 def _out_of_step(comm: Comm, rank: int) -> HpcommError:
     """This call needs a rank that is out of step: for the reason which made it so, as far as others show."""
     for other, region in comm.near.regions.items():
-        if region.ended and not _has_left(comm, other):
+        if (region.ended or region.died) and not _has_left(comm, other):
             return _ended(comm, rank, other)
     for other, _, log in (comm.near.watched or (None, []))[1]:
         number = log.last_call() - (log.posted(log.last_call()) == LEFT)

@@ -17,6 +17,7 @@ import faulthandler
 import gc
 import io
 import os
+import signal
 import sys
 import threading
 import time
@@ -32,6 +33,7 @@ from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
 from ..errors import ConfigError, line_number, source_line
 from ..job import exit_hooks, process_role
+from ..job.survive import ENDED
 from ..node import segment
 
 if TYPE_CHECKING:
@@ -284,6 +286,8 @@ def count_hasty_exits() -> None:
     def leave_noted(status: int) -> NoReturn:
         if os.getpid() == here and not (job is None or job.is_over()):  # and no forked child
             how = "before its end" if process_role.is_without_mpi else "without MPI_Finalize"
+            if segment.survives:
+                _die(status)
             abort(f"leaves by os._exit({status}), {how}, which ends the job", status or 1)
         leave(status)
 
@@ -372,7 +376,18 @@ def note_life() -> None:
 
 def _remove(file: str) -> None:
     with suppress(FileNotFoundError):
+        if segment.survives:
+            os.replace(file, os.path.join(os.path.dirname(file), ENDED))  # noqa: PTH105, PTH118, PTH120
+            return
         os.unlink(file)  # noqa: PTH108
+
+
+def _die(code: int) -> NoReturn:
+    """End as a rank that was killed does, which is what MPI notices; the others go on."""
+    with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
+        note.write(f"\n{code}")
+    while True:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _leave(code: int) -> None:
@@ -390,6 +405,8 @@ def _leave(code: int) -> None:
     if os.environ.get("HPCOMM_ON_FAILURE") == "continue":  # the spec lets the others go on
         say_end()
         return
+    if segment.survives:
+        _die(code)
     all_end = job.meeting()
     deadline = time.monotonic() + GRACE_S
     while not all_end():

@@ -15,9 +15,10 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, once
-from ..agree import agreement, runtime
+from ..agree import agreement, runtime, survival
 from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
+from ..agree.present_calls import verb_now
 from ..agree.values import Values
 from ..core.closing import ClosedByAll
 from ..core.outstanding import Outstanding, free
@@ -223,6 +224,7 @@ class Context(ClosedByAll):
             process_role.check_process(at)
             raise UsageError(f"communicator '{self.name}' is closed", at, "use it before close()")
         if self.disagreed and not verb.startswith(_BETWEEN_TWO):
+            survival.check(self, verb)
             raise MismatchError(
                 f"the ranks of '{self.name}' {self.disagreed}",
                 where(verb, self),
@@ -289,7 +291,10 @@ class Context(ClosedByAll):
         from ..transport import mpi as transport
 
         if mpi := self.carriers.plain:  # not mpi_handle: nothing is sent, so a duplicate stays unused
-            transport.move_on(mpi)
+            try:
+                transport.move_on(mpi)
+            except MPI.Exception as error:  # where a rank has died, or one has given this communicator up
+                raise transport.failure(error, verb_now(), self) from None
 
     def keep_request(self, request: Request[object]) -> None:
         """Own a request that nobody waits for: a message to this rank itself."""

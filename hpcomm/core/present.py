@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MESSAGE, NONE, NEXT = 0, -1, -3
 
 innermost: dict[int, calling] = {}  # by thread
+at_error: Callable[[calling, BaseException], None] | None = None  # to call for what ends the outermost
 
 
 def is_own(thread: Thread) -> bool:
@@ -64,13 +65,15 @@ class calling:  # noqa: N801  a context, read as a word
         innermost[thread] = self
         return self
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self.outer is not None:
             innermost[self._thread] = self.outer
         else:
             innermost.pop(self._thread, None)
             if isinstance(error, HpcommError):
                 error.during = error.during or str(self)
+            elif error is not None and at_error is not None:
+                at_error(self, error)
 
     def is_the(self, other: calling) -> bool:
         """Whether it is the very same call."""

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from ..errors import ConfigError
-from . import room, supervise
+from . import room, supervise, survive
 from .command_line import Command
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
@@ -221,6 +221,7 @@ def parser() -> Command:
         metavar="FOLDER",
         help="write 16 bytes for each call to this new folder: hpcomm diff compares two runs",
     )
+    add("--survive", **survive.OPTION)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
     add("--label", action="store_true", help="put [RANK] before each line that a rank prints")
     add(
@@ -362,7 +363,7 @@ def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], d
     else:
         words, wanted = _for_mpich(job, mpi, machine)
     added = {name: value for name, value in wanted.items() if name not in machine.environ}
-    return [mpi.launcher, *words], {**added, **job.env}
+    return [mpi.launcher, *survive.words(job.env, mpi), *words], {**added, **job.env}
 
 
 def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import mpi_shared_memory, own_files
+from . import mpi_shared_memory, own_files, survive
 from .launcher import KILLED, LOCKED_S, environ_of, forget, is_locked
 
 if TYPE_CHECKING:
@@ -170,6 +170,8 @@ def _judged(status: int, mark: str, living: Path) -> int:
         mpi_shared_memory.remove_noticed()
     if status < 0:  # by _free, or by itself: PRRTE 3.0.14 may crash when it ends a job
         status = max((int(aborted) for _, _, aborted in notes if aborted), default=status)
+    if status == 0 and (survived := survive.judged(living, notes)) is not None:
+        return survived
     if status == 0 and (left := [name for name, _, _ in notes]):
         others = f" and {len(left) - 3} more" if len(left) > 3 else ""
         print(

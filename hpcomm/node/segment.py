@@ -22,6 +22,7 @@ from operator import attrgetter, or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, LazyModule
+from ..job.survive import VARIABLE
 from . import native
 from .words import Words, words_of_text
 
@@ -43,6 +44,7 @@ _LOOKED_AT = 256  # ranks of a communicator, of which each is asked for its job
 _NAME = 80  # bytes of a file's name
 _ENTRY = struct.Struct("q 7s")  # where the records begin, a number drawn for the node: see mpmd/jobs.py
 _LOCK = struct.Struct("hhqqi4x")  # fcntl(2) on 64-bit Linux: its type, whence, begin, length, whose it is
+survives = bool(os.environ.get(VARIABLE))  # whether the job goes on when a rank dies
 _CORES = 2048  # of a node; where there are more, some count as one
 
 
@@ -132,6 +134,11 @@ class Region:
     def gone(self) -> bool:
         """Whether the owner has ended in whatever manner, also without saying so."""
         return self.ended or (self._process and not self.is_held)
+
+    @property
+    def died(self) -> bool:
+        """Whether it has, and the job goes on without it."""
+        return survives and not self.ended and self.gone
 
     @property
     def stopped(self) -> bool:

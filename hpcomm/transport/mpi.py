@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpi4py import MPI
 
 from .._lazy import NDArray, np
-from ..agree import message_kinds, runtime
+from ..agree import message_kinds, runtime, survival
 from ..core.buffer import as_buffer, detached
 from ..core.limits import BACKGROUND_COPIED
 from ..core.request import Request, Stages, abandon
@@ -158,6 +158,8 @@ def failure(
         if comm is not None and verb in TABLE:
             comm.fall_out()
         return _too_long(verb, comm, text, seen, nbytes)
+    if (died := survival.failure(comm, verb, survival.DETECTED_S)) is not None:
+        return died
     library = " ".join(MPI.Get_library_version().split(",")[0].splitlines()[0].split())
     if "Too many communicators" in text:
         most = text.partition(" free on")[0].rpartition("/")[2]  # MPICH: (0/2048 free on this process

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ..agree import mistakes, runtime
+from ..agree import mistakes, runtime, survival
 from ..agree.job_ends import ByMPI, ByRecords
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
@@ -122,6 +123,8 @@ def _watch(everybody: MPI.Intracomm) -> None:
     runtime.install_hooks()
     runtime.notice_finalize()
     runtime.note_life()
+    if segment.survives:
+        runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
     beat = None
 

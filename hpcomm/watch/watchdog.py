@@ -40,11 +40,11 @@ from ..agree.present_calls import describe_call
 from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
 from ..core.present import MESSAGE
 from ..core.request import Polled, Request, polled
-from ..core.signature import REFUSED, describe
+from ..core.signature import LEFT, REFUSED, describe
 from ..errors import PeerFailedError
 from ..job import exit_hooks, variables
 from ..node.call_log import CallLog
-from ..node.segment import NodeSegment, Region
+from ..node.segment import NodeSegment, Region, survives
 from .report import Reporter, report
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     for rank, region, other in peers:
         number = min(call, other.last_call())
         mine, theirs = ring.posted(number), other.posted(number)
+        if survives and LEFT in (mine, theirs):
+            continue  # it has given up a communicator that lost a rank
         if number > 0 and None not in (mine, theirs) and mine != theirs:
             found.append((rank, region, other, number))
     return found

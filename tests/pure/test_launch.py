@@ -310,6 +310,16 @@ def test_without_a_number_every_slot_of_a_pbs_job_gets_a_rank(tmp_path):
     assert words == f"/opt/openmpi/bin/mpiexec --hostfile {nodes} -n 3 program0 x"
 
 
+def test_a_job_that_is_to_survive_needs_open_mpi_and_its_own_launcher():
+    asked = parse(["-n", "2", "--survive", "python"])
+    words, added = line(asked, OPENMPI, machine())
+    assert words.startswith("/env/bin/mpiexec --with-ft ulfm ")
+    assert added["HPCOMM_SURVIVE"] == "1"
+    for mpi, who in ((MPICH, "MPICH"), (Mpi("/usr/bin/srun", "openmpi"), "srun")):
+        with pytest.raises(ConfigError, match=f"--survive: {who} ends all ranks when one is killed"):
+            line(asked, mpi, machine())
+
+
 # -- telling Slurm ---------------------------------------------------------------------------------
 
 

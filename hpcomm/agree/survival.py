@@ -1,0 +1,82 @@
+"""Survival: where a job goes on when a rank dies (`hpcomm run --survive`), the calls that need it fail.
+
+    a rank dies
+      ├─ waits of the core     arrivals.py looks at its lock  ─┐
+      ├─ waits of MPI          ULFM ends them by an error     ─┼─> failure(): PeerFailedError, and no more
+      └─ another rank revokes  so do all calls there          ─┘   collective calls on that communicator
+
+A communicator of those that live is made by shrink (communicator/making/shrunk.py). The watchdog ends no job
+for a rank that was killed: it judges only by what ranks have said themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from .._lazy import MPI
+from ..core import present
+from ..errors import PeerFailedError, where
+from ..node import segment
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
+
+DETECTED_S = 1.0  # from the first error that a dead rank causes until it is known to be dead
+_LOOK_S = 0.01
+
+
+def dead(comm: Comm) -> list[int]:
+    """The ranks of comm, or of the other group, that have died, as far as the locks here and MPI know."""
+    near = {rank for rank, region in comm.near.regions.items() if region.died}
+    mpi = comm.mpi_handle
+    group = mpi.Get_remote_group() if isinstance(mpi, MPI.Intercomm) else mpi.Get_group()
+    failed = mpi.Get_failed()
+    near.update(rank for rank in failed.Translate_ranks(None, group) if rank != MPI.UNDEFINED)
+    failed.Free()
+    group.Free()
+    return sorted(near)
+
+
+def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedError | None:
+    """Why a call of comm has failed: ranks have died, or one has revoked comm. None: for another reason.
+
+    Args:
+        within_s: how long to wait until that is known.
+    """
+    if not segment.survives or comm is None or comm.is_closed:
+        return None
+    end = time.monotonic() + within_s
+    while not (ranks := dead(comm)) and not comm.mpi_handle.Is_revoked():
+        if time.monotonic() >= end:
+            return None
+        time.sleep(_LOOK_S)
+    comm.fall_out()
+    what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
+    if ranks:
+        some, have = ("ranks", "have") if len(ranks) > 1 else ("rank", "has")
+        what = f"{some} {', '.join(map(str, ranks))} of '{comm.name}' {have} died"
+    return PeerFailedError(what, where(verb, comm), "comm.shrink() makes one of the ranks that live", ranks)
+
+
+def check(comm: Comm | None, verb: str, within_s: float = 0.0) -> None:
+    """Raise it."""
+    if (error := failure(comm, verb, within_s)) is not None:
+        raise error
+
+
+def meet_at_end(everybody: MPI.Intracomm) -> None:
+    """Wait for the end of all that live, as MPI_Finalize does elsewhere."""
+    with suppress(MPI.Exception):  # some have died
+        everybody.Agree(1)
+
+
+def _translate(call: present.calling, error: BaseException) -> None:
+    """Raise it in place of an error of MPI's that no layer has put into our words."""
+    if isinstance(error, MPI.Exception):
+        check(call.comm, call.verb, DETECTED_S)
+
+
+if segment.survives:
+    present.at_error = _translate
