@@ -21,6 +21,7 @@ settings.load_profile("hpcomm")
 
 # With it, ranks of a job that print at one time mix parts of their lines.
 os.environ.pop("PYTHONUNBUFFERED", None)
+os.environ.setdefault("HPCOMM_STALL_DIR", os.devnull)  # no files
 
 _FOLDER = pytest.StashKey[str]()
 

@@ -52,6 +52,9 @@ VARIABLES = (
         "part of the secret by which ranks of torchrun authenticate each other over nodes, under MPICH",
     ),
     Variable("HPCOMM_STALL", "seconds", "30", "how long a call waits before a report of who waits for whom"),
+    Variable(
+        "HPCOMM_STALL_DIR", "a folder", "the working directory", "where hpcomm-stall-JOB.json is written"
+    ),
     Variable("HPCOMM_SURVIVE", "1", "unset", "the job goes on when a rank is killed (hpcomm run --survive)"),
     Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
     Variable(

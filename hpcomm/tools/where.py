@@ -126,7 +126,7 @@ def _lines(job: Job) -> Iterator[str]:
         yield from (f"    {line}" for line in stack)
     if held := _held(job):
         doings = {i: rank.doing for i, rank in enumerate(job.ranks) if rank.doing is not None}
-        said = report.never(stuck.circle(held, doings), held, doings)
+        said = report.never(held, doings)
         yield from (f"  {line}" for line in said.splitlines())
 
 

@@ -11,8 +11,12 @@ Who speaks holds a lock of the node segment while it waits; the kernel takes it 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..agree import blocked, doing
@@ -49,7 +53,7 @@ class Reporter:
         self._speaks = self._reported = False
         self._next_s = self._ended_s = 0.0
         self._before: list[str] = []  # what those that could never go on said at the last look
-        self._said: set[tuple[str, ...]] = set()
+        self._said: set[str] = set()
 
     def look(self, waiting: Waiting, silent: str) -> None:
         """Say what is to be said. silent: hosts that do not answer."""
@@ -64,7 +68,14 @@ class Reporter:
             self._next_s = waited_s + (_SOON_S if self._before else _AGAIN_S)
         if waited_s >= limit_s and not self._reported:
             self._reported = True
-            self._say(report(call, waited_s, silent, self._here))
+            self._say(self.report(call, waited_s, silent))
+
+    def report(self, call: Blocked, waited_s: float, silent: str) -> str:
+        """The words about a call that has lasted, which are kept, too."""
+        doings = {} if self._here is None else _all(self._here)
+        told = _report(call, waited_s, silent, self._here, doings)
+        keep(told, doings)
+        return told
 
     def look_at_end(self, seconds: float) -> None:
         """Say which threads keep this rank, whose program has ended, seconds after the last such look."""
@@ -97,11 +108,11 @@ class Reporter:
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
-            circle = stuck.circle(held, doings)
-            lines = [f"{doings[rank].who}: {doings[rank].words}" for rank in sorted(circle)]
-            if tuple(lines) not in self._said:
-                self._said.add(tuple(lines))
-                self._say(never(circle, held, doings))
+            told = never(held, doings)
+            if told not in self._said:
+                self._said.add(told)
+                self._say(told)
+                keep(told, doings)
             self._reported = self._reported or self._here.here in held
         self._before = said
 
@@ -112,16 +123,30 @@ def _all(here: NodeSegment) -> dict[int, Doing]:
     return {rank: each for rank, each in enumerate(said) if each is not None}
 
 
-def never(circle: list[int], held: list[int], doings: Mapping[int, Doing]) -> str:
-    """The words about ranks of which each waits for the next one."""
+def keep(told: str, doings: Mapping[int, Doing]) -> None:
+    """Keep what is said, and what all ranks do, in a file for programs; where that cannot be, let it be."""
+    import json
+
+    file = Path(os.environ.get("HPCOMM_STALL_DIR", ""), f"hpcomm-stall-{os.getppid()}.json")
+    ranks = [{"record": rank, **each._asdict()} for rank, each in sorted(doings.items())]
+    record = {"said": told, "time": time.time(), "ranks": ranks, "can_never_end": stuck.stuck(doings)}
+    with suppress(OSError):
+        file.write_text(json.dumps(record, indent=1))
+
+
+def never(held: list[int], doings: Mapping[int, Doing]) -> str:
+    """The words about ranks of which each waits for the next one, and the last for the first."""
     lines = ["these calls can never end, since each waits for the next one:"]
-    for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
-        lines.append(f"  {doings[rank].who}: {doings[rank].words} waits for {doings[after].who}")
-    others = [doings[rank].who for rank in held if rank not in circle]
+    circles = stuck.circles(held, doings)
+    for circle in circles:
+        for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
+            lines.append(f"  {doings[rank].who}: {doings[rank].words} waits for {doings[after].who}")
+    inside = {rank for circle in circles for rank in circle}
+    others = [doings[rank].who for rank in held if rank not in inside]
     if others:
         more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         lines.append(f"  and for these wait {', '.join(others[:_SHOWN])}{more}")
-    if len({doings[rank].comm for rank in circle}) > 1 and not any(doings[rank].messages for rank in circle):
+    if not any(doings[rank].messages for rank in inside):
         lines.append("  try:   make the calls of all communicators in the same order on all ranks")
     else:
         lines.append(
@@ -130,10 +155,11 @@ def never(circle: list[int], held: list[int], doings: Mapping[int, Doing]) -> st
     return "\n".join(lines)
 
 
-def report(call: Blocked, waited_s: float, silent: str, here: NodeSegment | None) -> str:
+def _report(
+    call: Blocked, waited_s: float, silent: str, here: NodeSegment | None, doings: Mapping[int, Doing]
+) -> str:
     """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
-    doings = {} if here is None else _all(here)
     late = [] if here is None else [(rank, here.regions.index(its)) for rank, its in blocked.late(call)]
     for rank, its in late[:_SHOWN]:
         assert here is not None

@@ -43,11 +43,15 @@ def _is_met(rank: int, doing: Doing, doings: Mapping[int, Doing]) -> bool:
     )
 
 
-def circle(held: list[int], doings: Mapping[int, Doing]) -> list[int]:
-    """Some of those that can never go on: each waits for the next one, the last for the first."""
-    path = [held[0]]
-    while True:
-        after = next(rank for rank in doings[path[-1]].needs if rank in held)
-        if after in path:
-            return path[path.index(after) :]
-        path.append(after)
+def circles(held: list[int], doings: Mapping[int, Doing]) -> list[list[int]]:
+    """Those that can never go on, as far as each waits for the next one, the last for the first."""
+    found, seen = [], set[int]()
+    for rank in held:
+        path: list[int] = []
+        while rank not in seen:
+            seen.add(rank)
+            path.append(rank)
+            rank = next(each for each in doings[rank].needs if each in held)
+        if rank in path:
+            found.append(path[path.index(rank) :])
+    return found

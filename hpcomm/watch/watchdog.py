@@ -45,7 +45,7 @@ from ..errors import PeerFailedError
 from ..job import exit_hooks, variables
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region, survives
-from .report import Reporter, report
+from .report import Reporter
 
 if TYPE_CHECKING:
     from ..agree.heartbeat import Heartbeat
@@ -188,7 +188,7 @@ class Watchdog:
             return None
         if waited_s < patience_s + WATCHDOG_AFTER_S and not self.reporter.may_speak():
             return None  # the one that speaks says it, the others later
-        return f"{report(call, waited_s, silent, self._here)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
+        return f"{self.reporter.report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
 
 
 def _verdict(call: Blocked, waiting: Waiting) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,3 +61,40 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     assert [row.split("  ")[0] for row in rows[:3]] == ["rank 0", "rank 1", "rank 2"]
     assert re.match(r"rank 1 +\d+ +\d+\.\d s +\d+ MiB +\d+ s  recv\(", rows[1])
     assert "no job that process 2 belongs to runs on this host" in told["none"]
+
+
+CIRCLES = """
+import numpy as np
+from hpcomm import world as comm
+pair, x = comm.split(comm.rank // 2, name="pair"), np.ones(3)
+one, two = pair.dup("one"), pair.dup("two")
+half = pair.split(pair.rank)
+both = half.create_intercomm(0, pair, 1 - pair.rank, name="both")
+for k in range(3):
+    pair.sendrecv(x, dest=1 - pair.rank, source=1 - pair.rank)
+if comm.rank < 2:
+    (one if comm.rank else two).barrier()
+elif comm.rank == 2:
+    both.recv(x, source=0)
+else:
+    pair.sendrecv(x, dest=0, source=0, sendtag=4)
+"""
+
+
+@pytest.mark.once
+def test_all_circles_are_named_with_communicators_and_kept_for_programs(job: Any, tmp_path: Path) -> None:
+    env = {"HPCOMM_STALL_DIR": str(tmp_path)}
+    said = job(4, CIRCLES, timeout=60, expect=1, env=env, options=("--stall", "12")).stderr
+    assert said.count("these calls can never end") == 1, said
+    rows = [
+        "rank 0: barrier() at device_call.py:11 on 'two' waits for rank 1",
+        "rank 1: barrier() at device_call.py:11 on 'one' waits for rank 0",
+        "rank 2: recv(float64 (3,), source=0) at device_call.py:13 on 'both' waits for rank 3",
+        "rank 3: sendrecv(float64 (3,), dest=0, sendtag=4, source=0) at device_call.py:15 on 'pair' ",
+    ]
+    for row in rows:
+        assert f"\n  {row}" in said, said
+    (file,) = tmp_path.glob("hpcomm-stall-*.json")
+    kept = json.loads(file.read_text())
+    assert kept["can_never_end"] == [0, 1, 2, 3]
+    assert [rank["comm"] for rank in kept["ranks"]] == ["two", "one", "both", "pair"]

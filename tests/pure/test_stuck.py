@@ -10,7 +10,7 @@ import pytest
 from hpcomm.agree.blocked import ELSEWHERE
 from hpcomm.agree.doing import ANY, Doing, Message
 from hpcomm.node.segment import ANSWER_BYTES
-from hpcomm.watch.stuck import PATIENT_S, circle, stuck
+from hpcomm.watch.stuck import PATIENT_S, circles, stuck
 
 
 def computing() -> Doing:
@@ -47,6 +47,7 @@ CASES: dict[str, tuple[list[Doing], list[int]]] = {
     "a barrier against a receive": ([waiting(1), recv(0)], [0, 1]),
     "a receive from itself": ([recv(0)], [0]),
     "a receive from itself of what it has sent": ([recv(0, begun=(Message(7, True, False, 0, 0),))], []),
+    "two cycles": ([recv(1), recv(0), waiting(3), waiting(2), waiting(2)], [0, 1, 2, 3, 4]),
     "who waits for a cycle": ([waiting(1), recv(2), recv(1), computing()], [0, 1, 2]),
     "any source, all of them stuck": ([recv_any([1, 2]), recv(2), recv(1)], [0, 1, 2]),
     "any source, one computes": ([recv_any([1, 2]), recv(0), computing()], []),
@@ -71,8 +72,9 @@ def test_who_can_never_go_on(case: str) -> None:
     doings, held = CASES[case]
     by_rank = dict(enumerate(doings))
     assert stuck(by_rank) == held
-    if held:
-        path = circle(held, by_rank)
+    found = circles(held, by_rank)
+    assert bool(found) == bool(held)
+    for path in found:
         following = zip(path, [*path[1:], path[0]], strict=True)
         assert all(after in by_rank[rank].needs for rank, after in following)
 
