@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from .errors import ConfigError, HpcommError
-from .job import launch
+from .job import launch, supervise
 from .job.command_line import is_another_rank
 from .tools.commands import COMMANDS
 
@@ -47,10 +47,17 @@ def _dispatch(name: str, words: list[str]) -> int:
     module, _, function = COMMANDS[name][0].partition(":")
     if name not in _FOR_ALL_RANKS and is_another_rank():
         return 0
+    supervise.tell_ranks = _tell_ranks
     if name == "run" and launch.has_spec(words):
         module, function = "hpcomm.mpmd.spec.draw_spec", "run"
     status: int = getattr(import_module(module), function or "main")(words)
     return status
+
+
+def _tell_ranks(pid: int) -> list[int]:
+    from .tools import where
+
+    return where.tell(pid)
 
 
 def _suggestion(name: str) -> str:

@@ -147,9 +147,14 @@ def _is_library(file: str) -> bool:
 
 
 def program_stack(most: int) -> tuple[str, ...]:
-    """Where the main thread is in the program's own code, the innermost line last."""
+    """Where the program's own code is, the innermost line last: its other threads, then the main one."""
     from traceback import walk_stack
 
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    found = [(each.f_code, line) for each, line in walk_stack(frame) if not is_ours(each.f_code)]
-    return tuple(f"{code.co_name} at {source_line(code, line)}" for code, line in reversed(found[:most]))
+    frames, told, main = sys._current_frames(), [], threading.main_thread()
+    for thread in sorted(threading.enumerate(), key=lambda each: each is main):
+        if is_own(thread) or thread.ident not in frames:
+            continue
+        found = [(each.f_code, n) for each, n in walk_stack(frames[thread.ident]) if not is_ours(each.f_code)]
+        told += [] if thread is main else [f"in thread {thread.name}:"]
+        told += [f"{code.co_name} at {source_line(code, n)}" for code, n in reversed(found[:most])]
+    return tuple(told)

@@ -298,6 +298,14 @@ def below(pid: int) -> list[int]:
     return [each for child in children_of(pid) for each in (child, *below(child))]
 
 
+def above(pid: int) -> list[int]:
+    """Its parent, the parent of that and so on."""
+    found = []
+    while (pid := parent_of(pid)) > 0:
+        found.append(pid)
+    return found
+
+
 def _number_of(pid: int, place: int) -> int:
     """A number in proc(5)'s stat, of which 0 would be the state behind the name; 0 if it has ended."""
     rest = read_of(pid, "stat").rpartition(")")[2].split()

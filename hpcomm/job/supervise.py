@@ -9,7 +9,7 @@ each other (PRRTE 3.0.14).
     start ──> wait for the launcher
                 ├─ it ends with 0 ──────────> status 0; 1 if some rank ended without MPI_Finalize
                 ├─ it ends with a failure ──> kill what is left of the job, remove its files ──> its status
-                ├─ its time is up ──────────> ranks print their stacks (SIGABRT) ─┐
+                ├─ its time is up ──────────> ranks tell where they are ──────────┐
                 └─ a signal for us ─────────> pass it on to the launcher ─────────┤
                                                                                   v
                        give the launcher 3 s ──> SIGTERM, 3 s ──> SIGKILL ──> kill every marked process
@@ -28,13 +28,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import mpi_shared_memory, own_files, survive
-from .launcher import KILLED, LOCKED_S, environ_of, forget, is_locked
+from .launcher import KILLED, LOCKED_S, above, below, environ_of, forget, is_locked, launcher_of, parent_of
 
 if TYPE_CHECKING:
     from .program_watch import Watch
@@ -49,6 +49,8 @@ _WATCH_S = 0.1  # between two looks at the programs of a spec
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+# Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
+tell_ranks: Callable[[int], Collection[int]] | None = None
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
@@ -126,7 +128,7 @@ def _end_of(
         raise_signals(held)
         status = _wait(launcher, timeout_s, watch)
     except subprocess.TimeoutExpired:
-        end(launcher, mark, abort=True)
+        end(launcher, mark, at_once=not _show_ranks(mark))
         return TIMED_OUT, (
             f"the job had not ended after {timeout_s:g} s, so it was ended.\n"
             "  where: the stacks of its ranks are above, if they are Python\n"
@@ -256,15 +258,13 @@ def _free(launcher: subprocess.Popen[bytes]) -> None:
             return
 
 
-def end(launcher: subprocess.Popen[bytes], mark: str, abort: bool = False, at_once: bool = False) -> None:
+def end(launcher: subprocess.Popen[bytes], mark: str, at_once: bool = False) -> None:
     """Give the launcher time to end by itself, then ask it to, then kill whatever is left of the job.
 
     at_once: ask without giving it time.
     """
     _ignore_signals()
     left = mpi_shared_memory.mapped(pid for pid, _ in members(mark))
-    if abort:
-        _abort_ranks(mark)
     for ask in (launcher.poll, launcher.terminate, launcher.kill)[at_once:]:
         ask()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -287,19 +287,45 @@ def members(mark: str) -> list[tuple[int, bool]]:
     ]
 
 
-def _abort_ranks(mark: str) -> None:
-    """Make Python ranks print their stacks and end.
+def _show_ranks(mark: str) -> bool:
+    """Say where the ranks are. Those that do not answer print their stacks, and end; whether there are any.
 
     The launcher sleeps meanwhile: it would kill the others at the first death, before they have
     spoken, and mix their lines. What they say waits for it in their pipes.
     """
-    launchers = [pid for pid, is_rank in members(mark) if not is_rank]
+    _ignore_signals()
+    found = members(mark)
+    launchers, ranks = ([pid for pid, is_rank in found if is_rank == which] for which in (False, True))
+    told: set[int] = set()
+    if tell_ranks is not None and ranks:
+        with contextlib.suppress(Exception):  # whatever it is, the job is to be ended
+            told.update(tell_ranks(launcher_of(ranks[0])))
+    silent = [pid for pid in ranks if told.isdisjoint({pid, *below(pid)}) and told.isdisjoint(above(pid))]
+    if not silent:
+        return False
     _signal(launchers, signal.SIGSTOP)
+    for pid in silent:
+        if parent_of(pid) not in silent:  # else it writes to the same place
+            _head(pid)
     deadline = time.monotonic() + GRACE_S
-    _signal([pid for pid, is_rank in members(mark) if is_rank], signal.SIGABRT)
-    while any(is_rank for _, is_rank in members(mark)) and time.monotonic() < deadline:
+    _signal(silent, signal.SIGABRT)
+    while any(map(environ_of, silent)) and time.monotonic() < deadline:
         time.sleep(0.05)
     _signal(launchers, signal.SIGCONT)
+    return True
+
+
+def _head(pid: int) -> None:
+    """Write which rank it is to where its stack comes."""
+    environ = environ_of(pid)
+    rank = next((environ[name] for name in _RANK_VARIABLES if name in environ), "")
+    program = f" (program '{environ['HPCOMM_PROGRAM']}')" if "HPCOMM_PROGRAM" in environ else ""
+    with contextlib.suppress(OSError):  # it has ended, or that is no pipe or file
+        its = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            os.write(its, f"rank {rank}{program} gives no answer; its threads:\n".encode())
+        finally:
+            os.close(its)
 
 
 def kill_members(mark: str) -> None:

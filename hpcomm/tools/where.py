@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -50,6 +51,14 @@ def top_parser() -> Command:
     made = Command("hpcomm top", "Show what the ranks of your jobs on this host do, again and again.")
     made.add_argument("--once", action="store_true", help="show it once")
     return _common(made)
+
+
+def tell(pid: int) -> list[int]:
+    """Say on stderr where the ranks of the job are that this process has started; those that have told it."""
+    found = outside.jobs(pid)
+    if found:
+        print(_text(found), file=sys.stderr, flush=True)
+    return [rank.process.pid for job in found for rank in job.ranks if rank.doing and rank.process.pid]
 
 
 def _common(made: Command) -> Command:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ..agree import doing
 from ..agree.doing import Doing
+from ..job.launcher import above
 from ..node import native, segment
 
 _ANSWER_S = 0.7  # for ranks to answer: they look five times a second
@@ -62,7 +62,7 @@ def jobs(of: int | None = None) -> list[Job]:
     """
     found = {}
     for file, (links, pids) in sorted(_segments().items(), key=lambda each: min(each[1][1])):
-        if of is None or of in pids or any(of in _ancestors(pid) for pid in pids):
+        if of is None or of in pids or any(of in above(pid) for pid in pids):
             found[file] = _job(links, sorted(pids))
     return [job for job in found.values() if job.pids]
 
@@ -79,13 +79,6 @@ def _segments() -> dict[int, tuple[list[Path], set[int]]]:
                         links.append(link)
                         pids.add(int(folder.parent.name))
     return found
-
-
-def _ancestors(pid: int) -> Iterator[int]:
-    while pid > 1:
-        fields = _stat(pid)
-        pid = int(fields[1]) if fields else 0
-        yield pid
 
 
 def _stat(pid: int) -> list[str]:

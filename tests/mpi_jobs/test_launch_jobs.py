@@ -1,6 +1,7 @@
 """hpcomm run with the MPI at hand: jobs start, share what cores there are, and end wholly."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,35 @@ def test_a_job_that_hangs_is_ended_with_the_stack_of_every_rank(job):
     assert done.stderr.count("waits_for_rank_1") == 2
     assert done.stderr.count("forgets_to_send") == 1
     assert f"the job had not ended after {limit_s} s, so it was ended" in done.stderr
+
+
+HELD = r"""
+    import re, threading
+    from numpy import zeros
+    from hpcomm import world
+
+    def waits_for_rank_1():
+        world.recv(zeros(1), source=1)
+
+    def holds_the_interpreter_lock():
+        re.match("(a+)+b", "a" * 60)
+
+    world.barrier()
+    if world.rank == 2:
+        threading.Thread(target=threading.Event().wait, name="quiet", daemon=True).start()
+    holds_the_interpreter_lock() if world.rank == 1 else waits_for_rank_1()
+"""
+
+
+def test_ranks_of_a_job_that_hangs_say_where_they_are_by_rank_in_the_program_s_lines(job):
+    for limit_s in LIMITS_S:
+        said = job(3, HELD, timeout=limit_s, expect=124).stderr
+        if "rank 1 gives no answer; its threads:\nFatal" in said and said.count("    waits for") == 2:
+            break
+    for rank, thread in ((0, ""), (2, r"    in thread quiet:\n(    .*\n)+")):
+        stack = thread + r"    <module> at .*\n    waits_for_rank_1 at .*\n"
+        assert re.search(rf"  rank {rank}: recv\(.*source=1\) at .*\n    waits .*\n{stack}", said), said
+    assert "in holds_the_interpreter_lock" in said.partition("rank 1 gives no answer; its threads:\n")[2]
 
 
 SPEAKS = """
