@@ -12,7 +12,6 @@ from textwrap import dedent
 import pytest
 from steady import steady_time
 
-from hpcomm.job.launch import usable_cores
 from hpcomm.job.supervise import kill_members, members, settings
 
 ROOT = Path(__file__).parents[2]
@@ -30,20 +29,6 @@ STUCK = r"""
     sys.stdout.write("up\n")
     sys.stdout.flush()
     forgets_to_send() if MPI.COMM_WORLD.rank == 1 else waits_for_rank_1()
-"""
-MEASURE = """
-    from mpi4py import MPI
-    from time import perf_counter
-
-    world, x, blocks = MPI.COMM_WORLD, bytearray(8), []
-    for _ in range(25):
-        world.Barrier()
-        start = perf_counter()
-        for _ in range(20):
-            world.Allreduce(MPI.IN_PLACE, [x, MPI.INT64_T])
-        blocks.append((perf_counter() - start) / 20)
-    if world.rank == 0:
-        print(min(blocks))
 """
 TIME_INIT = """
     import mpi4py
@@ -108,19 +93,6 @@ def test_the_status_of_the_ranks_is_the_jobs(supervision):
     code = "from mpi4py import MPI; import sys; MPI.Finalize(); sys.exit(7)"
     command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", *supervision, "python", "-c", code]
     assert subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT).returncode == 7
-
-
-@pytest.mark.timed
-def test_more_ranks_than_cores_stay_quick(job):
-    """Tens of microseconds on an idle machine; milliseconds if ranks spin while another one should run."""
-    assert float(job(2 * usable_cores(), MEASURE).stdout) < 2e-3
-
-
-@pytest.mark.timed
-def test_more_ranks_than_cores_stay_quick_without_threads(job):
-    """MPICH, left alone, took seconds here."""
-    done = job(2 * usable_cores(), MEASURE, env={"MPI4PY_RC_THREADS": "0"})
-    assert float(done.stdout) < 2e-3
 
 
 @pytest.mark.timed

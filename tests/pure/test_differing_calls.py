@@ -4,7 +4,7 @@ from functools import reduce
 
 import pytest
 
-from hpcomm.agree.differing_calls import Call, alone, joined, refusing, rows
+from hpcomm.agree.differing_calls import Call, alone, joined, refusers, rows
 
 SUM, BARRIER = Call("all_reduce(float64[8], sum)"), Call("barrier()")
 
@@ -46,5 +46,5 @@ def test_a_rank_that_refuses_is_named_however_many_there_are():
     calls = [Call(f"all_reduce(float64[{rank}])") for rank in range(1000)]
     calls[777] = Call("all_reduce(text)", "all_reduce(text) refused: DtypeError")
     found = all_of(calls)
-    assert refusing(found) == [777]
+    assert refusers(found) == [777]
     assert "  rank 777: all_reduce(text) refused: DtypeError" in rows(found)
