@@ -85,7 +85,9 @@ def test_long_all_reduces_that_work_in_out_meet_those_that_cannot(
         expected = interpret_values(schedule, np.stack(parts), np.add)[comm.rank]
         for turn in range(4):
             kind = (comm.rank + turn) % 4
-            before = comm.all_reduce(x, algorithm=name, async_op=True)
+            into = [None, np.empty(2 * n)[::2], x.copy()][turn % 3]
+            given_x = into if turn % 3 == 2 else x
+            before = comm.all_reduce(given_x, out=into, algorithm=name, async_op=True)
             if kind == 3:
                 found = torch.from_numpy(x.copy())
                 assert comm.all_reduce(found, out=found, algorithm=name) is found

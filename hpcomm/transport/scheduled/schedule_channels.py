@@ -7,8 +7,8 @@ block, the thread of progress.py does so.
 
 from __future__ import annotations
 
+import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -98,7 +98,7 @@ class Running:
 
     def Wait(self, status: object = None) -> None:  # noqa: N802
         while not self.Test():  # MPI's own waiting may keep the thread from moving on what a peer waits for
-            time.sleep(0)
+            os.sched_yield()
 
     def advance(self) -> None:
         """Begin the next rounds as long as the messages of the last one are there."""

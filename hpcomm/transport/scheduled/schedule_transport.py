@@ -7,6 +7,7 @@ calls in the background over requests of their own, so that any number may be un
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ...errors import UsageError
 from ...schedule.registry import algorithms, build, cut
 from ..library_algorithms import library_call
 from .comm_cache import own
-from .executor import Channel, Executor, Operator, memory_for
+from .executor import Channel, Executor, Memory, Operator, memory_for
 from .proved import Which, in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ...core.reduction import Reduction
     from ...core.request import Stages
     from ...core.types import NpArray
+    from ...schedule.rank_program import Program
 
     # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
     Key = tuple[str, str, int, int, Any, int, Any, int]
@@ -101,17 +103,18 @@ def schedule_call(call: Call, algorithm: str, op: object = None) -> Call:
     if not isinstance(algorithm, str):
         raise UsageError(f"algorithm={algorithm!r} is no name", hint=f"one of {', '.join(algorithms(verb))}")
     reduce = reduction.resolve(op, call.look.dtype) if op is not None else None
-    array, count = _look(call)
     if algorithm.startswith("mpi:"):
         return library_call(call, algorithm.removeprefix("mpi:"))
     key, operator = _chosen(call, algorithm, reduce)
-    name, wire = key[1], key[6]
+    name = key[1]
     call.code = marked(call.code, algorithm)
 
     def carry() -> None:
-        if verb == "all_reduce" and wire is None and _is_long(comm, count * array.itemsize):
-            out = call.recv[0]
-            _long(comm, key, operator, call.send[0] if type(call.send) is tuple else out, out)
+        if _is_long(comm, key):
+            mine = own(comm)
+            executor, take = _long(call, key, operator, Passing(mine.mpi, mine.tag(), mine.most), True)
+            executor.run()
+            take()
             return
         executor = _lasting(comm, key, operator)
         _bring(call, executor)
@@ -159,10 +162,14 @@ def rounds(call: Call, algorithm: str, reduce: Reduction | None, mpi: MPI.Comm, 
 
 
 def _passed(call: Call, key: Key, operator: Operator, channel: Channel) -> Stages:
-    executor = _executor(call.comm, key, operator, channel)
-    _bring(call, executor)
+    if _is_long(call.comm, key):
+        executor, take = _long(call, key, operator, channel)
+    else:
+        executor = _executor(call.comm, key, operator, channel)
+        _bring(call, executor)
+        take = partial(_take, call, executor)
     yield [Running(background(executor))]
-    _take(call, executor)
+    take()
 
 
 def _chosen(call: Call, algorithm: str, reduce: Reduction | None) -> tuple[Key, Operator]:
@@ -181,15 +188,14 @@ def _chosen(call: Call, algorithm: str, reduce: Reduction | None) -> tuple[Key, 
 
 
 def _executor(
-    comm: Comm, key: Key, operator: Operator, channel: Channel, work: NpArray | None = None,
-    given: NpArray | None = None,
+    comm: Comm, key: Key, operator: Operator, channel: Channel,
+    memory: Callable[[Program], Memory] | None = None,
 ) -> Executor:  # fmt: skip
-    """What carries out this rank's part, in work and from given, if that is said."""
+    """What carries out this rank's part, in memory made for that, or new one."""
     verb, name, root, count, dtype, _, wire, _ = key
     mine = part(Which(verb, name, comm.size, root), comm.rank, count, staged=wire is not None)
-    room = None if work is None else own(comm).room(mine.room * dtype.itemsize)
-    memory = memory_for(mine, dtype, wire, work, room)._replace(given=given)
-    return Executor(mine, channel, memory, operator, wire)
+    made = memory_for(mine, dtype, wire) if memory is None else memory(mine)
+    return Executor(mine, channel, made, operator, wire)
 
 
 def _lasting(comm: Comm, key: Key, operator: Operator) -> Executor:
@@ -197,16 +203,26 @@ def _lasting(comm: Comm, key: Key, operator: Operator) -> Executor:
     return own(comm).executor(key, lambda channel: _executor(comm, key, operator, channel))
 
 
-def _long(comm: Comm, key: Key, operator: Operator, given: NpArray, out: NpArray) -> None:
-    """all_reduce in the memory of out, if it lies in one piece; there is none to copy it to meanwhile."""
-    mine = own(comm)
-    channel, (x, into) = Passing(mine.mpi, mine.tag(), mine.most), map(_flat, (given, out))
+def _long(
+    call: Call, key: Key, operator: Operator, channel: Channel, waits: bool = False
+) -> tuple[Executor, Callable[[], None]]:
+    """all_reduce in the memory of out, if it lies in one piece; and what is left to do at the end.
+
+    waits: no other call begins meanwhile, so memory that is kept can be used.
+    """
+    out = call.recv[0]
+    given = call.send[0] if type(call.send) is tuple else out
+    x, into = _flat(given), _flat(out)
     work = np.empty(out.size, out.dtype) if into is None else into
     if x is None:
         work[:] = given.reshape(-1)
-    _executor(comm, key, operator, channel, work=work, given=None if given is out else x).run()
-    if into is None:
-        out.reshape(-1)[:] = work
+
+    def memory(mine: Program) -> Memory:
+        room = own(call.comm).room(mine.room * out.itemsize) if waits else None
+        return memory_for(mine, out.dtype, None, work, room)._replace(given=None if given is out else x)
+
+    made = _executor(call.comm, key, operator, channel, memory)
+    return made, lambda: _take(call, made) if into is None else None
 
 
 def _flat(x: NpArray) -> NpArray | None:
@@ -214,9 +230,10 @@ def _flat(x: NpArray) -> NpArray | None:
     return x.reshape(-1) if x.flags.c_contiguous and x.flags.aligned else None
 
 
-def _is_long(comm: Comm, nbytes: int) -> bool:
+def _is_long(comm: Comm, key: Key) -> bool:
     """Whether all_reduce works in `out` where it can: alike on all ranks, which choose their tags by it."""
-    return nbytes >= SCHEDULE_IN_OUT * comm.size
+    verb, _, _, count, dtype, _, wire, _ = key
+    return verb == "all_reduce" and wire is None and count * dtype.itemsize >= SCHEDULE_IN_OUT * comm.size
 
 
 def tuned_for(call: Call, op: object = None) -> str | None:
