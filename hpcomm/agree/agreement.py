@@ -83,28 +83,23 @@ class Agreement:
         self,
         level: str,
         enter: Callable[[int, int], None],
-        late: Callable[[int, int], Callable[[], None]],
+        late: Callable[[int, int], Callable[[], None]] | None = None,
         leave: Callable[[], None] = lambda: None,
         refuse: Callable[[str], None] = lambda why: None,
-        depart: Callable[[], None] = lambda: None,
     ) -> None:
-        self.level, self.enter, self.late, self.leave = level, enter, late, leave
-        self.refuse, self.depart, self.again = refuse, depart, None
+        def entered(code: int, count: int) -> Callable[[], None]:
+            enter(code, count)
+            return leave
 
-
-def _as_late(enter: Callable[[int, int], None]) -> Callable[[int, int], Callable[[], None]]:
-    """late, of those that have compared all by then."""
-
-    def late(code: int, count: int) -> Callable[[], None]:
-        enter(code, count)
-        return lambda: None
-
-    return late
+        self.level, self.enter, self.leave, self.refuse = level, enter, leave, refuse
+        self.late = late or entered  # of those that have compared all by then
+        self.depart: Callable[[], object] = lambda: None
+        self.again = None
 
 
 def off() -> Agreement:
     """Compare nothing."""
-    return Agreement("off", lambda code, count: None, lambda code, count: lambda: None)
+    return Agreement("off", lambda code, count: None)
 
 
 def counted(comm: Comm) -> Agreement:
@@ -113,7 +108,7 @@ def counted(comm: Comm) -> Agreement:
     def enter(*_: object) -> None:
         comm.begun += 1
 
-    return Agreement("off", enter, _as_late(enter))
+    return Agreement("off", enter)
 
 
 def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) -> Agreement:
@@ -180,10 +175,9 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
         if any(other.posted(number) not in (None, REFUSED) for _, _, other in (ahead, behind)):
             comm.fall_out()  # others come later than this, and see it
 
-    def depart() -> None:
-        log.post(LEFT)
-
-    return Agreement("light", enter, late, leave, refuse_call, depart)
+    made = Agreement("light", enter, late, leave, refuse_call)
+    made.depart = lambda: log.post(LEFT)
+    return made
 
 
 def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
@@ -223,7 +217,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
             heard(REFUSED, why)
 
     level = comm.settings.check if comm.values or comm.settings.check == "strict" else "full"
-    return Agreement(level, enter, _as_late(enter), refuse=refuse_call)
+    return Agreement(level, enter, refuse=refuse_call)
 
 
 def between(comm: Comm, both: MPI.Intracomm) -> Agreement:

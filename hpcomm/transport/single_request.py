@@ -31,20 +31,16 @@ class Message(Request[Any]):
     """A message of one request.
 
     Args:
-        verb: "send" or "recv"; x, peer, tag: of the message.
+        needs: communicator, peer, 0, "send" or "recv", and tag of the message, of x.
         going: what MPI began; tags: of a receive: those of which its element type has matched.
     """
 
-    __slots__ = ("_going", "_seen", "_status", "_tag", "_tags", "_verb", "_x")
+    __slots__ = ("_going", "_seen", "_status", "_tags", "_x")
     _call = _WORDS
     waits_for: Needs
 
-    def __init__(
-        self, comm: Comm, verb: str, x: Any, peer: int | None, tag: int | None, going: MPI.Request,
-        tags: set[int] | None = None,
-    ) -> None:  # fmt: skip
-        self._verb, self._x, self._tag, self._tags = verb, x, tag, tags
-        self.waits_for = comm, peer, 0, verb, tag
+    def __init__(self, needs: Needs, x: Any, going: MPI.Request, tags: set[int] | None = None) -> None:
+        self.waits_for, self._x, self._tags = needs, x, tags
         frame = sys._getframe(2)
         code = frame.f_code
         self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
@@ -55,7 +51,7 @@ class Message(Request[Any]):
         self._status: Status | None = None
         self._seen: MPI.Status | None = None
         self._stages = _UNDER_WAY
-        outstanding = comm.outstanding
+        outstanding = needs[0].outstanding
         outstanding.requests.append(going)
         if len(outstanding.requests) > outstanding.room:
             outstanding.sweep()
@@ -66,12 +62,11 @@ class Message(Request[Any]):
         if rounds_under_way:
             self._wait_beside_others()
         while self._stages is not None:
-            seen = MPI.Status() if self._verb == "recv" else None
+            seen = MPI.Status() if self._tags is not None else None
             try:
                 enter(self, "wait", None, None, None)
                 self._pending.pop().Wait(seen)
-                if self._verb != "send":
-                    self._arrived(seen)
+                self._arrived(seen)
                 self._stages = None
             except IndexError:  # another thread waits
                 time.sleep(REQUEST_PAUSE_S)
@@ -86,14 +81,13 @@ class Message(Request[Any]):
     def _ask(self) -> bool:
         if self._stages is None:
             return True
-        seen = MPI.Status() if self._verb == "recv" else None
+        seen = MPI.Status() if self._tags is not None else None
         try:
             going = self._pending.pop()
             if not going.Test(seen):
                 self._pending.append(going)
                 return False
-            if self._verb != "send":
-                self._arrived(seen)
+            self._arrived(seen)
             self._stages = None
         except IndexError:  # another thread waits
             return False
@@ -103,7 +97,7 @@ class Message(Request[Any]):
 
     def cancel(self) -> bool:
         try:
-            going = self._pending.pop() if self._verb == "recv" else None
+            going = self._pending.pop() if self._tags is not None else None
         except IndexError:  # another thread waits
             return False
         if going is None:
@@ -121,8 +115,8 @@ class Message(Request[Any]):
 
     def _arrived(self, seen: MPI.Status | None) -> None:
         """Give what was received, unless it is of another length."""
-        assert self._tags is not None
-        assert seen is not None
+        if self._tags is None or seen is None:  # a send
+            return
         if seen.Get_count() != self._x.nbytes or seen.tag not in self._tags:
             transport.check_arrived(self.waits_for[0], "recv", self._x, seen, self._tags)
         self._seen, self.result = seen, self._x
@@ -134,8 +128,7 @@ class Message(Request[Any]):
         if not isinstance(error, Exception):
             if not self._going:  # it is there
                 try:
-                    if self._verb != "send":
-                        self._arrived(seen)
+                    self._arrived(seen)
                 except HpcommError as wrong:
                     self._error = wrong
                 self._stages = None
@@ -144,7 +137,7 @@ class Message(Request[Any]):
             raise error
         if isinstance(error, MPI.Exception):
             nbytes = getattr(self._x, "nbytes", 0)
-            error = transport.failure(error, self._verb, self.waits_for[0], seen, nbytes)
+            error = transport.failure(error, self.waits_for[3], self.waits_for[0], seen, nbytes)
         self._error, self._stages = self._located(error), None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -153,13 +146,14 @@ class Message(Request[Any]):
 
     @property
     def call(self) -> str:
-        end = "dest" if self._verb == "send" else "source"
+        _, peer, _, verb, tag = self.waits_for
+        end = "dest" if verb == "send" else "source"
         look = buffer.as_buffer(buffer.detached(self._x))
-        return f"{self._verb}({look}, {end}={self.waits_for[1]}, tag={self._tag})"
+        return f"{verb}({look}, {end}={peer}, tag={tag})"
 
     @property  # made for those who look
     def status(self) -> Status | None:
-        if self._status is None and self._verb == "recv":
+        if self._status is None and self._tags is not None:
             self._status = Status()
             if self._seen is not None:
                 fill(self._status, self._seen)
@@ -189,7 +183,7 @@ class Collective(Message):
         self, comm: Comm, verb: str, x: Any, going: MPI.Request, left: Callable[[], None],
         finish: Callable[[], Any],
     ) -> None:  # fmt: skip
-        super().__init__(comm, verb, x, None, None, going)
+        super().__init__((comm, None, 0, verb, None), x, going)
         self._left, self._finish = left, finish
         self.needs_all(comm, verb)
 
@@ -200,7 +194,7 @@ class Collective(Message):
 
     @property
     def call(self) -> str:
-        return f"{self._verb}({'' if self._x is None else buffer.as_buffer(self._x)})"
+        return f"{self.waits_for[3]}({'' if self._x is None else buffer.as_buffer(self._x)})"
 
     @property
     def _memory(self) -> object:  # type: ignore[override]

@@ -62,7 +62,7 @@ class ByLibrary(NoDirect):
         self._known = cache(partial(_known, comm))  # by operator, or None, and dtype
 
     def barrier(self) -> object:
-        return self._carry("barrier", None, head("barrier"), 0, self._function("barrier"), lambda: None)
+        return self._carry("barrier", None, (head("barrier"), 0), self._function("barrier"), lambda: None)
 
     def broadcast(self, x: object, root: object, out: object) -> object:
         return self._call("broadcast", x, out, None, root)
@@ -110,7 +110,7 @@ class ByLibrary(NoDirect):
         function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
         finish = partial(_finished, function, result, fold, there)
         step = function if fold is None else partial(fold.then, function)
-        return self._carry(verb, x, head(verb, reduce, code, root), n, step, finish)
+        return self._carry(verb, x, (head(verb, reduce, code, root), n), step, finish)
 
     def _takes(self, x: object, row: Verb) -> TypeGuard[NDArray[Any]]:
         """Whether x is a plain array, with a block for each rank where it has to have one."""
@@ -164,12 +164,13 @@ class ByLibrary(NoDirect):
         return getattr(self._comm.mpi_handle, TABLE[verb].mpi)  # type: ignore[no-any-return]
 
     def _carry(
-        self, verb: str, x: object, code: int, count: int, step: Callable[[], Any], finish: Callable[[], Any]
+        self, verb: str, x: object, made: tuple[int, int], step: Callable[[], Any], finish: Callable[[], Any]
     ) -> object:
+        """made: head and count of the call, of which its signature is made."""
         agreement = self._comm.agreement
         try:
-            enter(self._comm, verb, x, code, None)
-            agreement.enter(code, count)
+            enter(self._comm, verb, x, made[0], None)
+            agreement.enter(*made)
             step()
             agreement.leave()
         except MPI.Exception as error:
@@ -191,13 +192,13 @@ class InBackground(ByLibrary):
         return getattr(self._comm.mpi_handle, f"I{TABLE[verb].mpi.lower()}")  # type: ignore[no-any-return]
 
     def _carry(
-        self, verb: str, x: object, code: int, count: int, step: Callable[[], Any], finish: Callable[[], Any]
+        self, verb: str, x: object, made: tuple[int, int], step: Callable[[], Any], finish: Callable[[], Any]
     ) -> object:
-        comm, code = self._comm, code | BACKGROUND
+        comm, code = self._comm, made[0] | BACKGROUND
         try:
             enter(comm, verb, x, code, None)
             with comm.call_guard:
-                left = comm.agreement.late(code, count)
+                left = comm.agreement.late(code, made[1])
                 if comm.values is not None:
                     finish = comm.values.later(verb, finish)
                 going = step()

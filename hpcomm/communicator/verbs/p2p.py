@@ -133,7 +133,7 @@ class Messages(Shell):
             going = comm.mpi_handle.Isend(part, peer, tag)
         except MPI.Exception as error:
             raise transport.failure(error, "send", comm) from None
-        return single_request.Message(comm, "send", x, peer, tag, going)
+        return single_request.Message((comm, peer, 0, "send", tag), x, going)
 
     # fmt: off
     @overload
@@ -264,7 +264,7 @@ class Messages(Shell):
             going = comm.mpi_handle.Irecv(known[0], peer, number)
         except MPI.Exception as error:
             raise transport.failure(error, "recv", comm) from None
-        return single_request.Message(comm, "recv", out, peer, number, going, known[2])
+        return single_request.Message((comm, peer, 0, "recv", number), out, going, known[2])
 
     def batch_isend_irecv(self, ops: Iterable[P2POp]) -> list[Request[Any]]:
         """Begin several messages at once. Receives are posted first, so no order of ops can deadlock.
