@@ -64,9 +64,7 @@ class EntryBarrier:
         self._before = self._meetings = 0  # calls of the node that were before, and meetings by message
         self._looked = 0.0
         self._lost: list[int] = []  # at the last look
-        self._lonely: list[
-            int | None
-        ] = []  # for whose messages one waits in vain, as far as the last look showed
+        self._lonely: set[int | None] = set()  # for whose messages one waits in vain, by the last look
         self.failed: HpcommError | None = None
         self.node = node = comm.node or self._alone()
         if node is not None:
@@ -124,38 +122,33 @@ class EntryBarrier:
 
     def _look(self, why: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
         """The core's hook: it waits, or the call fails."""
-        if why == "message":
-            self._look_for_message(*ranks)
-        elif why == "waits":
-            if self.node is not None:
+        if why in ("message", "waits"):
+            if why == "waits" and self.node is not None:
                 self.node.move_messages()  # of ranks that wait to be rid of them
-            if (now := time.monotonic()) - self._looked < _LOOK_S:
-                return
-            self._looked = now
-            before, self._lost = self._lost, self.lost(ranks)
-            some_came = self._lost != before and any(has_come(self._comm, rank) for rank in self._lost)
-            if self._lost and not some_came:  # else the core looks again
-                raise self._missing(self._lost, True)
+            if (now := time.monotonic()) - self._looked >= _LOOK_S:
+                self._looked = now
+                (self._look_at if why == "waits" else self._look_for_message)(*ranks)
         elif why == "mismatch":
             rows = {rank: describe(theirs & ~_MEETING) for rank in ranks} | {self._comm.rank: words()}
             raise self.disagree(f"call #{self._number}", rows, theirs == REFUSED)
         elif why == "late":
-            raise self._missing([*ranks])
+            raise self._late([*ranks])
         else:
             raise self._left([*ranks])
 
+    def _look_at(self, *ranks: int) -> None:
+        """Raise if one of those who have not come is lost, and not on its way as far as this look shows."""
+        before, self._lost = self._lost, self.lost(ranks)
+        some_came = self._lost != before and any(has_come(self._comm, rank) for rank in self._lost)
+        if self._lost and not some_came:  # else the core looks again
+            raise self._lacks(self._lost)
+
     def _look_for_message(self, peer: int | None = None) -> None:
         """Raise at the second look that shows its rank gone: what that sent before has been seen by then."""
-        if (now := time.monotonic()) - self._looked < _LOOK_S:
-            return
-        self._looked = now
         error = self.gone(peer, words())
-        if error is None:
-            self._lonely = [other for other in self._lonely if other != peer]
-        elif peer in self._lonely:
+        if error is not None and peer in self._lonely:
             raise error
-        else:
-            self._lonely.append(peer)
+        (self._lonely.discard if error is None else self._lonely.add)(peer)
 
     def gone(self, peer: int | None, call: str) -> HpcommError | None:
         """What ends a wait for a message: its rank has ended, or all others where it may be anybody's."""
@@ -163,8 +156,7 @@ class EntryBarrier:
         lost = self.lost(others)
         if not lost or len(lost) < len(others):
             return None
-        what = f"{call} on '{self._name}' needs rank {lost[0]}, which has ended"
-        return PeerFailedError(what, self.where, "look at what that rank printed", lost)
+        return self._ended(f"{call} on '{self._name}'", lost)
 
     def _left(self, some: list[int]) -> HpcommError:
         """Some have left this call: for another one that they waited for, or at their own end."""
@@ -172,20 +164,23 @@ class EntryBarrier:
         while not (lost := self.lost(range(self._comm.size))) and time.monotonic() - begin < _LEAVING_S:
             time.sleep(1e-3)
         if lost:
-            return self._missing(lost, True)
+            return self._lacks(lost)
         what = f"{self._what} needs {named(some)}, which waited for it in vain and gave up"
-        return self._fail(
-            PeerFailedError(
-                what, self.where, "make this rank come in time, or give the group a longer timeout", some
-            )
-        )
+        hint = "make this rank come in time, or give the group a longer timeout"
+        return self._fail(PeerFailedError(what, self.where, hint, some))
 
-    def _missing(self, some: list[int], have_ended: bool = False) -> HpcommError:
-        """Some ranks have not come in time, or have ended. This one may have to end without them."""
+    def _lacks(self, lost: list[int]) -> HpcommError:
+        """Some ranks have ended."""
+        self.remember(lost)
+        return self._fail(self._ended(self._what, lost))
+
+    def _ended(self, what: str, lost: list[int]) -> HpcommError:
+        what += f" needs {named(lost)}, which {'have' if len(lost) > 1 else 'has'} ended"
+        return PeerFailedError(what, self.where, "look at what that rank printed", lost)
+
+    def _late(self, some: list[int]) -> HpcommError:
+        """Some ranks have not come in time."""
         self.remember(some)
-        if have_ended:
-            what = f"{self._what} needs {named(some)}, which {has(some)} ended"
-            return self._fail(PeerFailedError(what, self.where, "look at what that rank printed", some))
         who = named(some[:_NAMED]) + " and others" * (len(some) > _NAMED)
         what = f"{self._what} reached its timeout after it waited {self.seconds:.3g} s for {who}"
         hint = "look at what that rank does; init_process_group(timeout=...) sets the time"
@@ -217,7 +212,7 @@ class EntryBarrier:
         return [*rows, *indent(silent, "  ").splitlines()]
 
     def remember(self, missing: Container[int]) -> None:
-        """Some ranks have not come in time: this one may have to end without them."""
+        """Some ranks have not come, or have ended: this one may have to end without them."""
         for rank, region in self._comm.near.regions.items():
             if rank in missing:
                 shutdown.remember(f"rank {rank} of process group '{self._name}'", region)
@@ -236,8 +231,7 @@ class EntryBarrier:
     def _stuck(self, stay: Stay, lost: list[int]) -> HpcommError:
         what = f"{stay.words()} on '{self._name}' stands in MPI"
         if lost:
-            what += f" and needs {named(lost)}, which {has(lost)} ended"
-            return PeerFailedError(what, self.where, "look at what that rank printed", lost)
+            return self._ended(f"{what} and", lost)
         what = "\n".join([f"{what} for more than {stay.seconds:g} s.", *self.doings(stay.needs)])
         return WaitTimeoutError(what, self.where, "look at the ranks that do something else, or nothing")
 
@@ -300,7 +294,7 @@ class EntryBarrier:
             came, lost = self._comes(meeting, self.seconds - soon)
         if not came:
             _abandoned.append((meeting, both))
-            raise self._missing(lost or self._silent(), bool(lost))
+            raise self._lacks(lost) if lost else self._late(self._silent())
         high, low = struct.unpack("2q", both)
         if high != -low:
             raise self.disagree(f"call #{self._meetings}", {self._comm.rank: words()})
@@ -332,7 +326,3 @@ def pause(waited: float) -> None:
 def named(ranks: list[int]) -> str:
     """`rank 2`, `ranks 2, 5`."""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-
-
-def has(ranks: list[int]) -> str:
-    return "have" if len(ranks) > 1 else "has"
