@@ -1,18 +1,9 @@
 """Weights from one grid to another."""
 
-from .grids.remap import (
-    MAPPINGS,
-    Cells,
-    Gaussian,
-    LatLon,
-    Plane,
-    Points,
-    Weights,
-    areas_against,
-    from_spec,
-    weights,
-    weights_between,
-)
+from .grids.grid import Cells, Gaussian, LatLon, Plane, Points, areas_against, from_spec
+from .grids.methods import MAPPINGS
+from .grids.remap import weights, weights_between
+from .grids.weights import Weights
 
 __all__ = [
     "MAPPINGS",

@@ -26,27 +26,13 @@ from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
 from .gradients import around_cells, around_rectangles, gradients
-from .grid import Cells, Gaussian, Grid, LatLon, Plane, Points, Rectangles, areas_against, from_spec, size_of
+from .grid import Cells, Grid, Points, Rectangles, size_of
 from .methods import MAPPINGS, misfit
 from .sparse_exchange import exchange_sparse
 from .triangulation import Parts, overlaps
 from .weights import Weights, sparse_matrices
 
 Entries: TypeAlias = tuple[Ints, Ints, Floats, Floats]  # of a matrix: rows, columns, values; and fractions
-
-__all__ = [
-    "MAPPINGS",
-    "Cells",
-    "Gaussian",
-    "LatLon",
-    "Plane",
-    "Points",
-    "Weights",
-    "areas_against",
-    "from_spec",
-    "weights",
-    "weights_between",
-]
 
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
 _ROUNDING = 1e-14  # of lengths beside coordinates of 1

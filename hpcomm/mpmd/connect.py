@@ -266,12 +266,13 @@ def _conversion(each: FieldSpec) -> tuple[float, float]:
 
 def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     """Of a mapping; None at the giver. Collective over both programs."""
-    from ..grids import remap
+    from ..grids.remap import weights_between
+    from ..grids.weights import Weights
 
     found, wrong = None, None
     if each.weights is None:
         try:
-            found = remap.weights_between(
+            found = weights_between(
                 wire.mpi, field.grid, field.points, is_giver, each.mapping, each.neighbours
             )
         except HpcommError as error:
@@ -279,7 +280,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
             raise
     elif not is_giver:
         try:
-            found = remap.Weights.load(each.weights).part(field.points)
+            found = Weights.load(each.weights).part(field.points)
         except HpcommError as error:  # the others wait to hear of it
             wrong = error
     lost = field.points[:0] if found is None else field.points[found.uncovered]

@@ -101,9 +101,9 @@ class Program:
                 raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
             hint = did_you_mean(name, self.spec.grids, f"grids: {', '.join(self.spec.grids) or 'none'}")
             raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
-        from ..grids import remap
+        from ..grids.grid import from_spec
 
-        return remap.from_spec(self.spec.grids[name])
+        return from_spec(self.spec.grids[name])
 
     def gives(
         self, name: str, values: A, points: ArrayLike | None = None, *, grid: Grid | None = None

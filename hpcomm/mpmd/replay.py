@@ -86,8 +86,8 @@ def connect(
 def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Incoming:
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
-        from ..grids import remap
+        from ..grids.weights import Weights
 
-        weights = remap.Weights.load(kept)
+        weights = Weights.load(kept)
     part = Part(field, [(0, slice(0, len(field.points)))], np.dtype(field.dtype))
     return Incoming(None, part, Schedule(), Arrival(weights, uncovered=uncovered), recorder)

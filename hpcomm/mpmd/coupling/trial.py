@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
-from ...grids import remap
+from ...grids.grid import areas_against
 from .coupler import Incoming, Outgoing
 from .coupling_channel import Channel
 from .wire import Lane, Part, Wire
@@ -107,5 +107,5 @@ def areas(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
     if grid is None or not hasattr(grid, "areas"):
         return None
     is_conservative = side.mapping.startswith("cons")
-    found = remap.areas_against(grid, points, side.peer_kind) if is_conservative else grid.areas(points)
+    found = areas_against(grid, points, side.peer_kind) if is_conservative else grid.areas(points)
     return found if weights is None else found * weights.fraction

@@ -64,10 +64,10 @@ def check_weights(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec], h
     """That the file is there, and is of these grids' sizes."""
     if made.weights is None or not here:
         return
-    from ...grids import remap
+    from ...grids.weights import Weights
 
     try:
-        targets, sources = remap.Weights.sizes(made.weights)
+        targets, sources = Weights.sizes(made.weights)
     except ConfigError as error:
         tables.fail(f"{made}: {error.what}", error.hint or "", "weights")
     source, target = grids[made.source_grid or ""], grids[made.target_grid or ""]
