@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from .._lazy import MPI
 from ..core.present import calling, is_own
-from ..core.request import rounds_under_way, untaken
+from ..core.request import rounds_under_way
+from ..core.untaken import untaken
 from ..core.verbs import receives
 from ..errors import MismatchError, where
 from . import runtime
@@ -57,6 +58,6 @@ def crossed(comm: Comm, call: calling) -> str | None:
 def passed_over(comm: Comm, call: calling) -> str:
     """A message that is there, and that the receive in which the main thread waits does not take."""
     of_objects = receives(call.verb)
-    if of_objects is None or call.looks or rounds_under_way or not runtime.has_threads():
+    if of_objects is None or rounds_under_way or not (call.looks or runtime.has_threads()):
         return ""
     return untaken(comm, of_objects, call.peer)

@@ -31,6 +31,7 @@ from ..errors import (
     source_line,
 )
 from .present import MESSAGE, NONE, waiting
+from .untaken import untaken
 from .verbs import receives
 
 if TYPE_CHECKING:
@@ -481,18 +482,3 @@ def other_message(request: Request[Any]) -> str:
         return ""
     there = untaken(comm, of_objects, source)
     return there and f"{there}: the same tag and rank on both sides, tag=None for any; or wait again"
-
-
-def untaken(comm: Comm, of_objects: bool, source: int | None) -> str:
-    """A message that has come and that no receive under way takes, in words; "": there is none."""
-    if comm.devices is not None and not of_objects:
-        return ""  # what is there may only say that an array is to come
-    mpi, seen = comm.object_comm if of_objects else comm.mpi_handle, MPI.Status()
-    wanted = MPI.ANY_SOURCE if source is None else source
-    try:
-        is_there = mpi.Iprobe(wanted, MPI.ANY_TAG, seen) or mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, seen)
-    except MPI.Exception:  # it is closed
-        return ""
-    if not is_there or seen.source == MPI.PROC_NULL:
-        return ""
-    return f"a message of tag {seen.tag} from rank {seen.source} is there, which it does not take"

@@ -16,6 +16,7 @@ from torch.futures import Future
 from ..agree import doing
 from ..core.limits import WORK_LOOK_S
 from ..core.present import MESSAGE, looking, saying
+from ..core.untaken import untaken
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .calls import array, flat
 from .entry_barrier import pause
@@ -299,7 +300,8 @@ class MessageWork(Work):
             group.entry.remember(some)
             rows, hint = group.entry.doings(some), "init_process_group(timeout=...) sets the time"
         what = f"{self._words} on '{group.label}' waited {waited:.3g} s"
-        return as_torch(WaitTimeoutError("\n".join([what, *rows]), group.where, hint))
+        there = untaken(group.comm.context, False, self._peer) if self._verb == "recv" else ""
+        return as_torch(WaitTimeoutError("\n".join([what, *rows]), group.where, there or hint))
 
     def is_completed(self) -> bool:
         return self.poll()

@@ -234,17 +234,22 @@ def test_a_large_message_goes_on_while_its_sender_computes(rank: int) -> None:
 
 
 def test_a_message_that_does_not_come_is_waited_for_no_longer_than_asked(rank: int) -> None:
+    if rank == 0:
+        dist.send(torch.ones(1), 1, tag=3)
+    dist.barrier()
     if rank == 1:
         work = dist.irecv(x := torch.zeros(1), 0)
         assert work is not None
-        with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\(float32 \(1,\), from 0\) .* waited \d"):
+        with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\(.*\(1,\), from 0\) .* waited \d") as told:
             work.wait(timedelta(seconds=0.2))
+        assert "try:   a message of tag 3 from rank 0 is there, which it does not take" in str(told.value)
+        dist.recv(x, 0, tag=3)
     dist.barrier()
     if rank == 0:
-        dist.send(torch.ones(1), 1)
+        dist.send(torch.ones(1) * 2, 1)
     if rank == 1:
         work.wait()
-        assert x.item() == 1
+        assert x.item() == 2
 
 
 def test_a_message_of_another_length_is_an_error(rank: int) -> None:

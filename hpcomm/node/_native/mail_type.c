@@ -126,6 +126,23 @@ PyObject *node_move_messages(PyObject *me, PyObject *none) {
   Py_RETURN_NONE;
 }
 
+static const struct message *unasked(const struct mailbox *b, long rank) {
+  const struct message *m = b->unexpected.first;
+  while (m && (m->into || (m->peer != rank && rank != MAIL_ANYBODY))) m = m->next;
+  return m;
+}
+
+/* untaken(source): source and tag of a message that nobody has asked for, the first of this source if there is one; or None */
+PyObject *node_untaken(PyObject *me, PyObject *source) {
+  const struct mailbox *b = ((Node *)me)->mail;
+  const long rank = source == Py_None ? MAIL_ANYBODY : PyLong_AsLong(source);
+  if (PyErr_Occurred()) return NULL;
+  const struct message *m = b ? unasked(b, rank) : NULL;
+  if (b && !m) m = unasked(b, MAIL_ANYBODY);
+  if (!m) Py_RETURN_NONE;
+  return Py_BuildValue("(iL)", m->peer, (long long)m->tag);
+}
+
 static PyObject *message_done(PyObject *me, PyObject *none) {
   Message *self = (Message *)me;
   (void)none;

@@ -39,6 +39,7 @@ PyObject *node_tell(PyObject *, PyObject *const *, Py_ssize_t);
 PyObject *node_isend(PyObject *, PyObject *const *, Py_ssize_t); /* mail_type.c */
 PyObject *node_irecv(PyObject *, PyObject *const *, Py_ssize_t);
 PyObject *node_move_messages(PyObject *, PyObject *);
+PyObject *node_untaken(PyObject *, PyObject *);
 void close_mail(Node *);
 
 struct doing { /* present.c: what a thread is in */
