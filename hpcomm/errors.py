@@ -188,7 +188,11 @@ passing: dict[str, bool] = {}  # and whether it is ours, or passes a user's call
 
 def is_ours(code: CodeType) -> bool:
     """Whether code belongs to hpcomm proper; its apps count as a user's programs."""
-    name = code.co_filename
+    return in_package(code.co_filename)
+
+
+def in_package(name: str) -> bool:
+    """The same of a file's name."""
     ours = _known.get(name)
     if ours is None:
         ours = _known[name] = name.startswith(_PACKAGE) and not name.startswith(_APPS)

@@ -23,6 +23,9 @@ settings.load_profile("hpcomm")
 os.environ.pop("PYTHONUNBUFFERED", None)
 os.environ.setdefault("HPCOMM_STALL_DIR", os.devnull)  # no files
 
+# What each rank says is to be seen here; tests of what is said once set it themselves.
+os.environ["HPCOMM_TRACEBACK"] = "full"
+
 _FOLDER = pytest.StashKey[str]()
 
 

@@ -193,15 +193,36 @@ def abort_by_mpi(status: int) -> None:
 
 
 def in_one_piece(hook: Hook) -> Hook:
-    """A hook for exceptions that says what hook does at once: launchers mix what ranks say line by line."""
+    """A hook for exceptions that says what hook does at once: launchers mix what ranks say line by line.
+
+    Or has `hpcomm run` say it, once for all ranks.
+    """
 
     def whole(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         said = io.StringIO()
         with redirect_stderr(said):
             hook(kind, error, trace)
-        _write(sys.stderr, said.getvalue())
+        if not (_is_last_word() and _is_left(said.getvalue())):
+            _write(sys.stderr, said.getvalue())
 
     return whole
+
+
+def _is_last_word() -> bool:
+    """Whether an exception ends this rank and the job; and the program has left stderr as it was."""
+    goes_on = _is_interactive() or "HPCOMM_SURVIVE" in os.environ or "HPCOMM_ON_FAILURE" in os.environ
+    return not goes_on and os.getpid() == process and sys.stderr is sys.__stderr__
+
+
+def _is_left(text: str) -> bool:
+    from ..job import tracebacks  # which no rank needs that ends well
+
+    return tracebacks.leave(_life, text)
+
+
+def _is_interactive() -> bool:
+    """Whether Python goes on after an exception."""
+    return bool(sys.flags.interactive) or hasattr(sys, "ps1")
 
 
 def install_hooks() -> None:
@@ -212,7 +233,7 @@ def install_hooks() -> None:
         _stand_still_if_ending()  # the cause has been said; what comes of the end is no news
         previous_hook(kind, error, trace)
         _show_captured()
-        if not (sys.flags.interactive or hasattr(sys, "ps1")):
+        if not _is_interactive():
             uncaught = error, trace
             _leave(130 if issubclass(kind, KeyboardInterrupt) else 1)
 

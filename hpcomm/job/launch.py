@@ -23,8 +23,9 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
 from ..errors import ConfigError
-from . import room, supervise, survive
+from . import room, supervise, survive, tracebacks
 from .command_line import Command
+from .cores import core_names, core_of, usable_cores
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
 from .torch_variables import master, setting
@@ -223,6 +224,13 @@ def parser() -> Command:
     )
     add("--survive", **survive.OPTION)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
+    add(
+        "--full-traceback",
+        dest="env",
+        action="append_const",
+        const={tracebacks.VARIABLE: tracebacks.FULL},
+        help="print the traceback of each rank that fails, with hpcomm's own frames (default: once, without)",
+    )
     add("--label", action="store_true", help="put [RANK] before each line that a rank prints")
     add(
         "--output",
@@ -462,7 +470,7 @@ def _room(job: Job, machine: Machine) -> int | None:
 def here() -> Machine:
     """The place that this process runs at."""
     ours = core_names(), usable_cores()
-    binds = sys.platform == "linux" and {*map(_core_of, range(os.cpu_count() or 1))} == ours[0]
+    binds = sys.platform == "linux" and {*map(core_of, range(os.cpu_count() or 1))} == ours[0]
     binds = binds and len(ours[0]) == ours[1]
     return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), room.free())
 
@@ -470,31 +478,3 @@ def here() -> Machine:
 def registers_memory() -> bool:
     """Whether this machine may have a device that MPI registers memory for: always but on Linux."""
     return sys.platform != "linux" or any(Path(file).exists() for file in _REGISTERED_FOR)
-
-
-def usable_cores() -> int:
-    """The cores that this process may use, by affinity and container quota; hyper-threads do not count."""
-    cores = len(core_names())
-    return max(1, min(cores, _cpu_quota() or cores))
-
-
-def core_names() -> set[str]:
-    """One name for each core that this process may use: the list of its hyper-threads."""
-    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    return {_core_of(cpu) for cpu in (affinity(0) if affinity else range(os.cpu_count() or 1))}
-
-
-def _core_of(cpu: int) -> str:
-    try:
-        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:  # this system does not tell: count every CPU
-        return str(cpu)
-
-
-def _cpu_quota() -> int | None:
-    """The whole CPUs that a container may use (cgroup v2); None: no limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))

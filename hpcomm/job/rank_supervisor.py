@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
+from . import tracebacks
 from .process_role import world_rank
 from .program_watch import MARK, status_words
 from .progress import DONE, JOINED, PIPE
@@ -52,8 +53,11 @@ def main(argv: Sequence[str]) -> int:
     rank, folder = world_rank(), options.get("--output")
     kept = [(_opened(folder, f"rank-{rank}"), b"")] if folder else []
     shown = [[(fd, f"[{rank}] ".encode())] if "--label" in options or not folder else [] for fd in (1, 2)]
+    told = {**os.environ}
+    if folder and told.get(tracebacks.VARIABLE) != tracebacks.FULL:  # the file has all, and the screen either
+        told[tracebacks.VARIABLE] = tracebacks.FULL if "--label" in options else tracebacks.BOTH
     try:
-        child, copies = _begin(words, os.environ, None, [[*each, *kept] for each in shown])
+        child, copies = _begin(words, told, None, [[*each, *kept] for each in shown])
     except OSError as error:
         sys.stderr.write(f"hpcomm run: {words[0]} cannot be started: {error.strerror}\n")
         return 127

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import mpi_shared_memory, own_files, survive
+from . import mpi_shared_memory, own_files, survive, tracebacks
 from .launcher import KILLED, LOCKED_S, above, below, environ_of, forget, is_locked, launcher_of, parent_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,10 @@ def supervise(
         else:
             launcher, held = start(words, environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
             watch.read(launcher)
-        status, why = _end_of(launcher, held, mark, timeout_s, watch)
+        try:
+            status, why = _end_of(launcher, held, mark, timeout_s, watch)
+        finally:
+            tracebacks.say(folder)
         if watch is None:
             if status == TIMED_OUT:
                 print(f"hpcomm run: {why}", file=sys.stderr)
@@ -233,7 +236,9 @@ def _started(command: list[str], environ: dict[str, str], **streams: Any) -> sub
 
     made = mpi_shared_memory.watch()
     launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
-    threading.Thread(target=_free, args=(launcher,), daemon=True).start()
+    threading.Thread(
+        target=_free, args=(launcher, Path(environ.get(LIVING, os.devnull))), daemon=True
+    ).start()
     if made >= 0:
         mark = environ[MARK].rpartition(",")[2]
         threading.Thread(target=mpi_shared_memory.notice, args=(made, launcher.pid), daemon=True).start()
@@ -241,11 +246,15 @@ def _started(command: list[str], environ: dict[str, str], **streams: Any) -> sub
     return launcher
 
 
-def _free(launcher: subprocess.Popen[bytes]) -> None:
-    """End a launcher of Open MPI's that has locked itself up after its last child has ended."""
+def _free(launcher: subprocess.Popen[bytes], living: Path) -> None:
+    """End a launcher of Open MPI's that has locked itself up after its last child has ended.
+
+    And say what ranks have left in their folder that fail without ending the job.
+    """
     locked_s = 0.0
     while launcher.returncode is None:
         time.sleep(_LOOK_S)
+        tracebacks.say(living, tracebacks.SOON_S)
         locked_s = locked_s + _LOOK_S if is_locked(launcher.pid) else 0.0
         if locked_s >= LOCKED_S and launcher.returncode is None:
             print(

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple, TypeVar
 from .. import __version__
 from ..errors import ConfigError
 from ..job.command_line import Command, spans, table
+from ..job.cores import usable_cores
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
-from ..job.launch import usable_cores
 from ..job.mpi_shared_memory import sizes, stale_segments
 from ..job.process_role import SIZES
 from .mpi_probe import ANSWER, Mpi

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
 from .._lazy import MPI
+from ..job.cores import core_names
 from ..job.installation import loaded_library
-from ..job.launch import core_names
 
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")

@@ -320,6 +320,30 @@ def test_tracebacks_of_several_ranks_are_not_mixed(job: Any) -> None:
     )
 
 
+def test_what_all_ranks_fail_by_is_said_once_and_in_full_in_their_files(job: Any, tmp_path: Path) -> None:
+    code = """
+        import hpcomm
+        def step(x):
+            hpcomm.world.all_reduce(x)
+        print("ready", flush=True)
+        step([1])
+    """
+    options, once = ("--output", str(tmp_path / "all")), {"HPCOMM_TRACEBACK": "once"}
+    said = job(4, code, expect=1, options=options, env=once).stderr
+    assert re.search(
+        r"^\s*\[ranks 0-3\] Traceback .*\n  File .*, in <module>\n    step", said, re.MULTILINE
+    ), said
+    assert re.search(
+        r"hpcomm.world.all_reduce\(x\)\n.*\.\.\. \d+ frames of hpcomm .*\nhpcomm.errors", said
+    ), said
+    assert (said.count("Traceback"), said.count("(rank 0-3 of 4)")) == (1, 1), said
+    for rank in range(4):
+        kept = (tmp_path / "all" / f"rank-{rank}").read_text()
+        assert kept.startswith("ready\nTraceback"), kept
+        assert f"(rank {rank} of 4)" in kept, kept
+        assert "/hpcomm/core/buffer.py" in kept
+
+
 @pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
 def test_a_normal_end_is_0_and_silent(job: Any, tmp_path: Path, launcher: str) -> None:
     source = """

@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from hpcomm.errors import ConfigError
+from hpcomm.job.cores import core_of
 from hpcomm.job.installation import Mpi
 from hpcomm.job.launch import (
     Job,
     Machine,
     Program,
-    _core_of,
     here,
     launcher_command,
     main,
@@ -234,7 +234,7 @@ def test_mpich_is_left_alone_where_cores_cannot_be_shared_out():
 
 
 def test_ranks_are_bound_only_where_all_cores_are_ours(monkeypatch):
-    assert here().binds == (usable_cores() == len({_core_of(cpu) for cpu in range(os.cpu_count())}))
+    assert here().binds == (usable_cores() == len({core_of(cpu) for cpu in range(os.cpu_count())}))
     monkeypatch.setattr(os, "cpu_count", lambda: 1000)  # as under taskset
     assert not here().binds
 

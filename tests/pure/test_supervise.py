@@ -13,7 +13,7 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
-from hpcomm.job import own_files
+from hpcomm.job import own_files, tracebacks
 from hpcomm.job.launcher import KILLED, begun, command_of
 from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
 from hpcomm.job.supervise import settings
@@ -300,3 +300,30 @@ def test_a_launcher_that_cannot_be_started_leaves_signals_that_end():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert ended.returncode == 1
     assert "EndedBySignalError: 2" in ended.stderr
+
+
+def test_tracebacks_are_printed_once_with_what_differs_and_the_frame_of_a_fault_of_ours(tmp_path, capsys):
+    head, frame = "Traceback (most recent call last):", '  File "/home/a/train.py", line 7, in step\n    go()'
+    ours = "".join(
+        f'  File "{Path(tracebacks.__file__).parent}/x.py", line {n}, in f\n    g()\n' for n in (1, 2)
+    )
+    start = f"{head}\n{frame}\n{ours}"
+    said = {0: f"{start}KeyError: 'x'"} | {
+        rank: f"{start}hpcomm.errors.UsageError: rank {rank} has a\n  of shape {n}\n  where: rank {rank} of 4"
+        for rank, n in ((1, 3), (2, 4), (3, 3))
+    }
+    for rank, text in said.items():
+        (tmp_path / f".traceback-{rank}-1").write_text(text)
+        os.utime(tmp_path / f".traceback-{rank}-1", (rank, rank))
+    tracebacks.say(tmp_path, 1e12)
+    assert capsys.readouterr().err == ""
+    tracebacks.say(tmp_path)
+    told = "(--full-traceback shows"
+    assert capsys.readouterr().err == (
+        f"[rank 0] {head}\n{frame}\n  ... a frame of hpcomm {told} it)\n{''.join(ours.splitlines(True)[2:])}"
+        f"KeyError: 'x'\n"
+        f"[ranks 1-3] {head}\n{frame}\n  ... 2 frames of hpcomm {told} them)\n"
+        "hpcomm.errors.UsageError: rank 1-3 has a\n[ranks 1, 3]   of shape 3\n[rank 2]   of shape 4\n"
+        "  where: rank 1-3 of 4\n"
+    )
+    assert not [*tmp_path.iterdir()]

@@ -1,0 +1,159 @@
+"""Tracebacks of ranks that fail together: printed once by `hpcomm run`, without the frames of hpcomm.
+
+A rank that is about to end leaves its traceback in the folder of its job, in place of writing it to stderr.
+They are printed when the job has ended, or SOON_S after the first. Nothing else that ranks say is held back.
+
+    [ranks 0-7] Traceback (most recent call last):
+      File "train.py", line 5, in step
+        return comm.all_reduce(x)
+      ... 9 frames of hpcomm (--full-traceback shows them)
+    hpcomm.errors.UsageError: list is not an array
+      where: all_reduce on communicator 'world' (rank 0-7 of 8) at train.py:5
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import sys
+import time
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import in_package
+from .command_line import spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+VARIABLE = "HPCOMM_TRACEBACK"
+FULL, BOTH = "full", "both"  # BOTH: here and on stderr, which goes to a file of the rank
+SOON_S = 3.0
+_LEFT = ".traceback-"
+_saying = Lock()  # the process may end at once when the last of its threads has said it
+_FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+, in ')
+_MOST = 4  # of what ranks say differently in one place
+
+
+class Left(NamedTuple):
+    """What a rank has left."""
+
+    rank: int
+    lines: list[str]
+
+
+def leave(life: str, text: str) -> bool:
+    """Leave a traceback of this rank, if its stderr goes to the launcher; whether it need not be written.
+
+    Args:
+        life: the file that the rank has in the folder of its job; "": it has none on this host.
+    """
+    how = os.environ.get(VARIABLE, "")
+    folder, _, name = life.rpartition("/")
+    try:
+        if not life or how == FULL or stat.S_ISREG(os.fstat(2).st_mode):
+            return False
+        with open(f"{folder}/{_LEFT}{name}", "w") as file:  # noqa: PTH123
+            file.write(text)
+    except OSError:  # such as a full disk
+        return False
+    return how != BOTH
+
+
+def say(folder: Path, age_s: float = 0.0) -> None:
+    """Print what has been left in a folder, once the first is so old; then it is gone."""
+    with _saying, suppress(OSError):  # the job has ended meanwhile
+        files = sorted(folder.glob(f"{_LEFT}*"), key=lambda file: file.stat().st_mtime_ns)
+        if files and time.time() - files[0].stat().st_mtime >= age_s:
+            left = [
+                Left(int(file.name.removeprefix(_LEFT).partition("-")[0]), _folded(file.read_text()))
+                for file in files
+            ]
+            sys.stderr.write("".join(f"{line}\n" for line in _merged(left)))
+            sys.stderr.flush()
+            for file in files:
+                file.unlink()
+
+
+def _folded(text: str) -> list[str]:
+    """The lines of a traceback, with one for those of hpcomm's frames that follow each other."""
+    made: list[str] = []
+    hidden: list[list[str]] = []
+    indent: str | None = None  # of the frame that is left out
+    for line in text.splitlines():
+        frame = _FRAME.match(line)
+        if frame and in_package(frame[2]):
+            indent = frame[1]
+            hidden.append([line])
+        elif indent is not None and not frame and line.startswith((f"{indent}  ", f"{indent}[")):
+            hidden[-1].append(line)
+        else:
+            made += _in_place_of(hidden, is_ours=frame is not None or line.startswith("hpcomm.errors."))
+            hidden, indent = [], None
+            made.append(line)
+    return made
+
+
+def _in_place_of(hidden: Sequence[Sequence[str]], is_ours: bool) -> Iterator[str]:
+    """The line for these frames.
+
+    is_ours: else an exception follows that is none of ours, and its frame is shown.
+    """
+    left_out = hidden if is_ours else hidden[:-1]
+    if left_out:
+        some = "a frame" if len(left_out) == 1 else f"{len(left_out)} frames"
+        yield f"  ... {some} of hpcomm (--full-traceback shows {'it' if len(left_out) == 1 else 'them'})"
+    for frame in hidden[len(left_out) :]:
+        yield from frame
+
+
+def _merged(left: Sequence[Left]) -> Iterator[str]:
+    """Those with the same frames and kinds of exceptions as one, with what differs."""
+    alike: dict[tuple[str, ...], list[Left]] = {}
+    for each in left:
+        alike.setdefault(tuple(map(_kind, each.lines)), []).append(each)
+    for group in alike.values():
+        group.sort()
+        ranks = [each.rank for each in group]
+        yield f"{_named(ranks)} {group[0].lines[0]}"
+        differing: list[tuple[str, ...]] = []  # lines one behind the other
+        for lines in list(zip(*(each.lines for each in group), strict=True))[1:]:
+            if (same := _of_all(ranks, lines)) is None:
+                differing.append(lines)
+                continue
+            yield from _each(ranks, differing)
+            differing = []
+            yield same
+        yield from _each(ranks, differing)
+
+
+def _kind(line: str) -> str:
+    """What two lines must have in common to be of one failure."""
+    return line if _FRAME.match(line) else line.partition(":")[0] if line[:1].strip() else ""
+
+
+def _of_all(ranks: Sequence[int], lines: Sequence[str]) -> str | None:
+    """The line that all have, or with the ranks in place of each one's own; None: they differ."""
+    own = [re.sub(rf"\brank {rank}\b", "rank \0", line) for rank, line in zip(ranks, lines, strict=True)]
+    if len({*lines}) == 1:
+        return lines[0]
+    return own[0].replace("\0", spans(ranks)) if len({*own}) == 1 else None
+
+
+def _each(ranks: Sequence[int], differing: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of each rank, those of ranks that have the same once."""
+    of: dict[tuple[str, ...], list[int]] = {}
+    for rank, lines in zip(ranks, zip(*differing, strict=True), strict=False):
+        of.setdefault(lines, []).append(rank)
+    for lines, some in list(of.items())[:_MOST]:
+        yield f"{_named(some)} {lines[0]}"
+        yield from lines[1:]
+    if len(of) > _MOST:
+        yield f"... and others of {len(of) - _MOST} more ranks (--full-traceback shows them)"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"[rank{'s' * (len(ranks) > 1)} {spans(ranks)}]"
