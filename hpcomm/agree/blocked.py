@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..core.limits import WATCHDOG_GLANCE_S
 from ..core.present import MESSAGE, NEXT, NONE, calling
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS
+from .ended_ranks import FEW
 from .present_calls import call_of
 
 if TYPE_CHECKING:
@@ -132,18 +133,17 @@ def late(call: Blocked) -> list[tuple[int, Region]]:
 
 def _ends(call: Blocked) -> list[int]:
     """The other ends of a message; of sendrecv both, since it is not known which of them is still missing."""
-    comm, near = call.comm, call.comm.near
-    known, size = (near.others, comm.remote_size) if comm.is_inter else (near.ranks, comm.size)
-    anybody = [*known] + [ELSEWHERE] * (len(known) < size)
+    size = call.comm.remote_size if call.comm.is_inter else call.comm.size
+    anybody = [*range(size)] if size <= FEW else [ELSEWHERE]
     peers = [call.source, call.call.sent[0]] if call.call.verb == "sendrecv" else [call.source]
     found: list[int] = []
     for peer in peers:
-        found += anybody if peer is None or peer < 0 else [peer if peer in known else ELSEWHERE]
+        found += anybody if peer is None or peer < 0 else [peer]
     return found
 
 
 def needed(call: Blocked) -> tuple[list[int], bool]:
-    """Without which ranks a call cannot end, ELSEWHERE for those of other nodes; whether one is enough."""
+    """Without which ranks a call cannot end, ELSEWHERE for those not known; whether one is enough."""
     comm, near = call.comm, call.comm.near
     if call.number == MESSAGE and comm.partners is None:
         return _ends(call), True

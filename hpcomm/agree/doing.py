@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..core.comm import Comm
-    from ..node.segment import NodeSegment, Region
+    from ..node.segment import Region
 
 ANY = -1
 SENDS, RECEIVES, OTHER = "sends", "receives", "other"  # what a call that waits is for a message
@@ -63,7 +63,7 @@ class Message(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a rank says that it is doing. Ranks are told by their records in the node segment.
+    """What a rank says that it is doing. Ranks are told by their numbers in the job, or of one node there.
 
     Attributes:
         who: the rank, for people; pid: in its own container.
@@ -76,6 +76,7 @@ class Doing(NamedTuple):
         begun: messages in the background.
         others: whether threads, or other calls in the background, may do more than that.
         stack: lines of the program's own code, the innermost last.
+        number: of this rank.
     """
 
     who: str
@@ -89,6 +90,7 @@ class Doing(NamedTuple):
     begun: tuple[Message, ...] = ()
     others: bool = False
     stack: tuple[str, ...] = ()
+    number: int = 0
 
     @property
     def words(self) -> str:
@@ -103,7 +105,8 @@ class Doing(NamedTuple):
         while len(text := json.dumps(doing)) > segment.ANSWER_BYTES and doing.stack:
             doing = doing._replace(stack=doing.stack[1:])
         if len(text) > segment.ANSWER_BYTES:
-            text = json.dumps(Doing(self.who, self.pid, self.text[: segment.ANSWER_BYTES // 8], others=True))
+            short = self.text[: segment.ANSWER_BYTES // 8]
+            text = json.dumps(Doing(self.who, self.pid, short, others=True, number=self.number))
         return text
 
     @staticmethod
@@ -118,50 +121,63 @@ class Doing(NamedTuple):
 
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
-    told = Doing(runtime.name, runtime.process, describe_call(), stack=program_stack(_FRAMES))
-    here, call = segment.current, blocked_call()
+    stack, call = program_stack(_FRAMES), blocked_call()
+    told = Doing(runtime.name, runtime.process, describe_call(), stack=stack, number=own_number())
     if call is not None:
         told = told._replace(comm=call.comm.name)
-    if here is None or call is None or waits is None or waits.call is None or not waits.call.is_the(call):
+    if call is None or waits is None or waits.call is None or not waits.call.is_the(call):
         return told
-    records = _records(here, call.comm)
+    numbers = numbers_of(call.comm)
     needs, is_any = needed(call)
-    begun, others = _begun(here)
+    begun, others = _begun()
     return told._replace(
         waited_s=round(max(waits.waited_s, _BRIEF_S), 3),
-        needs=tuple(ELSEWHERE if rank == ELSEWHERE else records.get(rank, ELSEWHERE) for rank in needs),
+        needs=tuple(dict.fromkeys(numbers.get(rank, ELSEWHERE) for rank in needs)),
         is_any=is_any,
-        messages=_messages(here, call),
+        messages=_messages(call),
         begun=begun,
         others=others or "hpcomm.compat.MPI" in sys.modules,
     )
 
 
-def _records(here: NodeSegment, comm: Comm) -> dict[int, int]:
-    """The record of each rank of comm on this node."""
+def own_number() -> int:
+    """This rank's, as Doing has it."""
+    notices, here = runtime.end_notices, segment.current
+    if notices is not None and notices.by_message:
+        return notices.rank
+    return 0 if here is None else here.here
+
+
+def numbers_of(comm: Comm) -> dict[int, int]:
+    """Those of comm's ranks, of two groups of the other one's, as far as they are known."""
+    notices, here = runtime.end_notices, segment.current
+    if notices is not None and notices.by_message:
+        return dict(enumerate(notices.members(comm)))
+    if here is None:
+        return {}
     records = comm.near.others if comm.is_inter else comm.near.regions
     found = {rank: here.regions.index(region) for rank, region in records.items()}
     return found if comm.is_inter else {**found, comm.rank: here.here}
 
 
-def _messages(here: NodeSegment, call: Blocked) -> tuple[Message, ...]:
-    """What a call waits for on this node."""
+def _messages(call: Blocked) -> tuple[Message, ...]:
+    """What a call waits for, as far as it is known who has the other end."""
     if call.number != MESSAGE:
         return ()
     made, comm = call.call, call.comm
-    found = [_message(here, comm, made.verb, call.source, made.tag)]
+    found = [_message(comm, made.verb, call.source, made.tag)]
     if made.verb == "sendrecv":
-        found.append(_message(here, comm, "send", *made.sent))
+        found.append(_message(comm, "send", *made.sent))
     return tuple(each for each in found if each is not None)
 
 
-def _message(here: NodeSegment, comm: Comm, verb: str, peer: int | None, tag: int | None) -> Message | None:
-    """A message of this rank; None: it is none, or its other end is on another node."""
+def _message(comm: Comm, verb: str, peer: int | None, tag: int | None) -> Message | None:
+    """A message of this rank; None: it is none, or it is not known who has its other end."""
     is_apart = receives(verb)
     plain = verb.removesuffix("_object").removesuffix("_ragged")
     if is_apart is None and plain not in ("send", "isend"):
         return None
-    other = ANY if peer is None or peer < 0 else _records(here, comm).get(peer)
+    other = ANY if peer is None or peer < 0 else numbers_of(comm).get(peer)
     if other is None:
         return None
     sends = is_apart is None
@@ -169,7 +185,7 @@ def _message(here: NodeSegment, comm: Comm, verb: str, peer: int | None, tag: in
                    ANY if tag is None or tag < 0 else tag)  # fmt: skip
 
 
-def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
+def _begun() -> tuple[tuple[Message, ...], bool]:
     """The messages that this rank has in the background; whether there is more that might move on by itself.
 
     Requests are looked for among all objects: nothing is noted while they begin.
@@ -183,7 +199,7 @@ def _begun(here: NodeSegment) -> tuple[tuple[Message, ...], bool]:
         comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
         if comm is None or number != MESSAGE or verb == "sendrecv":
             others = True
-        elif (message := _message(here, comm, verb, peer, tag)) is not None:
+        elif (message := _message(comm, verb, peer, tag)) is not None:
             found.append(message)
     kept = [its for comm in runtime.living() if (its := vars(comm).get("outstanding")) is not None]
     others = others or any(plan.is_under_way for its in kept for plan in [*its.plans])

@@ -7,6 +7,8 @@ waits in vain.
     ranks of one node with the core    in the record of the rank in the node segment. Calls of one group are
                                        in its call log, so that only those of two groups are counted
     several nodes, or without it       by MPI
+
+By the same messages a rank asks those of other nodes what they are doing (watch/report.py).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
 _MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
+_QUESTION, _ANSWER = 1, 2  # tags; an end has 0
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
 
@@ -75,6 +78,12 @@ class EndNotices:
         self._mates: dict[int, list[int]] = {}  # and of this one
         self._ended: dict[int, dict[int, int]] = {}  # by rank: what it had begun
         self._going: list[MPI.Request] = []
+        self.rank = mpi.rank
+        self.far = [i for i in range(mpi.size) if i != mpi.rank and i not in records and self.by_message]
+        self._asked: dict[int, float] = {}  # by rank: when it asked last what this one is doing
+        self._open: set[int] = set()  # who waits for an answer
+        self._answers: dict[int, str] = {}
+        self._said: list[tuple[MPI.Request, bytes]] = []  # questions and answers on their way
 
     def know(self, comm: Comm) -> None:
         """Note whose ranks those of comm are, while that can be asked, if no record of theirs shows it."""
@@ -131,9 +140,50 @@ class EndNotices:
         with self._lock:
             while not self._is_over and self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
                 said = bytearray(status.Get_count(MPI.BYTE))
-                self._mpi.Recv([said, MPI.BYTE], status.source)
-                self._ended[status.source] = dict(_ENTRY.iter_unpack(said))
+                self._mpi.Recv([said, MPI.BYTE], status.source, status.tag)
+                if status.tag == _QUESTION:
+                    self._asked[status.source] = time.monotonic()
+                    self._open.add(status.source)
+                elif status.tag == _ANSWER:
+                    self._answers[status.source] = said.decode()
+                else:
+                    self._ended[status.source] = dict(_ENTRY.iter_unpack(said))
         return bool(self._ended)
+
+    def ask(self, answer: Callable[[], str], seconds: float) -> list[str]:
+        """What ranks of other nodes say that they are doing; nothing of those that do not answer in time.
+
+        answer: what this one says to those that ask meanwhile.
+        """
+        self._answers, asked = {}, [rank for rank in self.far if rank not in self._ended]
+        self._tell(asked, _QUESTION, b"")
+        end = time.monotonic() + seconds
+        while len(self._answers) < len(asked) and time.monotonic() < end:
+            self.answer(answer)
+            time.sleep(1e-3)
+        return [*self._answers.values()]
+
+    def answer(self, answer: Callable[[], str]) -> None:
+        """Answer those that ask."""
+        self.hear()
+        if self._open:
+            ranks, self._open = sorted(self._open), set()
+            self._tell(ranks, _ANSWER, answer().encode())
+
+    def leaves_word_to_others(self, seconds: float) -> bool:
+        """Whether a rank before this one has asked in the last seconds, which so speaks for all."""
+        after = time.monotonic() - seconds
+        return any(rank < self.rank and when > after for rank, when in self._asked.items())
+
+    def members(self, comm: Comm) -> list[int]:
+        """Who the ranks of comm are in the job, of two groups those of the other one; none: not known."""
+        return self._members.get(comm.tag_base, [])
+
+    def _tell(self, ranks: list[int], tag: int, text: bytes) -> None:
+        with self._lock:
+            if not self._is_over:
+                self._said = [(going, kept) for going, kept in self._said if not going.Test()]
+                self._said += [(self._mpi.Isend([text, MPI.BYTE], rank, tag), text) for rank in ranks]
 
     def ended(self) -> set[int]:
         """The ranks that have said so."""

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from ..agree.doing import Doing
 from ..errors import ConfigError
 from ..job.command_line import Command, table
 from ..watch import outside, report, stuck
@@ -88,7 +89,11 @@ def _record(job: Job) -> dict[str, object]:
 
 
 def _held(job: Job) -> list[int]:
-    return stuck.stuck({i: rank.doing for i, rank in enumerate(job.ranks) if rank.doing is not None})
+    return stuck.stuck(_doings(job))
+
+
+def _doings(job: Job) -> dict[int, Doing]:
+    return {rank.doing.number: rank.doing for rank in job.ranks if rank.doing is not None}
 
 
 def _name(job: Job, i: int) -> str:
@@ -134,8 +139,7 @@ def _lines(job: Job) -> Iterator[str]:
             yield f"    waits for {waited:.0f} s"
         yield from (f"    {line}" for line in stack)
     if held := _held(job):
-        doings = {i: rank.doing for i, rank in enumerate(job.ranks) if rank.doing is not None}
-        said = report.never(held, doings)
+        said = report.never(held, _doings(job))
         yield from (f"  {line}" for line in said.splitlines())
 
 

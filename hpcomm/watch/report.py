@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..agree import blocked, doing
+from ..agree import blocked, doing, runtime
+from ..agree.blocked import ELSEWHERE
 from ..agree.doing import Doing
 from ..agree.other_sort import passed_over
 from ..agree.present_calls import describe_call
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
 _AGAIN_S = 1.5  # between two looks at all ranks,
 _SOON_S = 0.5  # or at those that were found to be unable to go on
+_ASKING_S = 5.0  # since a rank of another node has asked, which so speaks for all
 _ANSWER_S = 1.0  # for them to answer: their watchdogs look five times a second
 
 
@@ -64,15 +66,16 @@ class Reporter:
         if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
             return
         if waited_s >= self._next_s:
-            self._look_for_circles()
+            self._look_for_circles(not silent)
             self._next_s = waited_s + (_SOON_S if self._before else _AGAIN_S)
         if waited_s >= limit_s and not self._reported:
             self._reported = True
-            self._say(self.report(call, waited_s, silent))
+            if not self._is_silent():
+                self._say(self.report(call, waited_s, silent))
 
     def report(self, call: Blocked, waited_s: float, silent: str) -> str:
         """The words about a call that has lasted, which are kept, too."""
-        doings = {} if self._here is None else _all(self._here)
+        doings = _all(self._here, not silent)
         told = _report(call, waited_s, silent, self._here, doings)
         keep(told, doings)
         return told
@@ -101,10 +104,16 @@ class Reporter:
         self._speaks = self._speaks or self._here is None or self._here.take_word()
         return self._speaks
 
-    def _look_for_circles(self) -> None:
-        if self._here is None:
+    def _is_silent(self) -> bool:
+        """Whether a rank of another node speaks for all."""
+        notices = runtime.end_notices
+        return notices is not None and notices.leaves_word_to_others(_ASKING_S)
+
+    def _look_for_circles(self, is_far: bool) -> None:
+        """is_far: among the ranks of other nodes, too."""
+        doings = _all(self._here, is_far)
+        if self._is_silent():
             return
-        doings = _all(self._here)
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
@@ -113,14 +122,23 @@ class Reporter:
                 self._said.add(told)
                 self._say(told)
                 keep(told, doings)
-            self._reported = self._reported or self._here.here in held
+            self._reported = self._reported or doing.own_number() in held
         self._before = said
 
 
-def _all(here: NodeSegment) -> dict[int, Doing]:
-    """What the ranks of this node are doing, as far as they answer."""
-    said = doing.ask(here.regions, _ANSWER_S)
-    return {rank: each for rank, each in enumerate(said) if each is not None}
+def _all(here: NodeSegment | None, is_far: bool) -> dict[int, Doing]:
+    """What ranks are doing, by their numbers, as far as they answer; is_far: those of other nodes, too."""
+    said = [doing.own()] if here is None else doing.ask(here.regions, _ANSWER_S)
+    found = {each.number: each for each in said if each is not None}
+    if is_far and runtime.end_notices is not None:
+        far = map(Doing.of, runtime.end_notices.ask(own_text, 2 * _ANSWER_S))
+        found |= {each.number: each for each in far}
+    return found
+
+
+def own_text() -> str:
+    """What this rank says to other nodes: in short, since it goes without a receiver that waits."""
+    return doing.own()._replace(stack=()).as_text()
 
 
 def keep(told: str, doings: Mapping[int, Doing]) -> None:
@@ -160,25 +178,39 @@ def _report(
 ) -> str:
     """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
-    late = [] if here is None else [(rank, here.regions.index(its)) for rank, its in blocked.late(call)]
-    for rank, its in late[:_SHOWN]:
-        assert here is not None
-        words = doings[its].words if its in doings else no_answer(here.regions[its])
-        lines.append(f"  for rank {rank}: {words}")
+    numbers, named = doing.numbers_of(call.comm), {doing.own_number()}
+    late = blocked.late(call)
+    for rank, region in late[:_SHOWN]:
+        its = doings.get(numbers.get(rank, ELSEWHERE))
+        lines.append(f"  for rank {rank}: {no_answer(region) if its is None else its.words}")
+        named.add(numbers.get(rank, ELSEWHERE))
     if late[_SHOWN:]:
         lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
     if not late and call.number == MESSAGE and call.source is not None and call.source >= 0:
-        lines.append(f"  for rank {call.source}")
+        its = doings.get(numbers.get(call.source, ELSEWHERE))
+        lines.append(f"  for rank {call.source}" + (f": {its.words}" if its is not None else ""))
+        named.add(numbers.get(call.source, ELSEWHERE))
     elif not (late or call.number == MESSAGE or call.comm.is_inter) and (
         len(call.comm.near.ranks) < call.comm.size
     ):
-        lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
+        lines += _elsewhere(call, numbers, doings, named)
     if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
         lines.append(f"  {there}")
-    named = {None if here is None else here.here, *(its for _, its in late)}
-    lines += _others({rank: each for rank, each in doings.items() if rank not in named})
+    lines += _others({number: each for number, each in doings.items() if number not in named})
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
+
+
+def _elsewhere(
+    call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, Doing], named: set[int]
+) -> list[str]:
+    """Lines about ranks of other hosts that are in no call of this communicator."""
+    here = {numbers.get(rank) for rank in call.comm.near.ranks}
+    late = [(rank, doings[its]) for rank, its in numbers.items() if its not in here and its in doings]
+    late = [(rank, each) for rank, each in late if each.comm != call.comm.name]
+    named.update(each.number for _, each in late[:_SHOWN])
+    lines = [f"  for rank {rank}: {each.words}" for rank, each in late[:_SHOWN]]
+    return lines or ["  for ranks of other hosts: those of this one have come, as far as they tell"]
 
 
 def no_answer(region: Region) -> str:

@@ -45,7 +45,7 @@ from ..errors import PeerFailedError
 from ..job import exit_hooks, variables
 from ..node.call_log import CallLog
 from ..node.segment import NodeSegment, Region, survives
-from .report import Reporter
+from .report import Reporter, own_text
 
 if TYPE_CHECKING:
     from ..agree.heartbeat import Heartbeat
@@ -173,6 +173,8 @@ class Watchdog:
         """Answer what others ask, and let other hosts know that this rank lives."""
         _serve()
         answer()
+        if (notices := runtime.end_notices) is not None and notices.by_message:
+            notices.answer(own_text)
         if self._beat is not None and self._here is not None:
             self._beat.beat()
             self._here.mine.note = self._beat.silent()

@@ -202,6 +202,34 @@ def test_a_job_of_one_program_names_the_host_whose_cable_is_cut(hosts):
     assert re.search(r"host h2 has not answered for \d+ s", out), out
 
 
+CIRCLE = """
+import time
+import numpy as np
+from hpcomm import world as comm
+x = np.ones(3)
+comm.barrier()
+if comm.rank in (0, 2):
+    comm.recv(x, source=2 - comm.rank)
+if comm.rank == 3:
+    time.sleep(60)
+comm.all_reduce(x)
+"""
+
+
+def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts):
+    (hosts.folder / "circle.py").write_text(CIRCLE)
+    where = ["--hosts", "h1:2,h2:1,h3:1", "--stall", "14"]
+    command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "circle.py"]
+    process = hosts.start(command, hosts.environ(find_mpi().vendor))
+    out = said(process, 60)[0]
+    assert process.returncode not in (0, 124), out
+    assert out.count("these calls can never end") == 1, out
+    for rank, other in ((0, 2), (2, 0)):
+        line = rf"rank {rank}: recv\(.*source={other}\) at circle.py:8 on 'world' waits for rank {other}\n"
+        assert re.search(line, out), out
+    assert re.search(r"rank 3: not in a call of hpcomm, in time.sleep\(60\) at circle.py:10", out), out
+
+
 ENDS = """
 import numpy as np
 from hpcomm import world as comm
