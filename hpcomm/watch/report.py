@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..agree import blocked, doing, runtime
@@ -144,6 +143,7 @@ def own_text() -> str:
 def keep(told: str, doings: Mapping[int, Doing]) -> None:
     """Keep what is said, and what all ranks do, in a file for programs; where that cannot be, let it be."""
     import json
+    from pathlib import Path  # few jobs come to it
 
     file = Path(os.environ.get("HPCOMM_STALL_DIR", ""), f"hpcomm-stall-{os.getppid()}.json")
     ranks = [{"record": rank, **each._asdict()} for rank, each in sorted(doings.items())]
