@@ -344,8 +344,8 @@ def test_receives_that_wait_for_each_other_are_named_and_end_after_the_time_that
         ("-m", "hpcomm", "run", "-n", "2", "python", program),
         ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, "no MPI"),
     )
-    jobs = [start(*way, HPCOMM_TIMEOUT="12", **root) for way in ways]
-    recv = r"recv\(float32 \(50000,\), source=%d, tag=0\) at circle.py:\d+"
+    jobs = [start(*way, HPCOMM_TIMEOUT="12", HPCOMM_STALL_DIR=str(tmp_path), **root) for way in ways]
+    recv = r"recv\(float32 \(50000,\), source=%d, tag=0\) at circle.py:\d+ on 'world'"
     rows = "".join(rf"  rank {r}: {recv % (1 - r)} waits for rank {1 - r}\n" for r in range(2))
     for job in jobs:
         text = said(job)
