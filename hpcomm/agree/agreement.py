@@ -10,7 +10,7 @@ full   all ranks compare before each call, wherever they are, and all raise. Cos
        call. Calls are recorded, too, so that ranks which have ended are noticed as with light.
 
 values full, and with it a checksum of the results so far that all should hold (values.py).
-strict values, and what one rank can tell of its own memory, messages and requests (strict.py).
+strict values, and what one rank can tell of its own memory, messages and requests (communicator/strict.py).
 
 Two groups compare by such an all-reduce at light, too: neither sees what the other one records, and a rank
 that refuses its part would leave the others waiting. Light compares calls in the background when they are

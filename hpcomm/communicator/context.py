@@ -152,7 +152,7 @@ class Context(ClosedByAll):
             if self.node is not None:
                 self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
         if level == "strict":
-            from ..agree.strict import look_on
+            from .strict import look_on
 
             look_on(self)
         self.go_direct()

@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ..core.types import AnyArray
+    from . import strict
     from .communicator import Communicator
+else:
+    from .._lazy import LazyModule
+
+    strict = LazyModule("hpcomm.communicator.strict")
 
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.
@@ -465,7 +470,9 @@ class Windows(Shell):
         array = np.frombuffer(memory, array.dtype, array.size, _HEAD).reshape(lengths)
         mpi.Lock_all()
         shapes = Collectives(comm).all_gather(np.array(lengths, np.int64)) if ragged else None
-        made = Window(cast("Communicator", self), mpi, dtype, array, shapes)
+        is_strict = comm.settings.check == "strict"
+        kind: type[Window] = type("Window", (strict.Accesses, Window), {}) if is_strict else Window
+        made = kind(cast("Communicator", self), mpi, dtype, array, shapes)
         made.fence()
         return made
 

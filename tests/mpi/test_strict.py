@@ -5,6 +5,7 @@ What is said at the end of a rank is in mpi_jobs/test_mismatch.py.
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,12 +17,14 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.agree import runtime
+from hpcomm.communicator import strict as levels
 
 pytestmark = pytest.mark.few
 
 
 @pytest.fixture
-def strict() -> Iterator[Any]:
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr(levels, "_warned", set())
     with hpcomm.Communicator(MPI.COMM_WORLD, name="strict", check="strict") as comm:
         yield comm
 
@@ -129,6 +132,7 @@ def test_communicators_that_are_kept_are_counted_by_line(
     own_comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before MPI has no room; those closed or dropped do not count."""
+    gc.collect()
     few = runtime.kept()[0] + 20
     for name in ("_MANY", "_look_at"):
         monkeypatch.setattr(runtime, name, few)
@@ -140,11 +144,11 @@ def test_communicators_that_are_kept_are_counted_by_line(
             own_comm.dup("dropped")
         assert not seen
         here = f"test_strict.py:{sys._getframe().f_lineno + 1}"
-        many = [own_comm.dup("kept") for _ in range(21)]
+        many = [own_comm.dup("kept") for _ in range(3 * few)]
     said = [str(each.message) for each in seen]
-    assert len(said) == (own_comm.rank == 0)
-    assert all(f"rank 0 of 'kept' keeps {few}" in text and f"made at {here} (" in text for text in said)
-    assert f"{here} (21)" in runtime.kept()[1]
+    assert bool(said) == (own_comm.rank == 0)
+    assert all("rank 0 of 'kept' keeps " in text and f"made at {here} (" in text for text in said)
+    assert f"{here} ({3 * few})" in runtime.kept()[1]
     for each in many:
         each.close()
     assert here not in runtime.kept(1000)[1]
@@ -160,3 +164,105 @@ def test_a_send_is_complete_when_it_is_received(strict: Any) -> None:
     assert strict.recv(np.empty(2), left, tag=5).tolist() == [1.0, 1.0]
     assert strict.recv_object(left) == "small"
     hpcomm.wait_all(going)
+
+
+def told(seen: list[warnings.WarningMessage]) -> list[str]:
+    return [str(each.message) for each in seen if each.category is RuntimeWarning]
+
+
+@pytest.mark.parametrize("form", ["", "_object"])
+@pytest.mark.parametrize("waits", [True, False], ids=["recv", "irecv"])
+def test_a_receive_of_any_source_that_two_messages_fit_is_warned_about_once(
+    strict: Any, form: str, waits: bool
+) -> None:
+    x = (np.ones(1),) if not form else ()
+    senders = range(1, strict.size)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        going = [getattr(strict, f"isend{form}")(np.ones(1), 0, tag=3)] if strict.rank else []
+        for _ in range(5):
+            strict.barrier()  # by then they are there
+        here = sys._getframe().f_lineno + 3
+        for _ in senders if not strict.rank else ():
+            if waits:
+                getattr(strict, f"recv{form}")(*x, source=None)
+            else:
+                getattr(strict, f"irecv{form}")(*x, source=None).wait()
+        hpcomm.wait_all(going)
+        for sender in senders:  # by name
+            if strict.rank == 0:
+                getattr(strict, f"recv{form}")(*x, source=sender, tag=4)
+            elif strict.rank == sender:
+                getattr(strict, f"send{form}")(np.ones(1), 0, tag=4)
+        for _ in senders:  # or from one alone
+            if strict.rank == 0:
+                getattr(strict, f"recv{form}")(*x, source=None, tag=5)
+                strict.send_object("next", 1)
+            elif strict.rank == 1:
+                getattr(strict, f"send{form}")(np.ones(1), 0, tag=5)
+                strict.recv_object(0)
+    if strict.rank or strict.size < 3:
+        assert not told(seen)
+        return
+    [text] = told(seen)
+    assert [each.lineno for each in seen] == [here if waits else here + 2]
+    assert "on 'strict' (rank 0 of" in text
+    assert "those of ranks 1 and 2 are there" in text
+
+
+@pytest.mark.parametrize(
+    "accesses", ["put put", "put get", "accumulate put", "get get", "accumulate accumulate"]
+)
+def test_two_ranks_that_use_one_place_of_a_window_between_fences_are_named(
+    strict: Any, accesses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "living", lambda: [strict.context])  # those of other tests are not strict
+    first, second = accesses.split()
+    call = {
+        "put": lambda window: window.put(np.ones(2), 0, slice(1, 3)),
+        "get": lambda window: window.get(0, slice(2, 4)),
+        "accumulate": lambda window: window.accumulate(np.ones(3), 0, at=slice(0, 3)),
+    }
+    with warnings.catch_warnings(record=True) as seen, strict.window(4) as window:
+        warnings.simplefilter("always")
+        if strict.rank < 2:
+            call[(first, second)[strict.rank]](window)
+        window.fence()
+    if strict.rank or strict.size == 1 or first == second != "put":
+        assert not told(seen)
+        return
+    [text] = told(seen)
+    lines = {name: f"test_strict.py:{each.__code__.co_firstlineno}" for name, each in call.items()}
+    assert f"{first} of rank 0 at {lines[first]}" in text
+    assert f"{second} of rank 1 at {lines[second]} use the same memory of rank 0" in text
+
+
+def test_windows_used_in_order_are_not_blamed(strict: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a fence, a message, a barrier, a lock, an atomic operation; or each rank its own part."""
+    monkeypatch.setattr(runtime, "living", lambda: [strict.context])
+    right = ring(strict)[1]
+    with warnings.catch_warnings(), strict.window(4, "int64") as window, strict.counter() as counter:
+        warnings.simplefilter("error")
+        window.put(np.full(4, strict.rank), right)
+        window.fence()
+        assert window.get(strict.rank).tolist() == [ring(strict)[0]] * 4
+        window.fence()
+        for rank in range(strict.size):  # one after the other, by barriers
+            if rank == strict.rank:
+                window.put(np.full(4, rank), 0)
+                window.flush()
+            strict.barrier()
+        window.fence()
+        with window.lock(0):
+            window.put(window.get(0) + 1, 0)
+        window.fence()
+        window.put(counter.next(), 0, counter.next() % 4) if strict.rank == 0 else None
+        window.fence()
+        if strict.rank == 0:
+            window.put(7, right, 0)
+            window.flush()
+            strict.send_object("go", right)
+        if strict.rank == 1 % strict.size:
+            assert strict.recv_object(0) == "go"
+            assert window.get(strict.rank, 0) == 7
+        window.fence()

@@ -26,6 +26,7 @@ cases = {
     "large": (None, lambda c: c.all_reduce(large)),
     "careful": (None, lambda c: c.all_reduce(large[::2])),
     "off": ("off", lambda c: c.all_reduce(small)),
+    "strict": ("strict", lambda c: c.all_reduce(small)),
     "objects": (None, lambda c: c.all_gather_object(1)),
     "split": (None, lambda c: c.split(0)),
 }

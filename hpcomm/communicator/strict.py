@@ -5,6 +5,9 @@
     sends that only MPI's buffers save                   sends are synchronous (MPI_Ssend): those ranks wait,
                                                          and a report about a circle of waits names them
     requests never waited for, messages never received   looked for at the end of each rank, which says so
+    receives of any source that two messages fit         both are there before the receive begins; a warning
+    accesses of two ranks to one place of a window       at fence(), a warning: see Accesses
+    two threads in collectives of one communicator       agree/one_thread.py, which sees all calls here
 
 A communicator of this level has an observer, so that all calls take the general path, and what it has under
 way is a Strict. Nothing of this is in the way of other levels.
@@ -16,21 +19,36 @@ the program reads there too early is always the old, and what it writes there is
 from __future__ import annotations
 
 import gc
+import time
+import warnings
 from collections import Counter
+from itertools import combinations
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, np
+from ..agree import runtime
 from ..core.checksum import of_elements
 from ..core.operation import Call
 from ..core.outstanding import Begun, Outstanding
-from ..core.request import Request
+from ..core.present import innermost
+from ..core.request import Pause, Request, move_rounds
+from ..core.verbs import receives
 from ..errors import UsageError, calling_frame, source_line, where
-from . import runtime
+from ..transport.matching import is_awaited
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType
+
     from ..core.comm import Comm
 
 _MOST = 20  # lines that a rank says at its end
+_GRACE_S = 2e-3  # that a receive of any source waits for a second message once the first is there
+_ACCESSES = 1000  # different ones that a rank keeps between two fences
+_PLAIN = ("put", "get", "accumulate", "flush", "fence", "close")  # verbs of windows that order nothing
+_calls = 0  # of this rank which may put it in order with another one
+_warned: set[tuple[CodeType, int]] = set()
 
 
 def look_on(comm: Comm) -> None:
@@ -50,11 +68,16 @@ class Strict(Outstanding):
 
     def before(self, call: Call) -> None:
         """Look at a call that is to be carried out."""
+        _count()
+        is_apart = receives(call.verb)
+        if is_apart is not None and call.peer == MPI.ANY_SOURCE:
+            _look_for_two(call, call.comm.object_comm if is_apart else call.comm.mpi_handle)
 
     def after(self, call: Call) -> None:
         """Look at one that is complete."""
 
     def begin(self, stages: Begun, call: object = None) -> Begun:
+        _count()
         if isinstance(call, Call) and call.after is None and call.carrier.stages is None:
             _compare_memory(call)
         return super().begin(stages)
@@ -64,8 +87,7 @@ def _compare_memory(call: Call) -> None:
     """Let a call in the background find out at its end whether the program has written to its arrays."""
     if call.peer == MPI.PROC_NULL:
         return
-    frame = calling_frame()
-    began = "?" if frame is None else source_line(frame.f_code, frame.f_lineno)
+    began = _line()
     gives = call.send is not None or (call.verb == "broadcast" and call.root == call.comm.rank)
     given = getattr(call.look, "array", None) if gives else None
     into = call.recv[0] if type(call.recv) is tuple else None
@@ -90,6 +112,97 @@ def _compare_memory(call: Call) -> None:
         return result
 
     call.finish, call.give = compare_and_finish, None
+
+
+def _look_for_two(call: Call, mpi: MPI.Comm) -> None:
+    """Before a receive of any source: warn if two ranks have sent a message that it could take."""
+    comm, pause, since = call.comm, Pause(), 0.0
+    now = innermost.get(get_ident())
+    waits = now is not None and now.waits and comm.timeout_s is None
+    while not is_awaited(mpi, None, call.tag):  # or what is there may be for a receive begun before
+        ranks = range(comm.remote_size if comm.is_inter else comm.size)
+        there = [rank for rank in ranks if mpi.Iprobe(rank, call.tag)]
+        since = since or (time.monotonic() if there else 0.0)
+        if len(there) > 1:
+            what = f"{call.verb}(tag={call.tag if call.tag >= 0 else None})"
+            place = f"on '{comm.name}' (rank {comm.rank} of {comm.size})"
+            _warn(
+                f"{what} {place} takes a message of any source, and those of ranks {there[0]} and {there[1]} "
+                "are there: which comes first is chance; source= names one"
+            )
+        if len(there) > 1 or not (there or waits) or (there and time.monotonic() - since > _GRACE_S):
+            return
+        move_rounds()
+        pause.sleep()
+
+
+class Accesses:
+    """What a window has besides: it names accesses of two ranks to one place, one of which writes.
+
+    Noted is what a rank does after a fence and before it calls anything else, an atomic operation and a lock
+    included, that may put it in order with another rank. So two such accesses are in no order.
+    """
+
+    comm: Any
+    _fenced = -1  # calls at the last fence
+    _noted: dict[tuple[int, int, int, str, str], None]
+
+    def _told(self, verb: str, function: Callable[..., object], *arguments: Any) -> None:
+        super()._told(verb, function, *arguments)  # type: ignore[misc]  # of the window
+        if verb not in _PLAIN:
+            _count()
+        elif len(arguments) > 2 and _calls == self._fenced and len(self._noted) < _ACCESSES:
+            rank, (first, count, kind) = arguments[1], arguments[2]
+            if count and all(map(_is_seen, runtime.living())):
+                self._noted[rank, first, first + count * kind.Get_size(), verb, _line()] = None
+
+    def fence(self) -> None:
+        comm = self.comm
+        known = comm.all_gather_object([*vars(self).get("_noted", ())])
+        super().fence()  # type: ignore[misc]
+        self._noted, self._fenced = {}, _calls
+        if comm.rank == 0 and (text := _conflict(known)):
+            _warn(
+                f"{text}, of a window on '{comm.name}', and nothing orders them: a fence() between them does"
+            )
+
+
+def _conflict(known: list[list[tuple[int, int, int, str, str]]]) -> str:
+    """Two accesses of different ranks (target, first and last byte, verb, line) that must not meet."""
+    for (origin, some), (other, more) in combinations(enumerate(known), 2):
+        for target, first, end, verb, line in some:
+            for its, begin, last, access, there in more:
+                is_fine = verb == access and verb in ("get", "accumulate")
+                if its == target and begin < end and first < last and not is_fine:
+                    one, two = f"{verb} of rank {origin} at {line}", f"{access} of rank {other} at {there}"
+                    return f"{one} and {two} use the same memory of rank {target}"
+    return ""
+
+
+def _count() -> None:
+    """Note that this rank calls what may put it in order with others."""
+    global _calls
+    _calls += 1
+
+
+def _is_seen(comm: Any) -> bool:
+    """Whether all calls on comm that other ranks may wait for are counted."""
+    under_way = comm.outstanding
+    return comm.is_closed or (_is_strict(comm) and not (under_way.plans or under_way.exchanges))
+
+
+def _line() -> str:
+    """`train.py:41`: the program's."""
+    frame = calling_frame()
+    return "?" if frame is None else source_line(frame.f_code, frame.f_lineno)
+
+
+def _warn(text: str) -> None:
+    """Warn of the program's line, once."""
+    frame = calling_frame()
+    if frame is not None and (place := (frame.f_code, frame.f_lineno)) not in _warned:
+        _warned.add(place)
+        warnings.warn_explicit(text, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
 def _synchronous(mpi: MPI.Comm) -> MPI.Comm:
