@@ -15,6 +15,7 @@ from test_interpreted import given, shape
 
 import hpcomm
 from hpcomm.core.verbs import ROOTED
+from hpcomm.node import segment
 from hpcomm.schedule.registry import algorithms, build, register, verbs
 from hpcomm.schedule.stream import AFTER, Schedule, Stream
 from hpcomm.transport.scheduled import comm_cache, schedule_channels, schedule_transport
@@ -117,6 +118,23 @@ def test_long_messages_travel_in_pieces(comm: Any, monkeypatch: pytest.MonkeyPat
         if comm.size > 1:
             assert len(executor.rounds[0][1].prepared) > 4
         apart.close()
+
+
+def test_what_may_stop_for_ever_between_hosts_is_refused(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule_transport.mpi_control_variables, "vendor", lambda: "openmpi")
+    monkeypatch.setattr(schedule_transport.mpi_control_variables, "unannounced_bytes", lambda: 1 << 16)
+    with comm.dup() as near, comm.dup() as apart:
+        assert near.all_reduce(np.ones(2), algorithm="ring", async_op=True).wait()[0] == comm.size
+        monkeypatch.setattr(segment, "ranks_here", lambda mpi: [mpi.rank])
+        if comm.size > 1:
+            for refused in (
+                lambda: apart.all_reduce(np.ones(2), algorithm="ring", async_op=True),
+                lambda: apart.barrier(algorithm="tree", async_op=True),
+                lambda: apart.plan("all_reduce", np.ones(2), algorithm="ring"),
+            ):
+                with pytest.raises(hpcomm.UsageError, match="may stop for ever in the background"):
+                    refused()
+        assert apart.all_reduce(np.ones(2), algorithm="ring")[0] == comm.size
 
 
 def test_only_what_leaves_the_node_is_cut_by_what_travels_unannounced(

@@ -356,7 +356,7 @@ class Collectives(Shell):
             call = Call(comm, "barrier", code=head("barrier"))
             own = None if algorithm == "tuned" else algorithm  # barriers are not tuned
             with refusing("barrier", comm):
-                call = call if own is None else schedule_transport.schedule_call(call, own)
+                call = call if own is None else schedule_transport.schedule_call(call, own, later=async_op)
             if own is None and not async_op and (node := comm.node) is not None:
                 call.carrier = Carrier(node.barrier, is_core=True)
             return _carried_out(comm, call, async_op)
@@ -393,18 +393,18 @@ def _prepared(comm: Context, given: Arguments, async_op: bool, algorithm: str | 
             raise UsageError("deterministic=True reduces in its own way", hint="leave algorithm= away")
         if algorithm == "tuned":
             return _tuned(comm, given, async_op)
-        return scheduled(comm, given, algorithm)
+        return scheduled(comm, given, algorithm, async_op)
     except Exception as error:
         cause = None if isinstance(error, HpcommError) else error.__cause__
         raise refused(comm, given.verb, error) from cause
 
 
-def scheduled(comm: Context, given: Arguments, algorithm: str) -> Call:
+def scheduled(comm: Context, given: Arguments, algorithm: str, later: bool) -> Call:
     """By one of hpcomm's own schedules, for the background."""
     by = algorithm if schedule_transport.takes_devices(algorithm) else None
     call = prepare.compose_call(comm, given, blocking=False, hosts=True, algorithm=by)
     if call.after is None:
-        call = schedule_transport.schedule_call(call, algorithm, given.op)
+        call = schedule_transport.schedule_call(call, algorithm, given.op, later)
     return call
 
 
@@ -416,7 +416,7 @@ def _tuned(comm: Context, given: Arguments, async_op: bool) -> Call:
     code = marked(call.code, "tuned")  # which one it stands for, all ranks know alike
     algorithm = schedule_transport.tuned_for(call, given.op)
     if algorithm is not None:
-        call = schedule_transport.schedule_call(call, algorithm, given.op)
+        call = schedule_transport.schedule_call(call, algorithm, given.op, async_op)
     elif not async_op:
         call = prepare.compose_call(comm, given, blocking=True, hosts=True)
     call.code = code

@@ -461,10 +461,10 @@ def _make(comm: Context, call: Call, tensors: tuple[Any, ...]) -> Plan[object]:
 def _composed(comm: Context, given: Arguments, algorithm: str | None) -> Call:
     if given.verb == "barrier":
         call = Call(comm, "barrier", code=head("barrier"))
-        return call if algorithm is None else schedule_transport.schedule_call(call, algorithm)
+        return call if algorithm is None else schedule_transport.schedule_call(call, algorithm, later=True)
     if algorithm is None:
         return prepare.compose_call(comm, given, blocking=False)
-    return scheduled(comm, given, algorithm)
+    return scheduled(comm, given, algorithm, True)
 
 
 def _collective(comm: Context, call: Call, tensors: tuple[Any, ...]) -> Plan[Any]:

@@ -21,6 +21,7 @@ from ...core.ufuncs import UFUNCS
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOT_SENDS, ROOTED, SCATTERING
 from ...errors import UsageError
 from ...schedule.registry import algorithms, build, cut
+from .. import mpi_control_variables, rank_order
 from ..library_algorithms import library_call
 from .comm_cache import own
 from .executor import Channel, Executor, Memory, Operator, memory_for
@@ -84,7 +85,7 @@ class Planned:
         self.take()
 
 
-def schedule_call(call: Call, algorithm: str, op: object = None) -> Call:
+def schedule_call(call: Call, algorithm: str, op: object = None, later: bool = False) -> Call:
     """Let call be carried out by an own schedule.
 
     Args:
@@ -92,6 +93,7 @@ def schedule_call(call: Call, algorithm: str, op: object = None) -> Call:
         algorithm: a name, with parameters if any; "wire=bfloat16" or "wire=float16" among them lets
             float32 travel narrower.
         op: the operator as the user gave it.
+        later: it goes on in the background.
 
     Raises:
         UsageError: no such algorithm; a wire that does not fit; an operator that need not commute with an
@@ -105,6 +107,8 @@ def schedule_call(call: Call, algorithm: str, op: object = None) -> Call:
     reduce = reduction.resolve(op, call.look.dtype) if op is not None else None
     if algorithm.startswith("mpi:"):
         return library_call(call, algorithm.removeprefix("mpi:"))
+    if later:
+        _refuse_rounds(comm, algorithm)
     key, operator = _chosen(call, algorithm, reduce)
     name = key[1]
     call.code = marked(call.code, algorithm)
@@ -133,6 +137,20 @@ def schedule_call(call: Call, algorithm: str, op: object = None) -> Call:
 
     call.carrier = Carrier(carry, stages, prepare)
     return call
+
+
+def _refuse_rounds(comm: Comm, algorithm: str) -> None:
+    """Refuse an own schedule in the background where it may stop for ever: the same on all ranks.
+
+    Over TCP between hosts Open MPI 5.0 loses messages where two threads of a process test requests in turn,
+    also one after the other: a program of plain mpi4py with one lock around all calls stops as well.
+    """
+    may_stop = mpi_control_variables.vendor() == "openmpi" and mpi_control_variables.unannounced_bytes()
+    if may_stop and not rank_order.nodes_of(comm).is_one:
+        raise UsageError(
+            f"algorithm={algorithm!r} may stop for ever in the background between hosts, over Open MPI's TCP",
+            hint="a blocking call, or none of hpcomm's algorithms, or MPICH",
+        )
 
 
 def takes_devices(algorithm: str | None) -> bool:
