@@ -30,6 +30,9 @@ from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
 from .torch_variables import master, setting
 
+RESTARTS = (
+    "start the job again up to N times when it fails (TORCHELASTIC_RESTART_COUNT says how often it was)"
+)
 _ABOUT = """\
 hpcomm run [-n N] [options] COMMAND...
        hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]
@@ -73,6 +76,7 @@ class Job(NamedTuple):
     spawn: bool = False
     label: bool = False
     output: str | None = None
+    restarts: int = 0
 
 
 class Composition(NamedTuple):
@@ -127,9 +131,13 @@ def main(argv: Sequence[str]) -> int:
     machine = here()
     if shows(Composition(*launcher_command(job, mpi, machine)), job.dry_run, job.verbose):
         return 0
+
     # One that the user names may have been told to let the others live, and gets the commands as they are.
-    asked = job if job.launcher is not None else _for_torch(job, mpi, machine)
-    status = supervise.supervise(*launcher_command(asked, mpi, machine), job.timeout_s)
+    def run(restart: tuple[int, int]) -> int:
+        asked = job if job.launcher is not None else _for_torch(job, mpi, machine, restart)
+        return supervise.supervise(*launcher_command(asked, mpi, machine), job.timeout_s)
+
+    status = supervise.with_restarts(job.restarts, run)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)  # Python's own end takes 4 ms, and there is nothing left for it to end
@@ -142,10 +150,10 @@ def _told_apart(command: Sequence[str], label: bool, output: str | None) -> tupl
     return (*wrapper, *command)
 
 
-def _for_torch(job: Job, mpi: Mpi, machine: Machine) -> Job:
+def _for_torch(job: Job, mpi: Mpi, machine: Machine, restart: tuple[int, int]) -> Job:
     """The same job, whose ranks have what torchrun sets, and are named if they are killed."""
     at = master(job.hosts, _is_local(job, machine), {**os.environ, **job.env})
-    first = setting("srun" if mpi.is_srun else mpi.vendor, at)
+    first = setting("srun" if mpi.is_srun else mpi.vendor, at, restart)
     names = mpi.vendor == "mpich" and not mpi.is_srun
     return job._replace(
         programs=tuple(each._replace(command=begun(each.command, first, names)) for each in job.programs)
@@ -224,6 +232,7 @@ def parser() -> Command:
     )
     add("--survive", **survive.OPTION)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
+    add("--restarts", type=read_restarts, metavar="N", help=RESTARTS, default=0)
     add(
         "--full-traceback",
         dest="env",
@@ -300,6 +309,12 @@ def read_timeout(text: str, option: str = "--timeout") -> float:
     if not 0 < seconds < float("inf"):
         raise _error(f"{option} {text}: the time limit is a number of seconds above 0.", f"{option} 60")
     return seconds
+
+
+def read_restarts(text: str) -> int:
+    if not text.isdecimal():
+        raise _error(f"--restarts {text}: how often is a whole number, 0 or more.", "--restarts 3")
+    return int(text)
 
 
 def read_stall(text: str) -> dict[str, str]:

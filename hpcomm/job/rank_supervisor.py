@@ -2,6 +2,7 @@
 
     python -m hpcomm.job.rank_supervisor [--label] [--output FOLDER] COMMAND...
     python -m hpcomm.job.rank_supervisor [--head] [--colour] [--files FOLDER] [--master HOST:PORT]
+                               [--restart COUNT/MOST]
                                [--record FOLDER | --replay FOLDER] --spec SPEC PROGRAM
 
 Stands between the launcher and the program, as a shell would: the program inherits the launcher's
@@ -89,11 +90,12 @@ def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str])
     for option in ("--record", "--replay", "--fingerprint"):
         environ |= {f"HPCOMM_{option[2:].upper()}": options[option]} if option in options else {}
     if "--master" in options:
-        environ |= _for_torch(spec, name, rank, options["--master"])
+        count, most = map(int, options.get("--restart", "0/0").split("/"))
+        environ |= _for_torch(spec, name, rank, options["--master"], (count, most))
     return {**environ, **program.env}
 
 
-def _for_torch(spec: RunSpec, name: str, rank: int, master: str) -> dict[str, str]:
+def _for_torch(spec: RunSpec, name: str, rank: int, master: str, restart: tuple[int, int]) -> dict[str, str]:
     """What torchrun would set, if it had started this program alone; master: of the first program."""
     program, (host, _, port) = spec.programs[name], master.rpartition(":")
     hosts = program.hosts or ((host, program.ranks),)
@@ -102,7 +104,7 @@ def _for_torch(spec: RunSpec, name: str, rank: int, master: str) -> dict[str, st
         near, node = near - hosts[node][1], node + 1
     at = hosts[0][0], int(port) + list(spec.programs).index(name)
     within = (near, min(hosts[node][1], program.ranks))
-    found = {**variables(rank, program.ranks, within, (node, len(hosts)), at), "ROLE_NAME": name}
+    found = {**variables(rank, program.ranks, within, (node, len(hosts)), at, restart), "ROLE_NAME": name}
     del found["HPCOMM_TOLD"]  # which is for numbers of the whole job
     return found
 

@@ -19,7 +19,7 @@ from .installation import VENDORS, Mpi, check_python, find_mpi, which
 from .program_watch import Watch
 from .spec.programs import ProgramSpec, RunSpec
 from .spec.toml_tables import at
-from .supervise import supervise
+from .supervise import supervise, with_restarts
 from .torch_variables import master
 
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
@@ -39,13 +39,20 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
     mpi = Mpi(_launcher_of(kind), kind.rpartition("-")[2], True) if kind else find_mpi(asked.launcher)
     for program in spec.programs.values() if kind is None else ():
         check_mpi(program, mpi)
-    composed = job_command(spec, mpi, _machine(kind), options)
+    machine = _machine(kind)
+    composed = job_command(spec, mpi, machine, options)
     if launch.shows(composed, asked.dry_run, asked.verbose):
         return 0
     _make_folder("--files", asked.files)
     _make_folder("--record", asked.record)
     timeout_s = spec.timeout_s if asked.timeout is None else asked.timeout
-    return supervise(*composed[:2], timeout_s, Watch(spec, asked.progress), composed.files)
+
+    def once(restart: tuple[int, int]) -> int:
+        words = [*options, "--restart", "/".join(map(str, restart))]
+        again = job_command(spec, mpi, machine, words)
+        return supervise(*again[:2], timeout_s, Watch(spec, asked.progress), again.files)
+
+    return with_restarts(asked.restarts, once)
 
 
 def _alone(spec: RunSpec, asked: argparse.Namespace, options: list[str]) -> tuple[RunSpec, list[str]]:
@@ -92,6 +99,7 @@ def parser() -> Command:
         metavar="SECONDS",
         help="end the job after that time, exit with 124 (default: timeout of [job])",
     )
+    add("--restarts", type=launch.read_restarts, metavar="N", help=launch.RESTARTS, default=0)
     add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
     add("-v", "--verbose", action="store_true", help="print the command line, then run it")
     for names, key in _IN_SPEC.items():

@@ -50,6 +50,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
+_is_asked = False  # to end the job; else it may be started again
 tell_ranks: Callable[[int], Collection[int]] | None = None
 
 
@@ -119,6 +120,22 @@ def supervise(
         return watch.judged(launcher.returncode, status)
 
 
+def with_restarts(most: int, run: Callable[[tuple[int, int]], int]) -> int:
+    """Run a job, and again where it has failed, but not where its time was up or we were asked to end it.
+
+    Args:
+        run: is told how often it has run, and most; returns its exit status, as this does.
+    """
+    for count in range(most + 1):
+        status = run((count, most))
+        if not status or _is_asked:
+            break
+        if count < most:
+            what = f"the job has ended with status {status}; it is started again ({count + 1} of {most})"
+            print(f"hpcomm run: {what}", file=sys.stderr, flush=True)
+    return status
+
+
 def _end_of(
     launcher: subprocess.Popen[bytes],
     held: list[int],
@@ -127,10 +144,12 @@ def _end_of(
     watch: Watch | None,
 ) -> tuple[int | None, str]:
     """Wait for the job's end. If we have ended it: with which status, and why, unless watch knows."""
+    global _is_asked
     try:
         raise_signals(held)
         status = _wait(launcher, timeout_s, watch)
     except subprocess.TimeoutExpired:
+        _is_asked = True
         end(launcher, mark, at_once=not _show_ranks(mark))
         return TIMED_OUT, (
             f"the job had not ended after {timeout_s:g} s, so it was ended.\n"
@@ -138,10 +157,10 @@ def _end_of(
             "  try:   a larger --timeout, if it was only slow"
         )
     except EndedBySignalError as ended:
-        is_asked = ended.number == signal.SIGTERM  # which is what end() sends
-        if ended.number != signal.SIGINT and not is_asked:  # a terminal sends SIGINT to the launcher as well
+        _is_asked, is_term = True, ended.number == signal.SIGTERM  # which is what end() sends
+        if ended.number != signal.SIGINT and not is_term:  # a terminal sends SIGINT to the launcher as well
             launcher.send_signal(ended.number)
-        end(launcher, mark, at_once=is_asked)
+        end(launcher, mark, at_once=is_term)
         return 128 + ended.number, f"ended by {signal.Signals(ended.number).name}"
     if status is not None:
         end(launcher, mark, at_once=True)

@@ -28,6 +28,7 @@ def variables(
     near: tuple[object, object],
     node: tuple[object, object],
     at: tuple[str, object],
+    restart: tuple[int, int] = (0, 0),
 ) -> dict[str, str]:
     """What torchrun would set.
 
@@ -35,26 +36,27 @@ def variables(
         near: rank within the node, and the ranks there.
         node: the node's number, and how many there are.
         at: MASTER_ADDR and MASTER_PORT.
+        restart: how often the job has been started again, and how often that may be.
     """
     found = {
         "RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": near[0], "LOCAL_WORLD_SIZE": near[1],
         "GROUP_RANK": node[0], "GROUP_WORLD_SIZE": node[1], "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size,
-        "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
+        "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": restart[0],
+        "TORCHELASTIC_MAX_RESTARTS": restart[1],
         "MASTER_ADDR": at[0], "MASTER_PORT": at[1], "HPCOMM_TOLD": f"{rank}/{size}/{at[1]}",
     }  # fmt: skip
     return {name: str(value) for name, value in found.items()}
 
 
-def setting(vendor: str, at: tuple[str, object]) -> str:
+def setting(vendor: str, at: tuple[str, object], restart: tuple[int, int] = (0, 0)) -> str:
     """Shell commands that set them from what vendor's launcher, or srun, says; ":" for another one's."""
     if vendor not in _LAUNCHERS:
         return ":"
     rank, size, near, here = _LAUNCHERS[vendor]
     node = "$((RANK / LOCAL_WORLD_SIZE))", "$(((WORLD_SIZE + LOCAL_WORLD_SIZE - 1) / LOCAL_WORLD_SIZE))"
     address = shlex.quote(at[0]), at[1]
-    return "; ".join(
-        f"export {name}={value}" for name, value in variables(rank, size, (near, here), node, address).items()
-    )
+    found = variables(rank, size, (near, here), node, address, restart)
+    return "; ".join(f"export {name}={value}" for name, value in found.items())
 
 
 def master(hosts: str | None, is_local: bool, environ: Mapping[str, str]) -> tuple[str, int]:

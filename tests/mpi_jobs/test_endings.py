@@ -344,6 +344,32 @@ def test_what_all_ranks_fail_by_is_said_once_and_in_full_in_their_files(job: Any
         assert "/hpcomm/core/buffer.py" in kept
 
 
+def test_a_job_that_fails_is_started_again_and_goes_on_from_its_checkpoint(job: Any, tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from hpcomm import world as comm
+        count, most = (int(os.environ[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        saved = Path(sys.argv[1])
+        begun = comm.broadcast_object(int(saved.read_text()) if comm.rank == 0 and saved.exists() else 0)
+        print(f"rank {comm.rank} begins at {begun}: {count} of {most}", flush=True)
+        for step in range(begun, 5):
+            comm.barrier()
+            if comm.rank == 1 and step == 2 + count and count < 2:
+                os.kill(os.getpid(), signal.SIGKILL) if count else sys.exit(7)
+            comm.barrier()
+            if comm.rank == 0:
+                saved.write_text(str(step + 1))
+    """
+    source, saved = tmp_path / "steps.py", str(tmp_path / "saved")
+    source.write_text(dedent(code))
+    done = job(2, ["python", str(source), saved], options=("--restarts", "3"))
+    begins = [f"rank 1 begins at {begun}: {count} of 3" for begun, count in ((0, 0), (2, 1), (3, 2))]
+    assert [line for line in done.stdout.splitlines() if "rank 1" in line] == begins
+    assert re.findall(r"it is started again \((.*)\)", done.stderr) == ["1 of 3", "2 of 3"]
+    assert "the job has ended with status 7; it is started again" in done.stderr
+
+
 @pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
 def test_a_normal_end_is_0_and_silent(job: Any, tmp_path: Path, launcher: str) -> None:
     source = """

@@ -342,3 +342,11 @@ def test_a_spec_whose_time_is_up_shows_the_stack_of_every_rank(spec):
         if (shown := [f"[a {rank}]   File" in done.stderr for rank in (0, 1)]) == [True, True]:
             break
     assert shown == [True, True], done.stderr
+
+
+def test_a_spec_whose_job_fails_is_started_again_as_often_as_it_may(spec):
+    text = "[program.a]\ncommand = 'python fails.py'\nranks = 1\njoins = false\n"
+    source = "import os, sys\nprint('count', os.environ['TORCHELASTIC_RESTART_COUNT'])\nsys.exit(3)\n"
+    done = spec(text, "--restarts", "1", files={"fails.py": source}, expect=3)
+    assert [line for line in done.stdout.splitlines() if "count" in line] == ["[a] count 0", "[a] count 1"]
+    assert done.stderr.count("it is started again (1 of 1)") == 1, done.stderr
