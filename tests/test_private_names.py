@@ -92,7 +92,7 @@ _MAY_READ = {
     "agree/present_calls.py": ({"_current_frames", "co_name"}, "the program's own lines"),
     "agree/mistakes.py": ({"co_names"}, "names that the program's own code has used"),
     "transport/progress.py": ({"_current_frames"}, "whether a thread runs code of hpcomm's"),
-    "communicator/fingerprint.py": ({"f_back", "co_name"}, "the program's own line"),
+    "communicator/program_calls.py": ({"f_back", "co_name"}, "the program's own line"),
     "torch_backend/install.py": ({"f_back", "f_locals", "co_name"}, "torch drops arguments"),
 }
 
