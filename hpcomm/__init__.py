@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .communicator.communicator import Communicator
     from .communicator.making.parent import parent
     from .communicator.mesh import Mesh
+    from .communicator.trace import trace
     from .communicator.verbs.p2p import P2POp, batch_isend_irecv
     from .communicator.verbs.persistent import Plan
     from .core.buffer import as_buffer
@@ -104,6 +105,7 @@ __all__ = [
     "parent",
     "premul_sum",
     "self_",
+    "trace",
     "wait_all",
     "wait_any",
     "world",
@@ -132,6 +134,7 @@ _HOMES = {
     "join": "mpmd.join",
     "parent": "communicator.making.parent",
     "premul_sum": "core.reduction",
+    "trace": "communicator.trace",
     "wait_all": "core.waiting",
     "wait_any": "core.waiting",
 }

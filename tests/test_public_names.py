@@ -50,6 +50,7 @@ PROMISED = {
     "join",
     "premul_sum",
     "self_",
+    "trace",
     "wait_all",
     "wait_any",
     "world",

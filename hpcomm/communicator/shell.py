@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from .context import Context
 
 Kind = TypeVar("Kind", bound=type)
-FINGERPRINT = "HPCOMM_FINGERPRINT"
+FINGERPRINT, TRACE = "HPCOMM_FINGERPRINT", "HPCOMM_TRACE"
+kinds: list[type] = []  # classes whose methods a program calls
+watchers: list[Callable[[type], None]] = []  # to wrap those of each
 
 
 def watched(kind: Kind) -> Kind:
-    """The same class; where fingerprints are asked for, calls of its methods are written down."""
-    if os.environ.get(FINGERPRINT):
+    """The same class; where fingerprints or a trace are asked for, calls of its methods are written down."""
+    if not kinds and os.environ.get(FINGERPRINT):
         from .fingerprint import watch
 
-        watch(kind)
+        watchers.append(watch)
+    if not kinds and (folder := os.environ.get(TRACE)):
+        from .trace import trace
+
+        trace(folder).begin()
+    kinds.append(kind)
+    for each in watchers:
+        each(kind)
     return kind
 
 

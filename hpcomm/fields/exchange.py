@@ -78,6 +78,7 @@ class Exchange:
 
     Attributes:
         tensors: whose memory it is, where autograd would have to learn of it.
+        sources, sends: other ranks of which it gets something; bytes that go to each.
     """
 
     tensors: tuple[Any, ...] = ()
@@ -112,6 +113,8 @@ class Exchange:
         incoming = _by_peer(receives, [i in add for i in range(len(receives))])
         outgoing = _by_peer(sends, [None] * len(sends))
         own = zip(incoming.pop(comm.rank, []), outgoing.pop(comm.rank, []), strict=True)
+        self.sources = [*incoming]
+        self.sends = {peer: sum(view.nbytes for view, _ in places) for peer, places in outgoing.items()}
         try:
             with calling(comm.context, verb):
                 terms = self._terms(lines, outgoing, incoming, tag, device_side)

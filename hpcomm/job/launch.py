@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
@@ -41,6 +42,10 @@ hpcomm run [-n N] [options] COMMAND...
 # MPICH's collectives in shared memory spin without yielding when MPI was brought up without threads.
 _MPICH_YIELDING = {
     f"MPIR_CVAR_{verb}_POSIX_INTRA_ALGORITHM": "mpir" for verb in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
+}
+NEW_FOLDERS = {  # options, each with the folder that ranks write to
+    "--fingerprint": "write 16 bytes for each call to this new folder: hpcomm diff compares two runs",
+    "--trace": "write when each call begins and ends to this new folder: hpcomm report shows it",
 }
 # By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
 _MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
@@ -222,14 +227,9 @@ def parser() -> Command:
         metavar="NAME=VALUE",
         help="set a variable for every rank (NAME alone: hand over its present value)",
     )
-    add(
-        "--fingerprint",
-        dest="env",
-        action="append",
-        type=read_fingerprint,
-        metavar="FOLDER",
-        help="write 16 bytes for each call to this new folder: hpcomm diff compares two runs",
-    )
+    for name, told in NEW_FOLDERS.items():
+        read = partial(read_folder, name)
+        add(name, dest="env", action="append", type=read, metavar="FOLDER", help=told)
     add("--survive", **survive.OPTION)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
     add("--restarts", type=read_restarts, metavar="N", help=RESTARTS, default=0)
@@ -321,11 +321,11 @@ def read_stall(text: str) -> dict[str, str]:
     return {"HPCOMM_TIMEOUT": f"{read_timeout(text, '--stall'):g}"}
 
 
-def read_fingerprint(text: str) -> dict[str, str]:
+def read_folder(option: str, text: str) -> dict[str, str]:
     folder = Path(text).resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise _error(f"--fingerprint {text}: something is there.", "a new folder for each run")
-    return {"HPCOMM_FINGERPRINT": str(folder)}
+        raise _error(f"{option} {text}: something is there.", "a new folder for each run")
+    return {f"HPCOMM_{option[2:].upper()}": str(folder)}
 
 
 def _read_env(text: str) -> dict[str, str]:

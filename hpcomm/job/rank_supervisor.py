@@ -87,7 +87,7 @@ def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str])
         environ["CUDA_VISIBLE_DEVICES"] = str(program.gpus[rank % len(program.gpus)])
     elif program.device == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""
-    for option in ("--record", "--replay", "--fingerprint"):
+    for option in ("--record", "--replay", "--fingerprint", "--trace"):
         environ |= {f"HPCOMM_{option[2:].upper()}": options[option]} if option in options else {}
     if "--master" in options:
         count, most = map(int, options.get("--restart", "0/0").split("/"))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ..errors import ConfigError, did_you_mean
@@ -84,7 +85,8 @@ def parser() -> Command:
         metavar="FOLDER",
         help="keep what the programs exchange; --only reads it from there (default: recorded)",
     )
-    add("--fingerprint", type=launch.read_fingerprint, metavar="FOLDER", help="as of hpcomm run COMMAND")
+    for name, told in launch.NEW_FOLDERS.items():
+        add(name, type=partial(launch.read_folder, name), metavar="FOLDER", help=told)
     add("--files", metavar="FOLDER", help="write each rank's output to a file of its own: FOLDER/ocean.0.out")
     add(
         "--progress",
@@ -146,8 +148,8 @@ def _machine(kind: str | None) -> launch.Machine:
 def _options(asked: argparse.Namespace) -> list[str]:
     """What each rank's supervisor is told."""
     record = None if asked.only is not None else asked.record
-    fingerprint = next(iter((asked.fingerprint or {}).values()), None)
-    folders = (("--files", asked.files), ("--record", record), ("--fingerprint", fingerprint))
+    new = {name: next(iter((vars(asked)[name[2:]] or {}).values()), None) for name in launch.NEW_FOLDERS}
+    folders = {"--files": asked.files, "--record": record, **new}.items()
     words = [word for name, folder in folders if folder for word in (name, str(Path(folder).resolve()))]
     if asked.dry_run:
         return words

@@ -59,6 +59,9 @@ VARIABLES = (
     Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
     Variable("HPCOMM_TRACEBACK", "once, full", "once", "how often hpcomm run prints one of several ranks"),
     Variable(
+        "HPCOMM_TRACE", "a folder", "none", "where ranks write when each call began and ended (hpcomm report)"
+    ),
+    Variable(
         "HPCOMM_TUNED", "path of a JSON file", "in the user's cache", "the table of algorithm=\"tuned\""
     ),
     Variable("HPCOMM_DEVICE", "cpu, gpu", "", "the device that the spec gives this program", True),

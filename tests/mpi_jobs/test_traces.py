@@ -1,0 +1,137 @@
+"""Traces of jobs: their reports count what the program has called, and say at which of its lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import finish, judge
+
+from hpcomm.errors import ConfigError
+from hpcomm.job import launch
+from hpcomm.tools import report
+
+SPMD = """
+import asyncio
+import numpy as np
+import hpcomm
+
+world = hpcomm.world
+rank, x = world.rank, np.ones(1000)
+for _ in range(5):
+    world.all_reduce(x)  #all_reduce
+with hpcomm.trace.range("background"):
+    going = world.all_reduce(x, async_op=True)
+    going.wait()
+if rank < 2:
+    world.sendrecv(x, 1 - rank, 1 - rank)  #sendrecv
+world.broadcast_object({"a": 1}, root=1)
+if rank == 0:
+    world.send(x, 2, tag=3)
+elif rank == 2:
+    world.recv(np.empty(1000), 0)
+field = hpcomm.Field(world, (6, 4), halo=1)
+for _ in range(2):
+    field.update_halo()  #halo
+part = world.split(rank % 2, name="part")
+part.barrier()
+plan = world.plan("all_gather", x)
+plan()
+"""
+
+PART = """
+import numpy as np
+import hpcomm
+
+world = hpcomm.world
+plain = type(world).all_reduce
+world.all_reduce(1)
+with hpcomm.trace("steps"):
+    world.all_gather(np.ones(2))  #traced
+    try:
+        hpcomm.trace("other").begin()
+    except hpcomm.UsageError as error:
+        print(error)
+world.all_reduce(1)
+assert type(world).all_reduce is plain
+"""
+
+COUPLED = """
+import numpy as np
+import hpcomm
+
+me = hpcomm.join()
+points = np.arange(4) + 4 * me.comm.rank if me.name == "ocean" else np.arange(8)
+x = np.zeros(points.shape)
+heat = (me.gives if me.name == "ocean" else me.takes)("heat", x, points=points)
+for _ in range(3):
+    (me.put if me.name == "ocean" else me.get)(heat)
+    me.comm.barrier()
+"""
+
+
+def told(folder: Path, capsys: Any) -> dict[str, Any]:
+    assert report.main([str(folder), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def line(source: str, mark: str) -> int:
+    return next(i for i, text in enumerate(source.splitlines(), 1) if text.endswith(f"#{mark}"))
+
+
+def test_a_report_counts_calls_and_bytes_by_line(job: Any, tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "trace"
+    job(3, SPMD, options=["--trace", str(folder)])
+    found = told(folder, capsys)
+    calls = {
+        each["call"].partition("(")[0]: each
+        for each in found["operations"]
+        if "all_reduce" not in each["call"]
+    }
+    at = {each["line"].partition(":")[2]: each for each in found["operations"]}
+    reduced = at[str(line(SPMD, "all_reduce"))]
+    assert reduced["call"] == "all_reduce(float64 (1000,)) on world"
+    assert (reduced["calls"], reduced["nbytes"]) == (15, 15 * 8000)
+    assert reduced["waiting_s"] <= reduced["time_s"]
+    assert {name: each["calls"] for name, each in calls.items()} == {
+        "background": 3, "sendrecv": 2, "broadcast_object": 3, "send": 1, "recv": 1,
+        "Field.update_halo": 6, "barrier": 3, "plan of all_gather": 3,
+    }  # fmt: skip
+    assert at[str(line(SPMD, "halo"))]["nbytes"] == 2 * 4 * 8 * 4
+    assert found["moved"][0] == [0, 8000 + 64, 8000]
+    assert found["moved"][1] == [8000 + 64, 0, 64]
+    assert found["clock_error_s"] == 0
+    assert report.main([str(folder), "--machine", "cluster"]) == 0
+    text = capsys.readouterr().out
+    assert "3 ranks" in text
+    assert "at least" in text
+    with pytest.raises(ConfigError, match="something is there"):
+        launch.parse(["--trace", str(folder), "true"])
+
+
+@pytest.mark.once
+def test_a_part_of_a_program_is_traced_and_nothing_stays_wrapped(tmp_path: Path, capsys: Any) -> None:
+    done = finish([sys.executable, "-c", PART], 60, tmp_path)
+    judge(done, 0)
+    assert "a trace is being written to steps" in done.stdout
+    (only,) = told(tmp_path / "steps", capsys)["operations"]
+    assert only["call"].startswith("all_gather(float64 (2,))")
+
+
+@pytest.mark.once
+def test_all_programs_of_a_job_are_in_one_report(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "model.py").write_text(COUPLED)
+    table = '[program.{}]\ncommand = ["python", "model.py"]\nranks = {}\n'
+    (tmp_path / "job.toml").write_text(table.format("ocean", 2) + table.format("air", 1))
+    words = ["--timeout", "300", "--trace", "trace", "job.toml"]
+    judge(finish([sys.executable, "-m", "hpcomm", "run", *words], 60, tmp_path), 0)
+    found = told(tmp_path / "trace", capsys)
+    assert [each["rank"] for each in found["ranks"]] == ["air 0", "ocean 0", "ocean 1"]
+    calls = {each["call"]: each for each in found["operations"]}
+    assert calls["Program.put(heat float64) on ocean"]["calls"] == 6
+    assert calls["Program.get(heat float64) on air"]["calls"] == 3
+    assert calls["Program.get(heat float64) on air"]["whom"] in ("ocean 0", "ocean 1", "")
