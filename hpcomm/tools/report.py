@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,10 @@ import numpy as np
 
 from ..communicator.trace import RANGE
 from ..core.verbs import INPUT_BLOCKS, TABLE
+from ..errors import ConfigError
 from ..job.command_line import Command, table
+from . import trace_files
+from .trace_page import page
 from .trace_reader import Trace, plain, read
 
 if TYPE_CHECKING:
@@ -46,6 +50,9 @@ class Line(NamedTuple):
 def main(words: Sequence[str]) -> int:
     """Carry out the command."""
     options = parser().parse_args(list(words))
+    out = Path(options.output or "")
+    if options.output and out.suffix not in (".html", ".json"):
+        raise ConfigError(f"-o {out}: a report is a page or a trace", "hpcomm report", ".html or .json")
     trace = read(Path(options.folder))
     on = None
     if options.machine:
@@ -53,7 +60,13 @@ def main(words: Sequence[str]) -> int:
 
         on = machine(options.machine)
     found = lines(trace, on)
-    print(json.dumps(_record(trace, found), indent=1) if options.json else text(trace, found))
+    if options.torch:
+        trace_files.write_for_torch(trace, Path(options.torch))
+    if options.output:
+        write = trace_files.chrome if out.suffix == ".json" else partial(page, text=text(trace, found))
+        out.write_text(write(trace), encoding="utf-8")
+    if options.json or not (options.output or options.torch):
+        print(json.dumps(_record(trace, found), indent=1) if options.json else text(trace, found))
     return 0
 
 
@@ -63,6 +76,12 @@ def parser() -> Command:
         "hpcomm report", "Show what the calls of a run took that was traced by hpcomm run --trace."
     )
     made.add_argument("folder", metavar="FOLDER", help="what hpcomm run --trace FOLDER has written")
+    made.add_argument(
+        "-o", "--output", metavar="FILE", help=".html: a page with a picture; .json: for Perfetto and Chrome"
+    )
+    made.add_argument(
+        "--torch", metavar="FOLDER", help="write a file per rank there, for torch's torchfrtrace"
+    )
     made.add_argument("--json", action="store_true", help="records, for programs")
     made.add_argument(
         "--machine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,18 @@ for _ in range(3):
 """
 
 
+ANALYSE = """
+import sys
+from torch.distributed.flight_recorder.components.builder import build_db
+from torch.distributed.flight_recorder.components.config_manager import JobConfig
+from torch.distributed.flight_recorder.components.loader import read_dir
+
+args = JobConfig().parse_args([sys.argv[1]])
+found = build_db(*read_dir(args)[:1], args, "2.10")
+print(len(found.collectives), sum(each.type_of_mismatch is not None for each in found.collectives))
+"""
+
+
 def told(folder: Path, capsys: Any) -> dict[str, Any]:
     assert report.main([str(folder), "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -111,6 +124,26 @@ def test_a_report_counts_calls_and_bytes_by_line(job: Any, tmp_path: Path, capsy
     assert "at least" in text
     with pytest.raises(ConfigError, match="something is there"):
         launch.parse(["--trace", str(folder), "true"])
+    files(folder, tmp_path, capsys)
+
+
+def files(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """Chrome's JSON has a bar for each call, and torch's analyser puts its calls together."""
+    out, dumps = tmp_path / "trace.json", tmp_path / "dumps"
+    assert report.main([str(folder), "-o", str(out), "--torch", str(dumps)]) == 0
+    capsys.readouterr()
+    made = json.loads(out.read_text())
+    bars = [each for each in made["traceEvents"] if each["ph"] == "X"]
+    assert made["baseTimeNanoseconds"] > 10**18
+    assert sum(each["name"] == "all_reduce" for each in bars) == 18
+    assert {each["pid"] for each in bars} == {0, 1, 2}
+    assert all(each["ts"] >= 0 and each["dur"] >= 0 for each in bars)
+    if find_spec("torch.distributed.flight_recorder"):
+        done = finish([sys.executable, "-c", ANALYSE, str(dumps)], 60)
+        judge(done, 0)
+        assert "8 0" in done.stdout, done.stdout  # collective calls, and those that do not match
+    with pytest.raises(ConfigError, match=r"\.html or \.json"):
+        report.main([str(folder), "-o", str(tmp_path / "trace.txt")])
 
 
 @pytest.mark.once

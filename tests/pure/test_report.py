@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import finish
 
 from hpcomm.communicator.trace import RECORD, RECORDS, ROWS
 from hpcomm.errors import ConfigError
@@ -15,6 +17,7 @@ from hpcomm.tools import report
 from hpcomm.tools.trace_reader import Trace, read
 
 US = 1000
+BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
 def written(
@@ -128,6 +131,22 @@ def test_clocks_of_hosts_are_aligned_by_the_calls_between_them(tmp_path: Path, d
     assert trace.error_s < 20e-6
     assert np.abs(first - second).max() / 1e9 <= trace.error_s + 2e-6 + drift * begin[-1] * 1e-6 / 32
     assert "aligned within" in report.text(trace, report.lines(trace))
+
+
+@pytest.mark.once
+@pytest.mark.skipif(BROWSER is None, reason="no headless chromium")
+def test_a_browser_draws_every_call_of_the_page(tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    for rank in range(2):
+        rows = [{"verb": "all_reduce", "call": "all_reduce('</script>')"}, {"verb": "range", "call": "step"}]
+        written(tmp_path / "t", str(rank), rank, rows, [(10 * i, 10 * i + 5, 1 + i % 2) for i in range(1000)])
+    page = tmp_path / "page.html"
+    assert report.main([str(tmp_path / "t"), "-o", str(page)]) == 0
+    text = page.read_text()
+    assert "http" not in text
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
+    done = finish(command, 60, tmp_path)
+    assert 'data-drawn="2000"' in done.stdout
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
