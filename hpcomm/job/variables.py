@@ -57,10 +57,10 @@ VARIABLES = (
     ),
     Variable("HPCOMM_SURVIVE", "1", "unset", "the job goes on when a rank is killed (hpcomm run --survive)"),
     Variable("HPCOMM_TIMEOUT", "seconds", "no limit", "how long a call may wait before the job ends"),
-    Variable("HPCOMM_TRACEBACK", "once, full", "once", "how often hpcomm run prints one of several ranks"),
     Variable(
         "HPCOMM_TRACE", "a folder", "none", "where ranks write when each call began and ended (hpcomm report)"
     ),
+    Variable("HPCOMM_TRACEBACK", "once, full", "once", "how often hpcomm run prints one of several ranks"),
     Variable(
         "HPCOMM_TUNED", "path of a JSON file", "in the user's cache", "the table of algorithm=\"tuned\""
     ),
