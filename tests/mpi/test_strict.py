@@ -180,8 +180,8 @@ def test_a_receive_of_any_source_that_two_messages_fit_is_warned_about_once(
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         going = [getattr(strict, f"isend{form}")(np.ones(1), 0, tag=3)] if strict.rank else []
-        for _ in range(5):
-            strict.barrier()  # by then they are there
+        for sender in senders if not strict.rank else ():
+            getattr(strict, f"probe{form}")(source=sender, tag=3)  # so that all are there
         here = sys._getframe().f_lineno + 3
         for _ in senders if not strict.rank else ():
             if waits:

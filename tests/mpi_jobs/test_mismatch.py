@@ -469,6 +469,7 @@ import hpcomm
 
 if hpcomm.world.rank == 0:
     hpcomm.world.send(np.ones(3), dest=1)
+hpcomm.world.probe(source=0)  # so that it is there
 """
     done = job(2, source, expect=None, env={"HPCOMM_CHECK": "strict"})
     assert done.returncode not in (0, 124)
