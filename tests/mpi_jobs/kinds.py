@@ -28,7 +28,8 @@ from mistakes import Mistake
 STALL_S = 8.0  # HPCOMM_STALL here
 LIMIT_S = 25.0  # until a kind counts as not named
 RIGHT_S = 7.0  # for which programs that are right wait
-OTHERS = {"mpi4py": "mpi4py_shim", "gloo": "gloo_shim"}
+HANG_S = 16.0  # after which a program of another package hangs
+OTHERS = {"mpi4py": "mistakes_by_mpi4py", "gloo": "mistakes_by_gloo"}
 
 
 class Found(NamedTuple):
@@ -56,7 +57,9 @@ def program(kind: Mistake, module: str = "hpcomm") -> str:
     return mistakes.PROLOGUE.format(module=OTHERS.get(module, module)) + kind.source
 
 
-def run(source: str, ranks: int, env: dict[str, str], until: list[str], limit_s: float) -> Found:
+def run(
+    source: str, ranks: int, env: dict[str, str], until: list[str], limit_s: float, launcher: str = ""
+) -> Found:
     """Run it until all that is wanted was said, it has ended, or the time is up."""
     with tempfile.TemporaryDirectory() as folder:
         file, said = Path(folder) / "program.py", Path(folder) / "said"
@@ -73,6 +76,8 @@ def run(source: str, ranks: int, env: dict[str, str], until: list[str], limit_s:
             "python",
             file,
         ]
+        if launcher:
+            command = [launcher, "-n", str(ranks), sys.executable, file]
         path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
         began = time.monotonic()
         with said.open("w") as out:
@@ -154,10 +159,11 @@ def look_at_others(words: list[str], module: str, show: bool) -> None:
     for name, kind in mistakes.MISTAKES.items():
         if words and not any(word in name for word in words):
             continue
-        env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"} if module == "gloo" else {}
-        found = run(program(kind, module), kind.how_many, env, [], LIMIT_S)
-        if "ShimError" in found.said:
-            cell = "-"
+        env = {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+        launcher = str(Path(sys.executable).parent / "mpiexec")
+        found = run(program(kind, module), kind.how_many, env, [], HANG_S, launcher)
+        if "object has no attribute" in found.said:
+            cell = "-"  # it has no such call
         elif found.status is None:
             cell = "hangs"
         else:
