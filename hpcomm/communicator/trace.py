@@ -189,6 +189,31 @@ def _planned(x: Any, of: str) -> dict[str, Any]:
     return {"near": exchange.sources, "sends": exchange.sends} if hasattr(exchange, "sources") else {}
 
 
+def is_on() -> bool:
+    """Whether this process makes a trace now."""
+    return bool(_folder)
+
+
+def torch_call(
+    comm: Any, verb: str, peer: int | None, words: str, tensors: Any, deed: Callable[[], None]
+) -> Callable[[], None]:
+    """The deed of a call of torch.distributed, or its end; a message is taken to begin now."""
+    line, since = outside(sys._getframe(1)), _clock() if verb in ("send", "recv") else 0
+    if (log := _log or _opened(comm)) is None:
+        return deed
+    key = (id(line.f_code), line.f_lasti, get_ident(), _number(comm), verb)
+    about = {"call": words, "verb": verb, "of": "", **_told(comm)}
+    row, nbytes = log.known.get(key) or log.at(line, key, lambda _: about), _nbytes(tensors)
+
+    def run() -> None:
+        begin = since or _clock()
+        deed()
+        if _folder:
+            log.add(begin, _clock(), nbytes, row, -1 if peer is None else peer, -1, 0)
+
+    return run
+
+
 def _number(comm: Any) -> int:
     """What tells communicators apart, on all ranks; 0: it has one rank."""
     return int(getattr(comm, "context", comm).tag_base)

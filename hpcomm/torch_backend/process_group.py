@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..communicator import trace
 from ..communicator.fingerprint import torch_call
 from ..errors import HpcommError
 from . import group_calls, monitored_barrier
@@ -373,7 +374,7 @@ class ProcessGroupMPI(CommProcessGroup):
     def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
         request: Any = NotImplemented
         give, end, mail = None, None, self._mail
-        if mail is not None and not (recording() or self._has_prints):
+        if mail is not None and not (recording() or self._has_prints or self._is_traced):
             with_core: Any = mail.isend if verb == "send" else mail.irecv
             try:
                 request = with_core(x, peer, tag)
@@ -385,6 +386,10 @@ class ProcessGroupMPI(CommProcessGroup):
                 words = f"{message_words(verb, x, peer)} with tag {tag}"
                 sent, got = (x, None) if verb == "send" else (None, x)
                 end = torch_call(self.comm, verb, peer, words, sent, got, end or nothing)
+            if self._is_traced:
+                end = trace.torch_call(
+                    self.comm, verb, peer, message_words(verb, x, peer), [x], end or nothing
+                )
             by = self.comm if mail is None else mail
             try:
                 request, give = group_calls.message(by, verb, x, peer, tag)

@@ -19,6 +19,7 @@ from zlib import crc32
 
 import torch
 
+from ..communicator import trace
 from ..communicator.fingerprint import torch_call
 from ..communicator.shell import FINGERPRINT
 from ..core.present import saying
@@ -71,9 +72,9 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
-        self._has_prints = bool(os.environ.get(FINGERPRINT))
+        self._has_prints, self._is_traced = bool(os.environ.get(FINGERPRINT)), trace.is_on()
         is_plain = SAYS_LATER and self._inner is None and not self._detail
-        is_plain = is_plain and not (self._by.is_exact or self._has_prints)
+        is_plain = is_plain and not (self._by.is_exact or self._has_prints or self._is_traced)
         self._node = self.entry.node if is_plain else None  # for calls that need nothing else
         # for messages; a Communicator has ways of its own for those of devices, of which one end may not know
         self._mail = self.entry.node if comm.context.devices is None else None
@@ -223,6 +224,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         say = partial(words, *call.told)
         if self._has_prints:
             run = torch_call(self.comm, call.verb, call.root, say(), inputs, flat(outputs), run)
+        if self._is_traced:
+            run = trace.torch_call(self.comm, call.verb, call.root, say(), inputs, run)
         deed: Callable[[], None] = partial(self._meet_and_run, run, mine, own_seconds(call.opts), say)
         if (end := self._recorded(call.verb, inputs)) is not None:
             deed = _ending(deed, end)

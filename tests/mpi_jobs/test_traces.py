@@ -74,6 +74,22 @@ for _ in range(3):
 """
 
 
+TORCH = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("mpi")
+x = torch.ones(10)
+works = [dist.all_reduce(x, async_op=True) for _ in range(3)]
+for work in works:
+    work.wait()
+dist.broadcast(x, 1)
+if dist.get_rank() == 0:
+    dist.send(x, 1)
+else:
+    dist.recv(x, 0)
+dist.destroy_process_group()
+"""
+
 ANALYSE = """
 import sys
 from torch.distributed.flight_recorder.components.builder import build_db
@@ -168,3 +184,13 @@ def test_all_programs_of_a_job_are_in_one_report(tmp_path: Path, capsys: Any) ->
     assert calls["Program.put(heat float64) on ocean"]["calls"] == 6
     assert calls["Program.get(heat float64) on air"]["calls"] == 3
     assert calls["Program.get(heat float64) on air"]["whom"] in ("ocean 0", "ocean 1", "")
+
+
+@pytest.mark.once
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch")
+def test_calls_of_torch_are_in_the_report(job: Any, tmp_path: Path, capsys: Any) -> None:
+    job(2, TORCH, options=["--trace", str(tmp_path / "t")])
+    found = told(tmp_path / "t", capsys)
+    calls = {each["call"].partition("(")[0]: (each["calls"], each["nbytes"]) for each in found["operations"]}
+    assert calls == {"all_reduce": (6, 240), "broadcast": (2, 80), "send": (1, 40), "recv": (1, 40)}
+    assert found["moved"] == [[0, 40], [0, 0]]
