@@ -39,6 +39,12 @@ def dead(comm: Comm) -> list[int]:
     return sorted(near)
 
 
+def channel_of(comm: Comm) -> MPI.Comm:
+    """MPI's communicator for blocks of objects, which those that are made of one another share."""
+    channel: MPI.Comm = getattr(comm.block_channel, "mpi", comm.block_channel)
+    return channel
+
+
 def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedError | None:
     """Why a call of comm has failed: ranks have died, or one has revoked comm. None: for another reason.
 
@@ -48,7 +54,9 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
     if not segment.survives or comm is None or comm.is_closed:
         return None
     end = time.monotonic() + within_s
-    while not (ranks := dead(comm)) and not comm.mpi_handle.Is_revoked():
+    while not (ranks := dead(comm)) and not any(
+        mpi.Is_revoked() for mpi in (comm.mpi_handle, channel_of(comm))
+    ):
         if time.monotonic() >= end:
             return None
         time.sleep(_LOOK_S)

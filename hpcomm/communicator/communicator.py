@@ -17,7 +17,7 @@ from ..core.html import sheet
 from ..errors import UsageError, where
 from ..watch import start_up
 from .context import Context
-from .making import groups, spawned
+from .making import groups, shrunk, spawned
 from .mpi4py_names import Mpi4pyNames, fill_names, spelt
 from .payloads import pickling
 from .payloads.objects import Objects
@@ -255,6 +255,40 @@ class Communicator(
             MismatchError: the ranks name different ones.
         """
         return over(groups.dup(self.context, name, check, gpu=gpu, pickler=pickler))
+
+    def shrink(self, name: str | None = None) -> Communicator:
+        """A communicator of the ranks that live, in their order; called by all of them.
+
+        For jobs that go on when a rank is killed (`hpcomm run --survive`). It begins with revoke(). Same as
+        MPIX_Comm_shrink.
+
+        Raises:
+            ConfigError: the job does not go on when a rank is killed.
+
+        Example:
+            >>> try:
+            ...     comm.all_reduce(x, out=x)
+            ... except hpcomm.PeerFailedError:
+            ...     comm = comm.shrink()
+        """
+        return over(shrunk.shrink(self.context, name))
+
+    def agree(self, flag: bool) -> bool:
+        """Whether all ranks say so and live. All that live get the same answer, also after revoke().
+
+        Collective. Same as MPIX_Comm_agree; where the job does not survive, as MPI_Allreduce.
+        """
+        return shrunk.agree(self.context, flag)
+
+    def revoke(self) -> None:
+        """Give this communicator up: calls of other ranks on it end with PeerFailedError, now and later.
+
+        Called by any rank. Same as MPIX_Comm_revoke. agree and shrink still work.
+
+        Raises:
+            ConfigError: the job does not go on when a rank is killed.
+        """
+        shrunk.revoke(self.context)
 
     def create_intercomm(
         self, local_leader: int, peer: Communicator, remote_leader: int, tag: int = 0,
