@@ -129,6 +129,9 @@ MAKING = {
     "graph",
     "spawn",
     "as_process_group",
+    "shrink",
+    "agree",
+    "revoke",
 }
 ATTRIBUTES = {
     "rank",

@@ -76,7 +76,9 @@ def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
         begun, log = _call_between(comm, rank)
         region = comm.near.regions.get(rank)
         has_left = _has_left(comm, rank)
-        has_ended = region is not None and (region.ended or region.died)
+        if region is not None and region.died:  # also in the midst of a call to which it has come
+            raise _ended(comm, rank, rank)
+        has_ended = region is not None and region.ended
         if not (has_left or has_ended or begun) or has_come(comm, rank):
             continue
         if begun and log is not None:

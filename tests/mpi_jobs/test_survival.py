@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+import random_deaths
 
 from hpcomm.job.installation import find_mpi
 
@@ -79,3 +82,49 @@ def test_a_rank_that_fails_by_itself_is_missed_and_its_status_is_the_jobs(job: A
     done = job(2, BEGIN + dedent(source), options=("--survive",), expect=3)
     assert "missed (1,)" in done.stdout
     assert "hpcomm run: rank 1 failed with status 3; the job has gone on without it" in done.stderr
+
+
+def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
+    """Rank 0 waits for rank 3, which dies; the others wait for ranks that give the communicator up."""
+    source = """
+    assert comm.agree(True) and not comm.agree(comm.rank != 2)
+    if comm.rank == 3:
+        time.sleep(0.3)
+        die()
+    waits = [lambda: comm.barrier(), lambda: comm.recv(out=x, source=0), lambda: comm.recv_object(source=1)]
+    try:
+        waits[comm.rank]()
+    except hpcomm.PeerFailedError:
+        comm.revoke()
+    assert not comm.agree(True)
+    old, comm = comm, comm.shrink("rest")
+    old.close()
+    assert comm.name == "rest" and comm.size == 3 and comm.context.node is not None
+    assert comm.agree(True)
+    assert comm.all_reduce(x)[0] == 3 and comm.all_gather_object(comm.rank) == [0, 1, 2]
+    with comm.split(comm.rank % 2) as part:
+        part.all_reduce(x, async_op=True).wait()
+    print("has gone on")
+    """
+    done = job(4, BEGIN + dedent(source), options=("--survive",))
+    assert done.stdout.count("has gone on") == 3
+
+
+def test_the_training_of_the_page_reaches_the_same_loss_when_a_rank_dies(job: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs/surviving.md").read_text(encoding="utf-8")
+    training = page.partition("```python\n")[2].partition("```")[0]
+    dies = "if step == 150 and comm.rank == 1 and comm.size == 4: import os; os.kill(os.getpid(), 9)"
+    source = training.replace(
+        "        while step < steps:\n", f"        while step < steps:\n            {dies}\n"
+    )
+    done = job(4, source, options=("--survive",))
+    assert done.stdout.count("3 ranks, loss") == 3, done.stdout
+    assert re.search(r"rank 0: \(1,\) died in step 1(50|49)", done.stdout), done.stdout
+    losses = set(re.findall(r"loss (\S+)", done.stdout))
+    assert losses == set(re.findall(r"loss (\S+)", job(1, training, options=("--survive",)).stdout))
+
+
+@pytest.mark.parametrize(("kind", "after_s"), [("core", 0.1), ("message", 0.3), ("between", 0.2)])
+def test_a_job_goes_on_rightly_after_a_kill_at_random(tmp_path: Path, kind: str, after_s: float) -> None:
+    wrong, said = random_deaths.kill(kind, 2, after_s, tmp_path, steps=20)
+    assert not wrong, f"{wrong}\n{said}"
