@@ -31,6 +31,7 @@ from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
 from .torch_variables import master, setting
 
+GRACE = f"how long ranks may go on after SIGTERM, which they get (default: {supervise.LEAVE_S:g})"
 RESTARTS = (
     "start the job again up to N times when it fails (TORCHELASTIC_RESTART_COUNT says how often it was)"
 )
@@ -82,6 +83,7 @@ class Job(NamedTuple):
     label: bool = False
     output: str | None = None
     restarts: int = 0
+    grace_s: float | None = None
 
 
 class Composition(NamedTuple):
@@ -140,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     # One that the user names may have been told to let the others live, and gets the commands as they are.
     def run(restart: tuple[int, int]) -> int:
         asked = job if job.launcher is not None else _for_torch(job, mpi, machine, restart)
-        return supervise.supervise(*launcher_command(asked, mpi, machine), job.timeout_s)
+        return supervise.supervise(*launcher_command(asked, mpi, machine), job.timeout_s, grace_s=job.grace_s)
 
     status = supervise.with_restarts(job.restarts, run)
     sys.stdout.flush()
@@ -232,6 +234,9 @@ def parser() -> Command:
         add(name, dest="env", action="append", type=read, metavar="FOLDER", help=told)
     add("--survive", **survive.OPTION)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
+    add(
+        "--grace", dest="grace_s", type=partial(read_timeout, option="--grace"), metavar="SECONDS", help=GRACE
+    )
     add("--restarts", type=read_restarts, metavar="N", help=RESTARTS, default=0)
     add(
         "--full-traceback",

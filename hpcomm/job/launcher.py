@@ -133,6 +133,13 @@ def begun(command: Sequence[str], first: str, names: bool) -> tuple[str, ...]:
     return (*_SHELL, f"{first}; {_NAMING if names else _BECOMING}", _END, *command)
 
 
+def is_above_rank(pid: int, supervises: bool) -> bool:
+    """Whether it is a shell of ours, above a rank; supervises: or a supervisor, which passes SIGTERM on."""
+    words = words_of(pid)
+    is_shell = (*words[:2],) == _SHELL and words[3:4] == [_END]
+    return is_shell or (supervises and words[1:3] == ["-m", "hpcomm.job.rank_supervisor"])
+
+
 def _multi_prog(rank: int, file: str) -> str:
     try:
         rows = [line.split(None, 1) for line in pathlib.Path(file).read_text().splitlines()]

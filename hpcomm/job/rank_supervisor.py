@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _FLAGS = ("--label", "--head", "--colour")  # options without a value
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FOR_PROGRAM = (signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2)  # which gets them itself, as of our group
 _READ_S = 2.0  # for what the program has written last; a child of its own may hold the pipe
 _Target = tuple[int, bytes]  # a file descriptor, and what stands before each line there
 
@@ -43,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
     while words[0].startswith("--"):
         option = words.pop(0)
         options[option] = "" if option in _FLAGS else words.pop(0)
-    signal.signal(signal.SIGABRT, signal.SIG_IGN)  # it is for the program, which prints its stacks then
+    for number in _FOR_PROGRAM:
+        signal.signal(number, signal.SIG_IGN)
     if "--spec" in options:
         from .spec import programs, toml_tables  # which a command's rank need not wait for
 
@@ -203,7 +205,8 @@ def _prepare() -> None:
     """In the program: a supervisor that is killed takes it along (Linux), and signals are as they were."""
     import ctypes
 
-    signal.signal(signal.SIGABRT, signal.SIG_DFL)
+    for number in _FOR_PROGRAM:
+        signal.signal(number, signal.SIG_DFL)
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(1, signal.SIGKILL)

@@ -51,7 +51,7 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
     def once(restart: tuple[int, int]) -> int:
         words = [*options, "--restart", "/".join(map(str, restart))]
         again = job_command(spec, mpi, machine, words)
-        return supervise(*again[:2], timeout_s, Watch(spec, asked.progress), again.files)
+        return supervise(*again[:2], timeout_s, Watch(spec, asked.progress), again.files, asked.grace)
 
     return with_restarts(asked.restarts, once)
 
@@ -101,6 +101,7 @@ def parser() -> Command:
         metavar="SECONDS",
         help="end the job after that time, exit with 124 (default: timeout of [job])",
     )
+    add("--grace", type=partial(launch.read_timeout, option="--grace"), metavar="SECONDS", help=launch.GRACE)
     add("--restarts", type=launch.read_restarts, metavar="N", help=launch.RESTARTS, default=0)
     add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
     add("-v", "--verbose", action="store_true", help="print the command line, then run it")

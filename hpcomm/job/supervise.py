@@ -10,11 +10,13 @@ each other (PRRTE 3.0.14).
                 ├─ it ends with 0 ──────────> status 0; 1 if some rank ended without MPI_Finalize
                 ├─ it ends with a failure ──> kill what is left of the job, remove its files ──> its status
                 ├─ its time is up ──────────> ranks tell where they are ──────────┐
-                └─ a signal for us ─────────> pass it on to the launcher ─────────┤
+                ├─ SIGTERM, for us ─────────> to the ranks, which have --grace ───┤
+                └─ another one that ends ───> pass it on to the launcher ─────────┤
                                                                                   v
                        give the launcher 3 s ──> SIGTERM, 3 s ──> SIGKILL ──> kill every marked process
                        ──> remove its files ──> status 124, or 128 + number of the signal
 
+    beside it: SIGUSR1 and SIGUSR2 go on to the ranks
     beside it, a thread: all ranks have ended and the launcher waits for itself ──> kill the launcher
 """
 
@@ -28,13 +30,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import mpi_shared_memory, own_files, survive, tracebacks
-from .launcher import KILLED, LOCKED_S, above, below, environ_of, forget, is_locked, launcher_of, parent_of
+from .launcher import (
+    KILLED,
+    LOCKED_S,
+    above,
+    below,
+    children_of,
+    environ_of,
+    forget,
+    is_above_rank,
+    is_locked,
+    launcher_of,
+    name_of,
+    parent_of,
+)
 
 if TYPE_CHECKING:
     from .program_watch import Watch
@@ -46,7 +61,10 @@ TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite request to end
 _LOOK_S = 1.0
 _WATCH_S = 0.1  # between two looks at the programs of a spec
+LEAVE_S = 30.0  # that ranks have after SIGTERM, if the user says nothing else
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_BARE = (signal.SIGKILL, signal.SIGTERM)  # as MPICH's launcher gives the end by a signal
+_HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
@@ -82,6 +100,7 @@ def supervise(
     timeout_s: float | None = None,
     watch: Watch | None = None,
     files: Mapping[str, str] = MappingProxyType({}),
+    grace_s: float | None = None,
 ) -> int:
     """Run a launcher's command for at most timeout_s seconds, if that is given; the job's exit status.
 
@@ -91,6 +110,7 @@ def supervise(
         added: to the environment.
         watch: over the programs of a spec, whose ranks have supervisors. Else ranks leave notes in a folder.
         files: what to write first, name: content; a word of command that is such a name becomes its path.
+        grace_s: seconds for ranks to end when we are asked to by SIGTERM; None: LEAVE_S.
     """
     environ = {**os.environ, **added}
     environ |= settings(environ)
@@ -106,7 +126,8 @@ def supervise(
             launcher, held = start(words, environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
             watch.read(launcher)
         try:
-            status, why = _end_of(launcher, held, mark, timeout_s, watch)
+            with _handing_on(launcher, mark):
+                status, why = _end_of(launcher, held, mark, (timeout_s, grace_s or LEAVE_S), watch)
         finally:
             tracebacks.say(folder)
         if watch is None:
@@ -140,11 +161,12 @@ def _end_of(
     launcher: subprocess.Popen[bytes],
     held: list[int],
     mark: str,
-    timeout_s: float | None,
+    limits: tuple[float | None, float],
     watch: Watch | None,
 ) -> tuple[int | None, str]:
     """Wait for the job's end. If we have ended it: with which status, and why, unless watch knows."""
     global _is_asked
+    timeout_s, grace_s = limits
     try:
         raise_signals(held)
         status = _wait(launcher, timeout_s, watch)
@@ -158,6 +180,8 @@ def _end_of(
         )
     except EndedBySignalError as ended:
         _is_asked, is_term = True, ended.number == signal.SIGTERM  # which is what end() sends
+        if is_term and _leaves(launcher, mark, grace_s, watch):
+            return None, ""
         if ended.number != signal.SIGINT and not is_term:  # a terminal sends SIGINT to the launcher as well
             launcher.send_signal(ended.number)
         end(launcher, mark, at_once=is_term)
@@ -165,6 +189,55 @@ def _end_of(
     if status is not None:
         end(launcher, mark, at_once=True)
     return status, ""
+
+
+def _leaves(launcher: subprocess.Popen[bytes], mark: str, grace_s: float, watch: Watch | None) -> bool:
+    """Hand SIGTERM on to the ranks; whether the job ends in time by itself, and by no signal."""
+    hand_on(launcher, mark, signal.SIGTERM)
+    raise_signals([])
+    try:
+        if _programs(mark, signal.SIGTERM):
+            _wait(launcher, grace_s, watch)
+    except (subprocess.TimeoutExpired, EndedBySignalError):  # a second signal: at once
+        return False
+    finally:
+        _ignore_signals()
+    status = launcher.returncode
+    return status is not None and 0 <= status < 128 and status not in _BARE
+
+
+@contextlib.contextmanager
+def _handing_on(launcher: subprocess.Popen[bytes], mark: str) -> Iterator[None]:
+    """Hand SIGUSR1 and SIGUSR2 on to the ranks meanwhile."""
+    for number in _HANDED_ON:
+        signal.signal(number, lambda number, _: hand_on(launcher, mark, number))
+    try:
+        yield
+    finally:
+        for number in _HANDED_ON:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def hand_on(launcher: subprocess.Popen[bytes], mark: str, number: int) -> None:
+    """Send a signal to the ranks: by the launcher, if it hands it on, as it knows those of other hosts.
+
+    MPICH's hands on SIGUSR1 alone, and Open MPI's not SIGTERM.
+    """
+    knows = {"srun": (*_HANDED_ON, signal.SIGTERM), "prterun": _HANDED_ON}.get(name_of(launcher.pid))
+    if number in (knows or _HANDED_ON[:1]):
+        launcher.send_signal(number)
+    else:
+        _signal(_programs(mark, number), number)
+
+
+def _programs(mark: str, number: int) -> list[int]:
+    """To whom a signal goes: ranks here, and what of ours stands above them, not their children."""
+    ranks = {pid for pid, is_rank in members(mark) if is_rank}
+    found, left = [], [pid for pid in ranks if parent_of(pid) not in ranks]
+    for pid in left:
+        found.append(pid)
+        left += children_of(pid) if is_above_rank(pid, number != signal.SIGTERM) else []
+    return found
 
 
 def _wait(launcher: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch | None) -> int | None:

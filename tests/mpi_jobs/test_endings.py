@@ -370,6 +370,49 @@ def test_a_job_that_fails_is_started_again_and_goes_on_from_its_checkpoint(job: 
     assert "the job has ended with status 7; it is started again" in done.stderr
 
 
+@pytest.mark.parametrize("options", [(), ("--label",)], ids=["plain", "supervised"])
+def test_signals_go_on_to_the_ranks_whose_own_end_counts(tmp_path: Path, options: tuple[str, ...]) -> None:
+    code = """
+        import signal, sys, time
+        from hpcomm import world as comm
+        asked = []
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+            signal.signal(number, lambda number, _: asked.append(signal.Signals(number).name))
+        comm.barrier()
+        print("up", flush=True)
+        for name in ("SIGUSR1", "SIGUSR2", "SIGTERM"):
+            while not all(name in each for each in comm.all_gather_object([*asked])):
+                time.sleep(0.05)
+            if comm.rank == 0:
+                print(name, len(asked), flush=True)
+        sys.exit(7)
+    """
+    (tmp_path / "saves.py").write_text(dedent(code))
+    command = [
+        sys.executable,
+        "-m",
+        "hpcomm",
+        "run",
+        "-n",
+        "2",
+        *options,
+        "python",
+        str(tmp_path / "saves.py"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        said = [process.stdout.readline() for _ in range(2)]
+        assert ["up\n" in line for line in said] == [True, True], said
+        for n, number in enumerate((signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)):
+            process.send_signal(number)
+            assert f"{number.name} {n + 1}\n" in process.stdout.readline()
+        process.communicate(timeout=60)
+        assert process.returncode == 7
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("launcher", ["hpcomm run", "mpirun"])
 def test_a_normal_end_is_0_and_silent(job: Any, tmp_path: Path, launcher: str) -> None:
     source = """
