@@ -164,10 +164,13 @@ class Request(Generic[T_co]):
                 try:
                     if not self._pending[i].Test(status):
                         return False
-                except BaseException as error:
+                    self._pending.pop()
+                except Exception as error:
                     self._throw(error)
                     return True
-                self._pending.pop()
+                except BaseException:
+                    self._keep(i)
+                    raise
             self._next_stage()
         return True
 
@@ -299,9 +302,12 @@ class Request(Generic[T_co]):
                 for i in range(len(self._pending) - 1, -1, -1):
                     self._pending[i].Wait(self._status_of(i))
                     self._pending.pop()
-            except BaseException as error:
+            except Exception as error:
                 self._throw(error)
                 return
+            except BaseException:
+                self._keep(i)
+                raise
             self._next_stage()
 
     def _poll(self, end: float) -> bool:
@@ -325,10 +331,17 @@ class Request(Generic[T_co]):
             self._pending = self._stages.send(statuses)
         except StopIteration as end:
             self.result, self._stages = end.value, None
-        except Exception as error:  # ours, or one of the user's own operator
+        except BaseException as error:  # ours, one of the user's own operator, or Ctrl-C in it
             self._error, self._stages = self._located(error), None
+            if not isinstance(error, Exception):
+                raise
 
-    def _throw(self, error: BaseException) -> None:
+    def _keep(self, i: int) -> None:
+        """Ctrl-C came before MPI's call for a message, or after it: whoever waits again gets the message."""
+        if len(self._pending) > i and not self._pending[i]:  # MPI's null: it is complete, its status is known
+            self._pending.pop()
+
+    def _throw(self, error: Exception) -> None:
         """Hand a failure of MPI to the generator, which knows how to say it."""
         assert self._stages is not None
         try:
