@@ -10,6 +10,7 @@ MODULES = {"mmap", "shared_memory"}
 ATTRIBUTES = {"from_address", "memmove", "memset", "Allocate_shared", "Shared_query"}
 MAY = {
     "core/result_memory.py": {"mmap"},  # private memory of large results
+    "communicator/trace.py": {"mmap"},  # a file of one rank's records, which nobody else writes
     "device/library.py": {"memmove"},  # structures of CUDA's bindings, in this process
     "device/cuda.py": {"from_address"},  # pinned host memory, the process's own
     # of an array that the program itself writes, where there is no core:

@@ -142,14 +142,15 @@ def test_a_programs_ranks_have_what_torchrun_would_set_for_it_alone(folder):
     (folder / "job.toml").write_text(text)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
     names = (*names, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")
+    names = (*names, "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
     spec = read(folder / "job.toml", here=False)
 
     def told(program, rank):
-        found = rank_supervisor._for_torch(spec, program, rank, "n0:3000")
+        found = rank_supervisor._for_torch(spec, program, rank, "n0:3000", (1, 4))
         return " ".join(found[name] for name in names)
 
-    assert told("a", 1) == "1 2 1 2 0 1 n0 3000 a"
-    assert [told("b", rank) for rank in (1, 2)] == ["1 3 1 2 0 2 n1 3001 b", "2 3 0 1 1 2 n1 3001 b"]
+    assert told("a", 1) == "1 2 1 2 0 1 n0 3000 a 1 4"
+    assert [told("b", rank) for rank in (1, 2)] == ["1 3 1 2 0 2 n1 3001 b 1 4", "2 3 0 1 1 2 n1 3001 b 1 4"]
 
 
 def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
