@@ -114,7 +114,8 @@ class Exchange:
         outgoing = _by_peer(sends, [None] * len(sends))
         own = zip(incoming.pop(comm.rank, []), outgoing.pop(comm.rank, []), strict=True)
         self.sources = [*incoming]
-        self.sends = {peer: sum(view.nbytes for view, _ in places) for peer, places in outgoing.items()}
+        nbytes = {peer: [count(x) * x.dtype.itemsize for x, _ in places] for peer, places in outgoing.items()}
+        self.sends = {peer: sum(each) for peer, each in nbytes.items()}
         try:
             with calling(comm.context, verb):
                 terms = self._terms(lines, outgoing, incoming, tag, device_side)
