@@ -145,12 +145,23 @@ class Watchdog:
                 failures = 0
             except Exception:
                 failures += 1
-                if failures == _PATIENT and not sys.is_finalizing():
-                    from traceback import format_exc
-
-                    runtime.say(f"a look at what this rank does failed; please report it\n{format_exc()}")
+                if failures >= _PATIENT and not sys.is_finalizing():
+                    self._say_failed(failures)
             if self._waiting.call is None:
                 _idle.set()
+
+    def _say_failed(self, failures: int) -> None:
+        """The time that the user has set ends the job without a report, too."""
+        from traceback import format_exc
+
+        waited_s, patience_s = self._waiting.waited_s, self._patience_s
+        what = f"a look at what this rank does failed; please report it\n{format_exc()}"
+        if patience_s is not None and waited_s >= patience_s + WATCHDOG_AFTER_S:
+            runtime.abort(
+                f"{what}  it has waited {waited_s:.0f} s; HPCOMM_TIMEOUT={patience_s:g} ends the job"
+            )
+        if failures == _PATIENT:
+            runtime.say(what)
 
     def _look(self) -> None:
         runtime.end_if_late()

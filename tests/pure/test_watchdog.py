@@ -82,3 +82,25 @@ def test_a_look_that_fails_once_is_no_fault_and_one_that_always_fails_is_said_on
     watchdog.Watchdog(None, None).run()
     assert len(said) == 1
     assert "ValueError: this node is closed" in said[0]
+
+
+def test_a_report_that_fails_does_not_keep_a_job_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCOMM_TIMEOUT", "5")
+    dog, waited_s, said = watchdog.Watchdog(None, None), iter(range(100)), []
+
+    def look() -> None:
+        dog._waiting.waited_s = float(next(waited_s))
+        raise ValueError("no report")
+
+    def abort(text: str) -> None:
+        said.append(text)
+        monkeypatch.setattr(watchdog.sys, "is_finalizing", lambda: True)
+
+    monkeypatch.setattr(watchdog, "WATCHDOG_TICK_S", 0)
+    monkeypatch.setattr(watchdog.runtime, "say", lambda text: None)
+    monkeypatch.setattr(watchdog.runtime, "abort", abort)
+    monkeypatch.setattr(dog, "_look", look)
+    dog.run()
+    assert len(said) == 1
+    assert "ValueError: no report" in said[0]
+    assert said[0].endswith("it has waited 7 s; HPCOMM_TIMEOUT=5 ends the job")
