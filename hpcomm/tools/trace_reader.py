@@ -23,6 +23,7 @@ come. So each call between two hosts bounds how much their clocks differ, from b
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -89,240 +90,149 @@ def read(folder: Path) -> Trace:
     if not files:
         what = f"{folder} has no trace" if folder.is_dir() else f"there is no folder {folder}"
         raise ConfigError(what, "hpcomm report", f"hpcomm run --trace {folder} ...")
-    names: list[str] = []
     rows: list[dict[str, Any]] = []
-    events, clocks, hosts, before = [], list[str](), [], 0
-    for rank, (program, number, its, records) in enumerate(files):
-        there = records["row"] > 0
-        made = np.zeros(there.sum(), _EVENT)
-        for name in _RECORD.names or ():
-            made[name] = records[name][there]
-        number_of = np.r_[-1, before + np.cumsum(there) - 1]  # of each record
-        made["of"] = number_of[np.clip(made["of"], 0, len(there))]
-        made["row"] += len(rows) - 1
-        made["rank"], made["whom"] = rank, -1
-        shift = its[0]["wall"] - its[0]["monotonic"]
-        if its[0]["clock"] in clocks:
-            shift = files[clocks.index(its[0]["clock"])][2][0]
-            shift = shift["wall"] - shift["monotonic"]
-        made["begin"], made["end"] = made["begin"] + shift, made["end"] + shift
-        names.append(f"{program} {number}" if program else str(number))
-        clocks.append(its[0]["clock"])
-        hosts.append(its[0]["host"])
-        rows += [{**row, "of_rank": rank, "program": program} for row in its[1:]]
-        events.append(made)
+    parts, before, shifts = [], 0, dict[str, int]()  # of each clock, to the wall clock
+    for rank, (program, _, (about, *its), records) in enumerate(files):
+        made = np.zeros(len(records), _EVENT)
+        made[list(_RECORD.names or ())] = records
+        shift = shifts.setdefault(about["clock"], about["wall"] - about["monotonic"])
+        for name, more in (("begin", shift), ("end", shift), ("of", before), ("row", len(rows))):
+            made[name] += more * (made[name if name == "of" else "row"] > 0)
+        made["rank"] = rank
+        rows += [{**row, "of_rank": rank, "program": program} for row in its]
+        parts.append(made)
         before += len(made)
-    return _judged(names, hosts, clocks, rows, np.concatenate(events))
+    events = np.concatenate(parts)
+    order = np.lexsort((events["begin"], events["rank"]))
+    order = order[events["row"][order] > 0]
+    place = np.full(before + 1, -1)
+    place[order + 1] = np.arange(len(order))
+    events = events[order]
+    events["row"] -= 1
+    events["of"] = place[events["of"]]
+    first = int(events["begin"].min(initial=2**62))
+    events["begin"], events["end"] = events["begin"] - first, events["end"] - first
+    names = [f"{program} {number}" if program else str(number) for program, number, *_ in files]
+    clocks = np.array([[*shifts].index(about["clock"]) for _, _, (about, *_), _ in files])
+    return _judged(names, [about["host"] for _, _, (about, *_), _ in files], clocks, rows, events, first)
 
 
 def _file(folder: Path, path: Path) -> tuple[str, int, list[dict[str, Any]], Array]:
     """Program, rank, lines and records of a rank; what was not written to its end is left away."""
     program, _, rank = path.name.removesuffix(ROWS).rpartition(".")
     lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    data = path.with_name(path.name.removesuffix(ROWS) + RECORDS).read_bytes()
-    records = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], _RECORD)
-    return program, int(rank), lines, records[records["row"] < max(1, len(lines))]
+    records = np.fromfile(path.with_suffix(RECORDS), _RECORD)
+    records["row"][records["row"] >= len(lines)] = 0
+    return program, int(rank), lines, records
 
 
-def _judged(names: list[str], hosts: list[str], clocks: list[str], rows: Any, events: Array) -> Trace:
-    order = np.lexsort((events["begin"], events["rank"]))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    events = events[order]
+def _judged(
+    names: list[str], hosts: list[str], clocks: Array, rows: list[dict[str, Any]], events: Array, first: int
+) -> Trace:
     waits = np.flatnonzero(events["of"] >= 0)
-    events["of"][waits] = place[events["of"][waits]]
-    first = int(events["begin"].min())
-    events["begin"], events["end"] = events["begin"] - first, events["end"] - first
+    background = events["of"][waits]
     events["until"] = events["end"]
-    np.maximum.at(events["until"], events["of"][waits], events["end"][waits])
-    groups = [*_together(rows, events), *_coupled(rows, events)]
-    sent, got = _messages(rows, events)
+    np.maximum.at(events["until"], background, events["end"][waits])
     planned = np.array([sum(row.get("sends", {}).values()) for row in rows])
     events["nbytes"] = np.maximum(events["nbytes"], planned[events["row"]])
-    moved = _moved(rows, events, sent, got, len(names))
-    numbers = {clock: i for i, clock in enumerate(dict.fromkeys(clocks))}
-    where = np.array([numbers[clock] for clock in clocks])
-    error = _align(events, where, groups, (sent, got)) if len(numbers) > 1 else 0.0
-    late, whom = np.full(len(events), _NEVER), np.full(len(events), -1)
-    for group in groups:
-        group.judge(events, late, whom)
-    late[got], whom[got] = events["begin"][sent], events["rank"][sent]
-    background = events["of"][waits]
-    late[waits], whom[waits] = late[background], whom[background]
-    late[background] = _NEVER  # who begins a call in the background waits for nobody
-    events["lost"] = np.clip(late - events["begin"], 0, events["end"] - events["begin"])
-    events["whom"] = np.where(events["lost"] > 0, whom, -1)
+    parts = np.array([*_parts(rows, events)], np.int64).reshape(-1, 5).T
+    error = _align(events, clocks[events["rank"]], parts) if clocks.any() else 0.0
+    event, match, gives, gets, nbytes = parts[:, np.argsort(events["begin"][parts[0]], kind="stable")]
+    given, giver = gives > 0, np.full(match.max(initial=-1) + 1, -1)
+    giver[match[given]] = event[given]  # the last one stays
+    got = (gets > 0) & (giver[match] >= 0)
+    event, of = event[got], giver[match[got]]
+    sizes = np.zeros(len(giver), np.int64)
+    sizes[match[given]] = nbytes[given]
+    moved = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(moved, (events["rank"][of], events["rank"][event]), sizes[match[got]])
+    late = np.argsort(events["begin"][of], kind="stable")
+    cause = np.full(len(events), -1)
+    cause[event[late]] = of[late]
+    cause[waits], cause[background] = cause[background], -1  # who begins one in the background does not wait
+    lost = np.clip(events["begin"][cause] - events["begin"], 0, events["end"] - events["begin"])
+    events["lost"] = np.where(cause >= 0, lost, 0)
+    events["whom"] = np.where(events["lost"] > 0, events["rank"][cause], -1)
     return Trace(names, hosts, rows, events, moved, first, error)
 
 
 # -- what belongs together -------------------------------------------------------------------------------
-class _Group(NamedTuple):
-    """Calls that several ranks make together.
-
-    Attributes:
-        calls: events, a line for each call and a column for each rank; -1: it is not there.
-        from_whom: of each rank, for whom it waits: bool (calls, ranks, ranks), or for all calls alike.
-    """
-
-    calls: Array
-    from_whom: Array
-
-    def judge(self, events: Array, late: Array, whom: Array) -> None:
-        """Say when the last of those came for whom a rank waits, and who that was."""
-        begin = np.where(self.calls >= 0, events["begin"][self.calls], _NEVER)
-        for column in range(self.calls.shape[1]):
-            mine = self.calls[:, column]
-            theirs = np.where(self.from_whom[..., column, :], begin, _NEVER)
-            last, there = theirs.argmax(1), mine >= 0
-            late[mine[there]] = theirs.max(1)[there]
-            whom[mine[there]] = events["rank"][np.take_along_axis(self.calls, last[:, None], 1)[there, 0]]
+def _parts(rows: list[dict[str, Any]], events: Array) -> Iterator[tuple[int, int, bool, bool, int]]:
+    """Parts of calls: event, number of what matches; whether this rank gives something to the others of
+    that, whether it gets something from them; and the bytes of a message."""
+    verbs, comms = [plain(row.get("verb", "")) for row in rows], [row.get("comm") for row in rows]
+    any_tag = np.unique(events["row"][events["tag"] < 0]).tolist()
+    loose = {comms[i] for i in any_tag if verbs[i] in ("recv", "sendrecv")}
+    counts, numbers = Counter[Any](), dict[Any, int]()
+    columns = (events[name].tolist() for name in ("row", "rank", "peer", "tag", "of", "nbytes"))
+    for i, (place, rank, peer, tag, of, nbytes) in enumerate(zip(*columns, strict=True)):
+        if of >= 0 or "comm" not in rows[place]:
+            continue
+        row = {"peer": peer, "tag": tag, "nbytes": nbytes, **rows[place]}
+        for key, gives, gets, size in _ends(row, verbs[place], row["comm"] in loose):
+            n = counts[key, rank] = counts[key, rank] + 1
+            yield i, numbers.setdefault((key, n), len(numbers)), gives, gets, size
 
 
-def _columns(events: Array, chosen: Array, ranks: list[int]) -> Array:
-    """The n-th of the chosen events of each rank in one line."""
-    its = [chosen[events["rank"][chosen] == rank] for rank in ranks]
-    found = np.full((max(map(len, its)), len(ranks)), -1)
-    for column, each in enumerate(its):
-        found[: len(each), column] = each
-    return found
-
-
-def _together(rows: list[dict[str, Any]], events: Array) -> Iterator[_Group]:
-    """Collective calls."""
-    for comm in {row["comm"] for row in rows if _is_shared(row)}:
-        its = [row if _is_shared(row) and row["comm"] == comm else {} for row in rows]
-        by_number = {row["rank"]: row["of_rank"] for row in its if row}
-        numbers = sorted(by_number)
-        chosen = np.flatnonzero(np.array([bool(row) for row in its])[events["row"]] & (events["of"] < 0))
-        calls = _columns(events, chosen, [by_number[number] for number in numbers])
-        first = calls[np.arange(len(calls)), (calls >= 0).argmax(1)]
-        kinds = np.array([_kind(row) for row in its])[events["row"][first]]
-        for kind in dict.fromkeys(kinds.tolist()):
-            lines = kinds == kind
-            root = np.searchsorted(numbers, events["peer"][first[lines]])
-            waits = _neighbours(its, numbers) if kind == "near" else _from_whom(kind, root, len(numbers))
-            yield _Group(calls[lines], waits)
-
-
-def _is_shared(row: dict[str, Any]) -> bool:
-    """Whether it is of a call that all ranks of a communicator make."""
-    return row.get("size", 1) > 1 and row["of"] not in _COUPLED and plain(row["verb"]) not in _MESSAGES
-
-
-def _kind(row: dict[str, Any]) -> str:
-    verb = plain(row.get("verb", ""))
-    kinds = {
-        "from": ROOT_SENDS,
-        "to": ROOT_RECEIVES,
-        "below": PREFIXES,
-        "near": verb if "near" in row else "",
-    }
-    return next((kind for kind, verbs in reversed(kinds.items()) if verb and verb in verbs), "all")
-
-
-def _from_whom(kind: str, root: Array, size: int) -> Array:
-    """For whom each of the ranks waits."""
-    is_root = np.arange(size) == root[:, None]
-    if kind in ("from", "to"):
-        of = is_root[:, None, :] if kind == "from" else is_root[:, :, None]
-        return np.broadcast_to(of, (len(root), size, size))
-    return np.tri(size, k=-1, dtype=bool) if kind == "below" else np.ones((size, size), bool)
-
-
-def _neighbours(its: list[dict[str, Any]], numbers: list[int]) -> Array:
-    found = np.zeros((len(numbers), len(numbers)), bool)
-    for row in its:
-        found[numbers.index(row["rank"]) if row else 0] |= np.isin(numbers, row.get("near", ()))
-    return found
-
-
-def _coupled(rows: list[dict[str, Any]], events: Array) -> Iterator[_Group]:
-    """Fields that go from one program to another, where both name them as often."""
-    its: dict[str, list[int]] = {}
-    for i, row in enumerate(rows):
-        if row.get("of") in _COUPLED and row["verb"] in ("put", "get"):
-            its.setdefault(row["call"].partition("(")[2], []).append(i)
-    for places in its.values():
-        verbs = {rows[i]["of_rank"]: rows[i]["verb"] for i in places}
-        calls = _columns(events, np.flatnonzero(np.isin(events["row"], places)), [*verbs])
-        gets = np.array([verb == "get" for verb in verbs.values()])
-        if (calls >= 0).all() and gets.any() and not gets.all():
-            yield _Group(calls, gets[:, None] & ~gets)
-
-
-def _messages(rows: list[dict[str, Any]], events: Array) -> tuple[Array, Array]:
-    """Sends, and the receives that belong to them; peers become ranks of the job."""
-    ranks: dict[tuple[int, int], set[int]] = {}
-    for row in rows:
-        if "comm" in row:
-            ranks.setdefault((row["comm"], row["rank"]), set()).add(row["of_rank"])
-    verbs = [plain(row.get("verb", "")) for row in rows]
-    loose = {
-        rows[i]["comm"]
-        for i in np.unique(events["row"][events["tag"] < 0])
-        if verbs[i] in ("recv", "sendrecv")
-    }
-    queues: dict[Any, tuple[list[int], list[int]]] = {}
-    for i in np.flatnonzero(np.isin(verbs, _MESSAGES)[events["row"]] & (events["of"] < 0)).tolist():
-        place, tag, here = (int(events[name][i]) for name in ("row", "tag", "rank"))
-        row, verb, peer = rows[place], verbs[place], int(events["peer"][i])
-        peer, tag = (row.get("peer", peer), row.get("tag", tag)) if row["of"] else (peer, tag)
-        others = {"send": (peer, None), "recv": (None, peer), "sendrecv": (tag, peer)}[verb]
-        tag = -1 if verb == "sendrecv" or row["comm"] in loose else tag
-        for k, number in enumerate(others):
-            there = ranks.get((row["comm"], number), set()) - {here} if number is not None else ()
-            if other := [*there][:1]:
-                pair = (here, *other) if k == 0 else (*other, here)
-                queues.setdefault((row["comm"], *pair, tag), ([], []))[k].append(i)
-    pairs = [pair for queue in queues.values() for pair in zip(*queue, strict=False)]
-    sent, got = np.array(pairs, int).reshape(-1, 2).T
-    return sent, got
-
-
-def _moved(rows: list[dict[str, Any]], events: Array, sent: Array, got: Array, size: int) -> Array:
-    moved = np.zeros((size, size), np.int64)
-    np.add.at(moved, (events["rank"][sent], events["rank"][got]), events["nbytes"][sent])
-    ranks = {(row["comm"], row["rank"]): row["of_rank"] for row in rows if "comm" in row}
-    times = np.bincount(events["row"], minlength=len(rows))
-    for row, many in zip(rows, times.tolist(), strict=True):
-        for peer, nbytes in row.get("sends", {}).items():
-            if (there := ranks.get((row["comm"], int(peer)))) is not None:
-                moved[row["of_rank"], there] += many * nbytes
-    return moved
+def _ends(row: dict[str, Any], verb: str, is_loose: bool) -> Iterator[tuple[Any, bool, bool, int]]:
+    """The parts of a call, as above; what matches is the n-th of a key."""
+    comm, me, peer, nbytes = row["comm"], row["rank"], row["peer"], row["nbytes"]
+    kind: Any = verb
+    if row["of"] in _COUPLED:
+        yield row["call"].partition("(")[2], verb == "put", verb == "get", 0
+        return
+    if "near" in row:
+        to, sources, kind = {int(other): size for other, size in row["sends"].items()}, row["near"], "near"
+    elif verb in PREFIXES:
+        to, sources = dict.fromkeys(range(me + 1, row["size"]), 0), range(me)
+    elif verb in _MESSAGES:
+        to = {"send": {peer: nbytes}, "sendrecv": {row["tag"]: nbytes}}.get(verb, {})
+        sources, kind = [peer] * (verb != "send"), -1 if is_loose or verb == "sendrecv" else row["tag"]
+    elif row["size"] > 1:
+        yield comm, verb not in ROOT_SENDS or peer == me, verb not in ROOT_RECEIVES or peer == me, 0
+        return
+    else:
+        return
+    yield from (((comm, me, other, kind), True, False, size) for other, size in to.items())
+    yield from (((comm, other, me, kind), False, True, 0) for other in sources)
 
 
 # -- one clock -------------------------------------------------------------------------------------------
-def _align(events: Array, where: Array, groups: list[_Group], messages: tuple[Array, Array]) -> float | None:
+def _align(events: Array, clock: Array, parts: Array) -> float | None:
     """Put the times of all hosts on the clock of the first; the largest error in seconds, if it is known.
 
-    where: the number of its clock, of each rank.
+    clock: the number of its clock, of each event.
     """
-    bounds = [_of_messages(events, where, *messages)]
-    bounds += [each for group in groups for each in _of_group(events, where, group)]
-    begun, ended, since, until = (np.concatenate(each) for each in zip(*bounds, strict=True))
-    known, error = {0}, 0.0
-    while rest := {*where.tolist()} - known:
-        near = [np.count_nonzero((begun == host) & np.isin(ended, [*known])) for host in sorted(rest)]
-        host = sorted(rest)[int(np.argmax(near))]
-        low = (begun == host) & np.isin(ended, [*known])
-        high = (ended == host) & np.isin(begun, [*known])
-        knots, ahead, its = _difference(since[low], until[low], until[high], since[high])
+    event, match, gives, gets, _ = parts
+    shape = clock.max() + 1, match.max(initial=-1) + 1
+    begun, ended = np.full(shape, _NEVER), np.full(shape, -_NEVER)  # the last of each clock, and the first
+    giver, getter = event[gives > 0], event[gets > 0]
+    np.maximum.at(begun, (clock[giver], match[gives > 0]), events["begin"][giver])
+    np.minimum.at(ended, (clock[getter], match[gets > 0]), events["until"][getter])
+    rest, error = {*range(1, shape[0])}, 0.0
+    while rest:
+        known, over = begun[0] > _NEVER, ended[0] < -_NEVER  # by clocks that are aligned
+        host = max(rest, key=lambda each: np.count_nonzero((begun[each] > _NEVER) & over))
+        low, high = (begun[host] > _NEVER) & over, (ended[host] < -_NEVER) & known
+        knots, ahead, its = _difference(begun[host, low], ended[0, low], ended[host, high], begun[0, high])
         error = max(error, its)
-        for times, mine in (
-            (since, begun == host), (until, ended == host),
-            *((events[name], where[events["rank"]] == host) for name in ("begin", "end", "until")),
+        mine = clock == host
+        for times, here in (
+            (begun[host], begun[host] > _NEVER), (ended[host], ended[host] < -_NEVER),
+            *((events[name], mine) for name in ("begin", "end", "until")),
         ):  # fmt: skip
-            times[mine] -= np.interp(times[mine], knots, ahead).astype(np.int64)
-        known.add(host)
+            times[here] -= np.interp(times[here], knots, ahead).astype(np.int64)
+        begun[0], ended[0] = np.maximum(begun[0], begun[host]), np.minimum(ended[0], ended[host])
+        rest.remove(host)
     return error if error < np.inf else None
 
 
 def _difference(low_at: Array, low: Array, high_at: Array, high: Array) -> tuple[Array, Array, float]:
     """By how much a clock is ahead at some of its times: at low_at at least low_at - low, at high_at at
     most high_at - high; and the error in seconds."""
-    both = np.r_[low_at, high_at, 0]
-    for windows in (min(_WINDOWS, len(both) // 50), 1):
-        edges = np.linspace(both[:-1].min(initial=both[0]), both[:-1].max(initial=both[0]) + 1, windows + 1)
+    both = np.r_[low_at, high_at]
+    for windows in (min(_WINDOWS, len(both) // 50), 1) if len(both) else ():
+        edges = np.linspace(both.min(), both.max() + 1, windows + 1)
         found = []
         for begin, end in pairwise(edges):
             least = (low_at - low)[(begin <= low_at) & (low_at < end)]
@@ -333,21 +243,3 @@ def _difference(low_at: Array, low: Array, high_at: Array, high: Array) -> tuple
             at, ahead, width = np.array(found).T
             return at, ahead, float(np.abs(width).max()) / 2e9
     return np.zeros(1), np.zeros(1), np.inf
-
-
-def _of_messages(events: Array, where: Array, sent: Array, got: Array) -> tuple[Array, ...]:
-    """(clock, clock, t, u): what began at t by the one had begun when something ended at u by the other."""
-    of = where[events["rank"]]
-    return of[sent], of[got], events["begin"][sent], events["until"][got]
-
-
-def _of_group(events: Array, where: Array, group: _Group) -> Iterator[tuple[Array, ...]]:
-    if group.from_whom.ndim > 2 or not group.from_whom.all():
-        return
-    calls = group.calls[(group.calls >= 0).all(1)]
-    clocks = where[events["rank"][calls[0]]] if len(calls) else np.empty(0, int)
-    for one in np.unique(clocks):
-        begin = events["begin"][calls[:, clocks == one]].max(1)
-        for other in np.unique(clocks[clocks != one]):
-            end = events["until"][calls[:, clocks == other]].min(1)
-            yield np.full(len(calls), one), np.full(len(calls), other), begin, end
