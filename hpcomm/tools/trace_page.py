@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from html import escape
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ..communicator.trace import RANGE
 from .trace_reader import plain
 
 if TYPE_CHECKING:
-    from .._lazy import NDArray
     from .trace_reader import Trace
 
 _PAGE = """<!doctype html>
@@ -34,71 +30,56 @@ i { display: inline-block; width: 11px; height: 11px; margin: 0 4px 0 12px }
 <pre>@report@</pre>
 <script>
 "use strict";
-const D = @data@;
-const of = (text, kind) => new kind(Uint8Array.from(atob(text), c => c.charCodeAt(0)).buffer);
-const begin = of(D.begin, Float64Array), took = of(D.took, Float64Array), lost = of(D.lost, Float64Array),
-      row = of(D.row, Int32Array), rank = of(D.rank, Int32Array), whom = of(D.whom, Int32Array);
-const colour = n => `hsl(${(n * 137 + 200) % 360} 50% 55%)`, LANE = 30, LEFT = 90, TOP = 22;
-const key = document.getElementById("key"), tip = document.getElementById("tip"),
-      c = document.getElementById("c"), g = c.getContext("2d");
-D.verbs.forEach((verb, n) => key.insertAdjacentHTML("beforeend",
-  `<i style="background:${colour(n)}"></i>${verb}`));
-let from = 0, to = D.span || 1, width = 0;
+const D = @data@, {begin, took, lost, row, rank, whom} = D, LANE = 30, LEFT = 90, TOP = 22;
+const [key, tip, c] = ["key", "tip", "c"].map(id => document.getElementById(id)), g = c.getContext("2d");
+const colour = n => n < 0 ? "#cfd8dc" : `hsl(${(n * 137 + 200) % 360} 50% 55%)`;
 const said = us => us >= 1e6 ? (us / 1e6).toPrecision(4) + " s"
   : us >= 1e3 ? (us / 1e3).toPrecision(4) + " ms"
   : us.toPrecision(3) + " us";
+D.verbs.forEach((verb, n) => key.insertAdjacentHTML("beforeend",
+  `<i style="background:${colour(n)}"></i>${verb}`));
+let from = 0, to = D.span || 1, width = 0, held = null;
+const time = x => from + (x - LEFT) / (width - LEFT) * (to - from);
+const place = t => Math.min(width, Math.max(LEFT, LEFT + (t - from) / (to - from) * (width - LEFT)));
+function box(i) {
+  const x = place(begin[i]), isRange = D.verb[row[i]] < 0;
+  return [x, TOP + rank[i] * LANE + (isRange ? 2 : 10), Math.max(1, place(begin[i] + took[i]) - x),
+          isRange ? 6 : 17];
+}
+const isShown = i => begin[i] + took[i] >= from && begin[i] <= to;
 function draw() {
-  const scale = devicePixelRatio || 1, height = TOP + LANE * D.ranks.length;
+  const scale = devicePixelRatio || 1, height = TOP + LANE * D.ranks.length, done = {};
   width = c.clientWidth;
   c.width = width * scale; c.height = height * scale; c.style.height = height + "px";
-  g.setTransform(scale, 0, 0, scale, 0, 0);
-  g.clearRect(0, 0, width, height);
+  g.scale(scale, scale);
   g.font = "12px sans-serif";
-  const per = (width - LEFT) / (to - from), step = 10 ** Math.floor(Math.log10((to - from) / 4));
-  g.fillStyle = "#666"; g.strokeStyle = "#eee";
-  for (let t = Math.ceil(from / step) * step, end = -99; t <= to; t += step) {
-    const x = LEFT + (t - from) * per;
-    g.beginPath(); g.moveTo(x, TOP); g.lineTo(x, height); g.stroke();
-    if (x > end + 70) { g.fillText(said(t), x, 14); end = x; }
+  for (let x = LEFT; x < width; x += 100) {
+    g.fillStyle = "#eee"; g.fillRect(x, TOP, 1, height);
+    g.fillStyle = "#666"; g.fillText(said(time(x)), x, 14);
   }
-  const drawn = [new Int32Array(D.ranks.length).fill(-1), new Int32Array(D.ranks.length).fill(-1)];
   for (let i = 0; i < begin.length; i++) {
-    const end = begin[i] + took[i];
-    if (end < from || begin[i] > to) continue;
-    const r = rank[i], verb = D.verb[row[i]], isRange = verb < 0, done = drawn[+isRange];
-    const x = Math.max(LEFT, LEFT + (begin[i] - from) * per),
-          last = Math.min(width, LEFT + (end - from) * per);
-    if (last - x < 1) {
-      if (done[r] === Math.floor(x)) continue;
-      done[r] = Math.floor(x);
-    }
-    const y = TOP + r * LANE + (isRange ? 2 : 10), h = isRange ? 6 : 17;
-    g.fillStyle = isRange ? "#cfd8dc" : colour(verb);
-    g.fillRect(x, y, Math.max(1, last - x), h);
-    if (lost[i] > 0) {
-      const until = Math.min(last, LEFT + (begin[i] + lost[i] - from) * per);
-      g.fillStyle = "#c0392b";
-      if (until > x) g.fillRect(x, y, Math.max(1, until - x), h);
-    }
+    if (!isShown(i)) continue;
+    const [x, y, w, h] = box(i);
+    if (w <= 1 && done[y] === Math.floor(x)) continue;
+    done[y] = Math.floor(x);
+    g.fillStyle = colour(D.verb[row[i]]); g.fillRect(x, y, w, h);
+    g.fillStyle = "#c0392b"; g.fillRect(x, y, place(begin[i] + lost[i]) - x, h);
   }
   g.fillStyle = "#222";
   D.ranks.forEach((name, r) => g.fillText("rank " + name, 4, TOP + r * LANE + 22));
 }
-function at(x, y) {
-  const t = from + (x - LEFT) / (width - LEFT) * (to - from), r = Math.floor((y - TOP) / LANE);
-  const near = (to - from) / (width - LEFT), isRange = (y - TOP) % LANE < 9;
+function at(px, py) {
   let best = -1;
-  for (let i = 0; i < begin.length; i++)
-    if (rank[i] === r && (D.verb[row[i]] < 0) === isRange && begin[i] - near <= t
-        && t <= begin[i] + took[i] + near
+  for (let i = 0; i < begin.length; i++) {
+    const [x, y, w, h] = box(i);
+    if (isShown(i) && x - 1 <= px && px <= x + w + 1 && y <= py && py <= y + h
         && (best < 0 || took[i] <= took[best])) best = i;
+  }
   return best;
 }
-let held = null;
 c.onwheel = e => {
   e.preventDefault();
-  const t = from + Math.max(0, e.offsetX - LEFT) / (width - LEFT) * (to - from),
-        by = Math.exp(e.deltaY / 400);
+  const t = time(Math.max(LEFT, e.offsetX)), by = Math.exp(e.deltaY / 400);
   from = Math.max(0, t - (t - from) * by); to = Math.min(D.span, t + (to - t) * by);
   draw();
 };
@@ -106,7 +87,7 @@ c.onmousedown = e => { held = e.offsetX; };
 onmouseup = () => { held = null; };
 c.onmousemove = e => {
   if (held !== null) {
-    const by = Math.max(-from, Math.min(D.span - to, (held - e.offsetX) / (width - LEFT) * (to - from)));
+    const by = Math.max(-from, Math.min(D.span - to, time(held) - time(e.offsetX)));
     from += by; to += by; held = e.offsetX;
     return draw();
   }
@@ -128,37 +109,23 @@ document.body.dataset.drawn = begin.length;
 
 def page(trace: Trace, text: str) -> str:
     """The page; text: the report."""
-    events, calls = trace.events, [row["verb"] != RANGE for row in trace.rows]
-    verbs = {verb: 0 for verb, is_call in zip(map(_verb, trace.rows), calls, strict=True) if is_call}
-    number = {verb: n for n, verb in enumerate(verbs)}
+    events = trace.events
+    verbs = [_verb(row) for row in trace.rows]
+    number = {verb: n for n, verb in enumerate(dict.fromkeys(verb for verb in verbs if verb != RANGE))}
+    times = {"begin": events["begin"], "took": events["end"] - events["begin"], "lost": events["lost"]}
     data = {
-        "begin": _packed(events["begin"] / 1e3, "<f8"),
-        "took": _packed((events["end"] - events["begin"]) / 1e3, "<f8"),
-        "lost": _packed(events["lost"] / 1e3, "<f8"),
-        **{name: _packed(events[name], "<i4") for name in ("row", "rank", "whom")},
-        "verbs": [escape(verb) for verb in verbs],
-        "verb": [
-            number[_verb(row)] if is_call else -1 for row, is_call in zip(trace.rows, calls, strict=True)
-        ],
+        **{name: (column / 1e3).tolist() for name, column in times.items()},
+        **{name: events[name].tolist() for name in ("row", "rank", "whom")},
+        "verbs": [escape(verb) for verb in number],
+        "verb": [number.get(verb, -1) for verb in verbs],
         "call": [row["call"] + (f" on {row['on']}" if "on" in row else "") for row in trace.rows],
         "line": [row["line"] for row in trace.rows],
         "ranks": trace.names,
         "span": float(events["until"].max(initial=0) / 1e3),
     }
-    parts = {
-        "title": f"what {len(trace.names)} ranks did",
-        "report": escape(text),
-        "data": json.dumps(data).replace("</", "<\\/"),  # which would end the script
-    }
-    made = _PAGE
-    for name, part in parts.items():
-        made = made.replace(f"@{name}@", part)
-    return made
+    made = _PAGE.replace("@title@", f"what {len(trace.names)} ranks did").replace("@report@", escape(text))
+    return made.replace("@data@", json.dumps(data).replace("</", "<\\/"))  # which would end the script
 
 
 def _verb(row: dict[str, Any]) -> str:
     return f"{row['of']}.{row['verb']}" if row.get("of") not in (None, "", "Plan") else plain(row["verb"])
-
-
-def _packed(column: NDArray[Any], dtype: str) -> str:
-    return b64encode(np.ascontiguousarray(column, dtype).tobytes()).decode()
