@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
-from inspect import Parameter, signature
+from inspect import signature
 from itertools import count
 from pathlib import Path
 from struct import Struct
@@ -48,7 +48,7 @@ from .program_calls import Rows, alone, later, methods, outside, program, ranks_
 if TYPE_CHECKING:
     from types import FrameType
 
-    About = Callable[[FrameType], dict[str, Any]]
+    Find = Callable[[FrameType], FrameType | None]
 
 RECORD = Struct("<QQQiiiI")
 ROWS, RECORDS = ".rows", ".trace"  # endings of names of files
@@ -61,16 +61,13 @@ class _Log(Rows):
     """The files of this rank, which makes its first call on comm."""
 
     def __init__(self, comm: Any, folder: str) -> None:
-        self.known: dict[Any, int] = {}  # rows by place in the program
-        self._codes: list[Any] = []  # whose id() is in there
+        self._codes: list[Any] = []  # whose id() is in keys of rows
         self._pages: dict[int, Any] = {}
         self._number, clock = count().__next__, socket.gethostname()
         with suppress(OSError):
             clock = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        now = {"wall": time.time_ns(), "monotonic": _clock()}
-        super().__init__(
-            comm, folder, (ROWS, RECORDS), "trace", host=socket.gethostname(), clock=clock, **now
-        )
+        more = {"clock": clock, "wall": time.time_ns(), "monotonic": _clock()}
+        super().__init__(comm, folder, (ROWS, RECORDS), "trace", host=socket.gethostname(), **more)
 
     def add(self, *fields: int) -> int:
         """Write a record; its number, from 1 on."""
@@ -91,32 +88,41 @@ class _Log(Rows):
                 self._pages.pop(page - 2, None)
             return self._pages[page]
 
-    def at(self, frame: FrameType, key: tuple[object, ...], about: About) -> int:
-        """The row of a call that frame makes; 0: it is a part of another call."""
-        line = program(frame)
-        if line is None:
-            return 0
+    def at(self, frame: FrameType, find: Find, about: Callable[[], dict[str, Any]], *what: object) -> int:
+        """The row of a call that frame makes; 0: it is a part of another call.
+
+        find: which frame is the program's; what: tells calls of one place apart.
+        """
+        key = (id(frame.f_code), frame.f_lasti, get_ident(), *what)
+        if (known := self._rows.get(key)) or (line := find(frame)) is None:
+            return known or 0
         key = (id(line.f_code), line.f_lasti, *key[2:])
-        if key not in self.known:
+        if key not in self._rows:
             self._codes.append(line.f_code)
-            thread = {} if current_thread() is main_thread() else {"thread": current_thread().name}
-            said = {"line": source_line(line.f_code, line.f_lineno), **thread, **about(line)}
-            self.known[key] = self.row(key, lambda: said)
-        return self.known[key]
+            self.row(key, partial(dict, _placed(line, about())))
+        return self._rows[key]
+
+
+def _placed(line: FrameType, about: dict[str, Any]) -> dict[str, Any]:
+    thread = {} if current_thread() is main_thread() else {"thread": current_thread().name}
+    return {"line": source_line(line.f_code, line.f_lineno), **thread, **about}
 
 
 _log: _Log | None = None
 _folder = ""  # of the trace that is made now
 _wrapped: list[tuple[type, str, Any]] = []  # with the method itself; None: of a base class
+_early: list[tuple[int, int, dict[str, Any]]] = []  # ranges before this rank's first call
 
 
 def _opened(comm: Any) -> _Log | None:
     global _log
-    if _log is None and _folder:
-        made = _Log(comm, _folder)
-        with alone:
-            _log = _log or made
-    return _log
+    with alone:
+        if _log is not None or not _folder:
+            return _log
+        _log = made = _Log(comm, _folder)
+    for begin, end, said in _early:
+        made.add(begin, end, 0, made.row(str(said), partial(dict, said)), -1, -1, 0)
+    return made
 
 
 def watch(kind: type) -> None:
@@ -126,32 +132,12 @@ def watch(kind: type) -> None:
         setattr(kind, name, _traced(getattr(kind, name), name, of))
 
 
-class _Argument:
-    """One of a method's: where it is, and its names."""
-
-    def __init__(self, parameters: list[Parameter], *names: str) -> None:
-        found = [i for i, each in enumerate(parameters) if each.name in names]
-        self._at, self._names = (found[0] if found else sys.maxsize), names
-        default = parameters[found[0]].default if found else None
-        self._default = default if isinstance(default, int) else -1
-
-    def __call__(self, args: tuple[Any, ...], given: dict[str, Any]) -> int:
-        value = args[self._at] if self._at < len(args) else None
-        for name in self._names if given and value is None else ():
-            value = given.get(name) if value is None else value
-        return value if type(value) is int and -(2**31) <= value < 2**31 else self._default
-
-
 def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any]:
     """of: the class; "": of verbs."""
-    parameters = [*signature(method).parameters.values()][1:]
-    names = [each.name for each in parameters]
-    first = names[0] if names else ""
-    peer_of = _Argument(
-        parameters, *(("source", "src") if "sendrecv" in name else ("dest", "dst", "source", "src", "root"))
-    )
-    tag_of = _Argument(parameters, *(("dest", "dst") if "sendrecv" in name else ("tag",)))
-    has_ends = {"dest", "source", "root"} & {*names}
+    defaults = {each.name: each.default for each in [*signature(method).parameters.values()][1:]}
+    names, is_both = [*defaults], "sendrecv" in name
+    peers = ("source", "src") if is_both else ("dest", "dst", "source", "src", "root")
+    has_ends, tags = {"dest", "source", "root"} & {*names}, ("dest", "dst") if is_both else ("tag",)
 
     @wraps(method)
     def call(self: Any, *args: Any, **given: Any) -> Any:
@@ -161,31 +147,36 @@ def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any
         comm = ranks_of(self, of)
         if (log := _log or _opened(comm)) is None:
             return result
-        frame = sys._getframe(1)
-        key = (id(frame.f_code), frame.f_lasti, get_ident(), _number(comm), name)
-        row = log.known.get(key) or log.at(frame, key, lambda _: about(self, comm, args, given))
-        if not row:
+        told = partial(about, self, comm, args, given)
+        if not (row := log.at(sys._getframe(1), program, told, _number(comm), name)):
             return result
-        nbytes = _nbytes(args[0] if args else given.get(first)) or _nbytes(result)
-        ends = (peer_of(args, given), tag_of(args, given)) if has_ends else (-1, -1)
-        number = log.add(begin, end, nbytes, row, *ends, 0)
+        nbytes, ends = _nbytes(args[0] if args else given.get(names[0] if names else "")), (-1, -1)
+        if has_ends:
+            given = {**defaults, **dict(zip(names, args, strict=False)), **given}
+            ends = _number_of(given, peers), _number_of(given, tags)
+        number = log.add(begin, end, nbytes or _nbytes(result), row, *ends, 0)
         if isinstance(result, Request):
             later(result, partial(_waited, number, row, ends))
         return result
 
     def about(self: Any, comm: Any, args: Any, given: Any) -> dict[str, Any]:
         words = words_of(of, self, name, {**dict(zip(names, args, strict=False)), **given})
-        return {"call": words, "verb": name, "of": of, **_told(comm), **_planned(self, of)}
+        return {"call": words, "verb": name, "of": of, **_told(comm), **_planned(self, of, name)}
 
     return call
 
 
-def _planned(x: Any, of: str) -> dict[str, Any]:
+def _number_of(given: dict[str, Any], names: tuple[str, ...]) -> int:
+    """The first of these arguments that is a number; -1: none is."""
+    return next((int(given[name]) for name in names if hasattr(given.get(name), "__index__")), -1)
+
+
+def _planned(x: Any, of: str, name: str) -> dict[str, Any]:
     """What a plan says of its calls, which have no arguments."""
     if of == "Plan":
         _, peer, _, verb, tag = x.waits_for
         return {"verb": verb, "peer": -1 if peer is None else peer, "tag": -1 if tag is None else tag}
-    exchange = getattr(x, "_halo", x)
+    exchange: Any = getattr(x, "_halo", None) if name == "update_halo" else x
     return {"near": exchange.sources, "sends": exchange.sends} if hasattr(exchange, "sources") else {}
 
 
@@ -198,12 +189,12 @@ def torch_call(
     comm: Any, verb: str, peer: int | None, words: str, tensors: Any, deed: Callable[[], None]
 ) -> Callable[[], None]:
     """The deed of a call of torch.distributed, or its end; a message is taken to begin now."""
-    line, since = outside(sys._getframe(1)), _clock() if verb in ("send", "recv") else 0
+    since = _clock() if verb in ("send", "recv") else 0
     if (log := _log or _opened(comm)) is None:
         return deed
-    key = (id(line.f_code), line.f_lasti, get_ident(), _number(comm), verb)
     about = {"call": words, "verb": verb, "of": "", **_told(comm)}
-    row, nbytes = log.known.get(key) or log.at(line, key, lambda _: about), _nbytes(tensors)
+    row = log.at(sys._getframe(1), outside, lambda: about, _number(comm), verb)
+    nbytes = _nbytes(tensors)
 
     def run() -> None:
         begin = since or _clock()
@@ -235,10 +226,8 @@ def _waited(number: int, of: int, ends: tuple[int, int], result: Any, since: int
     """The call of this record was waited for."""
     end = _clock()
     if (log := _log) is not None:
-        key = (id(frame.f_code), frame.f_lasti, get_ident(), "wait", of)
-        row = log.known.get(key) or log.at(outside(frame), key, lambda _: {"call": "wait", "verb": "wait"})
-        if row:
-            log.add(since, end, 0, row, *ends, number)
+        row = log.at(frame, outside, lambda: {"call": "wait", "verb": "wait"}, "wait", of)
+        log.add(since, end, 0, row, *ends, number)
 
 
 class trace:  # noqa: N801  a context, read as a word
@@ -287,6 +276,7 @@ class trace:  # noqa: N801  a context, read as a word
             else:
                 setattr(kind, name, method)
         _wrapped.clear()
+        _early.clear()
 
     def __enter__(self) -> trace:
         self.begin()
@@ -296,10 +286,7 @@ class trace:  # noqa: N801  a context, read as a word
         self.end()
 
     class range:  # noqa: N801
-        """A part of the program that the trace is to show under this name. Without a trace it does nothing.
-
-        What comes before this rank's first call of hpcomm is not shown.
-        """
+        """A part of the program, by the name that the trace is to show. Without a trace it does nothing."""
 
         def __init__(self, name: str) -> None:
             self.name = name
@@ -309,10 +296,9 @@ class trace:  # noqa: N801  a context, read as a word
             return self
 
         def __exit__(self, kind: object, error: object, at: object) -> None:
-            end = _clock()
+            end, about, frame = _clock(), {"call": self.name, "verb": RANGE}, sys._getframe(1)
             if (log := _log) is not None:
-                frame = sys._getframe(1)
-                key = (id(frame.f_code), frame.f_lasti, get_ident(), RANGE, self.name)
-                about = {"call": self.name, "verb": RANGE}
-                row = log.known.get(key) or log.at(outside(frame), key, lambda _: about)
+                row = log.at(frame, outside, lambda: about, RANGE, self.name)
                 log.add(self._since, end, 0, row, -1, -1, 0)
+            elif _folder:
+                _early.append((self._since, end, _placed(outside(frame), about)))

@@ -22,6 +22,8 @@ import hpcomm
 
 world = hpcomm.world
 rank, x = world.rank, np.ones(1000)
+with hpcomm.trace.range("early"):
+    pass
 for _ in range(5):
     world.all_reduce(x)  #all_reduce
 with hpcomm.trace.range("background"):
@@ -37,6 +39,7 @@ elif rank == 2:
 field = hpcomm.Field(world, (6, 4), halo=1)
 for _ in range(2):
     field.update_halo()  #halo
+field.sum()  #sum
 part = world.split(rank % 2, name="part")
 part.barrier()
 plan = world.plan("all_gather", x)
@@ -127,10 +130,12 @@ def test_a_report_counts_calls_and_bytes_by_line(job: Any, tmp_path: Path, capsy
     assert (reduced["calls"], reduced["nbytes"]) == (15, 15 * 8000)
     assert reduced["waiting_s"] <= reduced["time_s"]
     assert {name: each["calls"] for name, each in calls.items()} == {
-        "background": 3, "sendrecv": 2, "broadcast_object": 3, "send": 1, "recv": 1,
-        "Field.update_halo": 6, "barrier": 3, "plan of all_gather": 3,
+        "early": 3, "background": 3, "sendrecv": 2, "broadcast_object": 3, "send": 1, "recv": 1,
+        "Field.update_halo": 6, "Field.sum": 3,
+        "barrier": 3, "plan of all_gather": 3,
     }  # fmt: skip
     assert at[str(line(SPMD, "halo"))]["nbytes"] == 2 * 4 * 8 * 4
+    assert at[str(line(SPMD, "sum"))]["nbytes"] <= 3 * 8
     assert found["moved"][0] == [0, 8000 + 64, 8000]
     assert found["moved"][1] == [8000 + 64, 0, 64]
     assert found["clock_error_s"] == 0
