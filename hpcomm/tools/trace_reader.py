@@ -113,8 +113,9 @@ def read(folder: Path) -> Trace:
     first = int(events["begin"].min(initial=2**62))
     events["begin"], events["end"] = events["begin"] - first, events["end"] - first
     names = [f"{program} {number}" if program else str(number) for program, number, *_ in files]
-    clocks = np.array([[*shifts].index(about["clock"]) for _, _, (about, *_), _ in files])
-    return _judged(names, [about["host"] for _, _, (about, *_), _ in files], clocks, rows, events, first)
+    told = [lines[0] for _, _, lines, _ in files]
+    clocks = np.array([[*shifts].index(about["clock"]) for about in told])
+    return _judged(names, [about["host"] for about in told], clocks, rows, events, first)
 
 
 def _file(folder: Path, path: Path) -> tuple[str, int, list[dict[str, Any]], Array]:
@@ -123,6 +124,7 @@ def _file(folder: Path, path: Path) -> tuple[str, int, list[dict[str, Any]], Arr
     lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
     records = np.fromfile(path.with_suffix(RECORDS), _RECORD)
     records["row"][records["row"] >= len(lines)] = 0
+    records["of"][records["of"] > len(records)] = 0
     return program, int(rank), lines, records
 
 
