@@ -19,15 +19,16 @@ import stat
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import in_package
 from .command_line import spans
+from .launcher import launcher_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 VARIABLE = "HPCOMM_TRACEBACK"
 FULL, BOTH = "full", "both"  # BOTH: here and on stderr, which goes to a file of the rank
@@ -54,13 +55,26 @@ def leave(life: str, text: str) -> bool:
     how = os.environ.get(VARIABLE, "")
     folder, _, name = life.rpartition("/")
     try:
-        if not life or how == FULL or stat.S_ISREG(os.fstat(2).st_mode):
+        if not (life and text) or how == FULL or (how != BOTH and not _is_the_launchers()):
             return False
-        with open(f"{folder}/{_LEFT}{name}", "w") as file:  # noqa: PTH123
-            file.write(text)
+        with open(f"{folder}/.leaving-{name}", "wb") as file:  # noqa: PTH123
+            file.write(text.encode(errors="backslashreplace"))
+        os.rename(file.name, f"{folder}/{_LEFT}{name}")  # noqa: PTH104  it is there whole, or not at all
     except OSError:  # such as a full disk
         return False
     return how != BOTH
+
+
+def _is_the_launchers() -> bool:
+    """Whether stderr goes to the launcher, and to no file, and no pipe of the program's (`2>&1 | tee`)."""
+    kind = os.fstat(2).st_mode
+    try:
+        if stat.S_ISFIFO(kind):
+            its = Path(f"/proc/{launcher_of(os.getpid())}/fd")
+            return Path("/proc/self/fd/2").readlink() in {each.readlink() for each in its.iterdir()}
+    except OSError:  # another user's (slurmstepd), or a system without /proc
+        return True
+    return not stat.S_ISREG(kind)
 
 
 def say(folder: Path, age_s: float = 0.0) -> None:
@@ -69,7 +83,7 @@ def say(folder: Path, age_s: float = 0.0) -> None:
         files = sorted(folder.glob(f"{_LEFT}*"), key=lambda file: file.stat().st_mtime_ns)
         if files and time.time() - files[0].stat().st_mtime >= age_s:
             left = [
-                Left(int(file.name.removeprefix(_LEFT).partition("-")[0]), _folded(file.read_text()))
+                Left(int(file.name.removeprefix(_LEFT).partition("-")[0]), _folded(file.read_text("utf-8")))
                 for file in files
             ]
             sys.stderr.write("".join(f"{line}\n" for line in _merged(left)))

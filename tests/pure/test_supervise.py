@@ -327,3 +327,25 @@ def test_tracebacks_are_printed_once_with_what_differs_and_the_frame_of_a_fault_
         "  where: rank 1-3 of 4\n"
     )
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_traceback_is_left_in_any_locale_but_not_where_the_programs_own_pipe_takes_it(tmp_path, capsys):
+    code = (
+        "import os, sys\n"
+        "from hpcomm.job import tracebacks\n"
+        "tracebacks.launcher_of = lambda pid: os.getppid()\n"
+        "left = [tracebacks.leave(sys.argv[1], text) for text in ('', 'KeyError: gr\\xf6\\udcff')]\n"
+        "os.dup2(os.pipe()[1], 2)\n"
+        "print(*left, tracebacks.leave(sys.argv[1], 'KeyError: 2'))"
+    )
+    ascii_only = {"HPCOMM_TRACEBACK": "once", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code, f"{tmp_path}/3-1"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, **ascii_only},
+    )
+    assert (ended.stdout, ended.stderr) == ("False True False\n", "")
+    tracebacks.say(tmp_path)
+    assert capsys.readouterr().err == "[rank 3] KeyError: gr\xf6\\udcff\n"
