@@ -272,3 +272,14 @@ def test_a_mismatch_of_launcher_and_library_is_told_before_the_start(tmp_path, j
     done = job(2, "print('ran')", options=["--launcher", str(launcher)], expect=2)
     assert "every rank would believe that it is alone" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.once
+def test_the_launcher_that_the_page_gives_to_a_plugin_of_pytest_starts_ranks() -> None:
+    page = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
+    launcher, count, options = re.findall(r"^mpi_\w+ = (.+)$", page, re.MULTILINE)
+    count = count.replace("hpcomm", f"{sys.executable} -m hpcomm")  # which need not be on the PATH here
+    words = [launcher, count, "2", *options.split(), "--dry-run", "python", "-m", "pytest"]  # as it puts them
+    done = subprocess.run(words, text=True, capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"-n 2 .*python\S* -m pytest$", done.stdout.strip()), done.stdout
