@@ -33,9 +33,9 @@ i { display: inline-block; width: 11px; height: 11px; margin: 0 4px 0 12px }
 const D = @data@, {begin, took, lost, row, rank, whom} = D, LANE = 30, LEFT = 90, TOP = 22;
 const [key, tip, c] = ["key", "tip", "c"].map(id => document.getElementById(id)), g = c.getContext("2d");
 const colour = n => n < 0 ? "#cfd8dc" : `hsl(${(n * 137 + 200) % 360} 50% 55%)`;
-const said = us => us >= 1e6 ? (us / 1e6).toPrecision(4) + " s"
-  : us >= 1e3 ? (us / 1e3).toPrecision(4) + " ms"
-  : us.toPrecision(3) + " us";
+const said = us => us >= 1e6 ? +(us / 1e6).toPrecision(4) + " s"
+  : us >= 1e3 ? +(us / 1e3).toPrecision(4) + " ms"
+  : +us.toPrecision(3) + " us";
 D.verbs.forEach((verb, n) => key.insertAdjacentHTML("beforeend",
   `<i style="background:${colour(n)}"></i>${verb}`));
 let from = 0, to = D.span || 1, width = 0, held = null;
