@@ -87,7 +87,7 @@ def read(folder: Path) -> Trace:
         files = [each for each in files if each[2]]
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"{folder} cannot be read: {error}", "hpcomm report", "trace it again") from error
-    if not files:
+    if not any(records["row"].any() for *_, records in files):
         what = f"{folder} has no trace" if folder.is_dir() else f"there is no folder {folder}"
         raise ConfigError(what, "hpcomm report", f"hpcomm run --trace {folder} ...")
     rows: list[dict[str, Any]] = []

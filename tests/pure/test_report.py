@@ -152,5 +152,8 @@ def test_a_browser_draws_every_call_of_the_page(tmp_path: Path) -> None:
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no trace"):
         report.main([str(tmp_path)])
+    written(tmp_path, "0", 0, [], [])
+    with pytest.raises(ConfigError, match="has no trace"):
+        report.main([str(tmp_path)])
     with pytest.raises(ConfigError, match="there is no folder"):
         report.main([str(tmp_path / "nowhere")])
