@@ -197,7 +197,7 @@ def test_what_hpcomm_itself_refuses_is_a_problem_with_its_own_next_step():
     done = doctor("--json", HPCOMM_CHECK="loud")
     [problem] = [entry for entry in json.loads(done.stdout)["findings"] if entry["level"] == "problem"]
     assert problem["what"] == "hpcomm does not start: there is no check level 'loud'"
-    assert problem["hint"] == "one of off, light, full, values (HPCOMM_CHECK, check=)"
+    assert problem["hint"] == "one of off, light, full, values, strict (HPCOMM_CHECK, check=)"
 
 
 @pytest.mark.once
