@@ -35,7 +35,7 @@ def measure(out: str) -> None:
         for nbytes in CHECKED:
             arrays = tune._arrays(comm, verb, nbytes)
             calls = {name: tune._call(comm, verb, name, *arrays) for name in ("", "tuned")}
-            seconds = tune._alternated(comm, calls, list(calls), ROUNDS)
+            seconds = tune._in_turns(comm, calls, list(calls), ROUNDS)
             choice = comm_cache.own(comm.context).choices(verb).name(nbytes) or "default"
             row = {"verb": verb, "bytes": nbytes, "choice": choice}
             rows.append(row | {"default": seconds[""], "tuned": seconds["tuned"]})
@@ -45,7 +45,7 @@ def measure(out: str) -> None:
     plain.context.node = None  # so that MPI's own function is called
     plain.context.go_direct()
     calls["mpi"] = tune._call(plain, "all_reduce", "", *arrays)
-    own = tune._alternated(comm, calls, list(calls), ROUNDS)
+    own = tune._in_turns(comm, calls, list(calls), ROUNDS)
     if comm.rank == 0:
         Path(out).write_text(
             json.dumps({"mpi": mpi_control_variables.vendor(), "ranks": comm.size, "rows": rows, "own": own})

@@ -66,8 +66,25 @@ def _is_said(message: str) -> bool:
     return False
 
 
+Option = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def option(*names: str, **how: Any) -> Option:
+    """An argument of a Command, in the words of argparse's add_argument."""
+    return names, how
+
+
+AS_JSON = option("--json", action="store_true", help="records, for programs, instead of text")
+LOAD = option("--load", metavar="FILE", help="Python that registers algorithms of your own")
+
+
 class Command(Parser):
     """A command of hpcomm's: what it refuses is a ConfigError, which __main__ says."""
+
+    def __init__(self, prog: str, about: str | None = None, *options: Option, **more: Any) -> None:
+        super().__init__(prog, about, **more)
+        for names, how in options:
+            self.add_argument(*names, **how)
 
     def valued(self) -> list[str]:
         """Options that have a value."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..job.optional_packages import load
+from .sim import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,8 +67,6 @@ def title(schedule: Schedule, nbytes: float, on: Machine) -> str:
 
 def short(nbytes: float) -> str:
     """8 B, 64 KiB, 1.5 MiB."""
-    from .sim import size
-
     return size(nbytes).replace(".00", "")
 
 
@@ -105,6 +104,14 @@ def step_bar(figure: Figure, axes: Axes | Sequence[Axes], steps: int, label: str
     bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, ticks=ticks, fraction=0.04, pad=0.03)
     bar.set_label(label)
     bar.ax.tick_params(which="minor", length=0)
+
+
+def arrow(
+    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: object, shrink: float = 1
+) -> None:
+    """From start to end, shorter by so many points at both."""
+    line = {"arrowstyle": "->", "color": colour, "shrinkA": shrink, "shrinkB": shrink}
+    axes.annotate("", end, start, arrowprops=line, zorder=1 + 2 * (shrink > 1))
 
 
 def algorithm_colour(index: int) -> tuple[float, ...]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..job.command_line import Command
+from ..job.command_line import Command
 
 # name: (module whose main(words), or the function behind a colon, returns the exit status; what it does).
 # Its options: parser() of the module, or FUNCTION_parser().

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,17 @@ import numpy as np
 from .._lazy import NDArray
 from ..communicator.fingerprint import CALL, CALLS, KINDS
 from ..errors import ConfigError
-from ..job.command_line import Command, spans
+from ..job.command_line import Command, option, spans
 
+parser = partial(
+    Command,
+    "hpcomm diff",
+    "Name the first call in which two runs differ. The exit status is 1 if they do.",
+    *(
+        option(name, metavar="FOLDER", help="what hpcomm run --fingerprint FOLDER has written")
+        for name in "ab"
+    ),
+)
 _CALL = np.dtype([("kind", "<u4"), ("given", "<u4"), ("got", "<u8")])
 _OF_SIZE = re.compile(r" \([\d, ]*\)|, (root|src|dst)=\d+|\(\w+=\d+\)")  # what other numbers of ranks change
 assert _CALL.itemsize == CALL.size
@@ -75,15 +85,6 @@ def main(argv: Sequence[str]) -> int:
     if not found:
         print("no difference")
     return int(bool(found))
-
-
-def parser() -> Command:
-    """The command's options."""
-    about = "Name the first call in which two runs differ. The exit status is 1 if they do."
-    made = Command("hpcomm diff", about)
-    for name in "ab":
-        made.add_argument(name, metavar="FOLDER", help="what hpcomm run --fingerprint FOLDER has written")
-    return made
 
 
 def _read(folder: Path) -> dict[str, Ranks]:

@@ -18,13 +18,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .. import __version__
 from ..errors import ConfigError
-from ..job.command_line import Command, spans, table
+from ..job.command_line import AS_JSON, Command, spans, table
 from ..job.cores import usable_cores
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.mpi_shared_memory import sizes, stale_segments
@@ -32,6 +33,15 @@ from ..job.process_role import SIZES
 from .mpi_probe import ANSWER, Mpi
 
 T = TypeVar("T")
+
+parser = partial(
+    Command,
+    "hpcomm doctor",
+    "Whether MPI, launcher, shared memory and environment of this machine fit together.",
+    AS_JSON,
+    epilog="hpcomm run -n 4 python -m hpcomm doctor also shows which ranks are where.\n"
+    "Exit status: 0 healthy, 1 there are problems.",
+)
 
 LIMIT_S = 30.0  # for MPI to come up, in a process of its own
 SHM_NEEDED = 32 * 2**20  # bytes in /dev/shm that a few ranks of either MPI take
@@ -63,18 +73,6 @@ def main(argv: Sequence[str]) -> int:
         return 0  # rank 0 speaks for all
     print(json.dumps(report, indent=2) if options.json else render(report))
     return 0 if report["healthy"] else 1
-
-
-def parser() -> Command:
-    """The command's options."""
-    about = "Whether MPI, launcher, shared memory and environment of this machine fit together."
-    made = Command("hpcomm doctor", about)
-    made.epilog = (
-        "hpcomm run -n 4 python -m hpcomm doctor also shows which ranks are where.\n"
-        "Exit status: 0 healthy, 1 there are problems."
-    )
-    made.add_argument("--json", action="store_true", help="all that was found, for programs")
-    return made
 
 
 def examine(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -454,20 +452,17 @@ def _memory_rows(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "/dev/shm", f"{_size(memory['size'])}, {_size(memory['free'])} free"
     limit = memory["locked_limit"]
     yield "locked memory", "no limit" if limit is None else f"at most {_size(limit)}"
-    readable = _yes_no(memory["reads_memory_of_peers"], "readable", "not readable", "not tried")
-    yield "peers' memory", readable
+    words = {True: "readable", False: "not readable", None: "not tried"}
+    yield "peers' memory", words[memory["reads_memory_of_peers"]]
 
 
 def _gpu_rows(gpu: Mapping[str, Any], mpi: Mpi | None) -> Iterator[tuple[str, str]]:
     driver = f"driver present, {gpu['devices']} devices" if gpu["driver"] else "no driver"
-    says = _yes_no(gpu["mpi_reads_cuda_memory"], "reads", "does not read", "does not say whether it reads")
+    words = {True: "reads", False: "does not read", None: "does not say whether it reads"}
+    says = words[gpu["mpi_reads_cuda_memory"]]
     yield "GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver
     for way, ranks in _who_says(gpu["paths"] or ()).items():
         yield f"rank {spans(ranks)}", way
-
-
-def _yes_no(answer: bool | None, yes: str, no: str, unknown: str) -> str:
-    return unknown if answer is None else yes if answer else no
 
 
 def _size(nbytes: int) -> str:

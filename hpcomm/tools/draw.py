@@ -13,20 +13,39 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..job.command_line import Command
+from ..job.command_line import LOAD, Command, option
+from ..schedule.assured import assured
+from ..schedule.cost.machine_model import Machine, machine
+from ..schedule.cost.simulator import Simulation, meant, simulate
+from ..schedule.registry import load, named
+from ..schedule.stream import Schedule
+from . import draw_messages, draw_steps, draw_times
 from .canvas import PICTURES, save, title, writable
+from .sim import check_ranks, numbers
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..schedule.cost.machine_model import Machine
-    from ..schedule.cost.simulator import Simulation
-    from ..schedule.stream import Schedule
-
+VIEWS = ("messages", "steps", "time", "cost", "winners")
+OUTPUT = """.svg, .png, .pdf; .json: a Chrome trace; of steps .gif or .html: an animation, .md: a table
+(default: ALGORITHM_VIEW.svg; of steps a table on the screen)"""
+parser = partial(
+    Command,
+    "hpcomm draw",
+    "Draw collective algorithms and what they cost.",
+    option("algorithm", help="a name; for cost and winners several with commas, or all"),
+    option("--verb", default="all_reduce", help="all_reduce, broadcast, ..."),
+    option("--ranks", type=int, default=8, help="of the picture; the most for winners"),
+    option("--root", type=int, default=0, help="of verbs that have one"),
+    option("--view", choices=VIEWS, default=VIEWS[0], help="what is drawn"),
+    option("--bytes", default="64k", help="of x: of them depend times, and the chunks of pipelines"),
+    option("--machine", default="cluster", help="a preset's name, or a JSON file: of it depend times"),
+    LOAD,
+    option("--json", action="store_true", help="of steps on the screen: records instead of a table"),
+    option("-o", "--output", metavar="FILE", help=OUTPUT),
+)
 MOST_MESSAGES = 2_000_000  # of a picture or a trace
 TABLE, TRACE = ".md", ".json"
 
@@ -34,12 +53,6 @@ TABLE, TRACE = ".md", ".json"
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
-    from ..schedule.assured import assured
-    from ..schedule.cost.machine_model import machine
-    from ..schedule.cost.simulator import meant
-    from ..schedule.registry import load, named
-    from .sim import check_ranks, numbers
-
     out = _out(options.output, options.algorithm, options.view)
     if options.load:
         load(options.load)
@@ -47,9 +60,7 @@ def main(words: Sequence[str]) -> int:
     names = named(options.verb, options.algorithm)
     check_ranks(options.ranks)
     if options.view in ("cost", "winners"):
-        from .draw_times import cost, winners
-
-        draw = cost if options.view == "cost" else winners
+        draw = draw_times.cost if options.view == "cost" else draw_times.winners
         save(draw(options.verb, names, on, options.ranks), out or Path())
         print(f"{out}: {options.verb} by {', '.join(names)}")
         return 0
@@ -58,11 +69,11 @@ def main(words: Sequence[str]) -> int:
     schedule = meant(options.verb, names[0], options.ranks, nbytes, on, options.root)
     _check_messages(schedule)
     assured(options.verb, schedule.name, options.ranks, options.root)
+    if options.view == "steps":
+        draw_steps.check_size(schedule)
     if out is None:
-        from .draw_steps import check_size, records, table
-
-        check_size(schedule)
-        print(json.dumps(records(schedule), indent=1) if options.json else table(schedule).rstrip("\n"))
+        records = draw_steps.records(schedule)
+        print(json.dumps(records, indent=1) if options.json else draw_steps.table(records).rstrip("\n"))
         return 0
     _draw(schedule, options.view, out, nbytes, on)
     print(f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} steps")
@@ -82,29 +93,20 @@ def _out(asked: str | None, algorithm: str, view: str) -> Path | None:
 
 def _draw(schedule: Schedule, view: str, out: Path, nbytes: int, on: Machine) -> None:
     """Draw one algorithm."""
-    from ..schedule.cost.simulator import simulate
-
     heading = title(schedule, nbytes, on)
     if view == "steps":
-        from .draw_steps import animate, check_size, picture, table
-
-        check_size(schedule)
         if out.suffix == TABLE:
-            out.write_text(table(schedule), encoding="utf-8")
+            out.write_text(draw_steps.table(draw_steps.records(schedule)), encoding="utf-8")
         elif out.suffix in PICTURES:
-            save(picture(schedule, heading), out)
+            save(draw_steps.picture(schedule, heading), out)
         else:
-            animate(schedule, heading, out)
+            draw_steps.animate(schedule, heading, out)
     elif out.suffix == TRACE:
         out.write_text(json.dumps(chrome_trace(simulate(schedule, on, nbytes, trace=True))))
     elif view == "time":
-        from .draw_times import space_time
-
-        save(space_time(simulate(schedule, on, nbytes, trace=True)), out)
+        save(draw_times.space_time(simulate(schedule, on, nbytes, trace=True)), out)
     else:
-        from .draw_messages import schedule_picture
-
-        save(schedule_picture(schedule, heading), out)
+        save(draw_messages.schedule_picture(schedule, heading), out)
 
 
 def _check_messages(schedule: Schedule) -> None:
@@ -127,32 +129,3 @@ def chrome_trace(found: Simulation) -> dict[str, object]:
         for r in range(found.schedule.size)
     ]
     return {"traceEvents": rows + events, "displayTimeUnit": "ns"}
-
-
-def parser() -> Command:
-    """The command's options."""
-    parser = Command("hpcomm draw", "Draw collective algorithms and what they cost.")
-    parser.add_argument("algorithm", help="a name; for cost and winners several with commas, or all")
-    parser.add_argument("--verb", default="all_reduce", help="all_reduce, broadcast, ...")
-    parser.add_argument("--ranks", type=int, default=8, help="of the picture; the most for winners")
-    parser.add_argument("--root", type=int, default=0, help="of verbs that have one")
-    views = ("messages", "steps", "time", "cost", "winners")
-    parser.add_argument("--view", choices=views, default=views[0], help="what is drawn")
-    parser.add_argument(
-        "--bytes", default="64k", help="of x: of them depend times, and into how many chunks pipelines cut it"
-    )
-    parser.add_argument(
-        "--machine", default="cluster", help="a preset's name, or a JSON file: of it depend times"
-    )
-    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
-    parser.add_argument(
-        "--json", action="store_true", help="of steps on the screen: records instead of a table"
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help=".svg, .png, .pdf; .json: a Chrome trace; of steps .gif or .html: an animation, .md: a "
-        "table (default: ALGORITHM_VIEW.svg; of steps a table on the screen)",
-    )
-    return parser

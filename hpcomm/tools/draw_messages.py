@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..schedule.steps import messages
-from .canvas import pyplot, rank_axis, step_bar, step_colour, whole_numbers
+from .canvas import arrow, pyplot, rank_axis, step_bar, step_colour, whole_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,20 +102,15 @@ def _trees(schedule: Schedule, found: list[Tree], heading: str) -> Figure:
     p, steps = schedule.size, schedule.iterations
     panels = [(tree, name, edges) for tree in found for name, edges in tree.halves]
     columns = len(found[0].halves)
-    wide, high = (
-        max(3.6, p * 0.42),
-        0.9 + 0.62 * max(len(_way_up(r, _parents(e))) for _, _, e in panels for r in range(p)),
-    )
-    figure, grid = pyplot().subplots(
-        len(found), columns, figsize=(columns * wide + 0.7, len(found) * max(2.2, high)), squeeze=False,
-        layout="constrained",
-    )  # fmt: skip
+    deepest = max(len(_way_up(r, _parents(e))) for _, _, e in panels for r in range(p))
+    size = columns * max(3.6, p * 0.42) + 0.7, len(found) * max(2.2, 0.9 + 0.62 * deepest)
+    figure, grid = pyplot().subplots(len(found), columns, figsize=size, squeeze=False, layout="constrained")
     for axes, (tree, name, edges) in zip(grid.flat, panels, strict=True):
         parent = _parents(edges)
         where = _places(parent, p, schedule.root)
         for (child, above), step in edges.items():
             start, end = (child, above) if name == "up" else (above, child)
-            _arrow(axes, where[start], where[end], step_colour(step, steps), 8)
+            arrow(axes, where[start], where[end], step_colour(step, steps), 8)
         _dots(axes, where)
         part = _share(tree.chunks, schedule.chunks)
         verb = "reduced on the way up" if name == "up" else "copied on the way down"
@@ -160,14 +156,12 @@ def _is_ring(schedule: Schedule) -> bool:
 
 def _ring(schedule: Schedule, heading: str) -> Figure:
     """Ranks on a circle, and which chunk each sends in the first step."""
-    import math
-
     p = schedule.size
     figure, axes = pyplot().subplots(figsize=(5, 5), layout="constrained")
     at = [(math.sin(2 * math.pi * r / p), math.cos(2 * math.pi * r / p)) for r in range(p)]
     for message in messages(schedule, 0):
         a, b = at[message.source], at[message.dest]
-        _arrow(axes, a, b, "black", 11)
+        arrow(axes, a, b, "black", 11)
         if p <= 24:
             x, y = ((a[i] + b[i]) / 2 * (1.12 if p > 4 else 1.2) for i in (0, 1))
             axes.text(x, y, str(message.chunks[0][0]), fontsize=7, color="gray", ha="center", va="center")
@@ -189,20 +183,13 @@ def _exchanges(schedule: Schedule, heading: str) -> Figure:
     for step in range(1, steps + 1):
         for a, b, *_ in messages(schedule, step - 1):
             if a != b:
-                _arrow(axes, (step - 0.4, a), (step + 0.4, b), step_colour(step, steps), 2)
+                arrow(axes, (step - 0.4, a), (step + 0.4, b), step_colour(step, steps), 2)
     axes.set_xlim(0.5, max(1, steps) + 0.5)
     axes.set_xlabel("step")
     whole_numbers(axes.xaxis, range(1, steps + 1))
     rank_axis(axes, schedule.size)
     axes.set_title(heading, fontsize=10)
     return figure
-
-
-def _arrow(
-    axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: object, shrink: float
-) -> None:
-    line = {"arrowstyle": "->", "color": colour, "shrinkA": shrink, "shrinkB": shrink}
-    axes.annotate("", end, start, arrowprops=line)
 
 
 def _dots(axes: Axes, places: Sequence[tuple[float, float]]) -> None:

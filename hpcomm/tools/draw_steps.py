@@ -17,7 +17,7 @@ from ..core.verbs import REDUCTIONS
 from ..errors import UsageError
 from ..job.command_line import spans
 from ..schedule.steps import Chunk, Step, steps
-from .canvas import pyplot, step_colour
+from .canvas import arrow, pyplot, step_colour
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..schedule.stream import Schedule
 
-MOST_RANKS, MOST_CHUNKS, MOST_STEPS = 16, 32, 64
+_MOST = {"ranks": 16, "chunks": 32, "steps": 64}
 _WIDE, _HIGH, _APART = 0.62, 0.24, 0.75  # inches: a chunk, and how far states are apart
 _SLIDES, _RESTS, _PER_S = 7, 6, 8  # frames of an animation: a message on its way, a state; per second
 _PAGE = """<!doctype html>
@@ -63,27 +63,22 @@ show(0);
 
 def check_size(schedule: Schedule) -> None:
     """Refuse what nobody can follow step by step."""
-    counts = (schedule.size, schedule.cells, schedule.iterations)
-    for count, most, what in zip(
-        counts, (MOST_RANKS, MOST_CHUNKS, MOST_STEPS), ("ranks", "chunks", "steps"), strict=True
-    ):
-        if count > most:
-            raise UsageError(
-                f"{schedule.verb} by {schedule.name} has {count} {what}, too many to follow step by step",
-                hint=f"at most {most}: fewer --ranks, or fewer --bytes",
-            )
+    counts = {"ranks": schedule.size, "chunks": schedule.cells, "steps": schedule.iterations}
+    for what, count in counts.items():
+        if count > _MOST[what]:
+            why = f"{schedule.verb} by {schedule.name} has {count} {what}, too many to follow step by step"
+            raise UsageError(why, hint=f"at most {_MOST[what]}: fewer --ranks, or fewer --bytes")
 
 
-def table(schedule: Schedule) -> str:
-    """Who holds what after each step, in Markdown."""
-    found = records(schedule)
+def table(found: list[dict[str, str]]) -> str:
+    """Records in Markdown."""
     heads = list(found[0])
     lines = [heads, ["---"] * len(heads), *(list(each.values()) for each in found)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def records(schedule: Schedule) -> list[dict[str, str]]:
-    """The rows of table, by the names of its columns."""
+    """Who holds what after each step, by the names of columns."""
     heads = ["after step", "messages", *(f"rank {rank}" for rank in range(schedule.size))]
     found, rows = steps(schedule), []
     for i, step in enumerate(found):
@@ -137,7 +132,11 @@ def picture(schedule: Schedule, heading: str) -> Figure:
     """All states side by side; an arrow for each chunk that goes from one rank to another."""
     found = steps(schedule)
     high = schedule.cells * _HIGH + 0.2
-    figure, axes = _sheet(heading, 0.9 + len(found) * (_WIDE + _APART), 0.4 + schedule.size * high)
+    inches = 0.9 + len(found) * (_WIDE + _APART), 1 + schedule.size * high
+    figure, axes = pyplot().subplots(figsize=inches, layout="constrained")
+    axes.set_aspect("equal")  # so that an inch of the axes is an inch
+    axes.set_axis_off()
+    figure.suptitle(heading, fontsize=10)
     stacks = [
         [_Stack(i * (_WIDE + _APART), -rank * high) for rank in range(schedule.size)]
         for i in range(len(found))
@@ -151,7 +150,7 @@ def picture(schedule: Schedule, heading: str) -> Figure:
         for m in step.messages:
             for a, b, _ in m.chunks if m.source != m.dest else ():
                 x, y = stacks[i - 1][m.source].at(a)
-                _arrow(axes, (x + _WIDE, y), here[m.dest].at(b), colour)
+                arrow(axes, (x + _WIDE, y), here[m.dest].at(b), colour)
     for rank, stack in enumerate(stacks[0]):
         x, y = stack.at((schedule.cells - 1) / 2)
         axes.text(x - 0.1, y, f"rank {rank}", ha="right", va="center", fontsize=8)
@@ -222,7 +221,7 @@ def _frame(axes: Axes, schedule: Schedule, found: list[Step], i: int, share: flo
     for m in step.messages if share < 1.0 else ():
         for a, b, _ in m.chunks:
             start, end = stacks[m.source].middle(a), stacks[m.dest].middle(b)
-            _arrow(axes, start, end, colour)
+            arrow(axes, start, end, colour)
             x, y = (s + share * (e - s) for s, e in zip(start, end, strict=True))
             word = label(schedule, before[m.source][a])
             box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": colour, "linewidth": 1.5}
@@ -253,17 +252,3 @@ def _chunks(
         axes.add_patch(place)
         small = 7 if len(word) < 9 else 5
         axes.text(x + _WIDE / 2, y, word, ha="center", va="center", fontsize=small, zorder=3)
-
-
-def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: object) -> None:
-    line = {"arrowstyle": "->", "color": colour, "shrinkA": 1, "shrinkB": 1}
-    axes.annotate("", end, start, arrowprops=line, zorder=1)
-
-
-def _sheet(heading: str, wide: float, high: float) -> tuple[Figure, Axes]:
-    """A figure on which an inch of the axes is an inch."""
-    figure, axes = pyplot().subplots(figsize=(wide, high + 0.6), layout="constrained")
-    axes.set_aspect("equal")
-    axes.set_axis_off()
-    figure.suptitle(heading, fontsize=10)
-    return figure, axes

@@ -5,16 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..errors import UsageError
+from ..schedule.assured import evidence
+from ..schedule.cost.machine_model import Machine, lower_bound
+from ..schedule.cost.simulator import Simulation, meant, simulate
 from .canvas import algorithm_colour, pyplot, rank_axis, short, step_bar, step_colour, title
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-    from ..schedule.cost.machine_model import Machine
-    from ..schedule.cost.simulator import Simulation
 
 MOST_LINES = 64  # ranks up to which a space-time diagram has a line per message
 
@@ -61,8 +62,6 @@ def occupancy(found: Simulation, rows: int = 64, columns: int = 256) -> tuple[ND
     Returns:
         (array of shape (rows, columns), seconds that it spans).
     """
-    import numpy as np
-
     _, sender, _, _, begin, end = (np.array(column) for column in zip(*found.messages, strict=True))
     edges = np.linspace(0, float(end.max()), columns + 1)
     row = np.arange(found.schedule.size) * rows // found.schedule.size
@@ -76,8 +75,6 @@ def occupancy(found: Simulation, rows: int = 64, columns: int = 256) -> tuple[ND
 
 def _before(times: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """The sum of min(time, edge) over all times, for every edge."""
-    import numpy as np
-
     times = np.sort(times)
     passed = np.searchsorted(times, edges)
     return np.concatenate([[0.0], np.cumsum(times)])[passed] + (times.size - passed) * edges
@@ -85,8 +82,6 @@ def _before(times: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[n
 
 def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     """Time against size, with the lower bound, and where the winner changes."""
-    from ..schedule.cost.machine_model import lower_bound
-
     sizes = [2**k for k in range(3, 31)]
     times = {name: [_seconds(verb, name, ranks, n, on) for n in sizes] for name in names}
     figure, axes = pyplot().subplots(figsize=(7, 4.5), layout="constrained")
@@ -107,9 +102,6 @@ def cost(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
 
 def _seconds(verb: str, name: str, ranks: int, nbytes: int, on: Machine) -> float:
     """What an algorithm takes, proved as it would run there."""
-    from ..schedule.assured import evidence
-    from ..schedule.cost.simulator import meant, simulate
-
     schedule = meant(verb, name, ranks, nbytes, on)
     evidence(verb, schedule.name, ranks)
     return simulate(schedule, on, nbytes).seconds
@@ -117,7 +109,6 @@ def _seconds(verb: str, name: str, ranks: int, nbytes: int, on: Machine) -> floa
 
 def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     """Which algorithm is fastest, over size and number of ranks up to `ranks`; gaps where none fits."""
-    import numpy as np
     from matplotlib.colors import ListedColormap
 
     def seconds(name: str, p: int, nbytes: int) -> float:

@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 
-from ..job.command_line import Command, table
+from ..job.command_line import AS_JSON, Command, option, table
 from ..job.variables import VARIABLES, unknown
+
+parser = partial(
+    Command,
+    "hpcomm env",
+    "List the variables that hpcomm reads, and what they are now.",
+    option("--all", action="store_true", help="those, too, that hpcomm sets itself"),
+    AS_JSON,
+)
 
 
 def main(words: Sequence[str]) -> int:
@@ -27,11 +36,3 @@ def main(words: Sequence[str]) -> int:
     for name, near in strange.items():
         print(f"\nnothing reads {name}{f'; is {near} meant?' if near else ''}")
     return 0
-
-
-def parser() -> Command:
-    """The command's options."""
-    made = Command("hpcomm env", "List the variables that hpcomm reads, and what they are now.")
-    made.add_argument("--all", action="store_true", help="those, too, that hpcomm sets itself")
-    made.add_argument("--json", action="store_true", help="records, for programs")
-    return made

@@ -12,21 +12,22 @@ the MPI library waits, and is stated apart.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import MPI
+from .._lazy import MPI, np
 from ..errors import ConfigError
 from ..job.command_line import table
+from ..job.cores import usable_cores
+from ..schedule.cost.machine_model import machine
+from ..schedule.cost.simulator import predict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..communicator.communicator import Communicator
     from ..core.types import ArrayLike
 
@@ -38,9 +39,6 @@ LIMIT_S = 120
 
 def report(path: str, as_json: bool = False) -> int:
     """Measure, write the machine to path, print its errors; returns the exit status."""
-    from ..schedule.cost.machine_model import machine
-    from ..schedule.cost.simulator import predict
-
     if not Path(path).parent.is_dir():
         raise ConfigError(f"there is no folder {Path(path).parent}", hint=f"mkdir -p {Path(path).parent}")
     points = job(2, "fit.pingpong", limit_s=LIMIT_S)
@@ -91,7 +89,7 @@ def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:
         "curve": [[point["bytes"], max(0.0, point["seconds"] - first["seconds"])] for point in points],
         "reduce_per_byte": first["reduce"],
         "copy_per_byte": first["copy"],
-        "cores": cores(),
+        "cores": usable_cores(),
         "base": max(0.0, first["one_round"] - start),
         "sources": {
             "curve, per_byte": "hpcomm sim --fit: a ping-pong; per_byte between its last two sizes",
@@ -100,12 +98,6 @@ def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:
             "reduce_per_byte, copy_per_byte": "hpcomm sim --fit: numpy on arrays of 256 KiB",
         },
     }
-
-
-def cores() -> int:
-    """The processors that this process, and so the jobs that it starts, may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:
@@ -130,8 +122,6 @@ def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:
 
 def pingpong(path: str) -> None:
     """On 2 ranks: one way of a message, by size, and the time to reduce one byte of float64."""
-    import numpy as np
-
     import hpcomm
 
     comm, rows = hpcomm.world, []
@@ -167,8 +157,6 @@ def pingpong(path: str) -> None:
 
 def collectives(path: str) -> None:
     """On any ranks: own schedules at sizes on which nothing was fitted."""
-    import numpy as np
-
     import hpcomm
 
     comm, rows = hpcomm.world, []

@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+from ..core.verbs import ROOTED
 from ..errors import HpcommError, UsageError
-from ..job.command_line import Command
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..schedule.assured import Evidence
+from ..job.command_line import AS_JSON, Command, option
+from ..schedule.assured import Evidence, evidence
+from ..schedule.interpret import ScheduleError
+from ..schedule.registry import algorithms, load, named, verbs
+from .sim import ranks_of
 
 _RANKS = "1,2,3,4,5,6,7,8,9,12,15,16,17,24,31,32,33,48,64"
+parser = partial(
+    Command,
+    "hpcomm prove",
+    "Whether algorithms do what they should.",
+    option("file", help="Python that registers algorithms"),
+    option("--ranks", default=_RANKS, help="one number or several"),
+    option("--algorithm", help="names with commas between, with parameters; default: all of the file"),
+    AS_JSON,
+)
 _MOST = 1_000_000_000  # chunks that move: a minute
 WRONG = 1  # exit status
 
@@ -26,8 +37,6 @@ WRONG = 1  # exit status
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
-    from .sim import ranks_of
-
     sizes = ranks_of(options.ranks)
     records = [_prove(verb, name, sizes) for verb, name in _loaded(options.file, options.algorithm)]
     if options.json:
@@ -40,8 +49,6 @@ def main(words: Sequence[str]) -> int:
 
 def _loaded(file: str, asked: str | None) -> list[tuple[str, str]]:
     """The algorithms of a file, or those of them that are asked for: (verb, name)."""
-    from ..schedule.registry import load, named
-
     before = _registered()
     load(file)
     found = [each for each in _registered() if each not in before]
@@ -56,15 +63,11 @@ def _loaded(file: str, asked: str | None) -> list[tuple[str, str]]:
 
 
 def _registered() -> list[tuple[str, str]]:
-    from ..schedule.registry import algorithms, verbs
-
     return [(verb, name) for verb in verbs() for name in algorithms(verb)]
 
 
 def _prove(verb: str, algorithm: str, sizes: list[int]) -> dict[str, object]:
     """Prove one on all sizes and roots that it takes: what came of that."""
-    from ..schedule.interpret import ScheduleError
-
     tried = {p: _tried(verb, algorithm, p) for p in sizes}
     wrong = [p for p, found in tried.items() if isinstance(found, ScheduleError)]
     refused = [p for p, found in tried.items() if isinstance(found, HpcommError) and p not in wrong]
@@ -105,23 +108,8 @@ def _told(found: dict[str, Any]) -> str:
 
 def _tried(verb: str, algorithm: str, p: int) -> Evidence | HpcommError:
     """What is known of an algorithm on p ranks, with all kinds of roots; or why it is not right."""
-    from ..core.verbs import ROOTED
-    from ..schedule.assured import evidence
-
     roots = {0, p // 2, p - 1} if verb in ROOTED else {0}
     try:
         return [evidence(verb, algorithm, p, root, _MOST) for root in sorted(roots)][-1]
     except HpcommError as error:
         return error
-
-
-def parser() -> Command:
-    """The command's options."""
-    parser = Command("hpcomm prove", "Whether algorithms do what they should.")
-    parser.add_argument("file", help="Python that registers algorithms")
-    parser.add_argument("--ranks", default=_RANKS, help="one number or several")
-    parser.add_argument(
-        "--algorithm", help="names with commas between, with parameters; default: all of the file"
-    )
-    parser.add_argument("--json", action="store_true", help="a list of records instead of text")
-    return parser

@@ -5,25 +5,36 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..communicator.trace import RANGE
 from ..core.verbs import INPUT_BLOCKS, TABLE
 from ..errors import ConfigError
-from ..job.command_line import Command, table
+from ..job.command_line import AS_JSON, Command, option, table
+from ..schedule.cost.machine_model import Machine, lower_bound, machine
 from . import trace_files
 from .canvas import short
 from .sim import duration
 from .trace_page import page
 from .trace_reader import Trace, plain, read
 
-if TYPE_CHECKING:
-    from .._lazy import NDArray
-    from ..schedule.cost.machine_model import Machine
-
+parser = partial(
+    Command,
+    "hpcomm report",
+    "Show what the calls of a run took that was traced by hpcomm run --trace.",
+    option("folder", metavar="FOLDER", help="what hpcomm run --trace FOLDER has written"),
+    option(
+        "-o", "--output", metavar="FILE", help=".html: a page with a picture; .json: for Perfetto, Chrome"
+    ),
+    option("--torch", metavar="FOLDER", help="write a file per rank there, for torch's torchfrtrace"),
+    AS_JSON,
+    option("--machine", help="a preset's name, or a JSON file: say what the calls take at least there"),
+)
 _SHOWN = 16  # ranks of the matrix
 
 
@@ -55,12 +66,7 @@ def main(words: Sequence[str]) -> int:
     if options.output and out.suffix not in (".html", ".json"):
         raise ConfigError(f"-o {out}: a report is a page or a trace", "hpcomm report", ".html or .json")
     trace = read(Path(options.folder))
-    on = None
-    if options.machine:
-        from ..schedule.cost.machine_model import machine
-
-        on = machine(options.machine)
-    found = lines(trace, on)
+    found = lines(trace, machine(options.machine) if options.machine else None)
     if options.torch:
         trace_files.write_for_torch(trace, Path(options.torch))
     if options.output:
@@ -69,26 +75,6 @@ def main(words: Sequence[str]) -> int:
     if options.json or not (options.output or options.torch):
         print(json.dumps(_record(trace, found), indent=1) if options.json else text(trace, found))
     return 0
-
-
-def parser() -> Command:
-    """The command's options."""
-    made = Command(
-        "hpcomm report", "Show what the calls of a run took that was traced by hpcomm run --trace."
-    )
-    made.add_argument("folder", metavar="FOLDER", help="what hpcomm run --trace FOLDER has written")
-    made.add_argument(
-        "-o", "--output", metavar="FILE", help=".html: a page with a picture; .json: for Perfetto and Chrome"
-    )
-    made.add_argument(
-        "--torch", metavar="FOLDER", help="write a file per rank there, for torch's torchfrtrace"
-    )
-    made.add_argument("--json", action="store_true", help="records, for programs")
-    made.add_argument(
-        "--machine",
-        help="a preset's name, or a file of hpcomm fit: say what the calls take at least on that machine",
-    )
-    return made
 
 
 def lines(trace: Trace, on: Machine | None = None) -> list[Line]:
@@ -124,8 +110,6 @@ def _for_whom(trace: Trace, events: NDArray[Any]) -> NDArray[Any]:
 
 def _least_s(row: dict[str, Any], nbytes: NDArray[Any], on: Machine) -> float | None:
     """What calls of so many bytes each take at least; None: nobody knows."""
-    from ..schedule.cost.machine_model import lower_bound
-
     verb, size = plain(row["verb"]), row.get("size", 1)
     if verb not in TABLE or row["of"]:
         return None

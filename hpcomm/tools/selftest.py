@@ -7,22 +7,19 @@ Every rank knows what the others bring, so each one works out all results alone 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..communicator.communicator import Communicator
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, ROOT_SENDS, ROOTED, TABLE
 from ..job.command_line import Command
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from ..communicator.communicator import Communicator
-
-    Cases = Iterator[tuple[str, Any, Any]]  # what was called, its result, what it should be
-
+Cases = Iterator[tuple[str, Any, Any]]  # what was called, its result, what it should be
+parser = partial(Command, "hpcomm selftest", "Check all verbs on the ranks that it is started with.")
 SIZES = (1, 1000, 100_000)  # elements: in the quick way, by MPI or the core, and in pieces
 WRONG = 1  # exit status
 
@@ -52,11 +49,6 @@ def main(words: Sequence[str]) -> int:
             f"{bad} of {comm.size} ranks found faults" if bad else f"{total} checks on each rank: all passed"
         )
     return WRONG if comm.all_reduce(bool(wrong), "lor") else 0
-
-
-def parser() -> Command:
-    """The command's options."""
-    return Command("hpcomm selftest", "Check all verbs on the ranks that it is started with.")
 
 
 def _compared(part: Callable[[Communicator, int], Cases], comm: Communicator) -> tuple[int, list[str]]:

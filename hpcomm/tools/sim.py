@@ -8,12 +8,35 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ..errors import UsageError
-from ..job.command_line import Command
+from ..job.command_line import AS_JSON, LOAD, Command, option
 from ..job.command_line import table as laid_out
+from ..schedule.assured import evidence
+from ..schedule.cost.machine_model import lower_bound, machine
+from ..schedule.cost.simulator import meant, simulate
+from ..schedule.registry import load, named
 
+_NAMES = "names with commas between, with parameters as in double_tree:chunks=16"
+_FIT = """measure a ping-pong of 2 ranks here, write the machine to FILE (default: here.json), and say how far
+off it is"""
+parser = partial(
+    Command,
+    "hpcomm sim",
+    "What collectives take on a machine.",
+    option("verb", nargs="?", default="all_reduce", help="all_reduce, broadcast, ..."),
+    option("--algorithm", default="all", help=_NAMES),
+    option("--ranks", default="8", help="one number or several: 96,384,1536"),
+    option("--bytes", default="8", help="of x; one or several: 8,64k,1M"),
+    option("--machine", default="cluster", help="a preset's name, or a JSON file"),
+    LOAD,
+    option("--flat", action="store_true", help="let no algorithm treat nodes apart"),
+    AS_JSON,
+    option("--fit", metavar="FILE", nargs="?", const="here.json", help=_FIT),
+)
 MOST_RANKS = 1_000_000  # of a simulation
 _DIGITS = 18  # of a number
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -26,8 +49,6 @@ def main(words: Sequence[str]) -> int:
         from . import fit
 
         return fit.report(options.fit, as_json=options.json)
-    from ..schedule.registry import load, named
-
     if options.load:
         load(options.load)
     names = named(options.verb, options.algorithm)
@@ -45,12 +66,6 @@ def record(
     verb: str, algorithm: str, ranks: int, nbytes: int, name: str, flat: bool = False
 ) -> dict[str, Any]:
     """One prediction: algorithm, ranks, bytes, seconds, and what else is known about it."""
-    from dataclasses import replace
-
-    from ..schedule.assured import evidence
-    from ..schedule.cost.machine_model import lower_bound, machine
-    from ..schedule.cost.simulator import meant, simulate
-
     on = machine(name)
     if flat:
         on = replace(on, nodewise=())
@@ -76,19 +91,16 @@ def record(
 
 def table(records: list[dict[str, Any]], name: str) -> str:
     """The records as text, with where the machine's figures come from below."""
-    from ..schedule.cost.machine_model import machine
-
     on = machine(name)
     lines = [f"{on.name}: {on.about}", ""]
     rows = []
     for r in records:
         busiest = [size(r["load"][kind]["busiest"]) for kind in ("rank", "nic")]
         rows.append(
-            (r["schedule"], r["ranks"], r["bytes"], duration(r["seconds"]), r["iterations"], *busiest)
+            [r["schedule"], r["ranks"], r["bytes"], duration(r["seconds"]), r["iterations"], *busiest]
         )
-    lines.append(
-        laid_out(("algorithm", "ranks", "bytes", "time", "rounds", "sent/rank", "NIC"), rows, rule=False)
-    )
+    head = ("algorithm", "ranks", "bytes", "time", "rounds", "sent/rank", "NIC")
+    lines.append(laid_out(head, rows, rule=False))
     sampled = sorted({r["schedule"] for r in records if r["proof"].startswith("sampled")})
     if sampled:
         lines += ["", f"too large to be proved as they are, so proved on fewer ranks: {', '.join(sampled)}"]
@@ -137,29 +149,3 @@ def check_ranks(ranks: int) -> None:
     """Refuse what no schedule is made for."""
     if ranks > MOST_RANKS:
         raise UsageError(f"{ranks:,} ranks are too many to simulate", hint=f"at most {MOST_RANKS:,}")
-
-
-def parser() -> Command:
-    """The command's options."""
-    parser = Command("hpcomm sim", "What collectives take on a machine.")
-    parser.add_argument("verb", nargs="?", default="all_reduce", help="all_reduce, broadcast, ...")
-    parser.add_argument(
-        "--algorithm",
-        default="all",
-        help="names with commas between, with parameters as in double_tree:chunks=16",
-    )
-    parser.add_argument("--ranks", default="8", help="one number or several: 96,384,1536")
-    parser.add_argument("--bytes", default="8", help="of x; one or several: 8,64k,1M")
-    parser.add_argument("--machine", default="cluster", help="a preset's name, or a JSON file")
-    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
-    parser.add_argument("--flat", action="store_true", help="let no algorithm treat nodes apart")
-    parser.add_argument("--json", action="store_true", help="a list of records instead of a table")
-    parser.add_argument(
-        "--fit",
-        metavar="FILE",
-        nargs="?",
-        const="here.json",
-        help="measure a ping-pong of 2 ranks here, write the machine to FILE (default: here.json), and say "
-        "how far off it is",
-    )
-    return parser

@@ -6,14 +6,11 @@ import json
 import pickle
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..communicator.trace import RANGE
 from ..core.verbs import TABLE
-from .trace_reader import plain
-
-if TYPE_CHECKING:
-    from .trace_reader import Trace
+from .trace_reader import Trace, plain
 
 _VERSION = "2.10"  # of torch's format
 _OF_TORCH = frozenset(TABLE) - {"scan", "exscan"}
@@ -34,12 +31,7 @@ def chrome(trace: Trace) -> str:
             said |= {"waits_us": lost / 1e3, "waits_for": f"rank {trace.names[whom]}"}
         names = (row["call"], RANGE) if row["verb"] == RANGE else (plain(row["verb"]), "hpcomm")
         tid = threads.setdefault(row.get("thread", ""), len(threads))
-        common = {
-            "pid": rank,
-            "tid": tid,
-            "ts": begin / 1e3,
-            **dict(zip(("name", "cat"), names, strict=True)),
-        }
+        common = {"name": names[0], "cat": names[1], "pid": rank, "tid": tid, "ts": begin / 1e3}
         found.append({**common, "ph": "X", "dur": (end - begin) / 1e3, "args": said})
         if until > end:  # it went on in the background
             found += [{**common, "ph": "b", "id": i}, {**common, "ph": "e", "id": i, "ts": until / 1e3}]
@@ -58,10 +50,9 @@ def write_for_torch(trace: Trace, folder: Path) -> None:
     }
     groups: dict[str, dict[str, Any]] = {}
     for row in rows.values():
-        group = groups.setdefault(
-            str(row["comm"]), {"name": str(row["comm"]), "desc": row["on"], "ranks": []}
-        )
-        group["ranks"] += [] if row["of_rank"] in group["ranks"] else [row["of_rank"]]
+        name = str(row["comm"])
+        group = groups.setdefault(name, {"name": name, "desc": row["on"], "ranks": {}})
+        group["ranks"][row["of_rank"]] = True
     folder.mkdir(parents=True, exist_ok=True)
     for rank in range(len(trace.names)):
         entries, numbers = list[dict[str, Any]](), Counter[int]()
@@ -70,11 +61,8 @@ def write_for_torch(trace: Trace, folder: Path) -> None:
                 row = rows[event[3]]
                 numbers[row["comm"]] += 1
                 entries.append(_entry(trace.begin, event, row, numbers[row["comm"]], len(entries)))
-        its = {
-            comm: {**each, "ranks": str(each["ranks"])}
-            for comm, each in groups.items()
-            if rank in each["ranks"]
-        }
+        its = {name: each for name, each in groups.items() if rank in each["ranks"]}
+        its = {name: {**each, "ranks": str([*each["ranks"]])} for name, each in its.items()}
         whole = {"version": _VERSION, "pg_config": its, "pg_status": {}, "entries": entries}
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(whole))
 

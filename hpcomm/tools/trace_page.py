@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..communicator.trace import RANGE
-from .trace_reader import plain
-
-if TYPE_CHECKING:
-    from .trace_reader import Trace
+from .trace_reader import Trace, plain
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>hpcomm: @title@</title>

@@ -28,19 +28,16 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..communicator.trace import RECORD, RECORDS, ROWS
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS
 from ..errors import ConfigError
 
-if TYPE_CHECKING:
-    from .._lazy import NDArray
-
-    Array = NDArray[Any]
-
+Array = NDArray[Any]
 _RECORD = np.dtype(
     [("begin", "<i8"), ("end", "<i8"), ("nbytes", "<i8"), *((n, "<i4") for n in ("row", "peer", "tag", "of"))]
 )

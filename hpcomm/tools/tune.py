@@ -10,30 +10,51 @@ again alone against the default, in three of four rounds.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import random
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
+from .._lazy import np
+from ..communicator.communicator import Communicator
+from ..core.types import AnyArray
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
-from ..job.command_line import Command
+from ..job.command_line import AS_JSON, LOAD, Command, option
 from ..job.command_line import table as laid_out
+from ..schedule.cost.machine_model import machine
+from ..schedule.cost.simulator import predict
+from ..schedule.registry import algorithms, load
+from ..transport import mpi_control_variables
 from ..transport.scheduled import tuned
+from . import fit
+from .canvas import pyplot, save, writable
 from .fit import job, seconds_of
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Sequence
-
-    from ..communicator.communicator import Communicator
-    from ..core.types import AnyArray
+from .sim import numbers
 
 VERBS = tuple(verb for verb in TABLE if verb != "barrier")  # a barrier has no size to choose by
+_PLOT = "a chart of measured against modelled (default: tuned.svg)"
+parser = partial(
+    Command,
+    "hpcomm tune",
+    "Which algorithm is fastest here.",
+    option("--ranks", type=int, default=2, help="of the job that measures, and of the table"),
+    option("--verb", default="all", help=f"with commas between: {','.join(VERBS)}"),
+    option("--bytes", default="8,512,8k,64k,512k,4M", help="of x on one rank, or of one block"),
+    option("--rounds", type=int, default=9, help="of which the median counts"),
+    option("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)"),
+    option("--plot", metavar="FILE", nargs="?", const="tuned.svg", help=_PLOT),
+    option("--no-model", action="store_true", help="do not fit the model, and do not compare"),
+    LOAD,
+    AS_JSON,
+)
 MARGIN = 1.05  # the default stays unless it takes this many times as long
 HOPELESS = 4.0  # times the default in a first try: not measured further
 ROUND_S = 2e-3  # how long one algorithm is repeated in one round, about
@@ -66,15 +87,10 @@ class Found(TypedDict):
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
-    from ..schedule.registry import load
-    from .sim import numbers
-
     verbs = _verbs(options.verb)
     if min(options.ranks, options.rounds) < 1:
         raise UsageError(f"{options.ranks} ranks, {options.rounds} rounds", hint="1 or more of both")
     if options.plot:
-        from .canvas import pyplot, writable
-
         pyplot()
         writable(Path(options.plot))
     sizes = numbers(options.bytes)
@@ -130,12 +146,8 @@ def measure(
     """
     import hpcomm
 
-    from ..schedule.registry import load
-    from ..transport import mpi_control_variables
-
     if own:
         load(own)
-
     comm = hpcomm.world
     records: list[Any] = []
     for verb in verbs:
@@ -224,9 +236,6 @@ def _compare(comm: Communicator, verb: str, nbytes: int, rounds: int) -> list[Re
 
 def _calls(comm: Communicator, verb: str, nbytes: int) -> dict[str, Callable[[], object]]:
     """A call by each algorithm; the library may lack some of its own."""
-    from ..schedule.registry import algorithms
-    from ..transport import mpi_control_variables
-
     calls, arrays = {}, _arrays(comm, verb, nbytes)
     for name in ["", *(f"mpi:{name}" for name in mpi_control_variables.choices(verb)), *algorithms(verb)]:
         try:
@@ -242,8 +251,6 @@ def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[AnyArray, AnyAr
 
     All candidates use the same: where arrays happen to lie in memory makes some a tenth slower.
     """
-    import numpy as np
-
     count, p, r = max(1, nbytes // 4), comm.size, comm.rank
     blocks, one = (p, count), (count,)
     x = np.full(blocks if verb in INPUT_BLOCKS else one, r + 1, np.float32)
@@ -256,8 +263,6 @@ def _arrays(comm: Communicator, verb: str, nbytes: int) -> tuple[AnyArray, AnyAr
 
 def _call(comm: Communicator, verb: str, name: str, x: object, out: object) -> Callable[[], object]:
     """One call, made once already, and right."""
-    import numpy as np
-
     p, r = comm.size, comm.rank
     options: dict[str, Any] = {"algorithm": name} if name else {}
     if out is not None:
@@ -296,10 +301,6 @@ def _in_turns(
 
 def _model(records: list[Record]) -> None:
     """Add to our schedules what the model, fitted to a ping-pong of 2 ranks here, says that they take."""
-    from ..schedule.cost.machine_model import machine
-    from ..schedule.cost.simulator import predict
-    from . import fit
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "here.json"
         path.write_text(json.dumps(fit.fitted(job(2, "fit.pingpong", limit_s=fit.LIMIT_S))))
@@ -323,11 +324,7 @@ def _keep(path: Path, found: Found, ranks: int) -> None:
         if row["chosen"]:
             chosen.setdefault(row["verb"], []).append((row["bytes"], row["algorithm"] or None))
     kept["ranks"].setdefault(str(ranks), {}).update(chosen)
-    old = [
-        r
-        for r in kept.get("records", ())
-        if (r["ranks"], r["verb"]) not in {(ranks, verb) for verb in chosen}
-    ]
+    old = [r for r in kept.get("records", ()) if r["ranks"] != ranks or r["verb"] not in chosen]
     kept["records"] = old + found["records"]
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")  # other jobs may read it now
@@ -337,8 +334,6 @@ def _keep(path: Path, found: Found, ranks: int) -> None:
 
 def _plot(records: list[Record], path: Path) -> None:
     """Measured against modelled, a dot for every schedule and size."""
-    from .canvas import pyplot, save
-
     figure, axes = pyplot().subplots(figsize=(6, 5))
     rows = [row for row in records if "modelled" in row]
     for verb in dict.fromkeys(row["verb"] for row in rows):
@@ -351,24 +346,3 @@ def _plot(records: list[Record], path: Path) -> None:
         axes.legend()
     axes.set(xlabel="modelled, µs", ylabel="measured, µs")
     save(figure, path)
-
-
-def parser() -> Command:
-    """The command's options."""
-    parser = Command("hpcomm tune", "Which algorithm is fastest here.")
-    parser.add_argument("--ranks", type=int, default=2, help="of the job that measures, and of the table")
-    parser.add_argument("--verb", default="all", help=f"with commas between: {','.join(VERBS)}")
-    parser.add_argument("--bytes", default="8,512,8k,64k,512k,4M", help="of x on one rank, or of one block")
-    parser.add_argument("--rounds", type=int, default=9, help="of which the median counts")
-    parser.add_argument("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        nargs="?",
-        const="tuned.svg",
-        help="a chart of measured against modelled (default: tuned.svg)",
-    )
-    parser.add_argument("--no-model", action="store_true", help="do not fit the model, and do not compare")
-    parser.add_argument("--load", metavar="FILE", help="Python that registers algorithms of your own")
-    parser.add_argument("--json", action="store_true", help="every measurement instead of a table")
-    return parser

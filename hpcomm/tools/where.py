@@ -6,13 +6,21 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from ..agree.doing import Doing
 from ..errors import ConfigError
-from ..job.command_line import Command, table
+from ..job.command_line import AS_JSON, Command, option, table
 from ..watch import outside, report, stuck
 from ..watch.outside import Job, Rank
 
+_PID = "number of a process of the job, or of the one that started it (default: all jobs)"
+_COMMON = option("job", nargs="?", type=int, metavar="PID", help=_PID), AS_JSON
+_WHERE = "Say where the ranks of your jobs on this host are, and who waits for whom."
+_TOP = "Show what the ranks of your jobs on this host do, again and again."
+_ONCE = option("--once", action="store_true", help="show it once")
+parser = partial(Command, "hpcomm where", _WHERE, *_COMMON)
+top_parser = partial(Command, "hpcomm top", _TOP, _ONCE, *_COMMON)
 _EVERY_S = 1.0
 _CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 _SHOWN = 8  # ranks of one group
@@ -24,14 +32,6 @@ def main(words: Sequence[str]) -> int:
     found = _jobs(options.job)
     print(json.dumps([_record(job) for job in found], indent=1) if options.json else _text(found))
     return 0
-
-
-def parser() -> Command:
-    """Its options."""
-    made = Command(
-        "hpcomm where", "Say where the ranks of your jobs on this host are, and who waits for whom."
-    )
-    return _common(made)
 
 
 def top(words: Sequence[str]) -> int:
@@ -47,13 +47,6 @@ def top(words: Sequence[str]) -> int:
         time.sleep(_EVERY_S)
 
 
-def top_parser() -> Command:
-    """Its options."""
-    made = Command("hpcomm top", "Show what the ranks of your jobs on this host do, again and again.")
-    made.add_argument("--once", action="store_true", help="show it once")
-    return _common(made)
-
-
 def tell(pid: int) -> list[int]:
     """Say on stderr where the ranks of the job are that this process has started; those that have told it."""
     found = outside.jobs(pid)
@@ -62,21 +55,11 @@ def tell(pid: int) -> list[int]:
     return [rank.process.pid for job in found for rank in job.ranks if rank.doing and rank.process.pid]
 
 
-def _common(made: Command) -> Command:
-    told = "number of a process of the job, or of the one that started it (default: all jobs)"
-    made.add_argument("job", nargs="?", type=int, metavar="PID", help=told)
-    made.add_argument("--json", action="store_true", help="records, for programs")
-    return made
-
-
 def _jobs(pid: int | None) -> list[Job]:
     found = outside.jobs(pid)
     if not found:
         which = "no job of yours" if pid is None else f"no job that process {pid} belongs to"
-        raise ConfigError(
-            f"{which} runs on this host",
-            hint="a rank appears once it has used hpcomm",
-        )
+        raise ConfigError(f"{which} runs on this host", hint="a rank appears once it has used hpcomm")
     return found
 
 

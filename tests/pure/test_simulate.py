@@ -318,7 +318,7 @@ def test_a_fit_says_how_far_off_it_is_apart_where_ranks_share_cores(
         return [{"algorithm": "ring", "ranks": ranks, "bytes": 512, "seconds": seconds / (ranks - 1)}]
 
     monkeypatch.setattr(fit, "job", job)
-    monkeypatch.setattr(fit, "cores", lambda: 2)
+    monkeypatch.setattr(fit, "usable_cores", lambda: 2)
     assert main(["sim", "--fit", str(tmp_path / "m.json")]) == 0
     said = capsys.readouterr().out
     assert "  2 ranks, a core each: 0%, largest 0%" in said

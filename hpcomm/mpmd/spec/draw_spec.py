@@ -9,17 +9,33 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from ...errors import ConfigError
 from ...job import run_spec
-from ...job.command_line import Command
+from ...job.command_line import AS_JSON, Command, option
 from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
 from ..record_reader import read
 from .spec_file import FieldSpec, JobSpec
 
+_SPEC = option("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
+_SCHEMA = option("--schema", action="store_true", help="print the JSON Schema of specs, for editors")
+_CHECK = "Say whether each spec is right; start nothing."
+check_parser = partial(Command, "hpcomm check", _CHECK, _SPEC, AS_JSON, _SCHEMA)
+_PLAN = "Say who would start where, and what goes where when."
+plan_parser = partial(Command, "hpcomm plan", _PLAN, _SPEC, AS_JSON)
+parser = partial(
+    Command,
+    "hpcomm mpmd",
+    "Draw the programs and fields of a spec.",
+    option("command", metavar="draw", help="the only one there is"),
+    _SPEC,
+    option("-o", "--output", metavar="FILE", help=".svg or .html (default: SPEC.svg)"),
+    usage="hpcomm mpmd draw [-h] [-o FILE] SPEC.toml",
+)
 _FONT = "DejaVu Sans"  # wide, so that there is room for the text where another one takes its place
 _MOST_RANKS = 8  # shown of a program
 _WIDEST = 30  # characters in a line of a field's label
@@ -90,33 +106,6 @@ def main(argv: Sequence[str]) -> int:
         ) from None
     print(f"drawn: {file}")
     return 0
-
-
-def check_parser() -> Command:
-    """Options of `hpcomm check`."""
-    made = Command("hpcomm check", "Say whether each spec is right; start nothing.")
-    made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="jobs of several programs")
-    made.add_argument("--json", action="store_true", help="a list of records instead of text")
-    made.add_argument("--schema", action="store_true", help="print the JSON Schema of specs, for editors")
-    return made
-
-
-def plan_parser() -> Command:
-    """Options of `hpcomm plan`."""
-    made = Command("hpcomm plan", "Say who would start where, and what goes where when.")
-    made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
-    made.add_argument("--json", action="store_true", help="programs and fields as records")
-    return made
-
-
-def parser() -> Command:
-    """Options of `hpcomm mpmd`."""
-    about, usage = "Draw the programs and fields of a spec.", "hpcomm mpmd draw [-h] [-o FILE] SPEC.toml"
-    made = Command("hpcomm mpmd", about, usage=usage)
-    made.add_argument("command", metavar="draw", help="the only one there is")
-    made.add_argument("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
-    made.add_argument("-o", "--output", metavar="FILE", help=".svg or .html (default: SPEC.svg)")
-    return made
 
 
 def _planned(spec: JobSpec) -> dict[str, object]:
