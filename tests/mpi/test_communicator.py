@@ -752,8 +752,8 @@ def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_th
 
 def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
     """What not every communicator needs is made when it is asked for, and MPI's communicators serve again."""
-    # Functions, not calls: how often a rank looks for the others is up to the machine. The least counts: garbage
-    # may be collected meanwhile, or others be closed.
+    # Functions, not calls: how often a rank looks for the others is up to the machine. The least counts:
+    # garbage may be collected meanwhile, or others be closed.
     called: list[set[object]] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
