@@ -18,7 +18,7 @@ Every message has the same lines in the same order: what happened, where, what t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Protocol
 
@@ -37,6 +37,7 @@ __all__ = [
     "WaitTimeoutError",
 ]
 
+NAMED = 16  # ranks of those that have not come
 _PACKAGE = __file__.rpartition("errors.py")[0]
 _APPS = _PACKAGE + "apps/"
 
@@ -163,6 +164,19 @@ class PeerFailedError(HpcommError):
     ) -> None:
         super().__init__(what, where, hint)
         self.ranks = tuple(ranks)
+
+
+def has_ended(what: str, where: str, ranks: Sequence[int]) -> PeerFailedError:
+    """The error where what needs ranks that have ended."""
+    hint = "look at what that rank printed; every rank must make the matching calls"
+    have = "have" if len(ranks) > 1 else "has"
+    return PeerFailedError(f"{what} needs {named(ranks)}, which {have} ended", where, hint, ranks)
+
+
+def named(ranks: Sequence[int], most: int = NAMED) -> str:
+    """`rank 2`, `ranks 2, 5`, `ranks 2, 5 and others`."""
+    text = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:most]))}"
+    return text + " and others" * (len(ranks) > most)
 
 
 OBJECT_FORM = "the verb's _object form"  # in hints of who does not know the verb

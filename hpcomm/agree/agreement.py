@@ -51,7 +51,7 @@ from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
 from ..core.verbs import RAGGED
-from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, located, where
+from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, has_ended, located, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime, survival
@@ -153,12 +153,7 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
         rank, region, other = ahead
         survival.check(comm, verb_now())
         if region.ended and other.last_call() < number:
-            raise PeerFailedError(
-                f"call #{number} on '{comm.name}' needs rank {rank}, which has ended",
-                where(verb_now(), comm),
-                "look at what that rank printed; every rank must make the same collective calls",
-                [rank],
-            )
+            raise has_ended(f"call #{number} on '{comm.name}'", where(verb_now(), comm), [rank])
         if all(other.posted(number) in (None, expected) for _, _, other in (ahead, behind)):
             return  # not there yet, or so far ahead that its entry is gone
         time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody

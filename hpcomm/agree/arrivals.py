@@ -15,13 +15,14 @@ the core compares them. Of what goes on around it the core knows nothing. So it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ..core.signature import LEFT, REFUSED, describe
-from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, where
+from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
 from .agreement import Asked, asked_why, call_number, open_node, past_call
+from .doing import doings
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
 
@@ -30,64 +31,88 @@ if TYPE_CHECKING:
     from ..node.call_log import CallLog
 
 
-def hook(comm: Comm) -> Callable[[str, tuple[int, ...], int, int], None]:
-    """What the core calls for a node of which comm's ranks are all the ranks."""
-    seen_left: set[int] = set()
+class Arrivals:
+    """What the core calls for a node of which comm's ranks are all the ranks.
 
-    def asked(reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
-        if reason == "waits":
-            comm.move_on()
-            comm.call_guard.waiting = get_ident()
-            comm.call_guard.check()
-            _look_at(comm, ranks, seen_left)
-        elif reason == "busy":
-            raise comm.call_guard.refusal()
-        elif reason == "mismatch":
-            raise _mismatch(comm, ranks[0], mine, theirs)
-        elif reason == "late":
-            seconds = open_node(comm, verb_now()).timeout
-            raise WaitTimeoutError(
-                f"rank {', '.join(map(str, ranks))} did not come in {seconds:g} s",
-                where(verb_now(), comm),
-                "look for the rank that did not make the matching call; comm.timeout sets the time",
-            )
-        elif (died := failure(comm, verb_now(), DETECTED_S)) is not None:
-            raise died
-        elif _has_left(comm, ranks[0]):  # before it told so
-            raise _out_of_step(comm, ranks[0])
-        else:
-            raise PeerFailedError(
-                f"rank {ranks[0]} left this call by an error",
-                where(verb_now(), comm),
-                "look at what that rank printed",
-                list(ranks),
-            )
+    A process group, whose calls all wait for all, has one of its own (torch_backend/entry_barrier.py).
 
-    return asked
-
-
-def _look_at(comm: Comm, ranks: tuple[int, ...], seen_left: set[int]) -> None:
-    """Raise if one of those who have not come to this call never will.
-
-    seen_left: those that were found out of step. What they have disagreed about the core may find at its next
-    look: it compared before this one, and so perhaps before they came.
+    Attributes:
+        what, where: the call and this rank, for messages.
+        seconds: how long a call waits for the others; hint: what sets that.
     """
-    for rank in ranks:
-        begun, log = _call_between(comm, rank)
-        region = comm.near.regions.get(rank)
-        has_left = _has_left(comm, rank)
-        if region is not None and region.died:  # also in the midst of a call to which it has come
-            raise _ended(comm, rank, rank)
-        has_ended = region is not None and region.ended
-        if not (has_left or has_ended or begun) or has_come(comm, rank):
-            continue
-        if begun and log is not None:
-            raise _elsewhere(comm, rank, begun, log)
-        if not has_left:
-            raise _ended(comm, rank, rank)
-        if rank in seen_left:
-            raise _out_of_step(comm, rank)
-        seen_left.add(rank)
+
+    hint = "look for the rank that did not make the matching call; comm.timeout sets the time"
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        # Found out of step. What they have disagreed about the core may find at its next look: it compared
+        # before this one, and so perhaps before they came.
+        self._seen_left: set[int] = set()
+
+    def __call__(self, reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
+        if reason == "waits":
+            self.look_at(ranks)
+        elif reason == "busy":
+            raise self.comm.call_guard.refusal()
+        elif reason == "mismatch":
+            raise self.differs(ranks[0], mine, theirs)
+        elif reason == "late":
+            raise self.late(ranks)
+        else:
+            raise self.left(ranks[0])
+
+    @property
+    def what(self) -> str:
+        return f"{verb_now()} on '{self.comm.name}'"
+
+    @property
+    def where(self) -> str:
+        return where(verb_now(), self.comm)
+
+    @property
+    def seconds(self) -> float:
+        return self.comm.timeout_s or 0.0
+
+    def look_at(self, ranks: Sequence[int]) -> None:
+        """Raise if one of those who have not come to this call never will."""
+        comm = self.comm
+        comm.move_on()
+        comm.call_guard.waiting = get_ident()
+        comm.call_guard.check()
+        for rank in ranks:
+            begun, log = _call_between(comm, rank)
+            region = comm.near.regions.get(rank)
+            has_left = _has_left(comm, rank)
+            if region is not None and region.died:  # also in the midst of a call to which it has come
+                raise _ended(comm, rank, rank)
+            has_ended = region is not None and region.ended
+            if not (has_left or has_ended or begun) or has_come(comm, rank):
+                continue
+            if begun and log is not None:
+                raise _elsewhere(comm, rank, begun, log)
+            if not has_left:
+                raise _ended(comm, rank, rank)
+            if rank in self._seen_left:
+                raise _out_of_step(comm, rank)
+            self._seen_left.add(rank)
+
+    def differs(self, rank: int, mine: int, theirs: int) -> HpcommError:
+        """A rank has come to the same call with another signature."""
+        return _mismatch(self.comm, rank, mine, theirs)
+
+    def late(self, ranks: Sequence[int]) -> HpcommError:
+        """Some ranks have not come in time."""
+        what = f"{self.what} reached its timeout after it waited {self.seconds:.3g} s for {named(ranks)}"
+        return WaitTimeoutError("\n".join([what, *doings(self.comm, ranks)]), self.where, self.hint)
+
+    def left(self, rank: int) -> HpcommError:
+        """A rank has come, and has left this call since."""
+        if (died := failure(self.comm, verb_now(), DETECTED_S)) is not None:
+            return died
+        if _has_left(self.comm, rank):  # before it told so
+            return _out_of_step(self.comm, rank)
+        what, hint = f"rank {rank} left this call by an error", "look at what that rank printed"
+        return PeerFailedError(what, self.where, hint, [rank])
 
 
 def _has_left(comm: Comm, rank: int) -> bool:
@@ -101,13 +126,10 @@ def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
     comm.fall_out()
     if (died := failure(comm, verb_now())) is not None:
         return died
-    what = f"{verb_now()} on '{comm.name}' needs rank {rank}, which "
-    return PeerFailedError(
-        what + ("has ended" if rank == cause else f"is out of step since rank {cause} has ended"),
-        where(verb_now(), comm),
-        "look at what that rank printed; every rank must make the same collective calls",
-        [cause],
-    )
+    what = f"{verb_now()} on '{comm.name}'"
+    if rank != cause:
+        what += f" needs rank {rank}, which is out of step: its own call"
+    return has_ended(what, where(verb_now(), comm), [cause])
 
 
 def _out_of_step(comm: Comm, rank: int) -> HpcommError:

@@ -12,9 +12,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING
 
 from ..core.limits import NETWORK_PATIENCE_S
+from ..errors import HpcommError, WaitTimeoutError, has_ended
 from . import runtime
+from .doing import doings
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
 
 
 @contextlib.contextmanager
@@ -33,9 +39,8 @@ class Stay:
     """A stay inside MPI: the job ends if a rank that it needs has ended, or if it takes too long.
 
     Args:
+        where: for the error that is the last word.
         needs: the ranks without which it cannot end.
-        lost(needs): which of them have ended.
-        why(stay, lost): the error to end the job with.
 
     Attributes:
         since: when it began; None: this rank is not there.
@@ -46,13 +51,8 @@ class Stay:
     since: float | None = None
     seconds = 0.0
 
-    def __init__(
-        self,
-        needs: Container[int],
-        lost: Callable[[Container[int]], list[int]],
-        why: Callable[[Stay, list[int]], Exception],
-    ) -> None:
-        self.needs, self._lost, self._why = needs, lost, why
+    def __init__(self, comm: Comm, where: str, needs: Container[int]) -> None:
+        self._comm, self._where, self._needs = comm, where, needs
         self.words: Callable[[], str] = str
         self._hopeless = 0.0, 0.0  # begin of the stay that was seen to lack a rank, and when it first was
         if not _stays:
@@ -64,16 +64,31 @@ class Stay:
         now, begin = time.monotonic(), self.since
         if begin is None:
             return
-        if lost := self._lost(self.needs):
+        if gone := lost(self._comm, self._needs):
             if self._hopeless[0] != begin:
                 self._hopeless = begin, now
             is_over = now - self._hopeless[1] > NETWORK_PATIENCE_S
         else:
             is_over = now - begin > self.seconds + NETWORK_PATIENCE_S
         if is_over:
-            error = self._why(self, lost)
+            error = self._error(gone)
             if self.since == begin:  # it has not ended meanwhile
                 runtime.abort(f"{type(error).__name__}: {error}")
+
+    def _error(self, gone: list[int]) -> HpcommError:
+        what = f"{self.words()} on '{self._comm.name}' stands in MPI"
+        if gone:
+            return has_ended(f"{what} and", self._where, gone)
+        what = "\n".join([f"{what} for more than {self.seconds:g} s.", *doings(self._comm, self._needs)])
+        return WaitTimeoutError(what, self._where, "look at the ranks that do something else, or nothing")
+
+
+def lost(comm: Comm, needed: Container[int]) -> list[int]:
+    """Those of the needed ranks that have ended, are about to end by failure, or were killed."""
+    regions, notices = comm.near.regions, runtime.end_notices
+    gone = {rank for rank in regions if rank in needed and (regions[rank].gone or regions[rank].failed)}
+    far = [] if notices is None else notices.lost(comm, True)
+    return sorted(gone.union(rank for rank in far if rank in needed))
 
 
 _stays: list[weakref.ref[Stay]] = []

@@ -10,19 +10,21 @@ import gc
 import sys
 import threading
 import time
+from textwrap import indent
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.limits import DESCRIPTION_S
 from ..core.present import MESSAGE, is_own
 from ..core.request import Request
 from ..core.verbs import receives
+from ..errors import NAMED
 from ..node import segment
 from . import runtime
 from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, needed
 from .present_calls import describe_call, program_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from ..core.comm import Comm
     from ..node.segment import Region
@@ -32,6 +34,7 @@ SENDS, RECEIVES, OTHER = "sends", "receives", "other"  # what a call that waits 
 _SERVED = 64  # messages in the background that are told
 _FRAMES = 12  # of the program's own code, from the innermost one on
 _BRIEF_S = 1e-3
+_AT_A_FAILURE_S = 1.0  # for ranks to say what they do when a call has failed
 waits: Waiting | None = None  # the watchdog's, once it runs
 kinds: list[type] = [Request]  # of what may be in the background
 
@@ -223,6 +226,15 @@ def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing
 def answers(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[str | None]:
     """The words of the same."""
     return [None if each is None else each.text for each in ask(regions, seconds)]
+
+
+def doings(comm: Comm, ranks: Container[int]) -> list[str]:
+    """Lines: what the first of some ranks that are on this node do, and which hosts do not answer."""
+    near = [(rank, region) for rank, region in sorted(comm.near.regions.items()) if rank in ranks][:NAMED]
+    said = answers([region for _, region in near], _AT_A_FAILURE_S)
+    silent = "" if segment.current is None else segment.current.regions[0].note
+    rows = [f"  rank {rank}: {text or 'does not answer'}" for (rank, _), text in zip(near, said, strict=True)]
+    return [*rows, *indent(silent, "  ").splitlines()]
 
 
 def answer() -> None:

@@ -11,20 +11,25 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Container
+from typing import TYPE_CHECKING
 
 from ..node.segment import Region
 from . import runtime
+
+if TYPE_CHECKING:
+    from ..core.comm import Comm
 
 _LOOK_S = 0.02
 _LOOKS = 50  # that find it so, one after the other; not time: this rank may have been stopped, too
 _missed: dict[str, Region] = {}
 
 
-def remember(label: str, region: Region) -> None:
-    """A rank has not come in time; label: its name."""
+def remember(comm: Comm, ranks: Container[int]) -> None:
+    """These ranks have not come in time, or have ended: this one may have to end without them."""
     if not _missed:
         runtime.farewells.append(_wait)
-    _missed[label] = region
+    _missed.update((f"rank {r} of '{comm.name}'", its) for r, its in comm.near.regions.items() if r in ranks)
 
 
 def _wait() -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .._lazy import MPI
 from ..core import present
-from ..errors import PeerFailedError, where
+from ..errors import PeerFailedError, named, where
 from ..node import segment
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
     comm.fall_out()
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
     if ranks:
-        some, have = ("ranks", "have") if len(ranks) > 1 else ("rank", "has")
-        what = f"{some} {', '.join(map(str, ranks))} of '{comm.name}' {have} died"
+        what = f"{named(ranks, len(ranks))} of '{comm.name}' {'have' if len(ranks) > 1 else 'has'} died"
     return PeerFailedError(what, where(verb, comm), "comm.shrink() makes one of the ranks that live", ranks)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..core.limits import NODE_SPINS
-from ..errors import PeerFailedError, where
+from ..errors import has_ended, where
 from . import segment
 from .native import core
 
@@ -51,12 +51,7 @@ def _watching(comm: Comm, peer: int, verb: str) -> Callable[..., None]:
         nonlocal is_gone
         comm.move_on()  # others may wait for what MPI has to do here
         if is_gone:  # and what it had left to say has not been it
-            raise PeerFailedError(
-                f"the {verb} needs rank {peer}, which has ended",
-                where(verb, comm),
-                "look at what that rank printed; every rank must make as many exchanges",
-                [peer],
-            )
+            raise has_ended(f"the {verb}", where(verb, comm), [peer])
         is_gone = region.gone
 
     return look

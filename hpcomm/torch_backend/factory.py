@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ..agree.deadline import Stay
 from ..communicator.making.groups import short_list
 from ..core.present import calling
 from ..errors import ConfigError, HpcommError
@@ -112,7 +113,7 @@ def _watched(ranks: list[int], name: str, seconds: float | None) -> Iterator[Non
     if not isinstance(group, ProcessGroupMPI):
         yield
         return
-    stay = group.entry.stay(ranks)
+    stay = Stay(group.comm.context, group.where, ranks)
     stay.words = lambda: f"making group '{name}' of {short_list(ranks)}"
     stay.seconds, stay.since = seconds or group.seconds, time.monotonic()
     try:

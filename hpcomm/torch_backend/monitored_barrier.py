@@ -7,8 +7,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ..errors import WaitTimeoutError
-from .entry_barrier import pause
+from ..agree import shutdown
+from ..errors import WaitTimeoutError, named
+from .store_reports import come
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def wait_for_all(group: ProcessGroupMPI, timeout: timedelta | float | None, wait
     deadline = time.monotonic() + seconds
     missing: list[int] = []
     for rank in range(1, group.size()):
-        if not _comes(store, f"{prefix}/{rank}", max(deadline - time.monotonic(), 0.0)):
+        if not come(store, [f"{prefix}/{rank}"], max(deadline - time.monotonic(), 0.0)):
             missing.append(rank)
             if not wait_all_ranks:
                 break
@@ -48,27 +49,17 @@ def wait_for_all(group: ProcessGroupMPI, timeout: timedelta | float | None, wait
     _judge(group, missing, seconds)
 
 
-def _comes(store: Store, key: str, seconds: float) -> bool:
-    begin = time.monotonic()
-    while not store.check([key]):
-        waited = time.monotonic() - begin
-        if waited > seconds:
-            return False
-        pause(waited)
-    return True
-
-
 def _obey(group: ProcessGroupMPI, store: Store, prefix: str, seconds: float) -> None:
     missing = [0]
-    if _comes(store, f"{prefix}/verdict", seconds + _GRACE_S):
+    if come(store, [f"{prefix}/verdict"], seconds + _GRACE_S):
         missing = json.loads(store.get(f"{prefix}/verdict"))
     _judge(group, missing, seconds)
 
 
 def _judge(group: ProcessGroupMPI, missing: list[int], seconds: float) -> None:
     if missing:
-        group.entry.remember(missing)
-        me, named = group.rank(), f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        shutdown.remember(group.comm.context, missing)
+        me, who = group.rank(), named(missing, len(missing)).capitalize()
         if me:
             begin = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"
             begin += " from rank 0"
@@ -76,7 +67,7 @@ def _judge(group: ProcessGroupMPI, missing: list[int], seconds: float) -> None:
             begin = "timed out in monitoredBarrier" if seconds <= 0 else "waited in monitoredBarrier"
         raise as_torch(
             WaitTimeoutError(  # programs, and torch's own tests, look for these words
-                f"Rank {me} {begin}: {named} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms",
+                f"Rank {me} {begin}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms",
                 group.where,
                 "look at what those ranks do",
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..agree.deadline import Stay
 from ..core import dtypes
 from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE
 from ..core.op import Op
@@ -39,7 +40,7 @@ class NetworkCollectives:
     def __init__(self, comm: Ranks, entry: EntryBarrier) -> None:
         self.comm, self.entry = comm, entry
         self.rank, self.size = comm.rank, comm.size
-        self.stay = entry.stay(range(comm.size))
+        self.stay = Stay(comm.context, entry.where, range(comm.size))
         self.refuse: Callable[[], None] = nothing
 
     def expect(self, mine: int, say: Callable[[], str]) -> None:

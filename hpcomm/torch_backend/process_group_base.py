@@ -59,7 +59,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._told = told
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.entry = EntryBarrier(comm.context, self.label, self.get_group_store, self.seconds)
+        self.entry = EntryBarrier(comm.context, self.get_group_store, self.seconds)
+        self.where = self.entry.where
         self._by = carrier(comm, self.entry)
         self._by.refuse = self.refuse
         self._turn = threading.Lock()  # held by whoever makes collective calls
@@ -109,10 +110,6 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
     group_name = pg_name = property(getGroupName)
     group_desc = property(getGroupDesc)
-
-    @property
-    def where(self) -> str:
-        return f"process group '{self.label}' (rank {self._rank} of {self._size})"
 
     @property
     def _device_types(self) -> list[torch.device]:

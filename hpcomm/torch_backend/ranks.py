@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..agree import runtime
-from ..errors import ConfigError, PeerFailedError, WaitTimeoutError
+from ..errors import ConfigError, WaitTimeoutError, has_ended, named
 from ..node import native, segment
 from ..watch import start_up
 from .torch_errors import as_torch
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ..node._native import core
     from ..node.segment import NodeSegment, Region, Tell
 
-_NAMED = 16  # ranks of those that have not come
 _LOOK_S = 0.02  # at most between two looks into the store
 
 
@@ -87,8 +86,7 @@ class NodeWorld:
     def _look(self, ranks: Sequence[int]) -> None:
         """Raise if one of the ranks that are waited for has ended."""
         if gone := [rank for rank in ranks if self.near.regions[rank].gone]:
-            what = f"making a group needs rank {gone[0]}, which has ended"
-            raise as_torch(PeerFailedError(what, "new_group", "look at what that rank printed", gone))
+            raise as_torch(has_ended("making a group", "new_group", gone))
 
 
 class NodeRanks:
@@ -194,9 +192,8 @@ def telling(
 
 
 def _late(missing: list[int], seconds: float) -> WaitTimeoutError:
-    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing[:_NAMED]))}"
     return WaitTimeoutError(
-        f"{who + ' and others' * (len(missing) > _NAMED)} did not come in {seconds:g} s",
+        f"{named(missing)} did not come in {seconds:g} s",
         "making a process group",
         "look at what that rank does; init_process_group(timeout=...) sets the time",
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.futures import Future
 
-from ..agree import doing
+from ..agree import doing, shutdown
 from ..core.limits import WORK_LOOK_S
 from ..core.present import MESSAGE, looking, saying
 from ..core.untaken import untaken
@@ -297,8 +297,11 @@ class MessageWork(Work):
         group, rows, hint = self._group, [], "wait again, or look at what that rank does"
         if seconds is None or seconds > group.seconds:
             some = range(group.size()) if self._peer is None else [self._peer]
-            group.entry.remember(some)
-            rows, hint = group.entry.doings(some), "init_process_group(timeout=...) sets the time"
+            shutdown.remember(group.comm.context, some)
+            rows, hint = (
+                doing.doings(group.comm.context, some),
+                "init_process_group(timeout=...) sets the time",
+            )
         what = f"{self._words} on '{group.label}' waited {waited:.3g} s"
         there = untaken(group.comm.context, False, self._peer) if self._verb == "recv" else ""
         return as_torch(WaitTimeoutError("\n".join([what, *rows]), group.where, there or hint))
@@ -357,6 +360,8 @@ class NodeMessageWork(MessageWork):
             with nullcontext() if seconds is None else self._waiting(seconds):
                 came = self._request.wait(self._most(seconds))
         except HpcommError as error:
+            if self.poll():  # what the rank that has ended sent before
+                return
             raise as_torch(error, self._words, self._group.where) from None
         if not came:
             with self._waiting(seconds):  # as others are told that ask

@@ -16,6 +16,7 @@ from contract import BY_NAME, VERBS, Verb, call
 from mpi4py import MPI
 
 import hpcomm
+from hpcomm.agree import doing
 from hpcomm.node import native, segment
 
 pytestmark = [pytest.mark.once, pytest.mark.mpi(min_size=2)]
@@ -465,6 +466,25 @@ def test_who_does_not_come_in_time_may_come_later(own_comm: Any, kind: Any) -> N
             own_comm.all_reduce(x)
     own_comm.timeout = 30
     assert own_comm.all_reduce(2 * x)[0] == 2 * own_comm.size
+
+
+@pytest.mark.mpi(min_size=2)
+def test_who_does_not_come_in_time_is_named_with_what_it_does_instead(
+    own_comm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_core(own_comm)
+    monkeypatch.setattr(doing, "_AT_A_FAILURE_S", 30.0)  # for its answer, on a busy machine
+    last = own_comm.size - 1
+    if own_comm.rank != last:
+        own_comm.timeout = 0.1
+        row = rf"waited 0\.1 s for ranks? .*\n  rank {last}: not in a call of hpcomm, .* at test_on_node\.py"
+        with pytest.raises(hpcomm.WaitTimeoutError, match=f"(?s){row}"):
+            own_comm.barrier()
+    WORLD.Barrier()
+    own_comm.timeout = 30
+    if own_comm.rank == last:
+        own_comm.barrier()  # which the others have begun
+    own_comm.barrier()
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")

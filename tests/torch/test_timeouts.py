@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 import hpcomm
-from hpcomm.agree import deadline, runtime
-from hpcomm.torch_backend import entry_barrier
+from hpcomm.agree import deadline, doing, runtime
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
 from hpcomm.watch import watchdog
 
@@ -103,7 +102,7 @@ def test_a_calls_own_timeout_counts_however_it_is_given(
     rank: int, size: int, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 0 alone makes the calls."""
-    monkeypatch.setattr(entry_barrier, "_ANSWER_S", 0.0)  # nobody is asked what the others do
+    monkeypatch.setattr(doing, "_AT_A_FAILURE_S", 0.0)  # nobody is asked what the others do
     group: Any = dist.new_group(timeout=LONG)
     if by == "messages":
         meets_by_messages(group)

@@ -264,7 +264,7 @@ CAME_AND_ENDED = """
 import sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
-from hpcomm.torch_backend.entry_barrier import EntryBarrier
+from hpcomm.torch_backend import entry_barrier
 
 dist.init_process_group("mpi")
 waits, done = (Path(sys.argv[1], name) for name in ("waits", "done"))
@@ -273,14 +273,14 @@ def until(path):
     while not path.exists():
         time.sleep(0.01)
 
-def lost(self, ranks):  # the core saw nobody; now rank 0 comes, has its result, and ends
+def lost(comm, ranks):  # the core saw nobody; now rank 0 comes, has its result, and ends
     waits.touch()
     until(done)
     return [0]
 
 dist.barrier()
 if dist.get_rank():
-    EntryBarrier.lost = lost
+    entry_barrier.lost = lost
 else:
     until(waits)
 dist.all_reduce(x := torch.ones(1))

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from ..._lazy import MPI
-from ...agree import arrivals
+from ...agree.arrivals import Arrivals
 from ...agree.levels import LEVELS, depth
 from ...core.signature import head
 from ...device import driver
@@ -177,7 +177,7 @@ def _take_place(
 ) -> core.Node | None:
     """Have call logs in the core's memory, and its collectives where they are for all."""
     here = near.ranks.index(comm.rank)
-    node = native.node(there, place, here, arrivals.hook(comm), level != "off")
+    node = native.node(there, place, here, Arrivals(comm), level != "off")
     near.logs = logs = CallLogs(node, there.shared)
     if noting and level != "off" and comm.size > 1:
         others = [(rank, near.regions[rank], logs[near.ranks.index(rank)]) for rank in noting]
