@@ -20,6 +20,7 @@ from ..agree.message_kinds import Kinds
 from ..agree.one_thread import CallGuard
 from ..agree.present_calls import verb_now
 from ..agree.values import Values
+from ..core import patience
 from ..core.closing import ClosedByAll
 from ..core.outstanding import Outstanding, free
 from ..errors import MismatchError, UsageError, where
@@ -113,6 +114,7 @@ class Context(ClosedByAll):
         """
         self.direct: Any = NO_DIRECT
         self.background: Any = NO_DIRECT
+        patience.look()
         level = require_known(settings.check, settings.gpu)
         self.is_fast = is_fast_by_default()
         pickler = settings.pickler if parent else settings.pickler or chosen(None)
@@ -265,9 +267,14 @@ class Context(ClosedByAll):
             self.node.timeout = seconds or 0
         if seconds is not None:
             self.leave_direct()
-            for plan in tuple(self.outstanding.plans):
-                plan.slow_down()
+            self.ask_again()
         self.go_direct()
+
+    def ask_again(self) -> None:
+        """Let messages and plans that were found right be asked again and again from now on."""
+        self.known.forget()
+        for plan in tuple(self.outstanding.plans):
+            plan.slow_down()
 
     def reduce_fast(self, is_fast: bool) -> None:
         """Let MPI reduce floats in whatever order, or in that of ranks."""

@@ -31,8 +31,9 @@ from ..agree import runtime
 from ..core.checksum import of_elements
 from ..core.operation import Call
 from ..core.outstanding import Begun, Outstanding
+from ..core.patience import Pause
 from ..core.present import innermost
-from ..core.request import Pause, Request, move_rounds
+from ..core.request import Request, move_rounds
 from ..core.verbs import receives
 from ..errors import UsageError, calling_frame, source_line, where
 from ..transport.matching import is_awaited

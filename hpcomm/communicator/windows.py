@@ -17,7 +17,7 @@ from zlib import crc32
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
-from ..core.request import Pause
+from ..core.patience import Pause
 from ..errors import (
     DtypeError,
     HpcommError,

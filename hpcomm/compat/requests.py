@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from mpi4py import MPI
 
-from ..core.request import Pause
+from ..core.patience import Pause
 from ..core.request import Request as OwnRequest
 from ..core.waiting import wait_any
 from ..errors import MismatchError

@@ -17,7 +17,7 @@ ENTRY_SLEEP_S = 1e-3  # of one sleep at most
 # Waiting for MPI in the background.
 # Chosen by benchmarks/overhead.py, rows of requests.
 PROGRESS_LOOK_S = 5e-4  # between two looks whether anybody waits
-PROGRESS_POLLS = 1000  # polls without a pause
+PAUSE_YIELDS = 1000  # looks at requests without a pause
 REQUEST_PAUSE_S = 1e-5  # of a thread between two looks whether another one has the message
 WORKER_POLL_S = 2e-4  # between looks at messages that nobody waits for
 

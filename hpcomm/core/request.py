@@ -11,6 +11,7 @@ that yield the MPI requests of one stage at a time; the Request drives them.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -30,6 +31,7 @@ from ..errors import (
     line_number,
     source_line,
 )
+from .patience import Pause, patience
 from .present import MESSAGE, NONE, waiting
 from .untaken import untaken
 from .verbs import receives
@@ -120,12 +122,12 @@ class Request(Generic[T_co]):
             PeerFailedError: the rank that it needs has ended. Without a timeout the job ends instead.
             UsageError: timeout is not a number of seconds.
         """
-        if timeout is None and self.waits_for is not None:
-            timeout = self.waits_for[0].timeout_s
+        if timeout is None:
+            timeout = patience(self.waits_for and self.waits_for[0])
         end = None if timeout is None else deadline(timeout)
         if self._stages is None:
             return self._outcome()
-        with waiting(self, ends=end is not None):
+        with waiting(self, ends=end not in (None, math.inf)):
             if timeout is None or end is None:
                 if rounds_under_way:
                     self._wait_beside_others()
@@ -422,19 +424,6 @@ class Again:
 
     def Free(self) -> None:  # noqa: N802
         self._request = None
-
-
-class Pause:
-    """Between two looks at the same requests: none at first, then longer each time."""
-
-    __slots__ = ("_seconds",)
-
-    def __init__(self) -> None:
-        self._seconds = 0.0
-
-    def sleep(self) -> None:
-        time.sleep(self._seconds)
-        self._seconds = min(self._seconds + 2e-6, 5e-4)
 
 
 class Polled:

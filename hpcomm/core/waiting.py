@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from ..errors import UsageError, WaitTimeoutError
+from .patience import Pause
 from .present import calling
-from .request import Pause, Polled, Request, deadline
+from .request import Polled, Request, deadline
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -33,6 +33,7 @@ from .._lazy import MPI, np
 from ..communicator.making.groups import Channel, channel
 from ..communicator.verbs.persistent import Plans
 from ..core.limits import STARTED_ALONE
+from ..core.patience import Pause, patience
 from ..core.present import calling
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..node.present import enter, leave
@@ -177,7 +178,7 @@ class Exchange:
         """
         if not self._under_way or self._broken:
             raise self._misuse("was not started")
-        timeout = self._comm.context.timeout_s if timeout is None else timeout
+        timeout = patience(self._comm.context) if timeout is None else timeout
         deadline = None if timeout is None else time.monotonic() + timeout
         if timeout is not None:
             self._poll(timeout)
@@ -359,7 +360,7 @@ class Exchange:
         return described, copies
 
     def _poll(self, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
+        deadline, pause = time.monotonic() + timeout, Pause()
         while not self._is_due():
             if time.monotonic() >= deadline:
                 raise WaitTimeoutError(
@@ -367,7 +368,7 @@ class Exchange:
                     where(self._verb, self._comm),
                     "wait again, or look for the rank that did not start its exchange",
                 )
-            time.sleep(2e-5)
+            pause.sleep()
 
     def _is_due(self) -> bool:
         try:

@@ -19,7 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._lazy import MPI, LazyModule, np
-from ..core.request import Pause
+from ..core.patience import Pause
 from ..core.status import Status
 from ..errors import HpcommError, RankError, UsageError, known_ranks
 

@@ -9,7 +9,6 @@ of the program, where nobody expects an object to be unpickled.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -18,7 +17,8 @@ from typing import Any, Protocol
 
 from .._lazy import MPI
 from ..agree import runtime
-from ..core.limits import PROGRESS_LOOK_S, PROGRESS_POLLS
+from ..core.limits import PROGRESS_LOOK_S
+from ..core.patience import Pause
 from ..core.present import waiting
 from ..core.request import (
     Request,
@@ -75,7 +75,7 @@ class StreamRequest(Request[T_co]):
         return result
 
     def _poll_until(self, end: float | None, timeout: float | None) -> None:
-        pause = _pauses()
+        pause = Pause()
         while self._stages is not None:
             advance()
             move_rounds()
@@ -86,7 +86,7 @@ class StreamRequest(Request[T_co]):
                         f"started at {self.birth}",
                         "wait again, or look for the rank that did not make the matching call",
                     )
-                pause()
+                pause.sleep()
 
     def done(self) -> bool:
         advance()
@@ -176,10 +176,10 @@ class Moving(_Branch):
         return is_over
 
     def Wait(self, status: object = None) -> None:  # noqa: N802
-        pause = _pauses()
+        pause = Pause()
         while not self.Test():
             advance()
-            pause()
+            pause.sleep()
 
 
 class Thread:
@@ -239,25 +239,10 @@ def drive(stages: Stages) -> Any:
             return end.value
         said = [MPI.Status() for _ in waits]
         for each, status in zip(waits, said, strict=True):
-            pause = _pauses()
+            pause = Pause()
             while not each.Test(status):
                 advance()
-                pause()
-
-
-def _pauses() -> Callable[[], None]:
-    """A pause that is none at first and then grows to half a millisecond."""
-    polls = 0
-
-    def pause() -> None:
-        nonlocal polls
-        polls += 1
-        if polls < PROGRESS_POLLS:
-            os.sched_yield()  # time.sleep(0) takes 60 us since Python 3.11
-        else:
-            time.sleep(min(2e-6 * (polls - PROGRESS_POLLS), 5e-4))
-
-    return pause
+                pause.sleep()
 
 
 def beside(under_way: Sequence[object], move: Callable[[], None]) -> None:
@@ -288,13 +273,13 @@ _is_over = threading.Event()
 
 
 def _run() -> None:
-    pause = _pauses()
+    pause = Pause()
     while True:
         if not _is_any():
             _work.clear()
             if not _is_any():
                 _work.wait()
-            pause = _pauses()
+            pause = Pause()
         time.sleep(5e-5)  # who waits itself is quicker, and should be
         # A device's steps always; those of objects and host arrays only while a call of ours runs.
         with _lock:
@@ -303,10 +288,10 @@ def _run() -> None:
             advance()
             waits = _move_others()
         if waits or _under_way:
-            pause()
+            pause.sleep()
         else:
             time.sleep(PROGRESS_LOOK_S)
-            pause = _pauses()
+            pause = Pause()
 
 
 def _move_others() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..core import buffer
+from ..core import buffer, patience
 from ..core.comm import Comm
 from ..core.limits import REQUEST_PAUSE_S
 from ..core.request import Needs, Request, birth, rounds_under_way
@@ -57,7 +57,7 @@ class Message(Request[Any]):
             outstanding.sweep()
 
     def wait(self, timeout: float | None = None) -> object:
-        if timeout is not None or self.waits_for[0].timeout_s is not None:
+        if timeout is not None or patience.is_signalled or self.waits_for[0].timeout_s is not None:
             return super().wait(timeout)
         if rounds_under_way:
             self._wait_beside_others()

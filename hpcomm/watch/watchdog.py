@@ -37,6 +37,7 @@ from ..agree.doing import answer, answers
 from ..agree.one_thread import ConcurrentCalls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
+from ..core import patience
 from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
 from ..core.present import MESSAGE
 from ..core.request import Polled, Request, polled
@@ -184,6 +185,9 @@ class Watchdog:
         """Answer what others ask, and let other hosts know that this rank lives."""
         _serve()
         answer()
+        if patience.look():
+            for comm in runtime.living():
+                comm.ask_again()
         if (notices := runtime.end_notices) is not None and notices.by_message:
             notices.answer(own_text)
         if self._beat is not None and self._here is not None:

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
+from ...core.patience import patience
 from ...core.present import calling
 from ...core.request import Request
 from ...errors import UsageError
@@ -130,7 +131,7 @@ class Objects(Shell):
         comm = self.context
         made, peer, number = addressed(comm, "sendrecv_object", comm.encode, obj, dest, sendtag)
         going = Request("sendrecv_object", payload_transport.isend(comm, made, peer, number))
-        if comm.timeout_s is not None:
+        if patience(comm) is not None:
             result = receive(comm, "recv_object", source, recvtag, status, decode)
             waited(comm, going)
             return result

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..._lazy import MPI
 from ...agree.agreement import refused
 from ...core.operation import Call
+from ...core.patience import patience
 from ...core.present import calling, messaging
 from ...core.request import Request, Stages, StagesOf, rounds_under_way
 from ...core.signature import BACKGROUND, head
@@ -55,7 +56,7 @@ def receive(
 ) -> T | None:  # fmt: skip
     """Wait for a payload; what decode makes of it and its sender, None from hpcomm.PROC_NULL."""
     peer, number = source_and_tag(comm, verb, source, tag)
-    if comm.timeout_s is not None or comm.observers or rounds_under_way:  # one may have asked for it before
+    if patience(comm) is not None or comm.observers or rounds_under_way:  # one may have asked for it before
         with messaging(comm, verb, None, peer, number):
             return waited(comm, ireceive(comm, verb, source, tag, status, decode))  # type: ignore[no-any-return]
     try:
@@ -110,7 +111,7 @@ def send(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: b
     to_self = peer == comm.rank and not (comm.is_inter or sync)  # it would wait for itself
     # Others may be under way that dest needs before this one, or arrays on devices follow it.
     in_stages = rounds_under_way or type(packed) is DevicePayload
-    if to_self or in_stages or comm.timeout_s is not None or comm.observers:
+    if to_self or in_stages or patience(comm) is not None or comm.observers:
         with messaging(comm, verb, None, peer, tag):
             request = isend(comm, verb, packed, peer, tag, sync)
             comm.keep_request(request) if to_self else waited(comm, request)

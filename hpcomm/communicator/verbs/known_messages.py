@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..._lazy import MPI, loaded
 from ...agree.message_kinds import tag_place
 from ...core.limits import GUARD_PROBED
+from ...core.patience import patience
 from ...transport import guarded_receive
 from ...transport.late import transport
 from ...transport.matching import add_tag, is_awaited, is_plain_tag
@@ -155,7 +156,7 @@ def remember_receive(comm: Comm, out: object, dtype: Dtype, source: int) -> None
 def _may_be_known(comm: Comm, known: dict[Any, Any], peer: int) -> bool:
     if len(known) >= _MOST:
         known.clear()
-    if comm.observers or comm.is_closed or comm.disagreed or comm.timeout_s or comm.is_inter:
+    if comm.observers or comm.is_closed or comm.disagreed or patience(comm) or comm.is_inter:
         return False
     return 0 <= peer < comm.size and (comm.devices is None or not comm.devices.messages.held)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 from ..._lazy import MPI, NDArray, np
 from ...agree import message_kinds
 from ...core.operation import Call
+from ...core.patience import patience
 from ...core.present import messaging
 from ...core.request import Request
 from ...core.status import Status
@@ -334,7 +335,7 @@ def send_carefully(comm: Context, x: object, dest: int, tag: int, async_op: bool
     if to_self:
         comm.keep_request(collectives.carry_out(call, True))
         return None
-    is_timed = comm.timeout_s is not None and not async_op
+    is_timed = not async_op and patience(comm, True) is not None
     sent = collectives.carry_out(call, async_op or is_timed)
     if async_op or is_timed:
         sent.needs(comm, "send", dest, tag)
@@ -358,7 +359,7 @@ def envelope_of(
 def receive_carefully(
     comm: Context, out: Any, dtype: Any, shape: Any, envelope: Envelope, async_op: bool
 ) -> Any:
-    if comm.timeout_s is not None and not async_op:
+    if not async_op and patience(comm, True) is not None:
         return waited(comm, receive_carefully(comm, out, dtype, shape, envelope, True))
     with located("irecv" if async_op else "recv", comm):
         if out is not None:

@@ -12,6 +12,7 @@ from ...agree.agreement import refused
 from ...agree.end_notices import awaited
 from ...core.closing import ClosedByAll
 from ...core.operation import Arguments, Call
+from ...core.patience import Pause, patience
 from ...core.present import calling, waiting
 from ...core.request import Again, Needs, Request, Stages, T_co, abandon, deadline
 from ...core.signature import NEIGHBOURS, head, operator, words_of
@@ -137,7 +138,7 @@ class Plan(ClosedByAll, Generic[T_co]):
                 if behind.done():
                     self._behind, self.is_under_way = None, False
         status = self._status if self._receives else None
-        timeout = self._comm.timeout_s if timeout is None else timeout
+        timeout = patience(self._comm) if timeout is None else timeout
         try:
             if timeout is not None:
                 self._poll(timeout, status)
@@ -229,7 +230,7 @@ class Plan(ClosedByAll, Generic[T_co]):
             request.Start()
 
     def _poll(self, timeout: float, status: MPI.Status | None) -> None:
-        end = deadline(timeout)
+        end, pause = deadline(timeout), Pause()
         while self._complete < len(self._prepared):
             if self._prepared[self._complete].Test(status):
                 self._complete += 1
@@ -240,7 +241,7 @@ class Plan(ClosedByAll, Generic[T_co]):
                     "wait again, or look for the rank that did not start its plan",
                 )
             else:
-                time.sleep(2e-5)
+                pause.sleep()
 
 
 @watched
@@ -291,7 +292,7 @@ class _DirectPlan(Plan[T_co]):
 
     def _agree(self) -> None:
         super()._agree()
-        self._is_quick = self._comm.timeout_s is None and self._again is None
+        self._is_quick = patience(self._comm) is None and self._again is None
 
     def slow_down(self) -> None:
         self._is_quick = False

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ..._lazy import MPI
+from ...core.patience import Pause, patience
 from ...core.present import messaging
-from ...core.request import Pause
 from ...core.status import Status
 from ...errors import WaitTimeoutError, where
 from ...transport.matching import fill, is_awaited, is_there, source_and_tag
@@ -73,12 +73,12 @@ def _waited(comm: Context, verb: str, of_objects: bool, source: int | None, tag:
 
 def _seen(comm: Context, verb: str, of_objects: bool, wanted: tuple[int, int], seen: MPI.Status) -> None:
     mpi = comm.object_comm if of_objects else comm.mpi_handle
-    if comm.timeout_s is not None:
+    if (limit := patience(comm, True)) is not None:
         begin, pause = time.monotonic(), Pause()
         while not _is_there(comm, of_objects, *wanted, seen):
-            if time.monotonic() - begin >= comm.timeout_s:
+            if time.monotonic() - begin >= limit:
                 what, hint = (
-                    f"no message came in {comm.timeout_s:g} s",
+                    f"no message came in {limit:g} s",
                     "look for the rank that did not send; ",
                 )
                 raise WaitTimeoutError(what, where(verb, comm), f"{hint}comm.timeout sets the time")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from ..._lazy import MPI, np
 from ...agree import message_kinds
 from ...core.operation import Call
+from ...core.patience import patience
 from ...core.present import messaging
+from ...core.request import abandon
 from ...errors import LayoutError, located
 from ...node.present import enter, leave
 from ...transport import guarded_receive
@@ -93,7 +95,7 @@ def _sendrecv_carefully(comm: Context, x: object, out: object, ends: Ends, statu
     if buffer.overlap(packed, recv.array):
         packed = packed.copy()
     is_behind = ends.source != MPI.PROC_NULL and is_awaited(comm.mpi_handle, ends.source, ends.recvtag)
-    if is_behind or comm.timeout_s is not None:
+    if is_behind or patience(comm, True) is not None:
         going = buffer.Buffer(packed, look.dtype, look.make, look.give)  # which is still of x's dtype
         return _as_two(comm, going, out, recv, ends, status)
     fill(status, _swap(comm, look, packed, recv, ends))
@@ -162,7 +164,11 @@ def _as_two(
     """As two messages: where they go by devices, behind other receives, or within a time."""
     going = send_carefully(comm, sent, ends.dest, ends.sendtag, True)
     envelope = Envelope(ends.source, ends.recvtag, status)
-    result = receive_into(comm, out, recv, envelope, comm.timeout_s is not None)
-    result = timeouts.waited(comm, result)
+    try:
+        result = receive_into(comm, out, recv, envelope, patience(comm) is not None)
+        result = timeouts.waited(comm, result)
+    except BaseException:
+        abandon(going)  # its receiver may still come for it
+        raise
     timeouts.waited(comm, going)
     return result

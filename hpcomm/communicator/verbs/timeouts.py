@@ -2,13 +2,15 @@
 
 The native core ends its waits itself. A blocking call of MPI cannot be called back: so on such a communicator
 a blocking verb that goes by MPI is the same call in the background, which is waited for and given up after
-that time. Another MPI function runs then, so all ranks set a timeout, or none does.
+that time. Another MPI function runs then, so all ranks set a timeout, or none does. Where this rank handles
+signals its messages go the same way (core/patience.py).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ...core.patience import patience
 from ...core.request import Request, abandon, other_message
 from ...errors import WaitTimeoutError, where
 
@@ -23,7 +25,7 @@ def waited(comm: Comm, request: object) -> Any:
     if not isinstance(request, Request):
         return request
     try:
-        return request.wait(comm.timeout_s)
+        return request.wait(patience(comm))
     except WaitTimeoutError as error:
         hint = other_message(request)
         if not request.cancel():
@@ -32,4 +34,12 @@ def waited(comm: Comm, request: object) -> Any:
             abandon(request)
         error.where = where(request.call.partition("(")[0], comm)
         error.hint = hint or _HINT
+        raise
+    except BaseException as raised:  # by a handler of a signal, if it is under way
+        if request.is_under_way and not request.cancel():
+            is_done = request.done()
+            how = "is complete" if is_done else "goes on, and its memory must stay as it is"
+            raised.add_note(f"hpcomm: {request.call} was interrupted, but {how}")
+            if not is_done:
+                abandon(request)
         raise

@@ -1,0 +1,138 @@
+"""Handlers of signals that a program has set run while it waits, and may raise there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+# Rank 1 does its part only when the handler of rank 0 has run: else both wait until their time is up.
+BEGIN = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+import hpcomm
+from hpcomm import wait_all, wait_any, world as comm
+
+folder, other, x, long, done = Path(sys.argv[1]), 1 - comm.rank, np.ones(4), np.ones(1_000_000), []
+
+class Raised(Exception):
+    pass
+
+def handle(number, frame):
+    (folder / f"ran-{len(done)}").touch()
+    if raises:
+        raise Raised
+
+def is_asking():
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return frame.f_code.co_filename.endswith("core/patience.py")
+
+def meet(name, waits, comes):
+    if comm.rank == 0:
+        def send():
+            while not is_asking():
+                time.sleep(0.005)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            return waits()
+        finally:
+            thread.join()
+            done.append(name)
+    while not (folder / f"ran-{len(done)}").exists():
+        time.sleep(0.01)
+    done.append(name)
+    return comes()
+
+signal.signal(signal.SIGUSR1, handle)
+"""
+
+
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_a_handler_runs_in_every_wait_for_a_message(job: Any, tmp_path: Path, node: str) -> None:
+    source = """
+    raises = False
+    CALLS = {
+        "recv": (lambda: comm.recv(out=x, source=1), lambda: comm.send(x, 0)),
+        "recv again": (lambda: comm.recv(out=x, source=1), lambda: comm.send(x, 0)),
+        "recv from any": (lambda: comm.recv(out=x), lambda: comm.send(x, 0)),
+        "recv of no length": (lambda: comm.recv(dtype="float64"), lambda: comm.send(x, 0)),
+        "recv_object": (lambda: comm.recv_object(source=1), lambda: comm.send_object("a", 0)),
+        "recv_ragged": (lambda: comm.recv_ragged(source=1), lambda: comm.send_ragged(x, 0)),
+        "send, long": (lambda: comm.send(long, 1), lambda: comm.recv(out=long, source=0)),
+        "send, sync": (lambda: comm.send(x, 1, sync=True), lambda: comm.recv(out=x, source=0)),
+        "send_object, long": (
+            lambda: comm.send_object("a" * 4_000_000, 1), lambda: comm.recv_object(source=0),
+        ),
+        "sendrecv": (lambda: comm.sendrecv(x, 1, 1), lambda: comm.sendrecv(x, 0, 0)),
+        "sendrecv again": (lambda: comm.sendrecv(x, 1, 1), lambda: comm.sendrecv(x, 0, 0)),
+        "sendrecv_object": (lambda: comm.sendrecv_object(1, 1, 1), lambda: comm.sendrecv_object(1, 0, 0)),
+        "wait of irecv": (lambda: comm.irecv(x, 1).wait(), lambda: comm.send(x, 0)),
+        "wait of isend": (lambda: comm.isend(long, 1).wait(), lambda: comm.recv(long, 0)),
+        "wait of irecv_object": (lambda: comm.irecv_object(1).wait(), lambda: comm.send_object(1, 0)),
+        "wait of barrier": (
+            lambda: comm.barrier(async_op=True).wait(), lambda: comm.barrier(async_op=True).wait(),
+        ),
+        "wait_all": (
+            lambda: wait_all([comm.irecv(x, 1), comm.irecv_object(1)]),
+            lambda: (comm.send(x, 0), comm.send_object(1, 0)),
+        ),
+        "wait_any": (lambda: wait_any([comm.irecv(x, 1)]), lambda: comm.send(x, 0)),
+        "probe": (lambda: comm.probe(1) and comm.recv(x, 1), lambda: comm.send(x, 0)),
+        "probe_object": (
+            lambda: comm.probe_object(1) and comm.recv_object(1), lambda: comm.send_object(1, 0),
+        ),
+        "plan of all_reduce": (plan := comm.plan("all_reduce", x), plan),
+    }
+    for name, (waits, comes) in CALLS.items():
+        print(comm.rank, name, flush=True)
+        meet(name, waits, comes)
+    comm.barrier()
+    """
+    (tmp_path / "waits.py").write_text(BEGIN + dedent(source))
+    options = ("-x", f"HPCOMM_NODE={node}")
+    job(2, ["python", str(tmp_path / "waits.py"), str(tmp_path)], options=options)
+
+
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_a_handler_that_raises_leaves_the_rank_in_step(job: Any, tmp_path: Path, node: str) -> None:
+    """What it waited for is for the next one that asks; a message that it sent is delivered."""
+    source = """
+    raises = True
+
+    def raised(name, waits, comes):
+        try:
+            meet(name, waits, comes)
+            assert comm.rank == 1, name
+        except Raised as error:
+            return getattr(error, "__notes__", [])
+
+    def same(name, call):
+        "Rank 0 is interrupted in a call, then makes it anew."
+        raised(name, call, lambda: None)
+
+    raised("recv", lambda: comm.recv(x, 1), lambda: comm.send(x + 1, 0))
+    assert comm.rank or comm.recv(np.empty(4), 1)[0] == 2
+    raised("recv_object", lambda: comm.recv_object(1), lambda: comm.send_object("a", 0))
+    assert comm.rank or comm.recv_object(1) == "a"
+    raised("probe", lambda: comm.probe(1), lambda: comm.send(x + 2, 0))
+    assert comm.rank or comm.recv(np.empty(4), 1)[0] == 3
+    going = [comm.irecv(x, 1)] if comm.rank == 0 else []
+    raised("wait", lambda: going[0].wait(), lambda: comm.send(x + 3, 0))
+    assert comm.rank or going[0].wait()[0] == 4
+    notes = raised("send", lambda: comm.send(long, 1), lambda: comm.recv(np.empty(1_000_000), 0))
+    assert comm.rank or "goes on, and its memory must stay as it is" in notes[0], notes
+    raised("sendrecv", lambda: comm.sendrecv(x, 1, 1), lambda: comm.sendrecv(x + 4, 0, 0))
+    assert comm.rank or comm.recv(np.empty(4), 1)[0] == 5
+    assert comm.all_reduce(1) == 2
+    print("in step")
+    """
+    (tmp_path / "raises.py").write_text(BEGIN + dedent(source))
+    options = ("-x", f"HPCOMM_NODE={node}")
+    done = job(2, ["python", str(tmp_path / "raises.py"), str(tmp_path)], options=options)
+    assert done.stdout.count("in step") == 2
+    assert "dropped before it was complete" not in done.stderr
