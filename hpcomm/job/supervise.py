@@ -35,7 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import mpi_shared_memory, own_files, survive, tracebacks
+from . import mpi_shared_memory, own_files, survive, tracebacks, variables
 from .launcher import (
     KILLED,
     LOCKED_S,
@@ -112,7 +112,8 @@ def supervise(
         files: what to write first, name: content; a word of command that is such a name becomes its path.
         grace_s: seconds for ranks to end when we are asked to by SIGTERM; None: LEAVE_S.
     """
-    environ = {**os.environ, **added}
+    outer = {*variables.OWN} - {MARK, "HPCOMM_TOLD"}  # what is said of a job that has started this one
+    environ = {name: value for name, value in os.environ.items() if name not in outer} | {**added}
     environ |= settings(environ)
     mark = environ[MARK].rpartition(",")[2]
     with own_files.folder(environ) as folder:

@@ -349,3 +349,15 @@ def test_a_traceback_is_left_in_any_locale_but_not_where_the_programs_own_pipe_t
     assert (ended.stdout, ended.stderr) == ("False True False\n", "")
     tracebacks.say(tmp_path)
     assert capsys.readouterr().err == "[rank 3] KeyError: gr\xf6\\udcff\n"
+
+
+def test_a_job_that_a_rank_starts_inherits_nothing_that_is_said_of_the_outer_one():
+    outer = {"HPCOMM_SPEC": "/a.toml", "HPCOMM_ON_FAILURE": "continue", "HPCOMM_PROGRESS": "7"}
+    shows = "import os; print(*(name for name in os.environ if name.startswith('HPCOMM_')))"
+    starts = (
+        "import sys; from hpcomm.job.supervise import supervise;"
+        f"sys.exit(supervise([sys.executable, '-c', {shows!r}], {{}}))"
+    )
+    done = finish([sys.executable, "-c", starts], 60, env={**outer, "HPCOMM_JOB": "1-2", "HPCOMM_CHECK": "full"})
+    said = {*done.stdout.split()}
+    assert {"HPCOMM_CHECK", "HPCOMM_JOB", "HPCOMM_LIVING"} <= said and said.isdisjoint(outer), done
