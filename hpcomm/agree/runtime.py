@@ -33,6 +33,7 @@ from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
 from ..errors import ConfigError, line_number, source_line
 from ..job import exit_hooks, process_role
+from ..job.launcher import FIRST
 from ..job.survive import ENDED
 from ..node import segment
 
@@ -158,8 +159,7 @@ def _abort(status: int) -> None:
         os._exit(status)
     while at_abort:
         at_abort.pop()()
-    with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
-        note.write(f"\n{status}")  # for the launcher that never says it
+    _note_first(status)
     _end_others(status)
     _end_process(status)
 
@@ -403,6 +403,13 @@ def _remove(file: str) -> None:
         os.unlink(file)  # noqa: PTH108
 
 
+def _note_first(status: int) -> None:
+    """Tell `hpcomm run` that this rank fails, if it is the first one."""
+    folder, _, _ = _life.rpartition("/")
+    with suppress(OSError), open(f"{folder}/{FIRST}" if folder else "", "x") as note:  # noqa: PTH123
+        note.write(str(status & 255 or 1))
+
+
 def _die(code: int) -> NoReturn:
     """End as a rank that was killed does, which is what MPI notices; the others go on."""
     with suppress(OSError), open(_life, "a") as note:  # noqa: PTH123
@@ -428,6 +435,7 @@ def _leave(code: int) -> None:
         return
     if segment.survives:
         _die(code)
+    _note_first(status)
     all_end = job.meeting()
     deadline = time.monotonic() + GRACE_S
     while not all_end():

@@ -33,7 +33,7 @@ PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher
 SLURM = "slurmstepd"
 _FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
-KILLED = "killed"  # a file of a job, on its launcher's host: the status of the first rank that was killed
+FIRST = "first"  # a file of a job, on its launcher's host: the status of the first rank that has failed
 # MPICH's launcher kills the others at once and names nobody, so a rank runs under a shell that does.
 # A shell that is asked to end, with all processes of the rank's session, is silent: who asked knows why.
 # Where a rank leaves before MPI is up, with a failure, that launcher lets the others wait in MPI_Init. hpcomm
@@ -51,7 +51,7 @@ _NAMING = "; ".join(
         'for _ in 1 2 3 4 5 6 7 8 9; do sleep 0.2; set -- "$here"/.left-*',
         '[ -z "$asked" ] && [ $# -lt ${MPI_LOCALNRANKS:-$PMI_SIZE} ] || exit $status; done',
         'name=TERM how="ended with status $status while others ran, before it used hpcomm"; fi',
-        f'[ -d "$here" ] && (set -C; echo $status > "$here/{KILLED}") 2>/dev/null',
+        f'[ -d "$here" ] && (set -C; echo $status > "$here/{FIRST}") 2>/dev/null',
         '[ $status -gt 128 ] && how="$how (SIG$name)"',
         'echo "hpcomm run: rank $PMI_RANK on $(uname -n) $how" >&2',
         "trap - $name; ulimit -c 0; kill -$name $$; exit $status",

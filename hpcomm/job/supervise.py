@@ -10,7 +10,7 @@ each other (PRRTE 3.0.14).
                 ├─ it ends with 0 ──────────> status 0; 1 if some rank ended without MPI_Finalize
                 ├─ it ends with a failure ──> kill what is left of the job, remove its files ──> its status
                 ├─ its time is up ──────────> ranks tell where they are ──────────┐
-                ├─ SIGTERM, for us ─────────> to the ranks, which have --grace ───┤
+                ├─ SIGTERM, Ctrl-C ─────────> to the ranks, which have --grace ───┤
                 └─ another one that ends ───> pass it on to the launcher ─────────┤
                                                                                   v
                        give the launcher 3 s ──> SIGTERM, 3 s ──> SIGKILL ──> kill every marked process
@@ -37,8 +37,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import mpi_shared_memory, own_files, survive, tracebacks, variables
 from .launcher import (
-    KILLED,
+    FIRST,
     LOCKED_S,
+    PRRTE,
     above,
     below,
     children_of,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from .program_watch import Watch
 
 LIVING = "HPCOMM_LIVING"  # a folder of this host, where each rank has a file until it ends well: its name,
-# and in a second line the status by which it ends the job
+# and in a second line the status of one that fails alone (survive.py)
 MARK = "HPCOMM_JOB"  # holds the marks of all jobs that a process belongs to, outermost first
 TIMED_OUT = 124  # as timeout(1) has it
 GRACE_S = 3.0  # a launcher gets that long for each polite request to end
@@ -180,24 +181,29 @@ def _end_of(
             "  try:   a larger --timeout, if it was only slow"
         )
     except EndedBySignalError as ended:
-        _is_asked, is_term = True, ended.number == signal.SIGTERM  # which is what end() sends
-        if is_term and _leaves(launcher, mark, grace_s, watch):
+        _is_asked, number = True, ended.number
+        is_term = number == signal.SIGTERM  # which is what end() sends
+        # A terminal sends SIGINT to the launcher as well: MPICH's hands it on, Open MPI's does not get it.
+        is_ours = is_term or (number == signal.SIGINT and name_of(launcher.pid) == "prterun")
+        if is_ours and _leaves(launcher, mark, number, grace_s, watch) and is_term:
             return None, ""
-        if ended.number != signal.SIGINT and not is_term:  # a terminal sends SIGINT to the launcher as well
-            launcher.send_signal(ended.number)
-        end(launcher, mark, at_once=is_term)
-        return 128 + ended.number, f"ended by {signal.Signals(ended.number).name}"
+        if number != signal.SIGINT and not is_term:
+            launcher.send_signal(number)
+        end(launcher, mark, at_once=is_ours)
+        return 128 + number, f"ended by {signal.Signals(number).name}"
     if status is not None:
         end(launcher, mark, at_once=True)
     return status, ""
 
 
-def _leaves(launcher: subprocess.Popen[bytes], mark: str, grace_s: float, watch: Watch | None) -> bool:
-    """Hand SIGTERM on to the ranks; whether the job ends in time by itself, and by no signal."""
-    hand_on(launcher, mark, signal.SIGTERM)
+def _leaves(
+    launcher: subprocess.Popen[bytes], mark: str, number: int, grace_s: float, watch: Watch | None
+) -> bool:
+    """Hand a signal to end on to the ranks; whether the job ends in time by itself, and by no signal."""
+    hand_on(launcher, mark, number)
     raise_signals([])
     try:
-        if _programs(mark, signal.SIGTERM):
+        if _programs(mark, number):
             _wait(launcher, grace_s, watch)
     except (subprocess.TimeoutExpired, EndedBySignalError):  # a second signal: at once
         return False
@@ -237,7 +243,7 @@ def _programs(mark: str, number: int) -> list[int]:
     found, left = [], [pid for pid in ranks if parent_of(pid) not in ranks]
     for pid in left:
         found.append(pid)
-        left += children_of(pid) if is_above_rank(pid, number != signal.SIGTERM) else []
+        left += children_of(pid) if is_above_rank(pid, number in _HANDED_ON) else []
     return found
 
 
@@ -257,17 +263,18 @@ def _wait(launcher: subprocess.Popen[bytes], timeout_s: float | None, watch: Wat
 
 
 def _judged(status: int, mark: str, living: Path) -> int:
-    """The exit status of a job whose launcher has ended with this status, by what its ranks have left."""
-    killed = living / KILLED
-    if killed.exists():
-        status = int(killed.read_text())
-        killed.unlink()
+    """The exit status of a job whose launcher has ended with this status, by what its ranks have left.
+
+    MPICH's adds the bits of all statuses up, and PRRTE 3.0.14 may crash when it ends a job.
+    """
+    first = living / FIRST
+    if first.exists():
+        status = int(first.read_text())
+        first.unlink()
     notes = sorted(file.read_text().partition("\n") for file in living.iterdir() if file.name[0] != ".")
     if status:
         kill_members(mark)  # such as children of ranks, in sessions of their own
         mpi_shared_memory.remove_noticed()
-    if status < 0:  # by _free, or by itself: PRRTE 3.0.14 may crash when it ends a job
-        status = max((int(aborted) for _, _, aborted in notes if aborted), default=status)
     if status == 0 and (survived := survive.judged(living, notes)) is not None:
         return survived
     if status == 0 and (left := [name for name, _, _ in notes]):
@@ -321,10 +328,13 @@ def _started(command: list[str], environ: dict[str, str], **streams: Any) -> sub
         return subprocess.Popen(command, env=environ, **streams)
     import ctypes
 
-    prctl = ctypes.CDLL(None).prctl
+    prctl, file = ctypes.CDLL(None).prctl, Path(command[0]).resolve()
+    is_prrte = file.name in PRRTE and file.with_name("prterun").exists()
 
     def prepare() -> None:
         prctl(_PDEATHSIG, signal.SIGTERM)
+        if is_prrte:  # Ctrl-C would have it kill the ranks before they have run their `finally` blocks
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forget(os.getpid(), environ)  # of an earlier launcher that had the number which this one has now
 
     made = mpi_shared_memory.watch()

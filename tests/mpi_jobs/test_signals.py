@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import pytest
+from processes import said
 
 # Rank 1 does its part only when the handler of rank 0 has run: else both wait until their time is up.
 BEGIN = """
@@ -136,3 +141,34 @@ def test_a_handler_that_raises_leaves_the_rank_in_step(job: Any, tmp_path: Path,
     done = job(2, ["python", str(tmp_path / "raises.py"), str(tmp_path)], options=options)
     assert done.stdout.count("in step") == 2
     assert "dropped before it was complete" not in done.stderr
+
+
+@pytest.mark.parametrize("waits", ["time.sleep(600)", "comm.barrier() if comm.rank else time.sleep(600)"])
+def test_ranks_run_their_finally_blocks_after_ctrl_c(tmp_path: Path, waits: str) -> None:
+    """As from a terminal: launcher and `hpcomm run` get it both."""
+    code = f"""
+        import time
+        from hpcomm import world as comm
+        comm.barrier()
+        try:
+            print("up", flush=True)
+            {waits}
+        finally:
+            print("finally", flush=True)
+        """
+    (tmp_path / "waits.py").write_text(dedent(code))
+    words = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", str(tmp_path / "waits.py")]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = said(process, 60)
+    assert process.returncode == 130, err
+    assert out.count("finally") == 2, (out, err)
+
+
+def test_the_status_of_a_job_is_that_of_one_of_its_ranks(job: Any) -> None:
+    """MPICH's launcher adds the bits of them all up."""
+    source = "import sys; from hpcomm import world as comm; comm.barrier(); sys.exit(1 << comm.rank)"
+    assert job(3, source, expect="failure").returncode in (1, 2, 4)

@@ -14,7 +14,7 @@ from processes import finish
 
 from hpcomm.errors import ConfigError
 from hpcomm.job import own_files, tracebacks
-from hpcomm.job.launcher import KILLED, begun, command_of
+from hpcomm.job.launcher import FIRST, begun, command_of
 from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
 from hpcomm.job.supervise import settings
 
@@ -120,7 +120,7 @@ def test_the_shell_above_a_rank_names_it_if_a_signal_ends_it(tmp_path, end, stat
     assert done.returncode == status
     assert ("hpcomm run: " in done.stderr) == bool(said)
     assert said is None or re.search(said, done.stderr)
-    assert [int(file.read_text()) for file in tmp_path.glob(KILLED)] == ([128 - status] if said else [])
+    assert [int(file.read_text()) for file in tmp_path.glob(FIRST)] == ([128 - status] if said else [])
     for names in (True, False):
         assert command_of(1, ["mpiexec", "-n", "2", *begun(["python", "a.py"], ":", names)]) == "python a.py"
 
@@ -131,7 +131,7 @@ from pathlib import Path
 ctypes.CDLL(None).prctl(15, b"{name}")
 rank = subprocess.Popen([sys.executable, "-c", "pass"])  # nobody asks for its status
 if {aborted}:
-    Path(os.environ["HPCOMM_LIVING"], "0").write_text("rank 0\\n7")
+    Path(os.environ["HPCOMM_LIVING"], "first").write_text("7")
 {waits}
 """
 IN_A_LOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
@@ -358,6 +358,9 @@ def test_a_job_that_a_rank_starts_inherits_nothing_that_is_said_of_the_outer_one
         "import sys; from hpcomm.job.supervise import supervise;"
         f"sys.exit(supervise([sys.executable, '-c', {shows!r}], {{}}))"
     )
-    done = finish([sys.executable, "-c", starts], 60, env={**outer, "HPCOMM_JOB": "1-2", "HPCOMM_CHECK": "full"})
+    done = finish(
+        [sys.executable, "-c", starts], 60, env={**outer, "HPCOMM_JOB": "1-2", "HPCOMM_CHECK": "full"}
+    )
     said = {*done.stdout.split()}
-    assert {"HPCOMM_CHECK", "HPCOMM_JOB", "HPCOMM_LIVING"} <= said and said.isdisjoint(outer), done
+    assert said.isdisjoint(outer), done
+    assert {"HPCOMM_CHECK", "HPCOMM_JOB", "HPCOMM_LIVING"} <= said, done
