@@ -128,7 +128,7 @@ def _merged(left: Sequence[Left]) -> Iterator[str]:
     """Those with the same frames and kinds of exceptions as one, with what differs."""
     alike: dict[tuple[str, ...], list[Left]] = {}
     for each in left:
-        alike.setdefault(tuple(map(_kind, each.lines)), []).append(each)
+        alike.setdefault(tuple(_kind(each.rank, line) for line in each.lines), []).append(each)
     for group in alike.values():
         group.sort()
         ranks = [each.rank for each in group]
@@ -144,14 +144,19 @@ def _merged(left: Sequence[Left]) -> Iterator[str]:
         yield from _each(ranks, differing)
 
 
-def _kind(line: str) -> str:
+def _kind(rank: int, line: str) -> str:
     """What two lines must have in common to be of one failure."""
-    return line if _FRAME.match(line) else line.partition(":")[0] if line[:1].strip() else ""
+    found = _without(rank, line).partition(":")[0] if line[:1].strip() else ""
+    return line if _FRAME.match(line) else found
+
+
+def _without(rank: int, line: str) -> str:
+    return re.sub(rf"\brank {rank}\b", "rank \0", line)
 
 
 def _of_all(ranks: Sequence[int], lines: Sequence[str]) -> str | None:
     """The line that all have, or with the ranks in place of each one's own; None: they differ."""
-    own = [re.sub(rf"\brank {rank}\b", "rank \0", line) for rank, line in zip(ranks, lines, strict=True)]
+    own = [*map(_without, ranks, lines)]
     if len({*lines}) == 1:
         return lines[0]
     return own[0].replace("\0", spans(ranks)) if len({*own}) == 1 else None

@@ -309,7 +309,8 @@ def test_tracebacks_are_printed_once_with_what_differs_and_the_frame_of_a_fault_
     )
     start = f"{head}\n{frame}\n{ours}"
     said = {0: f"{start}KeyError: 'x'"} | {
-        rank: f"{start}hpcomm.errors.UsageError: rank {rank} has a\n  of shape {n}\n  where: rank {rank} of 4"
+        rank: f"{start}hpcomm.errors.UsageError: rank {rank} has a\n  of shape {n}\n"
+        f"rank {rank} stops\n  where: rank {rank} of 4"
         for rank, n in ((1, 3), (2, 4), (3, 3))
     }
     for rank, text in said.items():
@@ -324,7 +325,7 @@ def test_tracebacks_are_printed_once_with_what_differs_and_the_frame_of_a_fault_
         f"KeyError: 'x'\n"
         f"[ranks 1-3] {head}\n{frame}\n  ... 2 frames of hpcomm {told} them)\n"
         "hpcomm.errors.UsageError: rank 1-3 has a\n[ranks 1, 3]   of shape 3\n[rank 2]   of shape 4\n"
-        "  where: rank 1-3 of 4\n"
+        "rank 1-3 stops\n  where: rank 1-3 of 4\n"
     )
     assert not [*tmp_path.iterdir()]
 
