@@ -357,53 +357,48 @@ class ProcessGroupMPI(CommProcessGroup):
 
     # -- messages --------------------------------------------------------------------------------------
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803
-        x, dst = tensors[0], dstRank
-        if self._foreign(x):
-            return self._inner.send(tensors, dst, tag)
-        return self._message("send", x, dst, tag)
+        return self._message("send", tensors, dstRank, tag)
 
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int = 0) -> Work:  # noqa: N803
-        x, src = tensors[0], srcRank
-        if self._foreign(x):
-            return self._inner.recv(tensors, src, tag)
-        return self._message("recv", x, src, tag)
+        return self._message("recv", tensors, srcRank, tag)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
-        return self._message("recv", tensors[0], None, tag)
+        return self._message("recv", tensors, None, tag)
 
-    def _message(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Work:
+    def _message(self, verb: str, tensors: list[torch.Tensor], peer: int | None, tag: int) -> Work:
+        x, mail = tensors[0], self._mail
         request: Any = NotImplemented
-        give, end, mail = None, None, self._mail
-        if mail is not None and not (recording() or self._has_prints or self._is_traced):
-            with_core: Any = mail.isend if verb == "send" else mail.irecv
+        give = end = None
+        if self._is_short and mail is not None and not recording():
+            begin: Any = mail.isend if verb == "send" else mail.irecv
             try:
-                request = with_core(x, peer, tag)
+                request = begin(x, peer, tag)
             except (OSError, ValueError):
                 request = NotImplemented  # and is told in words below
         if request is NotImplemented:
+            if self._foreign(x):
+                if peer is None:
+                    return self._inner.recv_anysource(tensors, tag)
+                return getattr(self._inner, verb)(tensors, peer, tag)
             end = self._recorded(verb if peer is not None else "recvAnySource", [x])
+            words = message_words(verb, x, peer)
             if self._has_prints:
-                words = f"{message_words(verb, x, peer)} with tag {tag}"
                 sent, got = (x, None) if verb == "send" else (None, x)
-                end = torch_call(self.comm, verb, peer, words, sent, got, end or nothing)
+                end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", sent, got, end or nothing)
             if self._is_traced:
-                end = trace.torch_call(
-                    self.comm, verb, peer, message_words(verb, x, peer), [x], end or nothing
-                )
+                end = trace.torch_call(self.comm, verb, peer, words, [x], end or nothing)
             by = self.comm if mail is None else mail
             try:
                 request, give = group_calls.message(by, verb, x, peer, tag)
             except HpcommError as error:
-                raise as_torch(error, message_words(verb, x, peer), self.where) from None
-        work: Work
-        if request is None:
-            if end is not None:
-                end()
-            work = Work([x])
-        else:
+                raise as_torch(error, words, self.where) from None
+        work: Work = self._sent
+        if request is not None:
             work = (MessageWork if mail is None else NodeMessageWork)(self, verb, x, peer, tag, request)
             if give is not None or end is not None:
                 work.give, work.close = give, end
             if not work.poll():
                 self._poller.add(work)
+        elif end is not None:
+            end()
         return self._keep(work)

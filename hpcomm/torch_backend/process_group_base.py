@@ -79,6 +79,9 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._node = self.entry.node if is_plain else None  # for calls that need nothing else
         # for messages; a Communicator has ways of its own for those of devices, of which one end may not know
         self._mail = self.entry.node if comm.context.devices is None else None
+        is_ours = self._devices.get("cpu") is None
+        self._is_short = is_ours and not (self._has_prints or self._is_traced)
+        self._sent = Work()  # of all messages that were complete when they were sent
 
     # -- what torch asks of a group ----------------------------------------------------------------
     def rank(self) -> int:

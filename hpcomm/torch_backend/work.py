@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .cuda_streams import Aside
     from .process_group import ProcessGroupMPI
 
-_LONGER, _LOST = 2, 3  # states of a core.Message that is complete
+_DONE, _LONGER, _LOST = 1, 2, 3  # states of a core.Message that is complete
 _FITTING = "receive into a tensor of the sender's dtype, with as many elements or more"
 _guard = threading.Lock()  # for the moments in which a call ends, or is first asked for its future
 
@@ -218,19 +218,21 @@ class MessageWork(Work):
         tag: int,
         request: Any,
     ) -> None:
-        super().__init__([x])
-        self._group, self._verb, self._peer, self._tag, self._request = group, verb, peer, tag, request
+        dist.Work.__init__(self)
+        self._outputs = [x] if verb == "recv" else ()
+        self._group, self._verb, self._x, self._peer, self._tag = group, verb, x, peer, tag
+        self._request = request
         self._turn = threading.Lock()
 
     @property
     def _words(self) -> str:
-        return message_words(self._verb, self._outputs[0], self._peer)
+        return message_words(self._verb, self._x, self._peer)
 
     def poll(self) -> bool:
         """Move the message on; True once it is complete."""
         if self._over:
             return True
-        if not (self._request.done() and self._turn.acquire(blocking=False)):
+        if not (self._request.done() and self._turn.acquire(False)):
             return False
         try:
             if not self._over:
@@ -281,8 +283,8 @@ class MessageWork(Work):
                 pause(waited)
 
     def _waiting(self, seconds: float | None) -> looking:
-        comm, x = self._group.comm.context, self._outputs[0]
-        return looking(comm, self._verb, x, self._peer, self._tag, seconds is not None)
+        comm = self._group.comm.context
+        return looking(comm, self._verb, self._x, self._peer, self._tag, seconds is not None)
 
     def _most(self, seconds: float | None) -> float:
         """How long to wait, where one may wait so long."""
@@ -343,15 +345,27 @@ class NodeMessageWork(MessageWork):
             what = f"rank {request.source} ended, or its group was destroyed, before the message was there"
             raise PeerFailedError(what, hint="look at what that rank printed", ranks=[request.source])
 
+    def _is_all(self) -> bool:
+        """Whether it has come, and nothing is left to do."""
+        is_bare = self.give is None and self.close is None and self._promise is None
+        return is_bare and self._request.state == _DONE
+
+    def poll(self) -> bool:
+        return self._is_all() or super().poll()
+
+    def get_future(self) -> torch.futures.Future[object]:
+        future = super().get_future()
+        self.poll()  # perhaps nobody does any more
+        return future
+
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self._over:
-            if not self._request.state:
-                self._wait_in_core(timeout.total_seconds() if timeout else None)
-            while not self.poll():  # another thread ends it
-                pause(0.0)
-        if self._error is not None:
-            raise self._error
-        return True
+        if not self._request.state:
+            self._wait_in_core(timeout.total_seconds() if timeout else None)
+        if self._is_all():
+            return True
+        while not self.poll():  # another thread ends it
+            pause(0.0)
+        return super().wait()
 
     def _wait_in_core(self, seconds: float | None) -> None:
         begin = time.monotonic()

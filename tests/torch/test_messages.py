@@ -42,8 +42,11 @@ def test_messages_both_ways_at_once_do_not_wait_for_each_other(rank: int, size: 
     assert coming.get_future().wait()[0] is y
 
 
-def test_a_message_that_has_come_unseen_has_a_future(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "WORKER_POLL_S", 0.5)  # nobody looks meanwhile
+@pytest.mark.parametrize("poll_s", [0.5, 1e-4], ids=["unseen", "let go"])
+def test_a_message_that_has_come_has_a_future(
+    poll_s: float, world: Any, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "WORKER_POLL_S", poll_s)  # with the long one nobody looks meanwhile
     if rank == 1:
         work = dist.irecv(x := torch.zeros(2), 0)
         assert work is not None
@@ -51,10 +54,24 @@ def test_a_message_that_has_come_unseen_has_a_future(rank: int, monkeypatch: pyt
     if rank == 0:
         dist.send(torch.ones(2), 1)
     elif rank == 1:
-        while not work._request.done():  # type: ignore[attr-defined]
+        while not work._request.done() or (poll_s < 0.1 and world._poller._some.is_set()):  # type: ignore[attr-defined]
             time.sleep(1e-3)
         assert work.get_future().wait()[0] is x
         assert x.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("n", [1, 100_000])
+def test_a_send_has_no_results(n: int, rank: int) -> None:
+    if rank == 0:
+        going = [dist.isend(torch.ones(n), 1, tag=i) for i in range(2)]
+        for work in going:
+            assert work is not None
+            work.wait()
+            assert work.result() == work.get_future().wait() == []
+            assert work.is_success()
+    elif rank == 1:
+        for i in range(2):
+            dist.recv(torch.zeros(n), 0, tag=i)
 
 
 def test_tags_tell_messages_apart(rank: int) -> None:
@@ -226,9 +243,9 @@ def test_a_large_message_goes_on_while_its_sender_computes(rank: int) -> None:
         work = dist.isend(torch.ones(n), 1) if rank == 0 else dist.irecv(y := torch.zeros(n), 0)
         assert work is not None
         deadline = steady_time() + 10
-        while not work._over and steady_time() < deadline:
+        while work.is_under_way and steady_time() < deadline:
             time.sleep(0.01)
-        assert work._over
+        assert not work.is_under_way
         work.wait()
         assert rank == 0 or bool((y == 1).all())
 
