@@ -3,7 +3,8 @@
     hpcomm run -n 2 python benchmarks/torch_backends.py [--save] [--quick]
 
 Both backends are groups of one job and take turns. "floor" is torch's own dispatch: a process group that
-does nothing. "hidden" is the part of a background all-reduce that matrix products, or a wait, cover.
+does nothing. "raw" is mpi4py's Send and Recv. "hidden" is the part of a background all-reduce that matrix
+products, or a wait, cover.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--save", action="store_true", help="keep table and plot under benchmarks/results")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--only", default="", help="patterns with this in their names; nothing is kept")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("mpi")
@@ -79,8 +81,12 @@ def main() -> None:
     ]
     say(*lines)
     for pattern, make in PATTERNS.items():
+        if arguments.only not in pattern:
+            continue
+        groups = groups | ({"raw": None} if pattern == "send_recv" else {})
         for name, dtype in DTYPES.items():
             head = f"\n{pattern} {name}\n{'':>8} {'mpi':>10} {'gloo':>10} {'gloo/mpi':>9} {'mpi - floor':>12}"
+            head += f" {'floor':>8} {'raw':>8}" * ("raw" in groups)
             say(head)
             lines.append(head)
             for nbytes in sizes:
@@ -88,11 +94,12 @@ def main() -> None:
                 lines.append(shown(row))
                 say(lines[-1])
                 rows.append({"pattern": pattern, "dtype": name, "ranks": ranks} | row)
-    for text, row in (step(groups, rounds), *(hidden(rounds, where) for where in ("core", "elsewhere"))):
+    overlaps = (hidden(rounds, where) for where in ("core", "elsewhere"))
+    for text, row in () if arguments.only else (step(groups, rounds), *overlaps):
         say(text)
         lines.append(text)
         rows.append(row)
-    if arguments.save and dist.get_rank() == 0:
+    if arguments.save and not arguments.only and dist.get_rank() == 0:
         library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
         save(f"torch_{library}_{ranks}", "\n".join(lines), rows)
         plot(rows, f"torch_{library}_{ranks}")
@@ -126,7 +133,7 @@ def measured(
 def shown(row: dict[str, Any]) -> str:
     return (
         f"{size_name(row['bytes']):>8} {row['mpi']:10.1f} {row['gloo']:10.1f} {row['ratio']:8.1f}x "
-        f"{row['above_floor']:+12.1f}"
+        f"{row['above_floor']:+12.1f}" + (f" {row['floor']:8.1f} {row['raw']:8.1f}" if "raw" in row else "")
     )
 
 
@@ -162,13 +169,17 @@ def all_to_all(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[
 
 
 def send_recv(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[], Any]:
-    """Between each even rank and the next one: there, and back."""
-    x, rank = torch.zeros(n, dtype=dtype), dist.get_rank()
-    peer = rank ^ 1
+    """Between each even rank and the next one: there, and back. group None: raw mpi4py."""
+    x, rank, world = torch.zeros(n, dtype=dtype), dist.get_rank(), MPI.COMM_WORLD
+    peer, memory = rank ^ 1, x.view(torch.uint8).numpy()
 
     def there_and_back() -> None:
         for sends in (True, False) if rank < peer else (False, True):
-            if peer < ranks:
+            if peer >= ranks:
+                continue
+            if group is None:
+                (world.Send if sends else world.Recv)(memory, peer)
+            else:
                 (dist.send if sends else dist.recv)(x, peer, group=group)
 
     return there_and_back
