@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import finish, judge
+from processes import ROOT, finish, judge
 
 from hpcomm.communicator import fingerprint
 from hpcomm.errors import ConfigError
-from hpcomm.job import launch
+from hpcomm.job import installation, launch
 from hpcomm.tools import diff
 
 TIME = """
@@ -321,6 +321,20 @@ each_time({f.__name__: f for f in (values, kind, sent, gathered, trained)})
 dist.destroy_process_group()
 """
 
+# One order under each MPI, unless the library chooses it: Open MPI and MPICH begin with other ranks.
+BY_MPI = """
+import numpy as np
+import hpcomm
+world = hpcomm.world
+x = np.random.default_rng(world.rank).random(3003)
+world.all_reduce(x)
+world.reduce(x)
+world.reduce(x, async_op=True).wait()
+world.order = "fast"
+world.reduce(x)  #by_mpi
+world.barrier()
+"""
+
 # What is said of the difference: number of the call, ranks, why
 SAID = {
     "order_of_ranks": "call 2 of ranks 0-2: other values came out of the same",
@@ -399,6 +413,26 @@ def test_planted_differences_are_found_at_the_first_call(job: Any, tmp_path: Pat
     text = said(capsys, folder / "cut" / "once", folder / "cut" / "other")[1]
     assert "compared are dtypes and values of 7 calls" in text
     ended_early(capsys, folder / "seed" / "once", folder / "seed" / "again")
+
+
+@pytest.mark.once
+def test_the_first_sum_that_another_mpi_makes_in_another_order_is_found(
+    job: Any, tmp_path: Path, capsys: Any
+) -> None:
+    other = {"openmpi": "mpich", "mpich": "openmpi"}[installation.find_mpi().vendor]
+    pythons = [sys.executable, str(ROOT / f".venv-{other}" / "bin" / "python")]
+    if not Path(pythons[1]).exists():
+        pytest.skip(f"no .venv-{other}, which `make test` makes")
+    folders = [tmp_path / name for name in "ab"]
+    for python, folder in zip(pythons, folders, strict=True):
+        options = ["--fingerprint", str(folder)]
+        job(3, BY_MPI, env={"HPCOMM_NODE": "off"}, options=options, python=python)
+    status, text = said(capsys, *folders)
+    assert status == 1
+    assert {"Open MPI", "MPICH"} == set(re.findall("3 ranks, (Open MPI|MPICH)", text))
+    assert told(text) == "call 4 of rank 0: other values came out of the same"
+    line = next(i for i, words in enumerate(BY_MPI.splitlines(), 1) if words.endswith("#by_mpi"))
+    assert text.count(f".py:{line}\n") == 2
 
 
 def ended_early(capsys: Any, once: Path, cut: Path) -> None:
