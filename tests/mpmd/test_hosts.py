@@ -265,7 +265,7 @@ def trains(hosts, then):
     """By torchrun, a rank on each of two hosts."""
     (hosts.folder / "trains.py").write_text(TRAINS.format(then=then))
     words = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    words += ["--master-addr", "10.78.0.1", "--master-port", "29531"]
+    words += ["--master-addr", f"{hosts.net}.1", "--master-port", "29531"]
     env = {**hosts.environ("mpich"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
     return [
         hosts.start([sys.executable, *words, "--node-rank", f"{i}", "trains.py"], env, i + 1)
