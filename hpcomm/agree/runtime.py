@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
-from ..errors import ConfigError, line_number, source_line
+from ..errors import ConfigError, line_number, source_line, where
 from ..job import exit_hooks, process_role
 from ..job.launcher import FIRST
 from ..job.survive import ENDED
@@ -129,13 +129,20 @@ def abort(text: str, status: int = 1) -> None:
     """Say text on stderr and end the job, from whichever thread."""
     global ending
     ending = threading.get_ident()
-    say(text)
+    if sys.stderr is sys.__stderr__ or not _is_left(
+        _as_said(text)
+    ):  # pytest keeps what is said, and loses it
+        say(text)
     _abort(status)
 
 
 def say(text: str) -> None:
     """Say text on stderr, as this rank's."""
-    _write(sys.stderr, f"\nhpcomm: {name or f'rank {process_role.world_rank()}'}: {text}\n")
+    _write(sys.stderr, f"\n{_as_said(text)}")
+
+
+def _as_said(text: str) -> str:
+    return f"hpcomm: {name or f'rank {process_role.world_rank()}'}: {text}\n"
 
 
 def _stand_still_if_ending() -> None:
@@ -309,7 +316,7 @@ def count_hasty_exits() -> None:
             how = "before its end" if process_role.is_without_mpi else "without MPI_Finalize"
             if segment.survives:
                 _die(status)
-            abort(f"leaves by os._exit({status}), {how}, which ends the job", status or 1)
+            abort(f"leaves by {where(f'os._exit({status})', None)}, {how}, which ends the job", status or 1)
         leave(status)
 
     os._exit = leave_noted

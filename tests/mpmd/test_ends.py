@@ -23,7 +23,7 @@ ENDS = {
     "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", ""),
     "no Finalize": (
         "sys.stdout.flush(); os._exit(0)",
-        "of 'ocean': leaves by os._exit(0), without MPI_Finalize",
+        "of 'ocean': leaves by os._exit(0) at program_0.py:",
     ),
     "an early Finalize": ("MPI.Finalize(); os._exit(0)", "ocean"),
 }

@@ -330,14 +330,17 @@ def test_tracebacks_are_printed_once_with_what_differs_and_the_frame_of_a_fault_
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_traceback_is_left_in_any_locale_but_not_where_the_programs_own_pipe_takes_it(tmp_path, capsys):
+def test_a_traceback_is_left_in_any_locale_but_not_where_somebody_else_reads_stderr(tmp_path, capsys):
     code = (
-        "import os, sys\n"
+        "import os, sys, tempfile\n"
         "from hpcomm.job import tracebacks\n"
         "tracebacks.launcher_of = lambda pid: os.getppid()\n"
         "left = [tracebacks.leave(sys.argv[1], text) for text in ('', 'KeyError: gr\\xf6\\udcff')]\n"
         "os.dup2(os.pipe()[1], 2)\n"
-        "print(*left, tracebacks.leave(sys.argv[1], 'KeyError: 2'))"
+        "left.append(tracebacks.leave(sys.argv[1], 'KeyError: 2'))\n"
+        "kept, os.environ['HPCOMM_TRACEBACK'] = tempfile.TemporaryFile(), 'full'\n"
+        "os.dup2(kept.fileno(), 2)  # as pytest does\n"
+        "print(*left, tracebacks.leave(sys.argv[1].replace('/3-', '/4-'), '4'))"
     )
     ascii_only = {"HPCOMM_TRACEBACK": "once", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     ended = subprocess.run(
@@ -347,9 +350,10 @@ def test_a_traceback_is_left_in_any_locale_but_not_where_the_programs_own_pipe_t
         timeout=30,
         env={**os.environ, **ascii_only},
     )
-    assert (ended.stdout, ended.stderr) == ("False True False\n", "")
+    assert (ended.stdout, ended.stderr) == ("False True False True\n", "")
     tracebacks.say(tmp_path)
-    assert capsys.readouterr().err == "[rank 3] KeyError: gr\xf6\\udcff\n"
+    said = "[rank 3] KeyError: gr\xf6\\udcff\n[rank 4] 4\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_job_that_a_rank_starts_inherits_nothing_that_is_said_of_the_outer_one():
