@@ -7,6 +7,7 @@ interpreter lock is held in C, or that the process is stopped.
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ from ..errors import NAMED
 from ..node import segment
 from . import runtime
 from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, needed
-from .present_calls import describe_call, program_stack
+from .present_calls import OUTSIDE, describe_call, program_stack
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -99,6 +100,11 @@ class Doing(NamedTuple):
     def words(self) -> str:
         """Its call, the line and the communicator."""
         return f"{self.text} on '{self.comm}'" if self.comm else self.text
+
+    @property
+    def asks_a_person(self) -> bool:
+        """Whether it goes on when somebody types."""
+        return bool(re.match(rf"{OUTSIDE} in (a debugger at |input\()", self.text))
 
     def as_text(self) -> str:
         """For the record: the stack is cut where it is too long."""

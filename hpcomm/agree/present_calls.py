@@ -22,6 +22,7 @@ from . import runtime
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
+OUTSIDE = "not in a call of hpcomm,"
 _MESSAGES = ("recv", "send")  # of a node
 _SHOWN = 60  # characters of what a program does that is in no call of ours
 _DEBUGGERS = ("bdb", "pydevd", "_pydevd_bundle.pydevd_frame")
@@ -106,17 +107,17 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
     """
     call, end = call_of(thread), ""
     frame = sys._current_frames().get(_whose(thread))
-    inside = "in" if frame is not None and is_ours(frame.f_code) else "not in a call of"
-    words = str(call) if call else f"{verb}()" if verb else f"{inside} hpcomm,"
+    inside = "in hpcomm," if frame is not None and is_ours(frame.f_code) else OUTSIDE
+    words = str(call) if call else f"{verb}()" if verb else inside
     if call is None and runtime.uncaught is not None:
         error, trace = runtime.uncaught
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         frame = None if trace is None else trace.tb_frame
-        words = (isinstance(error, HpcommError) and error.during) or "not in a call of hpcomm,"
+        words = (isinstance(error, HpcommError) and error.during) or OUTSIDE
         end = f", ended by {type(error).__name__}"
     user = None if frame is None else calling_frame(frame)
-    if call is None and not end and inside != "in" and frame is not None:
+    if call is None and not end and inside == OUTSIDE and frame is not None:
         user, doing = _of_program(frame)
         words += doing
     here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
@@ -155,6 +156,8 @@ def program_stack(most: int) -> tuple[str, ...]:
         if is_own(thread) or thread.ident not in frames:
             continue
         found = [(each.f_code, n) for each, n in walk_stack(frames[thread.ident]) if not is_ours(each.f_code)]
+        own = [i for i, (code, _) in enumerate(found) if not _is_library(code.co_filename)]
+        found = found[: own[-1] + 1] if own else found  # without what has called the program, such as pytest
         told += [] if thread is main else [f"in thread {thread.name}:"]
         told += [f"{code.co_name} at {source_line(code, n)}" for code, n in reversed(found[:most])]
     return tuple(told)

@@ -47,10 +47,11 @@ class Reporter:
 
     Attributes:
         stall_s: after how long a call is reported.
+        end: says what can never end; where the user wants that, it ends the job.
     """
 
     def __init__(self, here: NodeSegment | None, say: Callable[[str], None], stall_s: float) -> None:
-        self._here, self._say, self.stall_s = here, say, stall_s
+        self._here, self._say, self.end, self.stall_s = here, say, say, stall_s
         self._speaks = self._reported = False
         self._next_s = self._ended_s = 0.0
         self._before: list[str] = []  # what those that could never go on said at the last look
@@ -78,6 +79,10 @@ class Reporter:
         told = _report(call, waited_s, silent, self._here, doings)
         keep(told, doings)
         return told
+
+    def is_a_person_asked(self, silent: str) -> bool:
+        """Whether a rank goes on when somebody types."""
+        return any(each.asks_a_person for each in _all(self._here, not silent).values())
 
     def look_at_end(self, seconds: float) -> None:
         """Say which threads keep this rank, whose program has ended, seconds after the last such look."""
@@ -119,8 +124,8 @@ class Reporter:
             told = never(held, doings)
             if told not in self._said:
                 self._said.add(told)
-                self._say(told)
                 keep(told, doings)
+                self.end(told)
             self._reported = self._reported or doing.own_number() in held
         self._before = said
 
@@ -179,21 +184,18 @@ def _report(
     """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     numbers, named = doing.numbers_of(call.comm), {doing.own_number()}
-    late = blocked.late(call)
-    for rank, region in late[:_SHOWN]:
+    regions = dict(blocked.late(call))
+    late = [*regions] or _elsewhere(call, numbers, doings)
+    for rank in late[:_SHOWN]:
         its = doings.get(numbers.get(rank, ELSEWHERE))
-        lines.append(f"  for rank {rank}: {no_answer(region) if its is None else its.words}")
+        what = its.words if its else no_answer(regions[rank]) if rank in regions else ""
+        lines.append(f"  for rank {rank}" + f": {what}" * bool(what))
         named.add(numbers.get(rank, ELSEWHERE))
     if late[_SHOWN:]:
-        lines.append(f"  and {len(late) - _SHOWN} more ranks of this node")
-    if not late and call.number == MESSAGE and call.source is not None and call.source >= 0:
-        its = doings.get(numbers.get(call.source, ELSEWHERE))
-        lines.append(f"  for rank {call.source}" + (f": {its.words}" if its is not None else ""))
-        named.add(numbers.get(call.source, ELSEWHERE))
-    elif not (late or call.number == MESSAGE or call.comm.is_inter) and (
-        len(call.comm.near.ranks) < call.comm.size
-    ):
-        lines += _elsewhere(call, numbers, doings, named)
+        lines.append(f"  and {len(late) - _SHOWN} more ranks")
+    is_far = not (late or call.number == MESSAGE or call.comm.is_inter)
+    if is_far and len(call.comm.near.ranks) < call.comm.size:
+        lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
     if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
         lines.append(f"  {there}")
     lines += _others({number: each for number, each in doings.items() if number not in named})
@@ -201,16 +203,14 @@ def _report(
     return "\n".join(lines)
 
 
-def _elsewhere(
-    call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, Doing], named: set[int]
-) -> list[str]:
-    """Lines about ranks of other hosts that are in no call of this communicator."""
-    here = {numbers.get(rank) for rank in call.comm.near.ranks}
-    late = [(rank, doings[its]) for rank, its in numbers.items() if its not in here and its in doings]
-    late = [(rank, each) for rank, each in late if each.comm != call.comm.name]
-    named.update(each.number for _, each in late[:_SHOWN])
-    lines = [f"  for rank {rank}: {each.words}" for rank, each in late[:_SHOWN]]
-    return lines or ["  for ranks of other hosts: those of this one have come, as far as they tell"]
+def _elsewhere(call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, Doing]) -> list[int]:
+    """Ranks of other hosts for which a call waits, as far as known: its peer, or those in other calls."""
+    if call.number == MESSAGE:
+        return [] if call.source is None or call.source < 0 else [call.source]
+    if call.comm.is_inter:
+        return []
+    far = {rank: doings[its] for rank, its in numbers.items() if its in doings}
+    return [r for r, its in far.items() if r not in call.comm.near.ranks and its.comm != call.comm.name]
 
 
 def no_answer(region: Region) -> str:

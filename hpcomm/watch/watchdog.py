@@ -16,7 +16,8 @@ MPI, gets a PeerFailedError instead.
             same call 4 ticks long ─┬─ a needed rank has ended ────────> abort: "... which has ended"
                                     ├─ a neighbour made another call ──> abort: both calls
                                     └─ past the link's deadline ───────> abort: how long it has waited
-            any call, waiting for HPCOMM_TIMEOUT ──────────────────────> abort: report of who does what
+            any call, waiting for HPCOMM_TIMEOUT, and no rank is in
+            input() or a debugger ─────────────────────────────────────> abort: report of who does what
             any call, waiting for some seconds ────────────────────────> report.py: say who waits for whom
 
 Why several ticks: between two looks a call may end, or the missing rank may have left what is needed before
@@ -128,6 +129,9 @@ class Watchdog:
         self._here, self._beat, self._patience_s = here, beat, variables.seconds("HPCOMM_TIMEOUT")
         stall_s = variables.seconds("HPCOMM_STALL")
         self.reporter = Reporter(here, runtime.say, REPORT_S if stall_s is None else stall_s)
+        if self._patience_s is not None:
+            self.reporter.end = lambda told: runtime.abort(f"{told}\n  {self._reason()}")
+        self._asked_s = 0.0  # until when, of this wait, a person was asked somewhere
         self._waiting = doing.waits = Waiting(self._patience_s)
         self._crossing = ConcurrentCalls()
         self._suspected = False  # that the call cannot complete, at the last look
@@ -158,11 +162,12 @@ class Watchdog:
         waited_s, patience_s = self._waiting.waited_s, self._patience_s
         what = f"a look at what this rank does failed; please report it\n{format_exc()}"
         if patience_s is not None and waited_s >= patience_s + WATCHDOG_AFTER_S:
-            runtime.abort(
-                f"{what}  it has waited {waited_s:.0f} s; HPCOMM_TIMEOUT={patience_s:g} ends the job"
-            )
+            runtime.abort(f"{what}  it has waited {waited_s:.0f} s; {self._reason()}")
         if failures == _PATIENT:
             runtime.say(what)
+
+    def _reason(self) -> str:
+        return f"HPCOMM_TIMEOUT={self._patience_s:g} ends the job"
 
     def _look(self) -> None:
         runtime.end_if_late()
@@ -201,11 +206,17 @@ class Watchdog:
         if found is not None and before:  # not at once: a message may have come from one that has ended since
             return found
         patience_s, waited_s = self._patience_s, self._waiting.waited_s
-        if patience_s is None or waited_s < patience_s:
+        if waited_s < self._asked_s:  # another wait
+            self._asked_s = 0.0
+        alone_s = waited_s - self._asked_s
+        if patience_s is None or alone_s < patience_s:
             return None
-        if waited_s < patience_s + WATCHDOG_AFTER_S and not self.reporter.may_speak():
+        if alone_s < patience_s + WATCHDOG_AFTER_S and not self.reporter.may_speak():
             return None  # the one that speaks says it, the others later
-        return f"{self.reporter.report(call, waited_s, silent)}\n  HPCOMM_TIMEOUT={patience_s:g} ends the job"
+        if self.reporter.is_a_person_asked(silent):
+            self._asked_s = waited_s
+            return None
+        return f"{self.reporter.report(call, waited_s, silent)}\n  {self._reason()}"
 
 
 def _verdict(call: Blocked, waiting: Waiting) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +49,53 @@ def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait:
     assert "at device_call.py:12 on 'world' has waited" in done.stderr
     there = "  a message of tag 3 from rank 0 is there, which it does not take\n"
     assert (there in done.stderr) == (wait == "another tag")
+
+
+def test_a_circle_of_waits_ends_the_job_at_once_if_waits_have_a_limit_also_in_pytest(
+    job: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import numpy as np\n"
+        "from hpcomm import world as comm\n"
+        "def test_both_receive():\n"
+        "    comm.recv(np.empty(3), source=1 - comm.rank)\n"
+    )
+    command = ["python", "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path / "test_it.py")]
+    done = job(2, command, timeout=100, expect=None, options=("--stall", "600"))
+    assert done.returncode not in (0, 124), done.stdout
+    assert "these calls can never end" in done.stderr, done.stderr
+    call = "recv(float64 (3,), source=1) at test_it.py:4 on 'world'"
+    assert f"\n  rank 0: {call} waits for rank 1\n" in done.stderr
+    assert "HPCOMM_TIMEOUT=600 ends the job" in done.stderr
+
+
+@pytest.mark.once
+def test_a_job_is_not_ended_while_a_rank_stands_in_a_debugger(job: Any, tmp_path: Path) -> None:
+    """The one that waits lets the other one go on when it would have ended the job twice."""
+    source = """
+import os, pdb, threading, time
+import numpy as np
+from hpcomm import world as comm
+from hpcomm.watch import watchdog
+
+keys = os.open(os.environ["KEYS"], os.O_RDWR)
+comm.barrier()
+excused = set()
+def type_it():
+    while len(excused) < 2:
+        excused.add(watchdog.current._asked_s)
+        excused.discard(0.0)
+        time.sleep(0.05)
+    os.write(keys, b"c\\n")
+if comm.rank == 0:
+    threading.Thread(target=type_it).start()
+else:
+    os.dup2(keys, 0)
+    pdb.set_trace()
+comm.all_reduce(np.ones(3))
+"""
+    os.mkfifo(tmp_path / "keys")
+    job(2, source, timeout=60, env={"KEYS": str(tmp_path / "keys")}, options=("--stall", "1"))
 
 
 @pytest.mark.once

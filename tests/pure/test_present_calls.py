@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -64,6 +65,12 @@ def test_the_outermost_call_is_what_a_thread_is_doing() -> None:
 )  # fmt: skip
 def test_a_call_says_what_was_given(call: calling, words: str) -> None:
     assert str(call) == words
+
+
+def test_a_stack_begins_with_the_program_and_not_with_what_has_called_it() -> None:
+    stack = present_calls.program_stack(100)
+    assert stack[-1].startswith(f"{sys._getframe().f_code.co_name} at test_present_calls.py:")
+    assert not any("pytest" in line for line in stack)
 
 
 def test_a_wait_is_for_what_its_request_has_noted() -> None:
