@@ -65,9 +65,10 @@ def _jobs(pid: int | None) -> list[Job]:
 
 def _record(job: Job) -> dict[str, object]:
     ranks = [
-        {**each.process._asdict(), "has_ended": each.has_ended, "doing": each.doing and each.doing._asdict()}
+        {**each.process._asdict(), "has_ended": each.has_ended, "stack": each.stack,
+         "doing": each.doing and each.doing._asdict()}
         for each in job.ranks
-    ]
+    ]  # fmt: skip
     return {"pids": job.pids, "lack": job.lack, "ranks": ranks, "can_never_end": _held(job)}
 
 
@@ -113,8 +114,7 @@ def _lines(job: Job) -> Iterator[str]:
         yield f"  {job.lack}"
     groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for i, rank in enumerate(job.ranks):
-        stack = () if rank.doing is None else tuple(rank.doing.stack)
-        groups.setdefault((_words(rank), stack), []).append(i)
+        groups.setdefault((_words(rank), rank.stack), []).append(i)
     for (words, stack), ranks in sorted(groups.items(), key=lambda each: -len(each[1])):
         yield f"  {_some(_name(job, i) for i in ranks)}: {words}"
         waited = max((told.waited_s for i in ranks if (told := job.ranks[i].doing) is not None), default=0.0)

@@ -8,17 +8,23 @@ nothing is read. Its ranks are asked as they ask each other, and need not help b
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ..agree import doing
 from ..agree.doing import Doing
+from ..errors import in_package
 from ..job.launcher import above
 from ..node import native, segment
 
 _ANSWER_S = 0.7  # for ranks to answer: they look five times a second
+_SPY_S = 5.0  # for py-spy to read a stack, which takes a tenth of a second
 _PROC = Path("/proc")
 _STATES = {"T": "stopped", "t": "in a debugger", "D": "in the kernel (I/O)", "R": "running", "Z": "ended"}
 
@@ -39,11 +45,12 @@ class Process(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """doing: None where it has not answered."""
+    """doing: None where it has not answered. stack: of the program's code, the innermost line last."""
 
     process: Process
     doing: Doing | None
     has_ended: bool
+    stack: tuple[str, ...] = ()
 
 
 class Job(NamedTuple):
@@ -111,11 +118,27 @@ def _job(links: list[Path], pids: list[int]) -> Job:
         region.look()
     said = doing.ask(regions, _ANSWER_S)
     by_mark = {_inner_pid(pid): pid for pid in pids}
-    ranks = [
-        Rank(_process(by_mark.get(region.mark[0], 0)), each, region.gone)
-        for region, each in zip(regions, said, strict=True)
-    ]
+    ranks = []
+    for region, told in zip(regions, said, strict=True):
+        process, gone = _process(by_mark.get(region.mark[0], 0)), region.gone
+        stack = () if gone else _stack(process.pid) if told is None else tuple(told.stack)
+        ranks.append(Rank(process, told, gone, stack))
     return Job(pids if ranks else [], ranks)
+
+
+def _stack(pid: int) -> tuple[str, ...]:
+    """That of the main thread of a process that does not answer, if py-spy is here and may read it."""
+    spy = shutil.which("py-spy") or shutil.which("py-spy", path=Path(sys.executable).parent)
+    if spy is None or not pid:
+        return ()
+    command = [spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]  # else it stops what it looks at
+    try:
+        told = subprocess.run(command, capture_output=True, timeout=_SPY_S, check=True).stdout
+        frames = min(json.loads(told), key=lambda thread: thread["os_thread_id"] or pid)["frames"]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()
+    own = [each for each in frames if not in_package(each["filename"])]
+    return tuple(f"{each['name']} at {Path(each['filename']).name}:{each['line']}" for each in reversed(own))
 
 
 def _inner_pid(pid: int) -> int:

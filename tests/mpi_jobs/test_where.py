@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import finish, judge
 
 JOB = """
-import json, os, signal, subprocess, sys, time
+import ctypes, json, os, signal, subprocess, sys, time
 import numpy as np
 from hpcomm import world as comm
 
@@ -22,16 +26,21 @@ def look(*words):
 def exchange():
     comm.recv(np.empty(3), source=1 - comm.rank)
 
+def hold():
+    ctypes.PyDLL(None).sleep(60)  # keeps the interpreter lock
+
 pids = comm.all_gather_object(os.getpid())
 if comm.rank < 2:
     exchange()
 if comm.rank == 3:
     os.kill(os.getpid(), signal.SIGSTOP)
+if comm.rank == 4:
+    hold()
 for _ in range(200):
     done = look("where", str(os.getppid()), "--json")
     found = json.loads(done.stdout)
     ranks = found[0]["ranks"] if found else []
-    if found[0]["can_never_end"] and ranks[3]["doing"] is None:
+    if found[0]["can_never_end"] and ranks[3]["doing"] is ranks[4]["doing"] is None:
         break
     time.sleep(0.2)
 print(json.dumps({"pids": pids, "jobs": found, "where": look("where", str(pids[1])).stdout,
@@ -44,7 +53,7 @@ sys.exit(3)
 
 @pytest.mark.once
 def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -> None:
-    told = json.loads(job(4, JOB, timeout=100, expect="failure").stdout)
+    told = json.loads(job(5, JOB, timeout=100, expect="failure").stdout)
     (found,) = told["jobs"]
     assert found["pids"] == sorted(told["pids"])
     assert found["can_never_end"] == [0, 1]
@@ -52,6 +61,11 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     assert found["ranks"][3]["state"] == "stopped"
     first = found["ranks"][0]["doing"]
     assert first["text"] == "recv(float64 (3,), source=1) at device_call.py:12"
+    held = "no answer: in code that holds the interpreter lock"
+    assert f"process {told['pids'][4]}: {held}\n" in told["where"]
+    spy = shutil.which("py-spy", path=Path(sys.executable).parent)
+    lines = [line.partition(" at ")[0] for line in found["ranks"][4]["stack"]]
+    assert lines == (["<module>", "hold"] if spy else [])
     assert [line.partition(" at ")[0] for line in first["stack"]] == ["<module>", "exchange"]
     assert f"process {told['pids'][3]}: no answer: stopped" in told["where"]
     line = "rank 1: recv(float64 (3,), source=0) at device_call.py:12 on 'world' waits for rank 0"
@@ -61,6 +75,34 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     assert [row.split("  ")[0] for row in rows[:3]] == ["rank 0", "rank 1", "rank 2"]
     assert re.match(r"rank 1 +\d+ +\d+\.\d s +\d+ MiB +\d+ s  recv\(", rows[1])
     assert "no job that process 2 belongs to runs on this host" in told["none"]
+
+
+MANY = """
+import json, os, subprocess, sys
+from hpcomm import world as comm
+comm.barrier()
+if comm.rank == 0:
+    command = [sys.executable, "-m", "hpcomm", "where", "--json", str(os.getpid())]
+    env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "HOME") if name in os.environ}
+    for looks in range(1, 100):  # it waits for an answer for less than a second
+        [job] = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+        if all(rank["doing"] for rank in job["ranks"]):
+            break
+    privileges = open("/proc/self/status").read().partition("CapEff:")[2].split()[0]
+    print(privileges, looks, sorted(rank["doing"]["who"] for rank in job["ranks"]))
+comm.barrier()
+"""
+
+
+@pytest.mark.once
+def test_a_user_without_privileges_sees_all_of_sixteen_ranks_by_one_look() -> None:
+    plain = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    launch = [sys.executable, "-m", "hpcomm", "run", "-n", "16", "--timeout", "150", "python", "-c", MANY]
+    done = finish([*plain, *launch], 170)
+    judge(done, 0)
+    privileges, looks, ranks = done.stdout.split(maxsplit=2)
+    assert (int(privileges, 16), ranks.strip()) == (0, str(sorted(f"rank {i}" for i in range(16))))
+    assert int(looks) < 20  # a busy machine may keep a rank from answering in time
 
 
 CIRCLES = """
