@@ -46,9 +46,9 @@ def wanted(kind: Mistake) -> list[str]:
     source = program(kind)
     lines = [(i, line) for i, line in enumerate(source.splitlines(), 1) if line.endswith("# <")]
     found = [rf'program\.py(:|", line ){i}\b' for i, _ in lines]
-    found += [rf"\b{verb}\b" for _, line in lines for verb in re.findall(r"\w\.(\w+)\(", line)[-1:]
+    found += [rf"\bi?{verb}\b" for _, line in lines for verb in re.findall(r"\w\.i?(\w+)\(", line)[-1:]
               if verb not in ("sleep", "append", "ones")]  # fmt: skip
-    found += [rf"\brank(s [-\d, ]*\b| ){rank}\b|\b{rank}\]" for rank in kind.ranks]
+    found += [rf"\brank(s [-\d, and]*\b| ){rank}\b|\b{rank}\]" for rank in kind.ranks]
     return [*dict.fromkeys([*found, *kind.words])]
 
 

@@ -43,11 +43,11 @@ else:
 if rank != 2:
     comm.all_reduce(x)  # <
 comm.barrier()  # <
-=== call on rank 0 only | 3 | 0 1 | light | 'world'
+=== call on rank 0 only | 3 | 0 | light | 'world' (broadcast|barrier).*program\.py:1[12].*rank.[12],
 if rank == 0:
     comm.broadcast(x)
-    comm.barrier()  # <
-=== extra iteration | 3 | 0 2 | light | 'world'
+    comm.barrier()
+=== extra iteration | 3 | 0 | light | 'world' rank.[12],
 for _ in range(3 + (rank == 0)):
     comm.all_reduce(x)  # <
 === extra iteration, then another call | 3 | 0 2 | light | 'world' broadcast
@@ -120,9 +120,9 @@ if rank == 1:
     comm.all_reduce(x.astype('f4'))  # <
 else:
     comm.all_reduce(x)  # <
-=== root | 2 | 0 1 | light | 'world' root=0 root=1
+=== root | 2 | 0 1 | light | 'world' broadcast root=0 root=1 program\.py:1[14]
 if rank == 1:
-    comm.broadcast(x, root=1)  # <
+    comm.broadcast(x, root=1)
 else:
     comm.broadcast(x, root=0)
 comm.barrier()
@@ -267,7 +267,9 @@ both = half.create_intercomm(0, comm, 1 - rank, name="both")
 both.recv(y, source=0)  # <
 both.send(x, dest=0)
 === threads in one communicator | 2 | 0 | light | thread
+both = threading.Barrier(2)
 def reduce():
+    both.wait()
     comm.all_reduce(np.ones(1 << 22))
 threads = [threading.Thread(target=reduce) for _ in range(2)]
 for each in threads:
@@ -291,10 +293,12 @@ else:
 comm.barrier()
 === wildcard race | 3 | 0 1 2 | strict | 'world'
 if rank:
-    comm.send(x, dest=0)
+    sent = comm.isend(x, dest=0)
 comm.barrier()
 for _ in range(2 * (rank == 0)):
     comm.recv(y)  # <
+if rank:
+    sent.wait()
 === sends that only buffers save | 2 | 0 1 | strict | 'world'
 comm.send(x, dest=1 - rank)  # <
 comm.recv(y, source=1 - rank)
@@ -317,9 +321,9 @@ else:
 === window without an epoch | 2 | 0 1 | strict | .
 window = comm.window(6)
 if rank == 0:
-    window.local[:] = 1  # <
-else:
     window.put(x, 0)  # <
+else:
+    window.put(y, 0)  # <
 window.fence()
 """
 
