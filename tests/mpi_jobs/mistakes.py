@@ -110,7 +110,7 @@ if rank == 1:
     comm.all_reduce(x[1:])  # <
 else:
     comm.all_reduce(x)  # <
-=== counts, gather | 3 | 0 2 | light | 'world'
+=== counts, gather | 3 | 0 2 | full | 'world'
 if rank == 2:
     comm.gather(x[1:])  # <
 else:

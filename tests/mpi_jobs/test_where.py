@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import finish, judge
+from mistakes import MISTAKES
+from processes import ROOT, finish, judge
 
 JOB = """
 import ctypes, json, os, signal, subprocess, sys, time
@@ -103,6 +104,14 @@ def test_a_user_without_privileges_sees_all_of_sixteen_ranks_by_one_look() -> No
     privileges, looks, ranks = done.stdout.split(maxsplit=2)
     assert (int(privileges, 16), ranks.strip()) == (0, str(sorted(f"rank {i}" for i in range(16))))
     assert int(looks) < 20  # a busy machine may keep a rank from answering in time
+
+
+def test_the_page_tells_at_which_level_each_kind_of_mistake_is_named() -> None:
+    page = (ROOT / "docs/watching.md").read_text()
+    rows = [row.split(" | ") for row in re.findall(r"^\| (.* \| (?:light|full|strict)) \|$", page, re.M)]
+    told = [(name, row[-1]) for row in rows for name in row[0].split("; ")]
+    assert sorted(told) == sorted((name, kind.level) for name, kind in MISTAKES.items())
+    assert f"such a table of {len(MISTAKES)} kinds" in page
 
 
 CIRCLES = """
