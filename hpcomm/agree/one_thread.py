@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
 
 _WHY = "may be out of step since two threads of one called at once"
-_PATIENT = 4  # looks in a row that find two calls at once
 
 
 class CallGuard:
@@ -69,24 +68,8 @@ class CallGuard:
         )
 
 
-class ConcurrentCalls:
-    """Two threads of this rank that are in collective calls of one communicator at each look."""
-
-    def __init__(self) -> None:
-        self._times = 0
-
-    def look(self) -> str | None:
-        """What is to be said before the job ends; None: all is well so far."""
-        found = _two_calls()
-        self._times = 0 if found is None else self._times + 1
-        if found is None or self._times < _PATIENT:
-            return None
-        comm, first, second = found
-        return str(_error(comm, describe_call(first), describe_call(second)))
-
-
-def _two_calls() -> tuple[Comm, int, int] | None:
-    """A communicator, and two threads that are in collective calls of it."""
+def concurrent_calls() -> str | None:
+    """What is to be said if two threads stay in collective calls of one communicator, as they are now."""
     if threading.active_count() < 3:  # this one, and another one
         return None
     first: dict[int, int] = {}
@@ -94,7 +77,7 @@ def _two_calls() -> tuple[Comm, int, int] | None:
         if call.comm is not None and call.verb in VERBS and call.waits:
             before = first.setdefault(id(call.comm), thread)
             if before != thread:
-                return call.comm, before, thread
+                return str(_error(call.comm, describe_call(before), describe_call(thread)))
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ..agree.doing import Doing
@@ -23,7 +23,6 @@ parser = partial(Command, "hpcomm where", _WHERE, *_COMMON)
 top_parser = partial(Command, "hpcomm top", _TOP, _ONCE, *_COMMON)
 _EVERY_S = 1.0
 _CLEAR = "\x1b[H\x1b[2J"  # of a terminal
-_SHOWN = 8  # ranks of one group
 
 
 def main(words: Sequence[str]) -> int:
@@ -69,15 +68,13 @@ def _record(job: Job) -> dict[str, object]:
          "doing": each.doing and each.doing._asdict()}
         for each in job.ranks
     ]  # fmt: skip
-    return {"pids": job.pids, "lack": job.lack, "ranks": ranks, "can_never_end": _held(job)}
+    return {"pids": job.pids, "lack": job.lack, "ranks": ranks, "can_never_end": _held(job)[0]}
 
 
-def _held(job: Job) -> list[int]:
-    return stuck.stuck(_doings(job))
-
-
-def _doings(job: Job) -> dict[int, Doing]:
-    return {rank.doing.number: rank.doing for rank in job.ranks if rank.doing is not None}
+def _held(job: Job) -> tuple[list[int], dict[int, Doing]]:
+    """Who can never go on, and what all do."""
+    doings = {rank.doing.number: rank.doing for rank in job.ranks if rank.doing is not None}
+    return stuck.stuck(doings), doings
 
 
 def _name(job: Job, i: int) -> str:
@@ -95,12 +92,7 @@ def _words(rank: Rank) -> str:
 
 
 def _head(job: Job) -> str:
-    return f"job of {len(job.pids)} processes here: {_some(map(str, job.pids))}"
-
-
-def _some(names: Iterable[str]) -> str:
-    shown = [*names]
-    return ", ".join(shown[:_SHOWN]) + f" and {len(shown) - _SHOWN} more" * (len(shown) > _SHOWN)
+    return f"job of {len(job.pids)} processes here: {report.some([*map(str, job.pids)])}"
 
 
 def _text(found: list[Job]) -> str:
@@ -116,14 +108,13 @@ def _lines(job: Job) -> Iterator[str]:
     for i, rank in enumerate(job.ranks):
         groups.setdefault((_words(rank), rank.stack), []).append(i)
     for (words, stack), ranks in sorted(groups.items(), key=lambda each: -len(each[1])):
-        yield f"  {_some(_name(job, i) for i in ranks)}: {words}"
+        yield f"  {report.some([_name(job, i) for i in ranks])}: {words}"
         waited = max((told.waited_s for i in ranks if (told := job.ranks[i].doing) is not None), default=0.0)
         if waited:
             yield f"    waits for {waited:.0f} s"
         yield from (f"    {line}" for line in stack)
-    if held := _held(job):
-        said = report.never(held, _doings(job))
-        yield from (f"  {line}" for line in said.splitlines())
+    held, doings = _held(job)
+    yield from (f"  {line}" for line in (report.never(held, doings).splitlines() if held else ()))
 
 
 def _table(found: list[Job]) -> str:

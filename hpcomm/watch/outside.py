@@ -88,13 +88,6 @@ def _segments() -> dict[int, tuple[list[Path], set[int]]]:
     return found
 
 
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name: state, parent, ..."""
-    with suppress(OSError):
-        return (_PROC / str(pid) / "stat").read_text().rpartition(") ")[2].split()
-    return []
-
-
 def _job(links: list[Path], pids: list[int]) -> Job:
     module = native.core()
     if module is None:
@@ -151,8 +144,9 @@ def _inner_pid(pid: int) -> int:
 
 
 def _process(pid: int) -> Process:
-    fields = _stat(pid) if pid else []
-    if not fields:
+    try:
+        fields = (_PROC / str(pid or "none") / "stat").read_text().rpartition(") ")[2].split()
+    except OSError:  # it has ended, or is not known
         return Process(0, "", 0.0, 0)
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     core_s = (int(fields[11]) + int(fields[12])) / ticks

@@ -167,8 +167,7 @@ def never(held: list[int], doings: Mapping[int, Doing]) -> str:
     inside = {rank for circle in circles for rank in circle}
     others = [doings[rank].who for rank in held if rank not in inside]
     if others:
-        more = f" and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
-        lines.append(f"  and for these wait {', '.join(others[:_SHOWN])}{more}")
+        lines.append(f"  and for these wait {some(others)}")
     if not any(doings[rank].messages for rank in inside):
         lines.append("  try:   make the calls of all communicators in the same order on all ranks")
     else:
@@ -176,6 +175,10 @@ def never(held: list[int], doings: Mapping[int, Doing]) -> str:
             "  try:   let one of them call first what the other one waits for, or send in the background"
         )
     return "\n".join(lines)
+
+
+def some(who: list[str]) -> str:
+    return ", ".join(who[:_SHOWN]) + f" and {len(who) - _SHOWN} more" * (len(who) > _SHOWN)
 
 
 def _report(
@@ -225,6 +228,5 @@ def _others(doings: Mapping[int, Doing]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for each in doings.values():
         groups.setdefault(each.words, []).append(each.who)
-    lines = [f"  meanwhile {', '.join(who[:_SHOWN])}{' and others' * (len(who) > _SHOWN)}: {text}"
-             for text, who in itertools.islice(groups.items(), _SHOWN)]  # fmt: skip
+    lines = [f"  meanwhile {some(who)}: {text}" for text, who in itertools.islice(groups.items(), _SHOWN)]
     return [*lines, *["  and others elsewhere"] * (len(groups) > _SHOWN)]

@@ -35,7 +35,7 @@ from ..agree import doing, runtime
 from ..agree.agreement import past_call
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
 from ..agree.doing import answer, answers
-from ..agree.one_thread import ConcurrentCalls
+from ..agree.one_thread import concurrent_calls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
 from ..core import patience
@@ -133,7 +133,7 @@ class Watchdog:
             self.reporter.end = lambda told: runtime.abort(f"{told}\n  {self._reason()}")
         self._asked_s = 0.0  # until when, of this wait, a person was asked somewhere
         self._waiting = doing.waits = Waiting(self._patience_s)
-        self._crossing = ConcurrentCalls()
+        self._concurrent = 0  # looks in a row that have found two threads in calls at once
         self._suspected = False  # that the call cannot complete, at the last look
 
     def run(self) -> None:
@@ -175,7 +175,9 @@ class Watchdog:
         troubled = _is_troubled()
         for each in polled() if troubled else ():
             _look_at(each)
-        if (said := self._crossing.look()) is not None:
+        said = concurrent_calls()
+        self._concurrent = self._concurrent + 1 if said else 0
+        if said and self._concurrent >= _PATIENT:
             runtime.abort(said)
         waiting = self._waiting
         waiting.look(troubled)
