@@ -43,7 +43,7 @@ else:
 if rank != 2:
     comm.all_reduce(x)  # <
 comm.barrier()  # <
-=== call on rank 0 only | 3 | 0 | light | 'world' (broadcast|barrier).*program\.py:1[12].*rank.[12],
+=== call on rank 0 only | 3 | 0 | light | 'world' broadcast|barrier program\.py(:|",.line.)1[12] rank.[12],
 if rank == 0:
     comm.broadcast(x)
     comm.barrier()
@@ -126,7 +126,7 @@ if rank == 1:
 else:
     comm.broadcast(x, root=0)
 comm.barrier()
-=== root, reduce | 3 | 0 2 | light | 'world'
+=== root, reduce | 3 | 0 2 | full | 'world'
 if rank == 2:
     comm.reduce(x, root=1)  # <
 else:
@@ -270,7 +270,8 @@ both.send(x, dest=0)
 both = threading.Barrier(2)
 def reduce():
     both.wait()
-    comm.all_reduce(np.ones(1 << 22))
+    for _ in range(20):
+        comm.all_reduce(np.ones(1 << 22))
 threads = [threading.Thread(target=reduce) for _ in range(2)]
 for each in threads:
     each.start()
