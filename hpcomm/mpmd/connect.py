@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -58,11 +58,9 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
         is_same = field.points.max(initial=-1) < said.size
     if not is_same:
         shape = " x ".join(map(str, said.shape))
-        raise ConfigError(
-            f"field {field.name!r} is declared on another grid: {where} {said.name!r} ({said.kind}, {shape})",
-            "connect",
-            f"grid=me.grid({said.name!r}), or nothing",
-        )
+        other = f"{where} {said.name!r} ({said.kind}, {shape})"
+        what = f"field {field.name!r} is declared on another grid: {other}"
+        raise _wrong(what, f"grid=me.grid({said.name!r}), or nothing")
 
 
 def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, object]:
@@ -93,93 +91,75 @@ def agreed(
     else:
         found = [
             FieldSpec(
-                **{**sides[target]["takes"][name]["wish"], "name": name, "source": source, "target": target}
+                **sides[target]["takes"][name]["wish"] | {"name": name, "source": source, "target": target}
             )
             for source, target in ((link.name, link.peer), (link.peer, link.name))
             for name in sides[target]["takes"]
             if name in sides[source]["gives"]
         ]
     for each in found:
-        _check_declared(each, sides)
-        given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
-        if tuple(given["shape"]) != tuple(taken["shape"]):
-            raise ConfigError(
-                f"field {each.name!r} has {tuple(given['shape'])} per point at {each.source!r} and"
-                f" {tuple(taken['shape'])} at {each.target!r}",
-                "connect",
-                "values of shape (points, ...), the same behind the points on both sides",
-            )
-        _check_kinds(each, given, taken)
-        if each.mapping != "none":
-            _check_grids(each, given, taken)
-        if each.target == link.name:
-            _check_packages(each)
+        for what, hint in _misfits(each, sides):
+            raise _wrong(what, hint)
+        if each.target == link.name:  # has it what a conversion or a mapping needs? The giver would wait
+            _conversion(each)
+            if each.mapping != "none":
+                from ..grids.weights import sparse_matrices
+
+                sparse_matrices()
     return sorted(found, key=lambda each: (each.name, each.source))
 
 
-def _check_declared(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> None:
-    """That both programs have declared a field of the spec."""
+def _wrong(what: str, hint: str) -> ConfigError:
+    return ConfigError(what, "connect", hint)
+
+
+def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """What does not fit in what both programs have declared of a field, and what to try."""
     for program, role in ((each.source, "gives"), (each.target, "takes")):
         if each.name not in sides[program][role]:
             known = list(sides[program][role])
-            raise ConfigError(
-                f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}, but it"
-                f" declares {', '.join(map(repr, known)) or 'none'}",
-                "connect",
-                did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}"),
-            )
-
-
-def _check_grids(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
-    """That the mapping goes between the grids that the two programs have."""
+            what = f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}"
+            hint = did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}")
+            yield f"{what}, but it declares {', '.join(map(repr, known)) or 'none'}", hint
+    given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
+    shapes = tuple(given["shape"]), tuple(taken["shape"])
+    if shapes[0] != shapes[1]:
+        what = f"{shapes[0]} per point at {each.source!r} and {shapes[1]} at {each.target!r}"
+        hint = "values of shape (points, ...), the same behind the points on both sides"
+        yield f"field {each.name!r} has {what}", hint
+    if (why := _misfit_of_kinds(each, given, taken)) is not None:
+        both = f"{given['kind']} at {each.source!r} and {taken['kind']} at {each.target!r}"
+        yield f"field {each.name!r} is {both}: {why[0]}", why[1]
+    if each.mapping == "none":
+        return
     if None in (given["grid"], taken["grid"]):
         who, verb = (each.source, "gives") if given["grid"] is None else (each.target, "takes")
-        raise ConfigError(
-            f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it",
-            "connect",
-            f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))",
-        )
+        what = f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it"
+        yield what, f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))"
     wrong = misfit(each.mapping, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
     if wrong is not None:
-        raise ConfigError(f"field {each}: {wrong[1]}", "connect", wrong[2])
+        yield f"field {each}: {wrong[1]}", wrong[2]
 
 
-def _check_packages(each: FieldSpec) -> None:
-    """That the taker has what a mapping or a conversion needs: the giver would wait for it."""
-    _conversion(each)
-    if each.mapping != "none":
-        from ..grids.weights import sparse_matrices
-
-        sparse_matrices()
-
-
-def _check_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> None:
-    """That what arrives means what was sent: halves travel as bits, and numpy cuts floats to integers."""
+def _misfit_of_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> tuple[str, str] | None:
+    """Why what arrives would not mean what was sent: halves travel as bits, numpy cuts floats to integers."""
     kinds = {given["kind"], taken["kind"]}
     source, target = np.dtype(given["dtype"]), np.dtype(taken["dtype"])
     as_bits = any(kind in BY_NAME and BY_NAME[kind].kind in "hq" for kind in kinds)
     as_it_is = (each.mapping, each.time, each.source_unit) == ("none", "instant", each.target_unit)
     computes = each.implicit or not as_it_is
     if as_bits and (computes or len(kinds) > 1):
-        why, hint = "such fields can only be moved as they are", "float32 on both sides"
-    elif each.time == "mean" and source.kind in "biu":
-        why, hint = "a mean of integers would be cut", "a floating dtype on both sides"
-    elif not np.can_cast(source, target, "same_kind"):
-        why, hint = "values would be lost on the way", "the same dtype on both sides"
-    elif each.time == "sum" and not np.can_cast(
-        sent_dtype(source, "sum"), target, "same_kind" if source.kind in "fc" else "safe"
-    ):
-        why, hint = "a sum may need more bits", f"int64 or float64 at {each.target!r}"
-    elif target.kind in "biu" and (cuts := _cuts(each)):
-        why, hint = f"what {cuts} makes are no whole numbers", f"a floating dtype at {each.target!r}"
-    else:
-        return
-    raise ConfigError(
-        f"field {each.name!r} is {given['kind']} at {each.source!r} and {taken['kind']} at {each.target!r}:"
-        f" {why}",
-        "connect",
-        hint,
-    )
+        return "such fields can only be moved as they are", "float32 on both sides"
+    if each.time == "mean" and source.kind in "biu":
+        return "a mean of integers would be cut", "a floating dtype on both sides"
+    if not np.can_cast(source, target, "same_kind"):
+        return "values would be lost on the way", "the same dtype on both sides"
+    summed = sent_dtype(source, each.time)
+    if each.time == "sum" and not np.can_cast(summed, target, "same_kind" if source.kind in "fc" else "safe"):
+        return "a sum may need more bits", f"int64 or float64 at {each.target!r}"
+    if target.kind in "biu" and (cuts := _cuts(each)):
+        return f"what {cuts} makes are no whole numbers", f"a floating dtype at {each.target!r}"
+    return None
 
 
 def _cuts(each: FieldSpec) -> str:
@@ -252,7 +232,14 @@ def _plan(
     weights = None if each.mapping == "none" else _weights(wire, each, field, is_giver)
     wanted = field.points if weights is None else weights.sources
     made = coupled_route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
-    _check(made.lack, each)
+    lack = made.lack
+    if lack.doubled:
+        what = f"{lack.doubled} points of field {each} are given twice, the first is {lack.first_doubled}"
+        raise _wrong(what, "each point has one owner: points=... without the halo")
+    if lack.missing:
+        what = f"{lack.missing} points of field {each} are taken and given by nobody, the first is"
+        hint = "give these points too, take fewer, or name a mapping between two grids"
+        raise _wrong(f"{what} {lack.first_missing}", hint)
     rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
     return field, weights, rows, wire.device_side(field.values)
 
@@ -272,9 +259,8 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     found, wrong = None, None
     if each.weights is None:
         try:
-            found = weights_between(
-                wire.mpi, field.grid, field.points, is_giver, each.mapping, each.neighbours
-            )
+            how = is_giver, each.mapping, each.neighbours
+            found = weights_between(wire.mpi, field.grid, field.points, *how)
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
             raise
@@ -288,32 +274,14 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     wire.mpi.Allgather(np.array([len(lost) if wrong is None else -1, lost[0] if len(lost) else -1]), told)
     if (told[:, 0] < 0).any():
         said = wire.mpi.bcast(wrong and (wrong.what, wrong.hint), int(np.argmax(told[:, 0] < 0)))
-        raise ConfigError(f"field {each}: {said[0]}", "connect", said[1])
+        raise _wrong(f"field {each}: {said[0]}", said[1])
     count = told[:, 0].sum()
     if count and each.uncovered == "error":
-        raise ConfigError(
-            f"{count} points of field {each} are reached by nothing that is given, the first is"
-            f" {told[told[:, 0] > 0][0, 1]}",
-            "connect",
-            'uncovered="keep" leaves them as they are, uncovered=nan (a value) fills them; or give more',
-        )
+        first = told[told[:, 0] > 0][0, 1]
+        what = f"{count} points of field {each} are reached by nothing that is given, the first is {first}"
+        hint = 'uncovered="keep" leaves them as they are, uncovered=nan (a value) fills them; or give more'
+        raise _wrong(what, hint)
     return found
-
-
-def _check(lack: coupled_route.Lack, each: FieldSpec) -> None:
-    if lack.doubled:
-        raise ConfigError(
-            f"{lack.doubled} points of field {each} are given twice, the first is {lack.first_doubled}",
-            "connect",
-            "each point has one owner: points=... without the halo",
-        )
-    if lack.missing:
-        raise ConfigError(
-            f"{lack.missing} points of field {each} are taken and given by nobody, the first is"
-            f" {lack.first_missing}",
-            "connect",
-            "give these points too, take fewer, or name a mapping between two grids",
-        )
 
 
 def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import TypeVar
 
-    from ..core.dtypes import Dtype
     from ..core.types import AnyArray
     from ..grids.grid import Grid
 
@@ -46,19 +45,13 @@ class Field(Generic[A]):
         self.grid = grid
         shape = tuple(getattr(values, "shape", ()))
         if not shape:
-            found = type(values).__name__
-            raise LayoutError(
-                f"the values of field {name!r} have no axis of points: they are a {found}",
-                verb,
-                "an array of shape (points, ...), as numpy.asarray(values) makes one of a list",
-            )
+            what = f"the values of field {name!r} have no axis of points: they are a {type(values).__name__}"
+            hint = "an array of shape (points, ...), as numpy.asarray(values) makes one of a list"
+            raise LayoutError(what, verb, hint)
         self.points = _indices(name, points, verb)
         if len(self.points) != shape[0]:
-            raise LayoutError(
-                f"field {name!r} has {len(self.points)} points here, but values of shape {shape}",
-                verb,
-                "one row of values for each point",
-            )
+            what = f"field {name!r} has {len(self.points)} points here, but values of shape {shape}"
+            raise LayoutError(what, verb, "one row of values for each point")
         self.check_grid(verb)
         look = _looked_at(name, values, verb)
         self.kind = look.dtype
@@ -72,26 +65,19 @@ class Field(Generic[A]):
 
     def check(self, values: object) -> None:
         """Refuse values of another shape or kind than those that were declared, where they are set anew."""
-        shape = tuple(getattr(values, "shape", ()))
-        if shape != (len(self.points), *self.shape):
-            raise LayoutError(
-                f"the values of field {self.name!r} now have the shape {shape}",
-                "put or get",
-                f"shape {(len(self.points), *self.shape)}, as when it was declared",
-            )
-        if getattr(values, "dtype", None) != self.plain_dtype:
-            self._check_kind(_looked_at(self.name, values, self._verb).dtype)
-
-    def _check_kind(self, kind: Dtype) -> None:
+        shape, wanted = tuple(getattr(values, "shape", ())), (len(self.points), *self.shape)
+        if shape != wanted:
+            what = f"the values of field {self.name!r} now have the shape {shape}"
+            raise LayoutError(what, "put or get", f"shape {wanted}, as when it was declared")
+        if getattr(values, "dtype", None) == self.plain_dtype:
+            return
+        kind = _looked_at(self.name, values, self._verb).dtype
         source, target = (kind, self.kind) if self._verb == "gives" else (self.kind, kind)
-        halves = "q" in (kind.kind, self.kind.kind) or "h" in (kind.kind, self.kind.kind)
-        fits = kind == self.kind or (not halves and np.can_cast(source.storage, target.storage, "same_kind"))
-        if not fits:
-            raise DtypeError(
-                f"the values of field {self.name!r} are now {kind}, and it was declared as {self.kind}",
-                "put or get",
-                f"values of {self.kind}",
-            )
+        is_numpys = not {"h", "q"} & {kind.kind, self.kind.kind}
+        fits = is_numpys and np.can_cast(source.storage, target.storage, "same_kind")
+        if kind != self.kind and not fits:
+            what = f"the values of field {self.name!r} are now {kind}, and it was declared as {self.kind}"
+            raise DtypeError(what, "put or get", f"values of {self.kind}")
 
     def check_grid(self, verb: str) -> None:
         """That the grid has these points: of points and cells it is this rank's own part."""
@@ -106,17 +92,11 @@ class Field(Generic[A]):
         if isinstance(self.grid, Rectangles):
             highest = int(self.points.max(initial=-1))
             if highest >= size:
-                raise LayoutError(
-                    f"field {self.name!r} has a point {highest}, but its grid has {size} points",
-                    verb,
-                    "indices from 0, row by row: j * nlon + i",
-                )
+                what = f"field {self.name!r} has a point {highest}, but its grid has {size} points"
+                raise LayoutError(what, verb, "indices from 0, row by row: j * nlon + i")
         elif size != len(self.points):
-            raise LayoutError(
-                f"field {self.name!r} has {len(self.points)} points here, but its grid has {size}",
-                verb,
-                "coordinates of this rank's own points, in their order",
-            )
+            what = f"field {self.name!r} has {len(self.points)} points here, but its grid has {size}"
+            raise LayoutError(what, verb, "coordinates of this rank's own points, in their order")
 
     def __repr__(self) -> str:
         return f"<Field '{self.name}', {len(self.points)} points here, {self.dtype}>"
@@ -130,9 +110,8 @@ def _looked_at(name: str, values: object, verb: str) -> Buffer:
         error.what, error.where = f"field {name!r}: {error.what}", verb
         raise
     if verb == "takes" and look.frozen:
-        raise LayoutError(
-            f"field {name!r} cannot be filled: its memory {look.frozen}", verb, "an array that can be written"
-        )
+        what = f"field {name!r} cannot be filled: its memory {look.frozen}"
+        raise LayoutError(what, verb, "an array that can be written")
     return look
 
 
@@ -142,11 +121,8 @@ def _indices(name: str, points: ArrayLike, verb: str) -> NDArray[np.int64]:
     except ValueError:  # lists of different lengths
         found = np.empty((0, 0))
     if found.ndim != 1 or (found.size and (found.dtype.kind not in "iu" or found.min() < 0)):
-        raise DtypeError(
-            f"the points of field {name!r} are no list of indices from 0",
-            verb,
-            "points=np.arange(first, last)",
-        )
+        what = f"the points of field {name!r} are no list of indices from 0"
+        raise DtypeError(what, verb, "points=np.arange(first, last)")
     return np.ascontiguousarray(found, np.int64)
 
 

@@ -13,6 +13,22 @@ from .coupling import unit
 from .route import grid_checks
 from .spec.spec_file import FieldSpec, GridSpec
 
+_KEYS = (  # in the order of what FieldSpec has
+    *(
+        "name",
+        "from",
+        "to",
+        "mapping",
+        "from_grid",
+        "to_grid",
+        "every",
+        "lag",
+        "time",
+        "from_unit",
+        "to_unit",
+    ),
+    *("neighbours", "implicit", "timeout", "weights", "uncovered"),
+)
 _MOST_POINTS = GRID["properties"]["size"]["maximum"]
 
 
@@ -56,24 +72,10 @@ def read_field(
         if (name := said[key]) is not None and name not in grids:
             tables.fail(f"there is no grid {name!r}", did_you_mean(name, grids, f"[grid.{name}]"), key)
     both = said["unit"]
-    made = FieldSpec(
-        said["name"],
-        said["from"],
-        said["to"],
-        said["mapping"],
-        said["from_grid"],
-        said["to_grid"],
-        said["every"],
-        said["lag"],
-        said["time"],
-        said["from_unit"] or both,
-        said["to_unit"] or both,
-        said["neighbours"],
-        said["implicit"],
-        said["timeout"],
-        (tables.path.parent / said["weights"]).resolve() if said["weights"] else None,
-        said["uncovered"],
-    )
+    for key in ("from_unit", "to_unit"):
+        said[key] = said[key] or both
+    said["weights"] = (tables.path.parent / said["weights"]).resolve() if said["weights"] else None
+    made = FieldSpec(*map(said.__getitem__, _KEYS))
     if here and made.source_unit and made.target_unit:
         _check_units(tables, made, ("unit", "unit") if both else ("from_unit", "to_unit"))
     grid_checks.check_mapping(tables, made, grids)
@@ -105,7 +107,5 @@ def _check_units(tables: Tables, made: FieldSpec, keys: tuple[str, str]) -> None
     except ConfigError as error:
         tables.fail(f"field {made.name!r}: {error.what}", error.hint or "", key)
     if offset and made.time == "sum":
-        why = (
-            f"field {made.name!r} is summed over time, and a sum of {units[0]} does not convert to {units[1]}"
-        )
-        tables.fail(why, 'time = "mean", or one unit for both', "to_unit")
+        why = f"is summed over time, and a sum of {units[0]} does not convert to {units[1]}"
+        tables.fail(f"field {made.name!r} {why}", 'time = "mean", or one unit for both', "to_unit")

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from .._lazy import MPI
 from ..errors import ConfigError, did_you_mean
+from ..job.command_line import spans
 
 NBYTES = 512  # of a line at most
 BLOCK = 256  # ranks that have a leader
@@ -131,11 +132,8 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
         found[name] = range(int(first), int(last) + 1)
     if found and max(ranks.stop for ranks in found.values()) > size:
         told = ", ".join(f"{name}: {counted(ranks)}" for name, ranks in found.items())
-        raise ConfigError(
-            f"{PROGRAMS} announces {told}, but this job has {size} rank{'s' * (size > 1)}.",
-            "join",
-            "start the job as `hpcomm run --dry-run` shows, or unset that variable",
-        )
+        what = f"{PROGRAMS} announces {told}, but this job has {size} rank{'s' * (size > 1)}."
+        raise _error(what, "start the job as `hpcomm run --dry-run` shows, or unset that variable")
     return found
 
 
@@ -347,14 +345,11 @@ def listed(members: Sequence[int], entries: Sequence[Any]) -> str:
 
 
 def counted(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2`, `ranks 0, 5`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]}-{ranks[-1]}"
-    if len(ranks) > _NAMED:
+    """`rank 3`, `ranks 0-2, 5`."""
+    shown = spans(sorted(ranks))
+    if shown.count(",") >= _NAMED:
         return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks))}"
+    return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
 def _error(what: str, hint: str) -> ConfigError:

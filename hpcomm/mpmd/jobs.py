@@ -94,15 +94,12 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
 
 def _check(me: Program, verb: str, library: str) -> None:
     if library.startswith("Open MPI"):
-        raise ConfigError(
-            "Open MPI cannot join jobs that were started apart: its MPI_Comm_connect waits for ever",
-            verb,
-            "start both programs in one job (mpirun a : b, or hpcomm run SPEC.toml), or use MPICH for both",
-        )
+        what = "Open MPI cannot join jobs that were started apart: its MPI_Comm_connect waits for ever"
+        hint = "start both programs in one job (mpirun a : b, or hpcomm run SPEC.toml), or use MPICH for both"
+        raise ConfigError(what, verb, hint)
     if me.is_connected:
-        raise UsageError(
-            f"'{me.name}' has put or got fields already", verb, f"{verb} before the first of them"
-        )
+        what = f"'{me.name}' has put or got fields already"
+        raise UsageError(what, verb, f"{verb} before the first of them")
 
 
 # -- the meeting, without MPI --------------------------------------------------------------------------
@@ -178,9 +175,8 @@ def _beside(path: Path) -> tuple[Path, Path]:
 def _write(path: Path, what: dict[str, object], is_new: bool = False) -> bool:
     """Write a file that is there as a whole or not at all; whether it was, where it has to be new."""
     draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}")  # which nobody can have put a link at
-    with os.fdopen(
-        os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-    ) as file:
+    made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(made, "w", encoding="utf-8") as file:
         json.dump(what, file)
     try:
         if is_new:
@@ -205,9 +201,8 @@ def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except PermissionError as error:
-        raise ConfigError(
-            str(error), "connect", "both jobs are one user's; take a folder of your own"
-        ) from None
+        hint = "both jobs are one user's; take a folder of your own"
+        raise ConfigError(str(error), "connect", hint) from None
     except (ValueError, RecursionError):
         found = None
     said: dict[str, Any] = found if isinstance(found, dict) else {}

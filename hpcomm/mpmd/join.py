@@ -57,9 +57,8 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
     if isinstance(peers, str) or not all(isinstance(peer, str) for peer in peers):
         raise ConfigError(f"peers are a list of names, not {peers!r}", "join", "peers=['atmosphere']")
     if not is_number(timeout, above=0):
-        raise ConfigError(
-            f"timeout must be a number of seconds above 0, not {timeout!r}", "join", "timeout=60"
-        )
+        what = f"timeout must be a number of seconds above 0, not {timeout!r}"
+        raise ConfigError(what, "join", "timeout=60")
     with undisturbed():
         world = _start_mpi()
         try:
@@ -67,7 +66,7 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
         except HpcommError:
             _end_at_exit(world)
             raise
-        _become_world(_me.comm)
+        sys.modules["hpcomm"].__dict__["world"] = _me.comm
     return _me
 
 
@@ -80,11 +79,8 @@ def _check_first() -> None:
 def _checked_name(name: str | None) -> str:
     given = os.environ.get(NAME) if name is None else name
     if not isinstance(given, str) or not given.isprintable() or not 1 <= len(given.encode()) <= 64:
-        raise ConfigError(
-            f"{given!r} is no name for a program" if given else "this program has no name",
-            "join",
-            "hpcomm.join('ocean'): up to 64 printable characters",
-        )
+        what = f"{given!r} is no name for a program" if given else "this program has no name"
+        raise ConfigError(what, "join", "hpcomm.join('ocean'): up to 64 printable characters")
     if any(mark in given for mark in " ,=\t"):
         raise ConfigError(f"the name {given!r} holds a blank, a comma or '='", "join", "hpcomm.join('ocean')")
     return given
@@ -104,11 +100,8 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)
     members = members or range(world.size)
     if world.rank not in members:
-        raise ConfigError(
-            f"{name!r} joins, but the spec says that it does not (joins = false)",
-            "join",
-            "take that line out",
-        )
+        what = f"{name!r} joins, but the spec says that it does not (joins = false)"
+        raise ConfigError(what, "join", "take that line out")
     members, entries = handshake.gather_roster(world, members, handshake.own_entry(name, wants), timeout)
     programs = handshake.check(members, entries, announced, timeout)
     kinds = {entry.name: entry.kind for entry in entries if entry is not None}
@@ -159,12 +152,6 @@ def _links(
         plain = "plain" in (kinds[name], kinds[peer])
         links.append(Link.over(name, peer, comm, inter, plain=plain))
     return links
-
-
-def _become_world(comm: Communicator) -> None:
-    import hpcomm
-
-    hpcomm.__dict__["world"] = comm
 
 
 def _end_at_exit(world: MPI.Intracomm) -> None:

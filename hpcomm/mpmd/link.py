@@ -63,13 +63,7 @@ class Link:
 
     @classmethod
     def over(
-        cls,
-        name: str,
-        peer: str,
-        local: Communicator,
-        inter: MPI.Intercomm,
-        *,
-        plain: bool = False,
+        cls, name: str, peer: str, local: Communicator, inter: MPI.Intercomm, *, plain: bool = False
     ) -> Link:
         """A link that owns inter. Collective over both programs.
 
@@ -91,9 +85,8 @@ class Link:
     @deadline_s.setter
     def deadline_s(self, seconds: float | None) -> None:
         if seconds is not None and not is_number(seconds, above=0):
-            raise UsageError(
-                f"deadline_s must be above 0, not {seconds!r}", f"link to '{self.peer}'", "None: for ever"
-            )
+            what = f"deadline_s must be above 0, not {seconds!r}"
+            raise UsageError(what, f"link to '{self.peer}'", "None: for ever")
         self.comm.context.patience_s = seconds
 
     @property
@@ -241,12 +234,10 @@ class Link:
             theirs = self.comm.irecv_object(0).wait(timeout=self.timeout_s)
             going.wait(timeout=self.timeout_s)
         except WaitTimeoutError:
-            raise WaitTimeoutError(
-                f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'",
-                None,
-                f"{verb} needs all programs (the first put, get or exchange connects); look at what"
-                " the other one does, or at the network; timeout of the field if it is slow",
-            ) from None
+            what = f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'"
+            hint = f"{verb} needs all programs (the first put, get or exchange connects); look at what"
+            hint += " the other one does, or at the network; timeout of the field if it is slow"
+            raise WaitTimeoutError(what, None, hint) from None
         return theirs
 
     def report(self) -> str:
@@ -272,19 +263,13 @@ class Link:
         return found
 
     def _unknown(self, verb: str, name: str, known: list[str]) -> ConfigError:
-        does = "takes" if verb == "put" else "gives"
+        which, does = ("gives", "takes") if verb == "put" else ("takes", "gives")
+        what = f"program '{self.peer}' {does} no field {name!r}"
+        hint = f"it {does} {', '.join(map(repr, known)) or 'nothing'}; declare fields before the first put"
         if name in known:  # two fields of one name, one each way, and this is the other one
-            which = "gives" if verb == "put" else "takes"
-            return ConfigError(
-                f"this is not the field {name!r} that {self.name!r} {which}",
-                f"{verb} on link '{self.name}' <-> '{self.peer}'",
-                f"what me.{which}({name!r}, ...) returned",
-            )
-        return ConfigError(
-            f"program '{self.peer}' {does} no field {name!r}",
-            f"{verb} on link '{self.name}' <-> '{self.peer}'",
-            f"it {does} {', '.join(map(repr, known)) or 'nothing'}; declare fields before the first put",
-        )
+            what = f"this is not the field {name!r} that {self.name!r} {which}"
+            hint = f"what me.{which}({name!r}, ...) returned"
+        return ConfigError(what, f"{verb} on link '{self.name}' <-> '{self.peer}'", hint)
 
     def __repr__(self) -> str:
         return f"<Link '{self.name}' <-> '{self.peer}', {self.local.size} and {self.size} ranks>"
@@ -300,11 +285,8 @@ def _each(fields: Field[A] | Iterable[Field[A]], verb: str) -> Iterable[Field[A]
 
 def no_field(given: object, verb: str) -> UsageError:
     """The error for something else than a field."""
-    return UsageError(
-        f"{verb} takes a field, not {given!r:.60}",
-        verb,
-        f"link.{verb}(field), as me.gives or me.takes returned it",
-    )
+    hint = f"link.{verb}(field), as me.gives or me.takes returned it"
+    return UsageError(f"{verb} takes a field, not {given!r:.60}", verb, hint)
 
 
 class PlainCommunicator(Communicator):

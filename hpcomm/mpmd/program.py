@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -28,8 +29,6 @@ from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
 from .verdict import Refusal, first_refusal, judge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import ArrayLike
 
     from ..communicator.communicator import Communicator
@@ -164,15 +163,13 @@ class Program:
 
     def _declare(self, role: str, name: str) -> None:
         if self.is_connected:
-            raise UsageError(
-                f"field {name!r} comes too late", role, "declare all fields before the first put or get"
-            )
+            hint = "declare all fields before the first put or get"
+            raise UsageError(f"field {name!r} comes too late", role, hint)
         if not isinstance(name, str) or not name.isprintable() or not name.strip(" .") or "/" in name:
             raise UsageError(f"{name!r} is no name for a field", role, f"me.{role}('heat', values)")
         if name in (self._gives if role == "gives" else self._takes):
-            raise UsageError(
-                f"program {self.name!r} {role} {name!r} twice", role, "a name of its own for each"
-            )
+            what = f"program {self.name!r} {role} {name!r} twice"
+            raise UsageError(what, role, "a name of its own for each")
 
     def connect(self, time: float = 0.0, *, timeout: float | None = None) -> None:
         """Plan all couplings, as the first put, get or exchange does otherwise. Collective over all
@@ -269,12 +266,9 @@ class Program:
         first = self.comm.broadcast_object(declared)
         try:
             if declared != first:
-                raise ConfigError(
-                    f"this rank gives {declared[0]} and takes {declared[1]}, but rank 0 gives {first[0]} and"
-                    f" takes {first[1]}",
-                    "connect",
-                    "the same fields on all ranks of a program; without points, values of shape (0, ...)",
-                )
+                here, there = (f"gives {names[0]} and takes {names[1]}" for names in (declared, first))
+                hint = "the same fields on all ranks of a program; without points, values of shape (0, ...)"
+                raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)
             self._check_fields()
         except Exception as error:  # the others wait to hear of it
             wrong = error
@@ -322,20 +316,14 @@ class Program:
             if len(givers) != 1:
                 told = "; ".join(f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items())
                 who = "nobody" if not givers else " and ".join(map(repr, givers))
-                raise ConfigError(
-                    f"{self.name!r} takes a field {name!r}, which {who} gives{'' if givers else f': {told}'}",
-                    "connect",
-                    "one giver for each field; names must be the same on both sides",
-                )
+                what = f"{self.name!r} takes a field {name!r}, which {who} gives"
+                what += "" if givers else f": {told}"
+                hint = "one giver for each field; names must be the same on both sides"
+                raise ConfigError(what, "connect", hint)
 
     def put(self, field: Field, time: float | None = None) -> None:
         """link.put to every program that takes the field."""
-        if not isinstance(field, Field):
-            raise no_field(field, "put")
-        if self._gives.get(field.name) is not field:
-            raise UsageError(
-                f"{self.name!r} has not declared that it gives {field.name!r}", "put", "me.gives(...)"
-            )
+        self._check_declared("put", "gives", field)
         self.connect()
         for link in self._links.values():
             if field.name in link.gives:
@@ -343,18 +331,20 @@ class Program:
 
     def get(self, field: Field[A], time: float | None = None) -> A:
         """link.get from the program that gives the field."""
-        if not isinstance(field, Field):
-            raise no_field(field, "get")
-        taken = self._takes.get(field.name)
-        if taken is None or taken[0] is not field:
-            raise UsageError(
-                f"{self.name!r} has not declared that it takes {field.name!r}", "get", "me.takes(...)"
-            )
+        self._check_declared("get", "takes", field)
         self.connect()
         for link in self._links.values():
             if field.name in link.takes:
                 return link.get(field, time)
         raise UsageError(f"nobody gives {field.name!r}", "get", "a program that is only recorded gave none")
+
+    def _check_declared(self, verb: str, role: str, field: object) -> None:
+        if not isinstance(field, Field):
+            raise no_field(field, verb)
+        known = self._gives.get(field.name) if role == "gives" else self._takes.get(field.name, (None,))[0]
+        if known is not field:
+            what = f"{self.name!r} has not declared that it {role} {field.name!r}"
+            raise UsageError(what, verb, f"me.{role}(...)")
 
     def exchange(self, time: float | None = None) -> None:
         """link.exchange on all links."""
@@ -379,9 +369,8 @@ class Program:
             try:
                 Path(picture).write_text(reporting.bars(rows), encoding="utf-8")
             except OSError as error:
-                raise ConfigError(
-                    f"{picture} cannot be written: {error.strerror}", "report", "a folder that is there"
-                ) from None
+                what = f"{picture} cannot be written: {error.strerror}"
+                raise ConfigError(what, "report", "a folder that is there") from None
         return "\n".join(lines)
 
     def _who(self) -> str:

@@ -41,12 +41,9 @@ class Recorder:
         values = self._next_array(name, f"field {name!r}", "get")
         shape = (len(field.points), *field.shape)
         if values.shape != shape or not np.can_cast(values.dtype, field.dtype, "same_kind"):
-            raise ConfigError(
-                f"field {name!r} is {field.dtype} {shape}, and {values.dtype} {values.shape} is recorded in"
-                f" {self._stem}.{name}",
-                "get",
-                "record a run of the same grids and ranks",
-            )
+            kept = f"{values.dtype} {values.shape} is recorded in {self._stem}.{name}"
+            what = f"field {name!r} is {field.dtype} {shape}, and {kept}"
+            raise ConfigError(what, "get", "record a run of the same grids and ranks")
         return values
 
     def next_verdict(self) -> int:
@@ -61,16 +58,10 @@ class Recorder:
         except FileNotFoundError:
             pass
         except Exception as error:  # depends on what it is instead
-            raise ConfigError(
-                f"what is recorded of {what} in {self._stem}.{name} is damaged: {error}",
-                verb,
-                "record it again",
-            ) from error
-        raise ConfigError(
-            f"nothing more is recorded of {what} in {self._stem}.{name}",
-            verb,
-            "record a run at least as long, of the same program",
-        )
+            what = f"what is recorded of {what} in {self._stem}.{name} is damaged: {error}"
+            raise ConfigError(what, verb, "record it again") from error
+        what = f"nothing more is recorded of {what} in {self._stem}.{name}"
+        raise ConfigError(what, verb, "record a run at least as long, of the same program")
 
     def keep_weights(self, name: str, weights: Any) -> None:
         """Write the weights of a field's mapping; None: it has none."""

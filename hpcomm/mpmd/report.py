@@ -39,15 +39,8 @@ def row_of(
     mine = np.array([total_s, busy_s, *waited.values()])
     total, busy, *waits = (comm.all_reduce(mine) / comm.size).tolist()
     waiting = sum(waits)
-    return Row(
-        program,
-        comm.size,
-        total,
-        total - busy,
-        waiting,
-        busy - waiting,
-        dict(zip(waited, waits, strict=True)),
-    )
+    whom = dict(zip(waited, waits, strict=True))
+    return Row(program, comm.size, total, total - busy, waiting, busy - waiting, whom)
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -99,9 +92,7 @@ def link_lines(
         local: this program's communicator.
         swapped: gives what the other program says, for what this one does.
     """
-    sides: dict[tuple[str, str], Outgoing | Incoming] = {
-        (ends[0], name): side for name, side in gives.items()
-    }
+    sides: dict[Any, Outgoing | Incoming] = {(ends[0], name): side for name, side in gives.items()}
     sides |= {(ends[1], name): side for name, side in takes.items()}
     mine = {key: _about(sides[key], local, key[0] == ends[0]) for key in sides}
     theirs = swapped(mine, "report")
@@ -130,9 +121,8 @@ def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: 
     if not trial.comparable(given["trial"], taken["trial"]):
         return line
     a, b = given["integral"], taken["integral"]
-    return (
-        f"{line}; integral {a:.12g} to {b:.12g}, relative difference {abs(a - b) / max(abs(a), 1e-300):.1e}"
-    )
+    off = abs(a - b) / max(abs(a), 1e-300)
+    return f"{line}; integral {a:.12g} to {b:.12g}, relative difference {off:.1e}"
 
 
 def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[str, Any]:

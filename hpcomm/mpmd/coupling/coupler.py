@@ -14,53 +14,61 @@ from ...errors import ConfigError, UsageError
 from ..coupled_field import Field, chooses, copied, host, scatter
 from ..record import Recorder
 from ..route.coupled_route import Selection
-from .coupling_channel import Channel, Turns, goes_aboard, memory_of
+from .coupling_channel import Channel, Turns, goes_aboard
 from .coupling_clock import Schedule
 from .device_operations import DeviceOperations, Mapped, Picked
 from .wire import TIMEOUT_S, Lane, Part
 
 
-class Outgoing:
+class _Side:
+    """One field at one side of a link. peer_kind: of the grid at the other one."""
+
+    mapping = "none"
+    peer_kind: str | None = None
+    version = -1  # that was put, or taken, last
+    verb = ""
+
+    def __init__(self, lane: Lane | None, part: Part, schedule: Schedule) -> None:
+        self.field, self.part, self.schedule = part.field, part, schedule
+        self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
+        self._timed = schedule.every_s is not None
+
+    def check(self, t: float | None) -> None:
+        """Refuse a call without the time that it needs."""
+        if self._timed and t is None:
+            what = f"{self.verb} of {self.field.name!r} needs the time, because the spec gives it a period"
+            raise UsageError(what, self.verb, f"link.{self.verb}(field, time)")
+
+
+class Outgoing(_Side):
     """One field on its way out.
 
     lane: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
     for the first of them.
     """
 
+    verb = "put"
+
     def __init__(self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1) -> None:
-        self.field, self.part = part.field, part
+        super().__init__(lane, part, schedule)
         field = self.field
-        self.schedule = schedule
-        self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
-        self.mapping = "none"
-        self.peer_kind: str | None = None  # of the grid at the other side
-        self._timed = schedule.every_s is not None
         self._sent = copy(field)
         if part.dtype != field.dtype:
             self._sent.plain_dtype = part.dtype
         self._turns: Turns | None = None
         if lane is not None:
-            parts, stamped, copied = (
-                [part._replace(field=self._sent)],
-                self._timed,
-                lane._replace(direct=False),
-            )
+            parts, stamped = [part._replace(field=self._sent)], self._timed
+            copied = lane._replace(direct=False)
             self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamped=stamped), ahead)
         reduces = schedule.time in ("mean", "sum") and _stays(lane, self.part)
         self._there = DeviceOperations(field.values) if reduces else None
         self._sum: Any = None
         self._count = 0
-        self.version = -1
 
     @property
     def last(self) -> Any:
         """What was sent last: of a mean, the mean."""
         return self._sent.values
-
-    def check(self, t: float | None) -> None:
-        """Refuse a put without the time that it needs."""
-        if self._timed and t is None:
-            raise _no_time("put", self.field.name)
 
     def put(self, t: float | None) -> bool:
         """Add the field's values as those of time t; whether they, or what they completed, were sent."""
@@ -71,21 +79,16 @@ class Outgoing:
         assert t is not None  # by check
         version = self.schedule.is_due(t)
         if self.version < 0 and version is None:
-            raise UsageError(
-                f"the first put of {self.field.name!r} is at {t:g} s, which is no coupling time",
-                "put",
-                f"put the first values at the start: a multiple of {self.schedule.every_s:g} s",
-            )
+            what = f"the first put of {self.field.name!r} is at {t:g} s, which is no coupling time"
+            hint = f"put the first values at the start: a multiple of {self.schedule.every_s:g} s"
+            raise UsageError(what, "put", hint)
         with self._there or nullcontext():
             values = self._added() if self.schedule.time in ("mean", "sum") else self.field.values
             if version is None:
                 return False
             if version <= self.version:
-                raise UsageError(
-                    f"{self.field.name!r} is put at {t:g} s a second time, or backwards",
-                    "put",
-                    "times run forwards",
-                )
+                what = f"{self.field.name!r} is put at {t:g} s a second time, or backwards"
+                raise UsageError(what, "put", "times run forwards")
             if self.schedule.time == "mean":
                 values = values / self._count
             if self._there is not None:
@@ -110,7 +113,7 @@ class Outgoing:
             else:
                 self._sum = copied(mine)
         else:
-            mine = memory_of(self.field)
+            mine = host(values)
             self._sum = mine.astype(self.part.dtype) if self._sum is None else host(self._sum) + mine
         self._count += 1
         return self._sum
@@ -133,11 +136,13 @@ class Arrival(NamedTuple):
     uncovered: str | float = "keep"
 
 
-class Incoming:
+class Incoming(_Side):
     """One field on its way in.
 
     lane: None if it is read from a file.
     """
+
+    verb = "get"
 
     def __init__(
         self,
@@ -147,16 +152,11 @@ class Incoming:
         arrival: Arrival,
         recorder: Recorder | None = None,
     ) -> None:
+        super().__init__(lane, part, schedule)
         field, dtype = part.field, part.dtype
-        self.field, self.part = field, part
-        self.schedule = schedule
-        self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
-        self.mapping = "none"
-        self.peer_kind: str | None = None  # of the grid at the other side
         self.weights, self.conversion, self.uncovered = weights, conversion, uncovered = arrival
         self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
         self._recorder = recorder
-        self._timed = schedule.every_s is not None
         # Values that are right as they come go straight to their places; others to an inbox first.
         self._as_it_comes = weights is None and conversion == (1.0, 0.0) and not self._timed
         count = len(field.points) if weights is None else weights.columns
@@ -176,19 +176,12 @@ class Incoming:
                 else Mapped(self._there, weights, 1 + len(field.shape))
             )
         if lane is not None:
-            self._channel = Channel(
-                lane, [part._replace(field=self._inbox)], sends=False, stamped=self._timed
-            )
-        self.version = -1  # of newer
+            parts = [part._replace(field=self._inbox)]
+            self._channel = Channel(lane, parts, sends=False, stamped=self._timed)
         self._first = schedule.first() if self._timed else 0
         self._seen: Any = None  # values that have been checked
         self._older: Any = None
         self._newer: Any = None
-
-    def check(self, t: float | None) -> None:
-        """Refuse a get without the time that it needs."""
-        if self._timed and t is None:
-            raise _no_time("get", self.field.name)
 
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""
@@ -208,7 +201,7 @@ class Incoming:
                 assert t is not None  # by check
                 self._at(t)
         if self._recorder is not None:
-            self._recorder.keep(self.field.name, memory_of(self.field))
+            self._recorder.keep(self.field.name, host(self.field.values))
         return self.field.values
 
     def _at(self, t: float) -> None:
@@ -281,11 +274,8 @@ def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> A
     with suppress(OverflowError):
         made = np.full((len(rows), *field.shape), uncovered, field.dtype) if fits else None
     if made is None:
-        raise ConfigError(
-            f"field {field.name!r} of {field.dtype} cannot hold {uncovered!r} where nothing reaches it",
-            "connect",
-            'uncovered="keep", or a value of its kind',
-        )
+        what = f"field {field.name!r} of {field.dtype} cannot hold {uncovered!r} where nothing reaches it"
+        raise ConfigError(what, "connect", 'uncovered="keep", or a value of its kind')
     return made
 
 
@@ -303,11 +293,3 @@ def _stays(lane: Lane | None, part: Part) -> bool:
 
 def _as(values: AnyArray, dtype: np.dtype[np.generic]) -> AnyArray:
     return values.astype(dtype, copy=False)
-
-
-def _no_time(verb: str, name: str) -> UsageError:
-    return UsageError(
-        f"{verb} of {name!r} needs the time, because the spec gives it a period",
-        verb,
-        f"link.{verb}(field, time)",
-    )

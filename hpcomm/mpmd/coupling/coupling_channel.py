@@ -15,7 +15,7 @@ import numpy as np
 from ..._lazy import MPI, NDArray
 from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
-from ..coupled_field import Field, gather, host, scatter, width_of
+from ..coupled_field import Field, gather, scatter, width_of
 from ..route.coupled_route import Selection
 from .on_device import Share
 from .wire import Lane, Part, Wire
@@ -257,8 +257,3 @@ def goes_aboard(wire: Wire, part: Part, rank: int, rows: Selection) -> bool:
     if carrier is None or rank not in part.device_side:
         return False
     return not carrier.context.devices.is_one_call(nbytes)
-
-
-def memory_of(field: Field) -> AnyArray:
-    """A field's values as a numpy array in host memory (a view, if they lie there)."""
-    return host(field.values)

@@ -96,9 +96,8 @@ class Accelerator:
         if not columns:
             return x + self.relaxation * r
         kept, weights = self._least_squares([v for v, _ in columns], -r)
-        return answer + sum(
-            (weights[i] * columns[k][1] for i, k in enumerate(kept)), start=np.zeros_like(answer)
-        )
+        steps = (weights[i] * columns[k][1] for i, k in enumerate(kept))
+        return answer + sum(steps, start=np.zeros_like(answer))
 
     def _least_squares(self, columns: list[Floats], right: Floats) -> tuple[list[int], Floats]:
         """min |V c - right| over all ranks by a QR decomposition of local ones; newer columns win."""
@@ -149,11 +148,8 @@ def windows(
         ...     temperature.values[:] = solver.step(flux.values)
     """
     if (field is None) != (accelerator is None):
-        raise ConfigError(
-            "the leader of an implicit coupling has a field and an accelerator, the other program neither",
-            "windows",
-            "windows(link, field, Accelerator(me.comm))",
-        )
+        what = "the leader of an implicit coupling has a field and an accelerator, the other program neither"
+        raise ConfigError(what, "windows", "windows(link, field, Accelerator(me.comm))")
     if not is_number(tolerance, above=0) or not isinstance(most, int) or most < 1:
         what = f"tolerance must be above 0, and most from 1, not {tolerance!r} and {most!r}"
         raise ConfigError(what, "windows", "tolerance=1e-6, most=50")
@@ -176,9 +172,8 @@ def windows(
         link.put(field)
         restore(state)
     if verdict == 2:
-        raise _not_converged(
-            link, f"after {most} iterations |H(x) - x| / |H(x)| is {accelerator.residuals[-1]:.1e}"
-        )
+        residual = f"|H(x) - x| / |H(x)| is {accelerator.residuals[-1]:.1e}"
+        raise _not_converged(link, f"after {most} iterations {residual}")
 
 
 def _vector(field: Field) -> Floats:
@@ -200,8 +195,6 @@ def _followed(link: Link, state: object, restore: Callable[[Any], None]) -> Iter
 
 
 def _not_converged(link: Link, what: str) -> NotConvergedError:
-    return NotConvergedError(
-        f"the coupling of '{link.name}' and '{link.peer}' did not converge: {what}",
-        "implicit coupling",
-        "a smaller time window, a smaller relaxation, or scheme='iqn-ils'",
-    )
+    what = f"the coupling of '{link.name}' and '{link.peer}' did not converge: {what}"
+    hint = "a smaller time window, a smaller relaxation, or scheme='iqn-ils'"
+    return NotConvergedError(what, "implicit coupling", hint)

@@ -66,15 +66,10 @@ def measure(
     worst = float(local.all_reduce(np.array(off.max(initial=0.0)), "max"))
     found = areas(side)
     area = np.ones(len(exact)) if found is None else found
-    whole, integral, missed = local.all_reduce(
-        np.array([area.sum(), (area * made).sum(), (area * off).sum()])
-    ).tolist()
-    return {
-        "area": whole if found is not None else None,
-        "integral": integral,
-        "worst": worst,
-        "mean": missed / whole if whole else 0.0,
-    }
+    mine = np.array([area.sum(), (area * made).sum(), (area * off).sum()])
+    whole, integral, missed = local.all_reduce(mine).tolist()
+    mean = missed / whole if whole else 0.0
+    return {"area": None if found is None else whole, "integral": integral, "worst": worst, "mean": mean}
 
 
 def judged(given: Measure, taken: Measure) -> str:

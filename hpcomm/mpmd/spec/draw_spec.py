@@ -18,6 +18,7 @@ from ...job.command_line import AS_JSON, Command, option
 from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
+from ..handshake import counted
 from ..record_reader import read
 from .spec_file import FieldSpec, JobSpec
 
@@ -78,8 +79,7 @@ def plan(argv: Sequence[str]) -> int:
         program = spec.programs[name]
         where = ", ".join(host for host, _ in program.hosts) or "anywhere"
         alone = "" if program.joins else ", does not join"
-        numbers = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        print(f"program {name}: {numbers}, {program.device}, {where}{alone}")
+        print(f"program {name}: {counted(ranks)}, {program.device}, {where}{alone}")
     for each in spec.fields:
         print(f"field {each.name}: {each.source} -> {each.target}, {_about(each)}")
     return 0

@@ -33,9 +33,7 @@ class FieldSpec:
     implicit: bool = False
     timeout_s: float = 300.0
     weights: Path | None = None  # of the mapping, kept in a file; None: to be computed
-    uncovered: str | float = (
-        "error"  # what becomes of points that a mapping does not reach: or "keep", or a value
-    )
+    uncovered: str | float = "error"  # or "keep", or a value: of points that a mapping does not reach
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.target})"
@@ -51,8 +49,6 @@ class JobSpec(RunSpec):
 
 def is_uncovered(given: object) -> bool:
     """Whether this says what becomes of points that a mapping does not reach."""
-    return (
-        given in ("error", "keep")
-        if isinstance(given, str)
-        else isinstance(given, Real) and not isinstance(given, bool)
-    )
+    if isinstance(given, str):
+        return given in ("error", "keep")
+    return isinstance(given, Real) and not isinstance(given, bool)
