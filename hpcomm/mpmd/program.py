@@ -23,9 +23,9 @@ from .coupling.coupling_clock import check_time, divides, is_number
 from .coupling.wire import TIMEOUT_S
 from .link import Link, no_field
 from .record import recorder
-from .record_reader import read
 from .route import coupled_route
 from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
+from .spec.spec_reader import read
 from .verdict import Refusal, first_refusal, judge
 
 if TYPE_CHECKING:

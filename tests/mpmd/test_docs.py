@@ -35,7 +35,7 @@ def test_the_two_programs_of_readme_meet(programs):
 
 
 def test_every_key_of_the_documents_spec_is_known(tmp_path):
-    from hpcomm.mpmd.record_reader import read
+    from hpcomm.mpmd.spec.spec_reader import read
 
     text = re.search(r"^```toml\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)[1]
     text += '[program.atmosphere]\ncommand = "python air.py"\nranks = 1\n'

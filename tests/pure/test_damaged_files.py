@@ -16,7 +16,7 @@ from hpcomm.fields.files import checkpoints, file_folder, npy
 from hpcomm.grids.weights import Weights
 from hpcomm.mpmd import jobs
 from hpcomm.mpmd.record import VERDICTS, Recorder
-from hpcomm.mpmd.record_reader import read as read_spec
+from hpcomm.mpmd.spec.spec_reader import read as read_spec
 from hpcomm.schedule import registry
 from hpcomm.schedule.cost.machine_model import machine
 from hpcomm.tools import tune

@@ -19,9 +19,9 @@ from hpcomm.job.installation import VENDORS, Mpi, find_mpi
 from hpcomm.job.launch import Machine
 from hpcomm.job.spec import schema
 from hpcomm.mpmd.coupling.unit import conversion
-from hpcomm.mpmd.record_reader import read
 from hpcomm.mpmd.spec import draw_spec
 from hpcomm.mpmd.spec.spec_file import MAPPINGS, TIMES
+from hpcomm.mpmd.spec.spec_reader import read
 
 pytest.importorskip("pint")
 ROOT = Path(__file__).parents[2]

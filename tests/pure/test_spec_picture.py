@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from hpcomm.errors import MissingError
-from hpcomm.mpmd.record_reader import read
 from hpcomm.mpmd.spec.draw_spec import svg
+from hpcomm.mpmd.spec.spec_reader import read
 
 pytest.importorskip("pygraphviz")
 

@@ -19,8 +19,8 @@ from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
 from ..handshake import counted
-from ..record_reader import read
 from .spec_file import FieldSpec, JobSpec
+from .spec_reader import read
 
 _SPEC = option("spec", nargs="*", metavar="SPEC.toml", help="a job of several programs")
 _SCHEMA = option("--schema", action="store_true", help="print the JSON Schema of specs, for editors")
@@ -89,9 +89,8 @@ def main(argv: Sequence[str]) -> int:
     """`hpcomm mpmd draw SPEC.toml [-o FILE]`."""
     options = parser().parse_args(list(argv) or ["--help"])
     if options.command != "draw":
-        raise ConfigError(
-            f"hpcomm mpmd has no command {options.command!r}", "hpcomm mpmd", "hpcomm mpmd draw SPEC.toml"
-        )
+        what = f"hpcomm mpmd has no command {options.command!r}"
+        raise ConfigError(what, "hpcomm mpmd", "hpcomm mpmd draw SPEC.toml")
     spec = _read(options.spec, "mpmd draw")
     file = Path(options.output) if options.output else spec.path.with_suffix(".svg")
     if file.suffix not in (".svg", ".html"):
@@ -101,9 +100,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         file.write_text(picture if file.suffix == ".svg" else page, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be written: {error.strerror}", "hpcomm mpmd draw", "a folder that is there"
-        ) from None
+        what = f"{file} cannot be written: {error.strerror}"
+        raise ConfigError(what, "hpcomm mpmd draw", "a folder that is there") from None
     print(f"drawn: {file}")
     return 0
 

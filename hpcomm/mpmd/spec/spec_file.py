@@ -1,4 +1,4 @@
-"""Contents of a spec: grids and fields, beside its programs; record_reader.py reads it from a file."""
+"""Contents of a spec: grids and fields, beside its programs; spec_reader.py reads it from a file."""
 
 from __future__ import annotations
 

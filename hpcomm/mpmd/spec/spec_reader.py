@@ -1,38 +1,52 @@
-"""Reader of the tables [grid.NAME] and [[field]] of a spec."""
+"""Reader of a job of several programs from a TOML file, checked as a whole before anything starts.
+
+docs/mpmd.md shows all keys. Every mistake is a ConfigError that names the line and what to try.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, did_you_mean
-from ..grids.methods import GRID_KEYS
-from ..job.spec.programs import ProgramSpec
-from ..job.spec.schema import FIELD, GRID
-from ..job.spec.toml_tables import Tables
-from .coupling import unit
-from .route import grid_checks
-from .spec.spec_file import FieldSpec, GridSpec
+from ...errors import ConfigError, did_you_mean
+from ...grids.methods import GRID_KEYS
+from ...job.spec.programs import ProgramSpec, read_programs
+from ...job.spec.schema import FIELD, GRID
+from ...job.spec.toml_tables import Tables
+from ..coupling import unit
+from ..route import grid_checks
+from .spec_file import FieldSpec, GridSpec, JobSpec
 
-_KEYS = (  # in the order of what FieldSpec has
-    *(
-        "name",
-        "from",
-        "to",
-        "mapping",
-        "from_grid",
-        "to_grid",
-        "every",
-        "lag",
-        "time",
-        "from_unit",
-        "to_unit",
-    ),
-    *("neighbours", "implicit", "timeout", "weights", "uncovered"),
-)
+_KEYS = (
+    "name", "from", "to", "mapping", "from_grid", "to_grid", "every", "lag", "time", "from_unit", "to_unit",
+    "neighbours", "implicit", "timeout", "weights", "uncovered",
+)  # fmt: skip  # in the order of what FieldSpec has
 _MOST_POINTS = GRID["properties"]["size"]["maximum"]
 
 
-def read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
+def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSpec:
+    """Read and check the spec at path.
+
+    Args:
+        here: whether commands and folders must exist on this machine, and units are looked at: where the job
+            is started. Its ranks need not do that again, which takes a third of a second.
+        command: which asks, for messages.
+    """
+    tables = Tables(path, command)
+    listed = tables.named("grid")
+    run = read_programs(tables, here)
+    grids = {each: _read_grid(tables, each, table) for each, table in listed.items()}
+    fields = tables.root.get("field", [])
+    if not isinstance(fields, list):
+        tables.where = ("field",)
+        tables.fail("fields are a list of tables", "write [[field]] with two brackets")
+    found = [_read_field(tables, i, table, run.programs, grids, here) for i, table in enumerate(fields)]
+    made = JobSpec(**vars(run), grids=grids, fields=tuple(found))
+    grid_checks.check_job(tables, made)
+    return made
+
+
+def _read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
     """The grid that table describes."""
     tables.where = ("grid", name)
     said = tables.read(table, GRID, f"grid {name!r}")
@@ -48,7 +62,7 @@ def read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
     return made
 
 
-def read_field(
+def _read_field(
     tables: Tables,
     number: int,
     table: Any,
