@@ -13,6 +13,11 @@ from hypothesis import strategies as st
 from hpcomm.mpmd.route import coupled_route
 
 
+def block(total: int, size: int, rank: int) -> np.ndarray:
+    """The points of a rank where total points are dealt out in blocks as even as possible."""
+    return np.arange(total * rank // size, total * (rank + 1) // size, dtype=np.int64)
+
+
 def carry_out(comm: Any, made: coupled_route.Route, source: np.ndarray, out: np.ndarray) -> None:
     """Move values along a route by plain messages."""
     sends = [comm.isend(np.ascontiguousarray(source[where]), rank, 1) for rank, where in made.gives]
@@ -62,8 +67,8 @@ def test_any_permutation_of_any_partition_arrives_exactly(comm: Any, together: C
 def test_blocks_meet_in_the_fewest_messages_and_need_no_index_lists(comm: Any) -> None:
     """Block to block over p ranks each: consecutive pieces, and only from those who overlap."""
     total = 12 * comm.size + 5
-    there = coupled_route.block(total, comm.size, comm.size - 1 - comm.rank)
-    made = coupled_route.plan(comm.mpi, coupled_route.block(total, comm.size, comm.rank), there)
+    there = block(total, comm.size, comm.size - 1 - comm.rank)
+    made = coupled_route.plan(comm.mpi, block(total, comm.size, comm.rank), there)
     assert all(isinstance(where, slice) for _, where in made.gives + made.takes)
     assert len(made.gives) <= 2
     assert sum(where.stop - where.start for _, where in made.takes) == len(there)
@@ -90,7 +95,7 @@ def test_scattered_points_that_lie_consecutively_need_no_index_lists(comm: Any) 
     """The only giver has them at random, the takers in blocks."""
     total = 12 * comm.size
     everything = np.random.default_rng(0).permutation(total) if comm.rank == 0 else None
-    made = coupled_route.plan(comm.mpi, everything, coupled_route.block(total, comm.size, comm.rank))
+    made = coupled_route.plan(comm.mpi, everything, block(total, comm.size, comm.rank))
     assert [(rank, where) for rank, where in made.takes] == [(0, slice(0, 12))]
 
 

@@ -14,7 +14,6 @@ of a few points each, they are asked for one by one instead (`scattered`): O(poi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,32 +22,12 @@ from ...communicator.communicator import Communicator
 from ...core.types import Ints
 from ...grids.geometry import repeated
 from . import scattered_points
+from .scattered_points import Lack as Lack
+from .scattered_points import Route, by_rank, exchange, shares, told
 from .scattered_points import Selection as Selection
-from .scattered_points import by_rank, exchange, told
 
 _SHORT = 8  # mean length of runs up to which points are quicker one by one
 _PIECE = 1 << 16
-
-
-class Route(NamedTuple):
-    """What this rank sends and receives: (rank, positions in its own array), ascending by rank.
-
-    Positions are a slice where they are consecutive. The k-th position of a sender belongs to the k-th of
-    its receiver.
-    """
-
-    gives: list[tuple[int, Selection]]
-    takes: list[tuple[int, Selection]]
-    lack: Lack
-
-
-class Lack(NamedTuple):
-    """What does not fit, over all ranks: how many indices, and the first of them (-1: none)."""
-
-    missing: int  # wanted and given by nobody
-    first_missing: int
-    doubled: int  # given by two
-    first_doubled: int
 
 
 def runs_of(points: Ints) -> tuple[Ints, Ints, Ints]:
@@ -94,8 +73,8 @@ def plan(comm: MPI.Intracomm, gives: Ints | None, takes: Ints | None) -> Route:
     held = np.array([sum(len(x) for x in mine), sum(map(_runs, mine))], np.int64)
     comm.Allreduce(MPI.IN_PLACE, held, MPI.SUM)
     if held[0] < _SHORT * held[1]:
-        gives_to, takes_from, local = scattered_points.plan(comm, mine[0], mine[1], chunk)
-        return Route(gives_to, takes_from, _total(comm, Lack(*local)))
+        made = scattered_points.plan(comm, mine[0], mine[1], chunk)
+        return made._replace(lack=_total(comm, made.lack))
     given, taken = (_to_homes(comm, points, chunk) for points in mine)
     pieces, lack = _intersect(given, taken)
     to_giver, to_taker = pieces[:, (0, 2, 1, 4)], pieces[:, (2, 0, 3, 4)]
@@ -159,11 +138,7 @@ def _partners(comm: MPI.Intracomm, rows: Ints) -> list[tuple[int, Selection]]:
     alike; so a stable sort by partner brings both into the same order.
     """
     got, _ = _shuffle(comm, rows[:, 0], rows[:, 1:])
-    order, counts = by_rank(got[:, 0], comm.size)
-    got, ends = got[order], np.cumsum(counts)
-    return [
-        (r, positions(*got[ends[r] - counts[r] : ends[r], 1:].T)) for r in np.flatnonzero(counts).tolist()
-    ]
+    return [(r, positions(*its.T)) for r, its in shares(got[:, 1:], got[:, 0], comm.size)]
 
 
 def positions(start: Ints, length: Ints) -> Selection:
@@ -184,11 +159,6 @@ def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:
     comm.Allreduce(MPI.IN_PLACE, firsts, MPI.MIN)
     first = [-1 if x == far else int(x) for x in firsts]
     return Lack(int(sums[0]), first[0], int(sums[1]), first[1])
-
-
-def block(total: int, size: int, rank: int) -> Ints:
-    """The points of a rank where total points are dealt out in blocks as even as possible."""
-    return np.arange(total * rank // size, total * (rank + 1) // size, dtype=np.int64)
 
 
 def concatenated(comm: Communicator, count: int) -> Ints:

@@ -10,7 +10,8 @@ Homes look numbers up in a table of their own chunk, or where that had many hole
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,13 +23,31 @@ T = TypeVar("T", bound=np.generic)
 _HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
 
 
-def plan(
-    comm: MPI.Intracomm, gives: Ints, takes: Ints, chunk: int
-) -> tuple[list[tuple[int, Selection]], list[tuple[int, Selection]], tuple[int, int, int, int]]:
-    """(what this rank gives, what it takes, what its part of the directory lacks), as
-    `fields.routing.Route` has them.
+class Lack(NamedTuple):
+    """What does not fit: how many indices, and the first of them (-1: none)."""
 
-    Index i is at home at rank i // chunk. Collective over comm.
+    missing: int  # wanted and given by nobody
+    first_missing: int
+    doubled: int  # given by two
+    first_doubled: int
+
+
+class Route(NamedTuple):
+    """What this rank sends and receives: (rank, positions in its own array), ascending by rank.
+
+    Positions are a slice where they are consecutive. The k-th position of a sender belongs to the k-th of
+    its receiver.
+    """
+
+    gives: list[tuple[int, Selection]]
+    takes: list[tuple[int, Selection]]
+    lack: Lack
+
+
+def plan(comm: MPI.Intracomm, gives: Ints, takes: Ints, chunk: int) -> Route:
+    """The route, and what this rank's part of the directory lacks. Collective over comm.
+
+    Index i is at home at rank i // chunk.
     """
     given, given_counts, gave, gave_counts = _ask(comm, gives, chunk)
     taken, taken_counts, took, took_counts = _ask(comm, takes, chunk)
@@ -38,12 +57,8 @@ def plan(
         lost = taken[entry < 0]
         missing, first_missing = len(lost), int(lost.min())
     first = comm.rank * chunk
-    lack = (
-        missing,
-        first + first_missing if missing else -1,
-        doubled,
-        first + first_doubled if doubled else -1,
-    )
+    firsts = first + first_missing if missing else -1, first + first_doubled if doubled else -1
+    lack = Lack(missing, firsts[0], doubled, firsts[1])
     rank = _ranks(comm.size + 1)  # that number: nobody
     giver = np.append(np.repeat(np.arange(comm.size, dtype=rank), given_counts), rank.type(comm.size))[entry]
     answers = exchange(comm, giver, taken_counts, took_counts)
@@ -54,7 +69,11 @@ def plan(
     arriving = told(comm, counts)
     nth, taker = (exchange(comm, x, counts, arriving) for x in (nth, taker))
     sent = gave[nth + np.repeat(np.cumsum(gave_counts) - gave_counts, arriving)]
-    return _lists(sent, taker, comm.size), _lists(took, answers, comm.size), lack
+    gives_to, takes_from = (
+        [(r, _selection(its)) for r, its in shares(x, ranks, comm.size)]
+        for x, ranks in ((sent, taker), (took, answers))
+    )
+    return Route(gives_to, takes_from, lack)
 
 
 def by_rank(ranks: AnyArray, size: int) -> tuple[Ints, Ints]:
@@ -62,6 +81,13 @@ def by_rank(ranks: AnyArray, size: int) -> tuple[Ints, Ints]:
     small = ranks.astype(_ranks(size + 1), copy=False)  # of so few bits, numpy sorts by radix
     counts = np.bincount(small, minlength=size)[:size]
     return np.argsort(small, kind="stable")[: int(counts.sum())], counts
+
+
+def shares(x: NDArray[T], ranks: AnyArray, size: int) -> Iterator[tuple[int, NDArray[T]]]:
+    """The rows of x that go with each rank that has some, in their order."""
+    order, counts = by_rank(ranks, size)
+    ordered, ends = x[order], np.cumsum(counts)
+    return ((r, ordered[ends[r] - counts[r] : ends[r]]) for r in np.flatnonzero(counts).tolist())
 
 
 def _ranks(count: int) -> np.dtype[np.generic]:
@@ -109,13 +135,6 @@ def _found(given: AnyArray, taken: AnyArray, chunk: int) -> tuple[Ints, int, int
         len(twice),
         int(twice.min(initial=chunk)),
     )
-
-
-def _lists(positions: Ints, partner: AnyArray, size: int) -> list[tuple[int, Selection]]:
-    order, counts = by_rank(partner, size)
-    ordered = positions[order]
-    ends = np.cumsum(counts)
-    return [(r, _selection(ordered[ends[r] - counts[r] : ends[r]])) for r in np.flatnonzero(counts).tolist()]
 
 
 def _selection(positions: Ints) -> Selection:
