@@ -16,13 +16,10 @@ _MOST_BINS = 1_000_000
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1")
-    return number
+    with suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is no whole number from 1")
 
 
 def bins(text: str) -> int:
@@ -35,13 +32,10 @@ def bins(text: str) -> int:
 
 def moderate(text: str) -> float:
     """A positive number that is far from the ends of what float64 holds."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 1e-100 <= number <= 1e100:
-        raise argparse.ArgumentTypeError(f"{text} is no number between 1e-100 and 1e100")
-    return number
+    with suppress(ValueError):
+        if 1e-100 <= (number := float(text)) <= 1e100:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is no number between 1e-100 and 1e100")
 
 
 def nbytes(text: str) -> int:
@@ -83,14 +77,11 @@ def require_memory(parser: argparse.ArgumentParser, comm: Communicator, option: 
     for group, most in mine.items():
         together = sum(needs for needs, groups in there if group in groups)
         bounds.append((together, most, "a node where this job may have"))
-    for needs, has, where in comm.all_gather_object(
-        max(bounds, key=lambda bound: bound[0] / max(bound[1], 1))
-    ):
+    tightest = max(bounds, key=lambda bound: bound[0] / max(bound[1], 1))
+    for needs, has, where in comm.all_gather_object(tightest):
         if needs > has:
-            parser.error(
-                f"argument {option}: takes {_gigabytes(needs)} on {where} {_gigabytes(has)}: "
-                "take a smaller number"
-            )
+            takes = f"takes {_gigabytes(needs)} on {where} {_gigabytes(has)}"
+            parser.error(f"argument {option}: {takes}: take a smaller number")
 
 
 def memory_limits(
@@ -110,9 +101,9 @@ def memory_limits(
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
-            root, name = (
-                (mounted / "memory", "memory.limit_in_bytes") if controllers else (mounted, "memory.max")
-            )
+            root, name = mounted, "memory.max"
+            if controllers:  # of version 1
+                root, name = mounted / "memory", "memory.limit_in_bytes"
             group = root / path.lstrip("/")
             for each in (group, *group.parents):
                 if each == root.parent:

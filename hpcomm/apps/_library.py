@@ -44,50 +44,44 @@ class Library:
         return lambda: not thread.is_alive()
 
 
-class _Cupy(Library):
-    name, on_device = "cupy", True
+class _OnDevice(Library):
+    on_device = True
 
     def __init__(self) -> None:
-        self._cupy: Any = importlib.import_module("cupy")
+        self._module: Any = importlib.import_module(self.name)
+
+    def start_products(self, a: object, times: int) -> Callable[[], bool]:
+        out, reached = self._module.empty_like(a), self._module.cuda.Event()
+        for _ in range(times):
+            self._module.matmul(a, a, out=out)
+        reached.record()
+        return lambda: bool(reached.done if self.name == "cupy" else reached.query())
+
+
+class _Cupy(_OnDevice):
+    name = "cupy"
 
     def there(self, x: AnyArray) -> Any:
-        return self._cupy.asarray(x)
+        return self._module.asarray(x)
 
     def here(self, x: Any) -> AnyArray:
         return np.asarray(x.get())
 
     def synchronize(self) -> None:
-        self._cupy.cuda.get_current_stream().synchronize()
-
-    def start_products(self, a: object, times: int) -> Callable[[], bool]:
-        out, reached = self._cupy.empty_like(a), self._cupy.cuda.Event()
-        for _ in range(times):
-            self._cupy.matmul(a, a, out=out)
-        reached.record()
-        return lambda: bool(reached.done)
+        self._module.cuda.get_current_stream().synchronize()
 
 
-class _Torch(Library):
-    name, on_device = "torch", True
-
-    def __init__(self) -> None:
-        self._torch: Any = importlib.import_module("torch")
+class _Torch(_OnDevice):
+    name = "torch"
 
     def there(self, x: AnyArray) -> Any:
-        return self._torch.from_numpy(x).cuda()
+        return self._module.from_numpy(x).cuda()
 
     def here(self, x: Any) -> AnyArray:
         return np.asarray(x.cpu().numpy())
 
     def synchronize(self) -> None:
-        self._torch.cuda.current_stream().synchronize()
-
-    def start_products(self, a: object, times: int) -> Callable[[], bool]:
-        out, reached = self._torch.empty_like(a), self._torch.cuda.Event()
-        for _ in range(times):
-            self._torch.matmul(a, a, out=out)
-        reached.record()
-        return lambda: bool(reached.query())
+        self._module.cuda.current_stream().synchronize()
 
 
 def find() -> tuple[Library, list[str]]:
@@ -95,7 +89,8 @@ def find() -> tuple[Library, list[str]]:
     if not driver.possible():
         return Library(), ["no NVIDIA driver on this machine, or HPCOMM_GPU=off"]
     missing = []
-    for name, kind in (("cupy", _Cupy), ("torch", _Torch)):
+    for kind in (_Cupy, _Torch):
+        name = kind.name
         if not find_spec(name):
             missing.append(f"{name} is not installed")
             continue

@@ -72,13 +72,8 @@ def price(comm: Communicator, nbytes: int) -> list[float]:
     x = np.ones(nbytes // 4, np.float32)
     out = np.empty_like(x)
     rounds, repeats = (31, 20) if nbytes < 64 << 10 else (9, max(2, (1 << 20) // nbytes))
-    pairs = [
-        (
-            seconds_of(comm, lambda: comm.mpi.Allreduce(x, out), repeats),
-            seconds_of(comm, lambda: comm.all_reduce(x, out=out), repeats),
-        )
-        for _ in range(rounds)
-    ]
+    both = (lambda: comm.mpi.Allreduce(x, out)), (lambda: comm.all_reduce(x, out=out))
+    pairs = [[seconds_of(comm, call, repeats) for call in both] for _ in range(rounds)]
     raw, ours = np.median(pairs, axis=0)
     return [nbytes, raw * 1e6, ours * 1e6, ours / raw, nbytes / ours / 1e9]
 

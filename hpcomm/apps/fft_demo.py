@@ -62,14 +62,8 @@ class Transform:
 
 
 def slab(comm: Communicator, shape: tuple[int, int, int]) -> Transform:
-    mesh = {"p": comm.size}
-    return Transform(
-        comm,
-        [
-            (Partition(shape, mesh, ("p", None, None)), (1, 2)),
-            (Partition(shape, mesh, (None, "p", None)), (0,)),
-        ],
-    )
+    stages = {("p", None, None): (1, 2), (None, "p", None): (0,)}
+    return Transform(comm, [(Partition(shape, {"p": comm.size}, s), axes) for s, axes in stages.items()])
 
 
 def pencil(comm: Communicator, shape: tuple[int, int, int]) -> Transform:
@@ -86,9 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     comm = hpcomm.world
     report = Report(comm, options.json)
     whole_nbytes = 16 * math.prod(shape)
-    require_memory(
-        parser, comm, "--shape", 5 * whole_nbytes // comm.size + 3 * whole_nbytes * (comm.rank == 0)
-    )
+    needed = 5 * whole_nbytes // comm.size + 3 * whole_nbytes * (comm.rank == 0)
+    require_memory(parser, comm, "--shape", needed)
     rng = np.random.default_rng(0)
     whole = rng.normal(size=shape) + 1j * rng.normal(size=shape) if comm.rank == 0 else None
     expected = None if whole is None else np.fft.fftn(whole)

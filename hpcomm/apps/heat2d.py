@@ -123,18 +123,16 @@ def main(argv: list[str] | None = None) -> int:
     comm = hpcomm.world
     report = Report(comm, options.json)
     whole_nbytes = 8 * options.size * (options.size + options.size // 4)
-    require_memory(
-        parser, comm, "--size", 2 * whole_nbytes // comm.size + 6 * whole_nbytes * (comm.rank == 0)
-    )
+    needed = 2 * whole_nbytes // comm.size + 6 * whole_nbytes * (comm.rank == 0)
+    require_memory(parser, comm, "--size", needed)
     mesh = comm.mesh(y=-1, x=-1)
     u = plate(mesh, options.size)
     begin(u)
     folder = options.checkpoint
     first = resumed(parser, folder, u, options.steps) if folder else 0
     points = f"{u.shape[0]} x {u.shape[1]} points"
-    report.say(
-        f"{points}, from step {first} to {options.steps}\n{mesh.describe()}", shape=u.shape, first=first
-    )
+    said = f"{points}, from step {first} to {options.steps}\n{mesh.describe()}"
+    report.say(said, shape=u.shape, first=first)
     start = time.perf_counter()
     run(u, first, options.steps, folder, options.every)
     took = time.perf_counter() - start

@@ -86,11 +86,9 @@ def main(argv: list[str] | None = None) -> int:
     once = measured(comm, {"compute": lambda: library.start_products(matrix, 20)})["compute"] / 20
     times = comm.mpi.bcast(max(1, round(alone["transfer"] / once)))  # computing is to last about as long
 
-    def compute() -> Callable[[], bool]:
-        return library.start_products(matrix, times)
-
-    alone |= measured(comm, {"compute": compute})
-    both = measured(comm, {"transfer": transfer, "compute": compute})
+    compute: dict[str, Deed] = {"compute": lambda: library.start_products(matrix, times)}
+    alone |= measured(comm, compute)
+    both = measured(comm, {"transfer": transfer, **compute})
     one_by_one, together = alone["compute"] + alone["transfer"], max(both.values())
     saved = one_by_one - together
     of_best = saved / min(alone.values())
@@ -100,11 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     if not np.all(library.here(out) == expected):
         wrong.append(f"the sum is {library.here(out)[:3]}..., not {expected}")
     if comm.rank == 0:
-        report.say(
-            f"{library.name}: {times} products of {SIDE} x {SIDE}; all_reduce of {4 * n} bytes",
-            products=times,
-            bytes=4 * n,
-        )
+        said = f"{library.name}: {times} products of {SIDE} x {SIDE}; all_reduce of {4 * n} bytes"
+        report.say(said, products=times, bytes=4 * n)
         for what in missing:
             report.say(f"no GPU is used: {what}")
         whole = max(one_by_one, together)
