@@ -104,19 +104,16 @@ class DeviceBuffer(Buffer):
 
         def make(shape: Shape) -> Buffer:
             if seen.make is None:
-                raise LayoutError(
-                    f"hpcomm does not know how to make another {type(x).__name__}", hint="give out="
-                )
+                what = f"hpcomm does not know how to make another {type(x).__name__}"
+                raise LayoutError(what, hint="give out=")
             return as_buffer(seen.make(shape))
 
         self.make = make
 
     @property
     def array(self) -> NDArray[Any]:  # type: ignore[override]
-        raise LayoutError(
-            f"x lies on {self.device}, and this moves host memory only",
-            hint="x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which verbs take device arrays",
-        )
+        hint = "x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which verbs take device arrays"
+        raise LayoutError(f"x lies on {self.device}, and this moves host memory only", hint=hint)
 
     @property
     def shape(self) -> Shape:
@@ -188,9 +185,8 @@ def as_buffer(x: object) -> Buffer:
 def refuse_gradient(x: Any) -> None:
     """Raise a UsageError if x, a tensor, needs a gradient, of which autograd would not learn."""
     if x.requires_grad and loaded("torch").is_grad_enabled():
-        raise UsageError(
-            "x needs a gradient, and autograd would not see what is done to it", hint=GRADIENT_FORM
-        )
+        what = "x needs a gradient, and autograd would not see what is done to it"
+        raise UsageError(what, hint=GRADIENT_FORM)
 
 
 def detached(x: Any) -> Any:
@@ -302,10 +298,8 @@ def _torch(x: Tensor, torch: ModuleType) -> Buffer:
     if x.is_quantized:
         raise DtypeError("x is a quantized tensor, whose scale would be lost", hint="x.dequantize()")
     if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
-        raise LayoutError(
-            f"x is a {type(x).__name__}, which owns no memory of its own",
-            hint="x.to_local(), or a plain tensor",
-        )
+        what = f"x is a {type(x).__name__}, which owns no memory of its own"
+        raise LayoutError(what, hint="x.to_local(), or a plain tensor")
     dtype = dtypes.from_torch(x.dtype)
     lazy = x.is_conj() or x.is_neg()  # memory holds the conjugate or the negative of what the user sees
     plain = x.detach().resolve_conj().resolve_neg() if lazy else x
@@ -333,10 +327,9 @@ def tensor_memory(x: Tensor, storage: str, shape: Shape, strides: Shape | None =
     try:
         address = x.data_ptr()
     except RuntimeError:
-        raise LayoutError(
-            "x stands for a tensor inside torch.func or torch.compile, and owns no memory",
-            hint="call the verb outside of vmap, grad and jvp; for gradients see hpcomm.differentiable",
-        ) from None
+        what = "x stands for a tensor inside torch.func or torch.compile, and owns no memory"
+        hint = "call the verb outside of vmap, grad and jvp; for gradients see hpcomm.differentiable"
+        raise LayoutError(what, hint=hint) from None
     if not address and x.numel():
         raise LayoutError("x has no memory: its storage was freed, or never made", hint="x.clone() before")
     interface = {
@@ -350,9 +343,8 @@ def _number(x: complex | np.generic) -> Buffer:
     if isinstance(x, np.generic):  # numpy.float64 is a float as well
         return _scalar(array, lambda filled: filled[()])
     if array.dtype.hasobject or (type(x) is int and array.dtype.kind == "u"):
-        raise DtypeError(
-            f"{x} does not fit into 64 bits", hint="the verb's _object form, which takes ints of any size"
-        )
+        what = f"{x} does not fit into 64 bits"
+        raise DtypeError(what, hint="the verb's _object form, which takes ints of any size")
     return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
 
 
@@ -412,9 +404,8 @@ def _handing(x: Any) -> Callable[[AnyArray], object]:
 def _viewed(x: object) -> Buffer:
     """An array of a class of its own, or one that numpy can view; results are plain arrays."""
     if isinstance(x, np.ma.MaskedArray):
-        raise LayoutError(
-            "x is a masked array, whose mask would be lost", hint="x.filled(value), or send x.mask too"
-        )
+        what = "x is a masked array, whose mask would be lost"
+        raise LayoutError(what, hint="x.filled(value), or send x.mask too")
     look = _numpy(np.asarray(x))
     look.give = lambda: x
     return look
@@ -441,9 +432,8 @@ def _dlpack(x: Any) -> Buffer:
         array = np.from_dlpack(x)
     except (BufferError, RuntimeError, TypeError) as error:
         if not _is_narrow(getattr(x, "dtype", None)):
-            raise DtypeError(
-                f"{type(x).__name__} does not hand over its memory: {error}", hint="numpy.asarray(x)"
-            ) from None
+            what = f"{type(x).__name__} does not hand over its memory: {error}"
+            raise DtypeError(what, hint="numpy.asarray(x)") from None
         array, wrap = np.asarray(x), "asarray"
     dtype = dtypes.from_numpy(array.dtype)
     namespace: Any = getattr(x, "__array_namespace__", lambda: None)()

@@ -40,6 +40,7 @@ class Dtype(NamedTuple):
 
 # A row's position is its code, which all ranks know alike. So new ones come last. The first 16 are the native
 # core's (node/_native/node.h). There may be 61: they are bits of a word (agree/message_kinds.py).
+_SHELLS = ("int4", "int2", "uint4", "uint2")  # torch has these names, and no elements of them
 _ROWS = [
     ("bool", "b", "?", "C_BOOL"),
     ("int8", "i", "i1", "INT8_T"),
@@ -58,24 +59,12 @@ _ROWS = [
     ("complex64", "c", "c8", "C_FLOAT_COMPLEX"),
     ("complex128", "c", "c16", "C_DOUBLE_COMPLEX"),
     ("clongdouble", "c", "G", "C_LONG_DOUBLE_COMPLEX"),
-    ("float8_e4m3fn", "q", "u1", None),
-    ("float8_e5m2", "q", "u1", None),
-    ("float8_e4m3fnuz", "q", "u1", None),
-    ("float8_e5m2fnuz", "q", "u1", None),
-    ("float8_e8m0fnu", "q", "u1", None),
-    ("float8_e3m4", "q", "u1", None),
-    ("float8_e4m3", "q", "u1", None),
-    ("float8_e4m3b11fnuz", "q", "u1", None),
-    ("float6_e2m3fn", "q", "u1", None),
-    ("float6_e3m2fn", "q", "u1", None),
-    ("float4_e2m1fn", "q", "u1", None),
-    ("int4", "q", "u1", None),
-    ("int2", "q", "u1", None),
-    ("uint4", "q", "u1", None),
-    ("uint2", "q", "u1", None),
+    *((f"float8_{form}", "q", "u1", None) for form in ("e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu")),
+    *((f"float8_{form}", "q", "u1", None) for form in ("e3m4", "e4m3", "e4m3b11fnuz")),
+    *((f"float{form}", "q", "u1", None) for form in ("6_e2m3fn", "6_e3m2fn", "4_e2m1fn")),
+    *((name, "q", "u1", None) for name in _SHELLS),
 ]
 BY_NAME = {name: Dtype(name, i + 1, kind, storage, mpi) for i, (name, kind, storage, mpi) in enumerate(_ROWS)}
-_SHELLS = ("int4", "int2", "uint4", "uint2")  # torch has these names, and no elements of them
 _OPAQUE_CODE = 128  # of all opaque types
 
 
@@ -87,15 +76,11 @@ def from_numpy(dtype: np.dtype[np.generic]) -> Dtype:
         DtypeError: the byte order is not this machine's, or the elements are Python objects.
     """
     if not dtype.isnative:
-        raise DtypeError(
-            f"the byte order of dtype {dtype.str!r} is not this machine's",
-            hint="x.astype(x.dtype.newbyteorder('='))",
-        )
+        what = f"the byte order of dtype {dtype.str!r} is not this machine's"
+        raise DtypeError(what, hint="x.astype(x.dtype.newbyteorder('='))")
     if dtype.hasobject:
-        raise DtypeError(
-            f"dtype {dtype} holds Python objects, whose addresses mean nothing on another rank",
-            hint="the verb's _object form, which pickles",
-        )
+        what = f"dtype {dtype} holds Python objects, whose addresses mean nothing on another rank"
+        raise DtypeError(what, hint="the verb's _object form, which pickles")
     if dtype.kind in "biufc" or dtype.name in BY_NAME:
         name = {"fg": "longdouble", "cG": "clongdouble"}.get(dtype.kind + dtype.char, dtype.name)
         if name in BY_NAME:
@@ -142,9 +127,8 @@ def numpy_dtype(dtype: Dtype) -> np.dtype[np.generic]:
         try:
             import ml_dtypes  # noqa: F401
         except ImportError:
-            raise DtypeError(
-                f"numpy has no {dtype.name} of its own", hint="pip install ml_dtypes, or use torch"
-            ) from None
+            what = f"numpy has no {dtype.name} of its own"
+            raise DtypeError(what, hint="pip install ml_dtypes, or use torch") from None
         return np.dtype(str(dtype.name))  # ml_dtypes has registered it
     return np.dtype(dtype.name) if dtype.given is None else dtype.given
 

@@ -187,10 +187,8 @@ class Partition:
             free = [name for name in self.mesh if name not in self.partial]
             return (*free[:axes], *([None] * (axes - len(free))))
         if len(split) != axes:
-            raise LayoutError(
-                f"split {tuple(split)} has {len(split)} entries, the shape {self.shape} {axes} axes",
-                hint="one entry per array axis: a mesh axis, several, or None",
-            )
+            what = f"split {tuple(split)} has {len(split)} entries, the shape {self.shape} {axes} axes"
+            raise LayoutError(what, hint="one entry per array axis: a mesh axis, several, or None")
         return tuple(split)
 
     def _check_axes(self, bounds: Mapping[int, Sequence[int]]) -> None:
@@ -198,25 +196,20 @@ class Partition:
         used = [name for axes in self.axes for name in axes] + list(self.partial)
         wrong = sorted({name for name in used if name not in self.mesh or used.count(name) > 1})
         if wrong:
-            raise LayoutError(
-                f"mesh axes {wrong} do not exist or are used twice; the mesh has {dict(self.mesh)}",
-                hint="each mesh axis cuts one array axis at most, or is partial",
-            )
+            what = f"mesh axes {wrong} do not exist or are used twice; the mesh has {dict(self.mesh)}"
+            raise LayoutError(what, hint="each mesh axis cuts one array axis at most, or is partial")
         strange = [axis for axis in bounds if axis not in range(len(self.shape))]
         if strange:
-            raise LayoutError(
-                f"bounds cut axes {strange}, the shape {self.shape} has {len(self.shape)}",
-                hint="{axis: cuts}",
-            )
+            what = f"bounds cut axes {strange}, the shape {self.shape} has {len(self.shape)}"
+            raise LayoutError(what, hint="{axis: cuts}")
 
     def _check_bounds(self, axis: int, bounds: Mapping[int, Sequence[int]]) -> None:
         n, parts = self.shape[axis], self.grid[axis]
         given = integers(bounds.get(axis, cuts(n, parts)), f"bounds of axis {axis}")
         if len(given) != parts + 1 or given[0] != 0 or given[-1] != n or list(given) != sorted(given):
-            raise LayoutError(
-                f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts",
-                hint=f"{parts + 1} ascending numbers from 0 to {n}, such as {cuts(n, parts)}",
-            )
+            what = f"bounds {given} do not cut the {n} indices of axis {axis} into {parts} parts"
+            hint = f"{parts + 1} ascending numbers from 0 to {n}, such as {cuts(n, parts)}"
+            raise LayoutError(what, hint=hint)
 
     # -- shape of the thing -------------------------------------------------------------------------
     @property
@@ -311,9 +304,8 @@ class Partition:
         """The first rank that holds index."""
         index = integers(index, "an index")
         if len(index) != self.ndim or not all(0 <= i < n for i, n in zip(index, self.shape, strict=True)):
-            raise LayoutError(
-                f"index {index} is not in the shape {self.shape}", hint="one number for each axis"
-            )
+            what = f"index {index} is not in the shape {self.shape}"
+            raise LayoutError(what, hint="one number for each axis")
         return self.holders(tuple(bisect_right(e, i) - 1 for e, i in zip(self.edges, index, strict=True)))[0]
 
     def is_first(self, rank: int) -> bool:
@@ -378,17 +370,13 @@ class Points:
         ghosts = _lists([[]] * len(owned) if ghosts is None else ghosts)
         vars(self).update(shape=shape, owned=owned, ghosts=ghosts)
         if len(ghosts) != len(owned):
-            raise LayoutError(
-                f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}",
-                hint="a list of ghosts for every rank, which may be empty",
-            )
+            what = f"owned is given for {len(owned)} ranks, ghosts for {len(ghosts)}"
+            raise LayoutError(what, hint="a list of ghosts for every rank, which may be empty")
         times = np.zeros(shape[0], np.int64)
         for indices in (*owned, *ghosts):
             if indices.size and (indices.min() < 0 or indices.max() >= shape[0]):
-                raise LayoutError(
-                    f"indices from {indices.min()} to {indices.max()} do not fit {shape[0]} points",
-                    hint=f"global indices from 0 to {shape[0] - 1}",
-                )
+                what = f"indices from {indices.min()} to {indices.max()} do not fit {shape[0]} points"
+                raise LayoutError(what, hint=f"global indices from 0 to {shape[0] - 1}")
         for indices in owned:
             np.add.at(times, indices, 1)
         wrong = np.flatnonzero(times != 1)

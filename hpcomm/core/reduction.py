@@ -167,10 +167,8 @@ def _from_mpi(op: MPI.Op) -> Op:
         if op == getattr(MPI, _MPI[name]):
             return Op(name)
     if op == MPI.OP_NULL or op.is_predefined:
-        raise UsageError(
-            "this MPI operator has no meaning on arrays of one element type",
-            hint='all_reduce_object((x, place), "maxloc") or "minloc", or comm.mpi, which has all of MPI',
-        )
+        hint = 'all_reduce_object((x, place), "maxloc") or "minloc", or comm.mpi, which has all of MPI'
+        raise UsageError("this MPI operator has no meaning on arrays of one element type", hint=hint)
     return Op("MPI.Op", mpi=op)
 
 
@@ -188,9 +186,8 @@ def _on(op: Op, dtype: Dtype) -> Reduction:
         return Reduction(op, OTHER_CODE, None, "")
     if op.mpi is not None:
         if dtype.mpi is None:
-            raise DtypeError(
-                f"MPI has no type for {dtype}, so an MPI.Op cannot reduce it", hint="a function f(a, b) as op"
-            )
+            what = f"MPI has no type for {dtype}, so an MPI.Op cannot reduce it"
+            raise DtypeError(what, hint="a function f(a, b) as op")
         return Reduction(op, OTHER_CODE, op.mpi, dtype.mpi)
     if op.factor is not None:
         return _premultiplied(op, dtype)
@@ -202,13 +199,11 @@ def _refuse_wrong(name: str, kind: str, dtype: Dtype) -> None:
     if kind in "qo":
         raise DtypeError(f"{dtype} can be moved but not reduced", hint=_instead(dtype))
     if name in ("band", "bor", "bxor") and kind not in "biu":
-        raise DtypeError(
-            f"{name} works on bits, {dtype} is no integer", hint="'land' or 'lor' for truth values"
-        )
+        what = f"{name} works on bits, {dtype} is no integer"
+        raise DtypeError(what, hint="'land' or 'lor' for truth values")
     if name == "avg" and kind in "biu":
-        raise DtypeError(
-            f"the average of {dtype} is no {dtype}", hint="convert to float64 first, or op='sum' and divide"
-        )
+        what = f"the average of {dtype} is no {dtype}"
+        raise DtypeError(what, hint="convert to float64 first, or op='sum' and divide")
     if name in ("min", "max") and kind == "c":
         raise DtypeError(f"complex numbers have no {name}", hint="reduce abs(x), or x.real and x.imag apart")
 
@@ -276,19 +271,16 @@ def _by_numpy(reduce: Callable[..., object], codes: str) -> MPI.Op:
 def _premultiplied(op: Op, dtype: Dtype) -> Reduction:
     plain = _known("sum", dtype)
     if dtype.kind in "biu" and not isinstance(op.factor, (int, np.integer)):
-        raise DtypeError(
-            f"premul_sum by {op.factor!r} of {dtype} would not stay {dtype}", hint="convert x to float first"
-        )
+        what = f"premul_sum by {op.factor!r} of {dtype} would not stay {dtype}"
+        raise DtypeError(what, hint="convert x to float first")
     if dtype.kind == "b":
         raise DtypeError("premul_sum has no meaning on bool", hint="convert x first")
     if isinstance(op.factor, complex) and dtype.kind != "c":
-        raise DtypeError(
-            f"premul_sum by a complex factor of {dtype} would not stay {dtype}", hint="convert x to complex"
-        )
+        what = f"premul_sum by a complex factor of {dtype} would not stay {dtype}"
+        raise DtypeError(what, hint="convert x to complex")
     if not _holds(np.dtype(np.float32 if dtype.kind == "h" else dtype.storage), op.factor):
-        raise DtypeError(
-            f"the factor {op.factor} of premul_sum is no {dtype}", hint="convert x to a wider dtype"
-        )
+        what = f"the factor {op.factor} of premul_sum is no {dtype}"
+        raise DtypeError(what, hint="convert x to a wider dtype")
     widen = plain.widen
 
     def scaled(x: NpArray) -> NpArray:

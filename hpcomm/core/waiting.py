@@ -81,9 +81,8 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
     """
     pending = _requests("wait_any", requests)
     if not pending:
-        raise UsageError(
-            "wait_any was given no request", "wait_any", "at least one; wait_all takes none, too"
-        )
+        what = "wait_any was given no request"
+        raise UsageError(what, "wait_any", "at least one; wait_all takes none, too")
     end = None if timeout is None else deadline(timeout)
     polled, pause = Polled(pending, is_any=True), Pause()
     with calling(None, "wait_any", f"{len(pending)} requests"):
@@ -107,11 +106,8 @@ def _requests(name: str, given: Iterable[Given]) -> list[Given]:
     needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
     for each in found:
         if not all(hasattr(each, what) for what in needed):
-            raise UsageError(
-                f"{name} was given {each!r}, which is no request",
-                name,
-                "what isend, irecv and calls with async_op=True return, in a list",
-            )
+            what = f"{name} was given {each!r}, which is no request"
+            raise UsageError(what, name, "what isend, irecv and calls with async_op=True return, in a list")
     return found
 
 

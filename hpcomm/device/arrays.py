@@ -121,9 +121,8 @@ def _dlpack(x: Any, torch: ModuleType) -> Place:
     driver()
     reader = loaded("cupy") or torch
     if reader is None:
-        raise LayoutError(
-            f"{type(x).__name__} shows its device memory by DLPack only", hint="import cupy, or torch, first"
-        )
+        what = f"{type(x).__name__} shows its device memory by DLPack only"
+        raise LayoutError(what, hint="import cupy, or torch, first")
     try:
         seen = place(reader.from_dlpack(x))
     except (BufferError, RuntimeError, TypeError) as error:

@@ -95,10 +95,8 @@ class CudaDriver:
         self.call("cuInit", 0)
         self.version: int = self.call("cuDriverGetVersion")
         if self.version < OLDEST:
-            raise ConfigError(
-                f"the driver speaks CUDA {self.version // 1000}.{self.version % 1000 // 10}",
-                hint="a driver of CUDA 12 or later",
-            )
+            what = f"the driver speaks CUDA {self.version // 1000}.{self.version % 1000 // 10}"
+            raise ConfigError(what, hint="a driver of CUDA 12 or later")
         self._devices: dict[int, CudaDevice] = {}
         self._nccl: Nccl | ConfigError | None = None
         self._lock = threading.Lock()
@@ -118,8 +116,7 @@ class CudaDriver:
         )
 
     def count(self) -> int:
-        found: int = self.call("cuDeviceGetCount")
-        return found
+        return int(self.call("cuDeviceGetCount"))
 
     def device(self, index: int) -> CudaDevice:
         with self._lock:
@@ -177,8 +174,7 @@ class CudaDevice:
             self._call("cuCtxPopCurrent_v2")
 
     def identity(self) -> bytes:
-        found: bytes = self._call("cuDeviceGetUuid_v2", self._ordinal)
-        return found
+        return bytes(self._call("cuDeviceGetUuid_v2", self._ordinal))
 
     def allocate(self, nbytes: int) -> int:
         """Whole blocks of CUDA's, for what is exported is exported with all else in its blocks."""
@@ -206,8 +202,7 @@ class CudaDevice:
             return self._call(name, *arguments)
 
     def _new(self, name: str, *arguments: object) -> int:
-        made: int = self._do(name, *arguments)
-        return made
+        return int(self._do(name, *arguments))
 
     def destroy_event(self, event: int) -> None:
         self._do("cuEventDestroy_v2", event)
@@ -251,8 +246,7 @@ class CudaDevice:
         return status == 0 and bool(allowed[0])
 
     def export(self, base: int) -> bytes:
-        handle: bytes = self._do("cuIpcGetMemHandle", base)
-        return handle
+        return bytes(self._do("cuIpcGetMemHandle", base))
 
     def open(self, handle: bytes) -> int:
         return self._new("cuIpcOpenMemHandle_v2", handle, _LAZY_PEER_ACCESS)
@@ -267,8 +261,7 @@ class CudaDevice:
         return NcclHere(self.driver.nccl(), self.here)
 
     def export_event(self, event: int) -> bytes:
-        handle: bytes = self._do("cuIpcGetEventHandle", event)
-        return handle
+        return bytes(self._do("cuIpcGetEventHandle", event))
 
     def open_event(self, handle: bytes) -> int:
         return self._new("cuIpcOpenEventHandle", handle)

@@ -79,17 +79,13 @@ class Nccl:
         status, *found = self.library.functions[name](*arguments)
         if status:
             said = self.library.functions["ncclGetErrorString"](status)[1] or b"?"
-            raise TransportError(
-                f"{name} failed: {said if isinstance(said, str) else said.decode()}",
-                hint="NCCL_DEBUG=INFO, or HPCOMM_GPU=ipc",
-                error_class=status,
-            )
+            what = f"{name} failed: {said if isinstance(said, str) else said.decode()}"
+            raise TransportError(what, hint="NCCL_DEBUG=INFO, or HPCOMM_GPU=ipc", error_class=status)
         return found[0] if found else None
 
     def unique(self) -> bytes:
         """What all ranks of a new group must be given."""
-        made: bytes = self.call("ncclGetUniqueId")
-        return made
+        return bytes(self.call("ncclGetUniqueId"))
 
     def group(self, unique: bytes, size: int, rank: int) -> Group:
         """Join a group; returns when all ranks have."""

@@ -64,9 +64,8 @@ def own_entry(name: str, wants: Sequence[str]) -> Entry:
     entry = Entry(name, "hpcomm", script, os.uname().nodename[:64], ",".join(wants))
     entry = entry._replace(script="".join(" " if mark in "\t\n" else mark for mark in script))
     if wants and len("\t".join(entry).encode()) >= NBYTES - len("1000000-1000000/1\t"):
-        raise _error(
-            f"the names of {len(wants)} peers are too long for one line", "shorter names, or fewer peers"
-        )
+        what = f"the names of {len(wants)} peers are too long for one line"
+        raise _error(what, "shorter names, or fewer peers")
     return entry
 
 
@@ -82,10 +81,8 @@ class Roster:
         for line in text.splitlines():
             found = _LINE.fullmatch(line)
             if found is None:
-                raise _error(
-                    f"a rank of the world speaks another handshake: {line[:40]!r}",
-                    "one version of hpcomm for all programs; compile with its hpcomm_join.h",
-                )
+                what = f"a rank of the world speaks another handshake: {line[:40]!r}"
+                raise _error(what, "one version of hpcomm for all programs; compile with its hpcomm_join.h")
             first, last, step = map(int, found.groups()[:3])
             ranks = range(first, last + 1, step)
             self.counted.setdefault(found[4], []).append(ranks)
@@ -281,10 +278,8 @@ def check(
     for entry, ranks in said.items():
         other = first.setdefault(entry.name, entry)
         if not _is_same_script(entry, other):
-            raise _error(
-                f"two programs are called {entry.name!r}: {other.script} and {entry.script}.\n{came()}",
-                "give each program a name of its own: hpcomm.join(NAME)",
-            )
+            what = f"two programs are called {entry.name!r}: {other.script} and {entry.script}.\n{came()}"
+            raise _error(what, "give each program a name of its own: hpcomm.join(NAME)")
         programs.setdefault(entry.name, []).extend(ranks)
     for name, ranks in programs.items():
         ranks.sort()

@@ -46,9 +46,6 @@ def judge(verb: str, comm: Communicator, wrong: Exception | None, told: Iterable
     for refusal in told:
         if refusal is not None:
             whose = f"rank {refusal.rank} of program '{refusal.program}'"
-            raise PeerFailedError(
-                f"{whose} refused its part of {verb}: {refusal.what}",
-                where(verb, comm),
-                f"there: {refusal.hint}" if refusal.hint else "look at that rank's own error",
-                (refusal.rank,),
-            )
+            what = f"{whose} refused its part of {verb}: {refusal.what}"
+            hint = f"there: {refusal.hint}" if refusal.hint else "look at that rank's own error"
+            raise PeerFailedError(what, where(verb, comm), hint, (refusal.rank,))

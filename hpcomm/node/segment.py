@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 else:
     first_end = LazyModule("hpcomm.job.first_end")
 
-_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark
-_PIPE, _DOMAIN, _ABORTED, _ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 7, 8, 9, 10, 4096, 512, 2048
+_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark; 7 to 9: see Region
+_ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 10, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(ANSWER_BYTES)
 _BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
 _WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
@@ -48,12 +48,29 @@ survives = bool(os.environ.get(VARIABLE))  # whether the job goes on when a rank
 _CORES = 2048  # of a node; where there are more, some count as one
 
 
+class _Word:
+    """A word of a record, as an attribute of it."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def __get__(self, region: Region, kind: type[Region]) -> int:
+        return region._words[self._at]
+
+    def __set__(self, region: Region, value: int) -> None:
+        region._words[self._at] = value
+
+
 class Region:
     """The record of one rank.
 
     Args:
         file, byte: what its owner locks.
     """
+
+    pipe = _Word(7)  # the owner's file that job/first_end.py watches; 0: none
+    domain = _Word(8)  # of memory, near which the owner ran when it began
+    aborted = _Word(9)  # the status with which this rank ends the job; 0: it does not
 
     def __init__(self, words: Words, file: int, byte: int) -> None:
         self._words = words
@@ -74,24 +91,6 @@ class Region:
     def mark(self, mark: Sequence[int]) -> None:
         for i, word in enumerate(mark):
             self._words[_MARK + i] = word
-
-    @property
-    def pipe(self) -> int:
-        """The owner's file that job/first_end.py watches; 0: none."""
-        return self._words[_PIPE]
-
-    @pipe.setter
-    def pipe(self, number: int) -> None:
-        self._words[_PIPE] = number
-
-    @property
-    def domain(self) -> int:
-        """The domain of memory near which the owner ran when it began."""
-        return self._words[_DOMAIN]
-
-    @domain.setter
-    def domain(self, number: int) -> None:
-        self._words[_DOMAIN] = number
 
     def look(self) -> None:
         """See whether the owner holds its lock: then its end can be seen. Not for one's own record."""
@@ -166,15 +165,6 @@ class Region:
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
                 os.close(handle)
-
-    @property
-    def aborted(self) -> int:
-        """The status with which this rank ends the job; 0: it does not."""
-        return self._words[_ABORTED]
-
-    @aborted.setter
-    def aborted(self, status: int) -> None:
-        self._words[_ABORTED] = status
 
     def ask(self) -> int:
         """Ask the owner to post what it is doing; returns the number of the question."""

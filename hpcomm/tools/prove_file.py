@@ -56,9 +56,8 @@ def _loaded(file: str, asked: str | None) -> list[tuple[str, str]]:
         words = named(found[0][0], asked)
         found = [(verb, word) for word in words for verb, name in found if name == word.partition(":")[0]]
     if not found:
-        raise UsageError(
-            f"{file} registers no such algorithm", hint='@register("star", "all_reduce") above a function'
-        )
+        what = f"{file} registers no such algorithm"
+        raise UsageError(what, hint='@register("star", "all_reduce") above a function')
     return found
 
 

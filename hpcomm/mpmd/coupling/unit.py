@@ -50,9 +50,8 @@ def conversion(source: str, target: str) -> tuple[float, float]:
     try:
         at = [registry.Quantity(x, source).to(target).magnitude for x in (0.0, 1.0)]
     except pint.errors.DimensionalityError:
-        raise ConfigError(
-            f"{source!r} does not convert to {target!r}", hint="units of the same kind on both sides"
-        ) from None
+        what = f"{source!r} does not convert to {target!r}"
+        raise ConfigError(what, hint="units of the same kind on both sides") from None
     except Exception as error:  # as of units with an offset in a product
         raise ConfigError(f"{source!r} to {target!r}: {error}", hint=_SPELLING) from None
     return float(at[1] - at[0]) if at[0] else float(at[1]), float(at[0])
