@@ -16,9 +16,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from . import variables
 from .launcher import (
     SLURM,
     call,
@@ -30,6 +31,7 @@ from .launcher import (
     name_of,
     words_of,
 )
+from .process_role import SIZES
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, whose processes cannot be seen
@@ -37,29 +39,18 @@ LIMIT = "HPCOMM_INIT_TIMEOUT"  # seconds, instead of both
 GRACE_S = 2.0  # for a launcher that ends the job by itself, or still starts others
 _LOOK_S = 0.5
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")  # processes of the job on this host
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Within, this process is killed, and so its job ended, where MPI cannot come up any more."""
-    words = call("job.startup_monitor", str(os.getpid()), _limit(os.environ))
+    words = call("job.startup_monitor", str(os.getpid()), f"{variables.seconds(LIMIT) or ''}")
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as watcher:
         try:
             yield
         finally:
             watcher.kill()
-
-
-def _limit(environ: Mapping[str, str]) -> str:
-    """The deadline that the user has set; "": none."""
-    text = environ.get(LIMIT, "")
-    if text.replace(".", "", 1).isdecimal() or not text:
-        return text
-    from ..errors import ConfigError
-
-    raise ConfigError(f"{LIMIT}={text} is no number of seconds", "join", f"{LIMIT}=120")
 
 
 class Look(NamedTuple):
@@ -140,7 +131,7 @@ def main(words: Sequence[str]) -> None:
 
 def _look(pid: int, launcher: int) -> Look | None:
     environ = environ_of(pid)
-    name, here, size = (_first(environ, names) for names in (_RANKS, _LOCAL_SIZES, _SIZES))
+    name, here, size = (_first(environ, names) for names in (_RANKS, _LOCAL_SIZES, SIZES))
     tasks = environ.get("SLURM_GTIDS", "") if launcher and name_of(launcher) == SLURM else ""
     due = frozenset(int(rank) for rank in tasks.split(",") if rank.isdecimal())
     if not (launcher and name and size and (here or due)):
@@ -156,5 +147,5 @@ def _rank(pid: int) -> int:
     return int(environ.get(_first(environ, _RANKS), "0"))
 
 
-def _first(environ: Mapping[str, str], names: Sequence[str]) -> str:
+def _first(environ: Mapping[str, str], names: Iterable[str]) -> str:
     return next((name for name in names if environ.get(name, "").isdecimal()), "")

@@ -51,6 +51,7 @@ from .launcher import (
     name_of,
     parent_of,
 )
+from .process_role import RANKS
 
 if TYPE_CHECKING:
     from .program_watch import Watch
@@ -67,7 +68,6 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BARE = (signal.SIGKILL, signal.SIGTERM)  # as MPICH's launcher gives the end by a signal
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
 _is_asked = False  # to end the job; else it may be started again
 tell_ranks: Callable[[int], Collection[int]] | None = None
@@ -393,7 +393,7 @@ def members(mark: str) -> list[tuple[int, bool]]:
     """The processes of a job on this machine: (process id, whether it is a rank or a rank's child)."""
     found = {int(each.name): environ_of(int(each.name)) for each in Path("/proc").glob("[0-9]*")}
     return [
-        (pid, any(name in environ for name in _RANK_VARIABLES))
+        (pid, any(name in environ for name in RANKS))
         for pid, environ in found.items()
         if mark in environ.get(MARK, "").split(",")
     ]
@@ -430,7 +430,7 @@ def _show_ranks(mark: str) -> bool:
 def _head(pid: int) -> None:
     """Write which rank it is to where its stack comes."""
     environ = environ_of(pid)
-    rank = next((environ[name] for name in _RANK_VARIABLES if name in environ), "")
+    rank = next((environ[name] for name in RANKS if name in environ), "")
     program = f" (program '{environ['HPCOMM_PROGRAM']}')" if "HPCOMM_PROGRAM" in environ else ""
     with contextlib.suppress(OSError):  # it has ended, or that is no pipe or file
         its = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)

@@ -6,7 +6,7 @@ import pytest
 
 from hpcomm.errors import ConfigError
 from hpcomm.job.launcher import command_of
-from hpcomm.job.startup_monitor import LIMIT, Look, _limit, away, cause, judge
+from hpcomm.job.startup_monitor import LIMIT, Look, away, cause, judge, watched
 
 AIR_AND_OCEAN = ["python air.py", "./ocean 3", "python air.py"]
 LINE = ["mpirun", "-x", "A", "-n", "1", "python", "ocean.py", ":", "-np", "2", "--bind-to", "none", "./air"]
@@ -65,7 +65,7 @@ def test_a_launcher_that_was_not_given_numbers_is_shown_whole():
     assert command_of(1, ["mpirun", "python", "a.py"]) == "mpirun python a.py"
 
 
-def test_the_limit_is_a_number_of_seconds():
-    assert [_limit({}), _limit({LIMIT: "2.5"})] == ["", "2.5"]
-    with pytest.raises(ConfigError, match="soon is no number of seconds"):
-        _limit({LIMIT: "soon"})
+def test_the_limit_is_a_number_of_seconds(monkeypatch):
+    monkeypatch.setenv(LIMIT, "soon")
+    with pytest.raises(ConfigError, match=f"{LIMIT} is 'soon'"), watched():
+        pass
