@@ -359,7 +359,7 @@ class Collectives(Shell):
                 call = call if own is None else schedule_transport.schedule_call(call, own, later=async_op)
             if own is None and not async_op and (node := comm.node) is not None:
                 call.carrier = Carrier(node.barrier, is_core=True)
-            return _carried_out(comm, call, async_op)
+            return carried_in_time(comm, call, async_op)
 
 
 def careful(comm: Context, given: Arguments, async_op: bool, algorithm: str | None = None) -> object:
@@ -374,11 +374,11 @@ def careful(comm: Context, given: Arguments, async_op: bool, algorithm: str | No
     }
     with calling(comm, verb, x, **words):
         call = _prepared(comm, given, async_op, algorithm)
-        return _carried_out(comm, call, async_op)
+        return carried_in_time(comm, call, async_op)
 
 
-def _carried_out(comm: Context, call: Call, async_op: bool) -> object:
-    """In time, where that is limited."""
+def carried_in_time(comm: Context, call: Call, async_op: bool) -> Any:
+    """As carry_out, in comm.timeout seconds."""
     if comm.timeout_s is None or async_op or call.carrier.is_core:
         return carry_out(call, async_op)
     return timeouts.waited(comm, carry_out(call, True))

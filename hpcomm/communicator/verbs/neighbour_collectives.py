@@ -7,8 +7,8 @@ out in that of `destinations`; on a grid that is, axis by axis, the neighbour be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 from ..._lazy import MPI, NDArray, np
@@ -16,15 +16,15 @@ from ...agree.agreement import refusing
 from ...core.operation import Call, Carrier
 from ...core.present import calling
 from ...core.request import Again, Request, Stages
-from ...core.signature import BACKGROUND, head
+from ...core.signature import head
 from ...device.driver import watching
 from ...errors import HpcommError, LayoutError, where
 from ...transport import progress
 from ...transport.endpoints import set_zero, share_memory
 from ...transport.late import buffer, host_copy, prepare, staging, transport
 from ..making.groups import channel
+from .collectives import carried_in_time
 from .neighbour_ragged import RaggedNeighbours
-from .timeouts import waited
 
 if TYPE_CHECKING:
     from ...core.buffer import Buffer
@@ -107,17 +107,12 @@ class NeighbourCollectives(RaggedNeighbours):
         self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
     ) -> object:
         with calling(self.context, verb, x, async_op=async_op):
-            if self.context.timeout_s is not None and not async_op:
-                return waited(self.context, self._carried_out(verb, x, out, True, moves))
-            return self._carried_out(verb, x, out, async_op, moves)
+            return carried_in_time(self.context, self._call(verb, x, out, moves), async_op)
 
-    def _carried_out(
-        self, verb: str, x: ArrayLike, out: ArrayLike | None, async_op: bool, moves: str
-    ) -> object:
-        look, block, result = self._checked(verb, x, out)
-        shape = (len(self.sources), *block)
-        count, device_calls = math.prod(block), self.context.devices
-        device_side = device_calls is not None and not device_calls.is_one_call(count * look.dtype.itemsize)
+    def _call(self, verb: str, x: ArrayLike, out: ArrayLike | None, moves: str) -> Call:
+        call, result = self._checked(verb, x, out)
+        comm, look, count, shape = self.context, call.look, call.count, result.shape
+        device_side = comm.devices is not None and not comm.devices.is_one_call(count * look.dtype.itemsize)
         given = look if device_side or look.place is None else _on_host(look)
         stays = device_side if result.place is not None else result.array.flags.c_contiguous
         received = result if stays else buffer.empty(shape, look.dtype)
@@ -127,57 +122,34 @@ class NeighbourCollectives(RaggedNeighbours):
             if source == MPI.PROC_NULL:
                 _zero(received, i, after)
 
-        def finish() -> object:
+        def deliver() -> None:
             if up is not None:
                 up.fill(received.array, after)
             elif not stays:
                 result.array[...] = received.array
-            return result.give()
 
-        call = Call(self.context, verb, code=head(verb, dtype=look.dtype.code))
-        call.count, call.look = count, look
-        for observer in self.context.observers:
-            observer.before(call)
+        def carry() -> None:
+            if device_side:
+                progress.drive(self._crossing(call, given, received, after))
+            elif comm.size == 1:
+                self._to_itself(call, given, received)
+            else:
+                getattr(comm.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, received))
+            deliver()
+            after.order()
 
-        def seen() -> object:
-            result = finish()
-            for observer in self.context.observers:
-                observer.after(call)
-            return result
+        def stages() -> Stages:
+            moving = self._crossing if device_side else partial(self._one, moves)
+            yield from transport.in_our_words(comm, verb, moving(call, given, received, after))
+            deliver()
+            return call.finish(None)
 
-        if async_op:
-            leave = self.context.agreement.late(call.code | BACKGROUND, call.agreed)
-            moving = (
-                self._crossing(call, given, received, after)
-                if device_side
-                else self._one(moves, call, given, received)
-            )
-            stages = self._going(verb, moving, leave, seen)
-            self.context.outstanding.begin(stages)
-            plain = result.place is None and not device_side
-            request = Request(call, stages) if plain else progress.StreamRequest(call, stages, after)
-            request.needs_all(self.context, verb)
-            return request
-        with self.context.call_guard:
-            self.context.agreement.enter(call.code, call.agreed)
-            try:
-                if device_side:
-                    progress.drive(self._crossing(call, given, received, after))
-                elif self.context.size == 1:
-                    self._to_itself(call, given, received)
-                else:
-                    getattr(self.context.mpi_handle, f"Neighbor_{moves}")(*_ends(call, given, received))
-            except MPI.Exception as error:
-                raise transport.failure(error, verb, self.context) from None
-            self.context.agreement.leave()
-        arrived = seen()
-        after.order()
-        return arrived
+        call.carrier, call.finish = Carrier(carry, stages), lambda _: result.give()
+        call.after = after if device_side or result.place is not None else None
+        return call
 
-    def _checked(
-        self, verb: str, x: ArrayLike, out: ArrayLike | None
-    ) -> tuple[Buffer, tuple[int, ...], Buffer]:
-        """Looks at x and at what receives, and the shape of a block between them; wrong ones are refused."""
+    def _checked(self, verb: str, x: ArrayLike, out: ArrayLike | None) -> tuple[Call, Buffer]:
+        """The call in words, and a look at what receives; wrong arrays are refused."""
         with refusing(verb, self.context):
             self.context.check_open(verb)
             look = buffer.as_buffer(x)
@@ -198,20 +170,11 @@ class NeighbourCollectives(RaggedNeighbours):
                 raise LayoutError(f"out {result.frozen}", hint="give an array that can be written")
             if out is not None and share_memory(look, result):
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
-        return look, block, result
+        call = Call(self.context, verb, code=head(verb, dtype=look.dtype.code))
+        call.count, call.look = math.prod(block), look
+        return call, result
 
-    def _going(
-        self, verb: str, moving: Stages, leave: Callable[[], None], finish: Callable[[], object]
-    ) -> Stages:
-        mpi_error = MPI.Exception
-        try:
-            yield from moving
-        except mpi_error as error:
-            raise transport.failure(error, verb, self.context) from None
-        leave()
-        return finish()
-
-    def _one(self, moves: str, call: Call, given: Buffer, received: Buffer) -> Stages:
+    def _one(self, moves: str, call: Call, given: Buffer, received: Buffer, after: staging.After) -> Stages:
         """One call of MPI's on arrays in host memory."""
         if self.context.size == 1:
             self._to_itself(call, given, received)
@@ -272,9 +235,7 @@ class NeighbourCollectives(RaggedNeighbours):
     # -- plans ----------------------------------------------------------------------------------------
     def _planned(self, verb: str, x: ArrayLike, out: ArrayLike | None) -> Call:
         """A Call for a plan of a neighbour verb, which begins it anew each time."""
-        look, block, result = self._checked(verb, x, out)
-        call = Call(self.context, verb, code=head(verb, dtype=look.dtype.code))
-        call.count, call.look = math.prod(block), look
+        call, result = self._checked(verb, x, out)
         begin = getattr(self, verb)
         if out is None and hasattr(given := result.give(), "__dlpack__"):  # not a number
             out = given

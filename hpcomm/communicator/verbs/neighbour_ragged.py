@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from ..._lazy import MPI, NDArray, np
 from ...agree.agreement import refusing
-from ...core.operation import Call
+from ...core.operation import Call, Carrier
 from ...core.present import calling
 from ...core.request import Pending, Request, Stages
-from ...core.signature import BACKGROUND, head
+from ...core.signature import head
 from ...errors import UsageError
 from ...transport import progress
 from ...transport.late import dtypes, transport
@@ -19,6 +19,7 @@ from ..making.groups import Channel, channel
 from ..payloads import device_payload, ragged
 from ..payloads.payload import DevicePayload, Opened, Payload, headed
 from ..shell import Shell
+from .collectives import carry_out
 from .timeouts import waited
 
 if TYPE_CHECKING:
@@ -75,38 +76,38 @@ class RaggedNeighbours(Shell):
 
     def _neighbours_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
         """First everybody says how long its blocks are, then they travel: one message for each pair."""
-        with calling(self.context, verb, async_op=async_op):
-            if self.context.timeout_s is not None and not async_op:
-                return waited(self.context, self._carried_out_ragged(verb, xs, n, True))
-            return self._carried_out_ragged(verb, xs, n, async_op)
+        comm = self.context
+        with calling(comm, verb, async_op=async_op):
+            is_later = async_op or comm.timeout_s is not None
+            got = carry_out(self._ragged_call(verb, xs, n, is_later), is_later)
+            if is_later:
+                got.in_rounds()
+            return got if async_op else waited(comm, got)
 
-    def _carried_out_ragged(self, verb: str, xs: Sequence[ArrayLike], n: int, async_op: bool) -> object:
-        with refusing(verb, self.context):
-            self.context.check_open(verb)
+    def _ragged_call(self, verb: str, xs: Sequence[ArrayLike], n: int, is_later: bool) -> Call:
+        comm = self.context
+        with refusing(verb, comm):
+            comm.check_open(verb)
             if not isinstance(xs, (list, tuple)) or len(xs) != n:
                 raise UsageError(
                     f"{verb} wants a list of {n} arrays", hint="one for each of comm.destinations"
                 )
             packed_parts = [ragged.encode(x) for x in xs]
-        call = Call(self.context, verb)
-        for observer in self.context.observers:
-            observer.before(call)
-        if not async_op:
-            self.context.agreement.enter(head(verb), 0)
-            stages = self._blocks_of_all(call, packed_parts, self.context.agreement.leave)
-            return progress.drive(transport.in_our_words(self.context, verb, stages))
-        with self.context.call_guard:
-            leave = self.context.agreement.late(head(verb) | BACKGROUND, 0)
-            stages = self._blocks_of_all(call, packed_parts, leave, channel(self.context))
-            under_way = self.context.outstanding.begin(transport.in_our_words(self.context, verb, stages))
-            request = Request(f"{verb}()", under_way)
-        request.needs_all(self.context, verb)
-        request.in_rounds()
-        return request
+        call, arrived = Call(comm, verb, code=head(verb)), list[Any]()
+        by = channel(comm) if is_later else None
 
-    def _blocks_of_all(
-        self, call: Call, packed_parts: list[Payload], leave: Callable[[], None], by: Channel | None = None
-    ) -> Stages:
+        def stages() -> Stages:
+            arrived.extend((yield from self._blocks_of_all(packed_parts, by)))
+            return call.finish(None)
+
+        def under_way() -> Stages:
+            return transport.in_our_words(comm, verb, stages())
+
+        call.carrier = Carrier(lambda: progress.drive(under_way()), under_way)
+        call.finish = lambda _: arrived
+        return call
+
+    def _blocks_of_all(self, packed_parts: list[Payload], by: Channel | None) -> Stages:
         """by: what the blocks go by in the background; None: MPI waits for all."""
         moving: list[progress.Moving] = []  # arrays on devices that go by themselves
         for i, (made, rank) in enumerate(zip(packed_parts, self.destinations, strict=True)):
@@ -122,11 +123,7 @@ class RaggedNeighbours(Shell):
             if device_payload.has_device_arrays(made):
                 got[i] = progress.Moving(device_payload.unload(self.context, made, rank))
         yield [*(each for each in got if isinstance(each, progress.Moving)), *moving]
-        arrived = [_arrived(made) for made in got]
-        leave()
-        for observer in self.context.observers:
-            observer.after(call)
-        return arrived
+        return [_arrived(made) for made in got]
 
     def _posted(self, pieces: list[NDArray[np.uint8]]) -> list[NDArray[np.uint8]]:
         """What comes from each source, where piece i goes to destination i; empty where nobody is."""
