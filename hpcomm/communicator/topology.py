@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI, np
 from ..agree.agreement import refusing
+from ..core.checksum import mixed
 from ..core.partition import integers
 from ..errors import LayoutError, MismatchError, RankError, UsageError, where
 from ..transport.late import transport
@@ -230,12 +231,9 @@ def _times(n: int) -> str:
 
 
 def _hashed(source: int | Sequence[int], dest: int | Sequence[int]) -> int:
-    """The sum of hashes of edges (SplitMix64, Steele et al. 2014), modulo 2**64."""
+    """The sum of hashes of edges, modulo 2**64."""
     x = np.atleast_1d(np.asarray(source, np.uint64) << np.uint64(32) | np.asarray(dest, np.uint64))
-    x += np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return int((x ^ x >> np.uint64(31)).sum())
+    return int(mixed(x + np.uint64(0x9E3779B97F4A7C15)).sum())
 
 
 def _as_cart(made: Context) -> Cart:

@@ -63,9 +63,12 @@ def _factor(row: int) -> int:
 
 
 def _odd(index: NDArray[np.uint64], salt: int) -> NDArray[np.uint64]:
-    """An odd number for every index, as good as random (splitmix64: Steele, Lea & Flood 2014)."""
-    z = (index + np.uint64(salt << 56)) * np.uint64(0x9E3779B97F4A7C15)
+    """An odd number for every index, as good as random."""
+    return mixed((index + np.uint64(salt << 56)) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+
+
+def mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64, which mixes the bits of each number well (Steele, Lea & Flood 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    odd: NDArray[np.uint64] = (z ^ (z >> np.uint64(31))) | np.uint64(1)
-    return odd
+    return z ^ (z >> np.uint64(31))

@@ -15,6 +15,13 @@ def repeated(counts: Ints) -> tuple[Ints, Ints]:
     return k, np.arange(len(k)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
+def tangents(x: Floats) -> tuple[Floats, Floats]:
+    """Two directions on the sphere at each point, at right angles to it and to each other."""
+    first = np.cross(np.eye(3)[np.abs(x).argmin(axis=1)], x)
+    first = first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)
+    return first, np.cross(x, first)
+
+
 # -- rectangles ----------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.types import Floats, Ints
-from .geometry import across, repeated
+from .geometry import across, repeated, tangents
 from .grid import Rectangles
 
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
@@ -91,7 +91,7 @@ def gradients(
         ways: (cells, corners, 2 or 3): how far each corner is from where the gradient begins.
     """
     n = len(x)
-    axes = _round_axes(_tangents(x) if sphere else np.tile(np.eye(2), (n, 1, 1)), ways)
+    axes = _round_axes(np.stack(tangents(x), axis=1) if sphere else np.tile(np.eye(2), (n, 1, 1)), ways)
     way = x[neighbour] - x[owner]
     if sphere:
         way = way - (way * x[owner]).sum(axis=1, keepdims=True) * x[owner]
@@ -104,14 +104,6 @@ def gradients(
     order = np.argsort(np.concatenate([owner, np.arange(n)]), kind="stable")
     owner, neighbour = (np.concatenate([each, np.arange(n)])[order] for each in (owner, neighbour))
     return owner, neighbour, np.concatenate([vector, -own])[order]
-
-
-def _tangents(x: Floats) -> Floats:
-    """Two directions on the sphere at each point, at right angles: (points, 2, 3)."""
-    least = np.eye(3)[np.abs(x).argmin(axis=1)]
-    first = np.cross(least, x)
-    first = first / np.linalg.norm(first, axis=1, keepdims=True)
-    return np.stack([first, np.cross(x, first)], axis=1)
 
 
 def _round_axes(axes: Floats, ways: Floats) -> Floats:

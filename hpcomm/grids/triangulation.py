@@ -10,7 +10,7 @@ import numpy as np
 
 from .._lazy import NDArray
 from ..core.types import Floats, Ints
-from .geometry import clipped, moments, repeated
+from .geometry import clipped, moments, repeated, tangents
 
 _FLAT = 1e-12  # of a cell's size squared: three corners that span less lie on one line
 _LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself lose less
@@ -83,14 +83,10 @@ def _flattened(corners: Floats) -> Floats:
         return corners
     middle = corners.mean(axis=1)
     middle = middle / np.maximum(np.linalg.norm(middle, axis=1, keepdims=True), 1e-300)
-    least = np.eye(3)[np.abs(middle).argmin(axis=1)]
-    east = np.cross(least, middle)
-    east = east / np.maximum(np.linalg.norm(east, axis=1, keepdims=True), 1e-300)
-    north = np.cross(middle, east)
     off = corners - middle[:, None]  # of small cells, which would be lost in the digits of 1
     height = 1 + (off * middle[:, None]).sum(axis=2)
     seen = (height > 1e-3).all(axis=1)[:, None, None]
-    across = np.stack([(off * axis[:, None]).sum(axis=2) for axis in (east, north)], axis=2)
+    across = np.stack([(off * axis[:, None]).sum(axis=2) for axis in tangents(middle)], axis=2)
     return np.where(seen, across / np.maximum(height, 1e-3)[..., None], 0.0)
 
 

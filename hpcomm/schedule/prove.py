@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.checksum import mixed
 from ..core.types import NpArray
 from ..core.verbs import REDUCTIONS
 from .interpret import ScheduleError, checked, interpret, place
@@ -266,12 +267,10 @@ def _blocks(schedule: Schedule) -> Iterator[tuple[NpArray, slice]]:
 
 
 def _weight(rank: NpArray, place: NpArray) -> NpArray:
-    """A well mixed odd 64-bit number for (rank, place): the finaliser of splitmix64 (Steele et al. 2014)."""
+    """A well mixed odd 64-bit number for (rank, place)."""
     z = np.asarray(rank).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     z = z + (np.asarray(place).astype(np.uint64) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray((z ^ (z >> np.uint64(31))) | np.uint64(1))
+    return np.asarray(mixed(z) | np.uint64(1))
 
 
 class _Intervals(_Cells):
