@@ -11,6 +11,7 @@ from .._lazy import MPI, np
 from ..core.limits import VIEW_ALONE, VIEWS_ALONE
 from ..core.types import NpArray
 from .endpoints import Rows
+from .late import transport
 
 
 class _Habits(NamedTuple):
@@ -147,18 +148,8 @@ def strided(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> MPI.
         n, stride = axes.pop()
         made: MPI.Datatype = unit.Create_hvector(n, count, stride)
     else:
-        made = _contiguous(unit, count)
+        made = unit.Create_contiguous(count) if count <= _LARGEST else transport.contiguous(unit, count)
     for n, stride in reversed(axes):
         inner, made = made, made.Create_hvector(n, 1, stride)
         inner.Free()
-    return made
-
-
-def _contiguous(unit: MPI.Datatype, count: int) -> MPI.Datatype:
-    if count <= _LARGEST:
-        return unit.Create_contiguous(count)
-    whole, rest = divmod(count, _LARGEST)
-    block = unit.Create_contiguous(_LARGEST)
-    made = MPI.Datatype.Create_struct([whole, rest], [0, whole * _LARGEST * unit.Get_size()], [block, unit])
-    block.Free()
     return made

@@ -39,6 +39,7 @@ _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ra
 
 _CUT = re.compile(r"truncated; (\d+) bytes received but buffer size is (\d+)")  # MPICH's words
 
+_BLOCK = 1 << 30  # elements that a derived type counts together
 largest_count = 2**31 - 1  # elements in one MPI call; a C int, whatever the library could do beyond
 
 
@@ -359,13 +360,16 @@ def _as_one(part: object) -> Any:
     if type(part) is not tuple:
         return part
     array, count, kind = part
-    whole, rest = divmod(count, largest_count)
-    size = kind.Get_size()
-    block = kind.Create_contiguous(largest_count)
-    many = MPI.Datatype.Create_struct(
-        [whole, rest], [0, whole * largest_count * size], [block, kind]
-    ).Commit()
-    return array, 1, many
+    return array, 1, contiguous(kind, count).Commit()
+
+
+def contiguous(kind: MPI.Datatype, count: int) -> MPI.Datatype:
+    """So many elements as one of a derived type, whatever MPI can count; not committed."""
+    whole, rest = divmod(count, _BLOCK)
+    block = kind.Create_contiguous(_BLOCK)
+    made = MPI.Datatype.Create_struct([whole, rest], [0, whole * _BLOCK * kind.Get_size()], [block, kind])
+    block.Free()
+    return made
 
 
 def _reduce_to_each(call: Call, count: int) -> list[tuple[str, tuple[object, ...]]]:

@@ -40,10 +40,7 @@ class RaggedNeighbours(Shell):
     def neighbour_all_gather_ragged(self, x: ArrayLike, *, async_op: bool = False) -> object:
         """Collect the array of every source, of any shape and dtype; None where nobody is.
 
-        Same as MPI_Neighbor_allgatherv, without counts.
-
-        Args:
-            async_op: begin, and return a Request to wait for.
+        Same as MPI_Neighbor_allgatherv, without counts. async_op=True gives a Request.
         """
         n = len(self.destinations)
         return self._neighbours_ragged("neighbour_all_gather_ragged", [x] * n, n, async_op)
@@ -60,9 +57,7 @@ class RaggedNeighbours(Shell):
         """Send array i of the list to destinations[i]; receive one of any shape from every source.
 
         Same as MPI_Neighbor_alltoallv, without counts. Where a destination is nobody the array goes nowhere.
-
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations), async_op)
 
@@ -184,7 +179,7 @@ class _Scattered:
     """Blocks anywhere in memory as one argument of Alltoallw; blocks past 2 GiB are single elements."""
 
     def __init__(self, blocks: Sequence[NDArray[np.uint8]]) -> None:
-        self._types = [_bytes_type(block.nbytes) for block in blocks]
+        self._types = [transport.contiguous(MPI.BYTE, block.nbytes).Commit() for block in blocks]
         addresses = [MPI.Get_address(block) if block.nbytes else 0 for block in blocks]
         self.spec = [MPI.BOTTOM, ([1] * len(blocks), addresses), self._types]
 
@@ -194,11 +189,3 @@ class _Scattered:
     def __exit__(self, *error: object) -> None:
         for kind in self._types:
             kind.Free()
-
-
-def _bytes_type(nbytes: int) -> MPI.Datatype:
-    whole, rest = divmod(nbytes, 1 << 30)
-    block = MPI.BYTE.Create_contiguous(1 << 30)
-    made = MPI.Datatype.Create_struct([whole, rest], [0, whole << 30], [block, MPI.BYTE]).Commit()
-    block.Free()
-    return made
