@@ -6,7 +6,6 @@ Objects and ragged arrays travel on a communicator of their own, so they have pr
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ..._lazy import MPI
@@ -15,10 +14,12 @@ from ...core.present import messaging
 from ...core.status import Status
 from ...errors import WaitTimeoutError, where
 from ...transport.matching import fill, is_awaited, is_there, source_and_tag
-from ...transport.progress import drive
+from ...transport.progress import Until, drive
 from ..shell import Shell
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...core.request import Stages
     from ..context import Context
 
@@ -31,13 +32,11 @@ class Probes(Shell):
 
         It sees arrays of send and isend. probe_object sees objects and ragged arrays.
         """
-        comm = self.context
-        return _waited(comm, "probe", False, source, tag)
+        return _waited(self.context, "probe", False, source, tag)
 
     def iprobe(self, source: int | None = None, tag: int | None = None) -> Status | None:
         """As probe, but None at once if no message is there. Same as MPI_Iprobe."""
-        comm = self.context
-        return _asked(comm, "iprobe", False, source, tag)
+        return _asked(self.context, "iprobe", False, source, tag)
 
     def probe_object(self, source: int | None = None, tag: int | None = None) -> Status:
         """Wait for an object or a ragged array and say where it comes from, without receiving it.
@@ -55,52 +54,38 @@ class Probes(Shell):
             ...     comm.recv_object(status.source, status.tag)
             {'step': 1}
         """
-        comm = self.context
-        return _waited(comm, "probe_object", True, source, tag)
+        return _waited(self.context, "probe_object", True, source, tag)
 
     def iprobe_object(self, source: int | None = None, tag: int | None = None) -> Status | None:
         """As probe_object, but None at once if nothing is there. Same as mpi4py's iprobe."""
-        comm = self.context
-        return _asked(comm, "iprobe_object", True, source, tag)
+        return _asked(self.context, "iprobe_object", True, source, tag)
 
 
 def _waited(comm: Context, verb: str, of_objects: bool, source: int | None, tag: int | None) -> Status:
     wanted, seen = source_and_tag(comm, verb, source, tag), MPI.Status()
-    with messaging(comm, verb, None, *wanted):
-        _seen(comm, verb, of_objects, wanted, seen)
-    return _told(seen)
-
-
-def _seen(comm: Context, verb: str, of_objects: bool, wanted: tuple[int, int], seen: MPI.Status) -> None:
     mpi = comm.object_comm if of_objects else comm.mpi_handle
-    if (limit := patience(comm, True)) is not None:
-        begin, pause = time.monotonic(), Pause()
-        while not _is_there(comm, of_objects, *wanted, seen):
-            if time.monotonic() - begin >= limit:
-                what, hint = (
-                    f"no message came in {limit:g} s",
-                    "look for the rank that did not send; ",
-                )
-                raise WaitTimeoutError(what, where(verb, comm), f"{hint}comm.timeout sets the time")
-            pause.sleep()
-    elif (of_objects or comm.devices is None) and not is_awaited(mpi, *wanted):
-        mpi.Probe(*wanted, seen)
-    else:
-        drive(_sight(comm, of_objects, *wanted, seen))
+    with messaging(comm, verb, None, *wanted):
+        if (limit := patience(comm, True)) is not None:
+            end, pause = time.monotonic() + limit, Pause()
+            while not _is_there(comm, of_objects, *wanted, seen):
+                if time.monotonic() >= end:
+                    hint = "look for the rank that did not send; comm.timeout sets the time"
+                    raise WaitTimeoutError(f"no message came in {limit:g} s", where(verb, comm), hint)
+                pause.sleep()
+        elif (of_objects or comm.devices is None) and not is_awaited(mpi, *wanted):
+            mpi.Probe(*wanted, seen)
+        else:
+            drive(_until(lambda: _is_there(comm, of_objects, *wanted, seen)))
+    return fill(Status(), seen)  # type: ignore[no-any-return]
+
+
+def _until(test: Callable[[], bool]) -> Stages:
+    yield [Until(test)]
 
 
 def _asked(comm: Context, verb: str, of_objects: bool, source: int | None, tag: int | None) -> Status | None:
     wanted, seen = source_and_tag(comm, verb, source, tag), MPI.Status()
-    return _told(seen) if _is_there(comm, of_objects, *wanted, seen) else None
-
-
-def _told(seen: MPI.Status) -> Status:
-    filled: Status = fill(Status(), seen)
-    return filled
-
-
-def _sight(comm: Context, of_objects: bool, source: int, tag: int, seen: MPI.Status) -> Stages:
-    yield [SimpleNamespace(Test=lambda _: _is_there(comm, of_objects, source, tag, seen))]
+    return fill(Status(), seen) if _is_there(comm, of_objects, *wanted, seen) else None
 
 
 def _is_there(comm: Context, of_objects: bool, source: int, tag: int, seen: MPI.Status) -> bool:
