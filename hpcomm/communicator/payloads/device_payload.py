@@ -107,7 +107,7 @@ def _depart(comm: Context, follows: list[tuple[DeviceBuffer, int]], rank: int) -
         finally:  # where one was refused, those behind it are not sent
             for look, _, event in going:
                 messages.return_event(look, event)
-        yield [_Over(after)]
+        yield [after]
 
     return Moving(stages())
 
@@ -130,7 +130,7 @@ def unload(comm: Context, payload: Payload, source: int) -> Stages:
     finally:
         for look, _, event in coming:
             messages.return_event(look, event)
-    yield [_Over(after)]
+    yield [after]
     return blocks
 
 
@@ -167,17 +167,3 @@ def _fill(look: Buffer, data: AnyArray, after: staging.After) -> None:
         look.array[...] = data
     else:
         host_copy.Upload(look).fill(data, after)
-
-
-class _Over:
-    """The end of what calls leave on devices, waited for by the host as an MPI request is."""
-
-    def __init__(self, after: staging.After) -> None:
-        self._after = after
-
-    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
-        return self._after.done()
-
-    def Wait(self, status: object = None) -> bool:  # noqa: N802
-        self._after.synchronize()
-        return True

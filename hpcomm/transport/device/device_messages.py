@@ -25,7 +25,7 @@ from ...device.driver import Device, watching
 from ...errors import ConfigError, LayoutError, MismatchError, where
 from .. import mpi as transport
 from ..guarded_receive import guarded, most
-from ..matching import is_there
+from ..matching import fill, is_there
 from ..progress import Together, drive, in_thread
 from ..scheduled import rounds
 from . import cuda_aware, ipc, nccl_transport
@@ -210,7 +210,7 @@ class Messages:
             each.Wait()
         part = guarded(transport.spec(sink.columns(0, count), count, look.dtype), most(call.comm, False))
         statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
-        _copy_status(statuses[0], seen)
+        fill(seen, statuses[0])
         if call.peer != MPI.PROC_NULL:
             transport.check_length(call.comm, "recv", seen, look.nbytes)
             sink.deliver(0, count)
@@ -350,7 +350,7 @@ class Messages:
                 header = bytearray(HEADER)
                 part = guarded((header, HEADER, MPI.BYTE), 2 * HEADER)  # any message may come here
                 statuses = yield [self.plain.Irecv(part, call.peer, call.tag)]
-                _copy_status(statuses[0], seen)
+                fill(seen, statuses[0])
             if not is_header(header):
                 raise _misfit(call, seen.Get_elements(MPI.BYTE), look.nbytes)
             yield from self.announced(call, look, header, seen, event)
@@ -453,12 +453,6 @@ class Messages:
         """Give back what pairs of ranks hold together, all at once: their order need not be the same here."""
         yield [Together([pair.leave() for pair in self._pairs.values()])]
         self._pairs.clear()
-
-
-def _copy_status(status: MPI.Status, seen: MPI.Status) -> None:
-    seen.Set_source(status.Get_source())
-    seen.Set_tag(status.Get_tag())
-    seen.Set_elements(MPI.BYTE, status.Get_elements(MPI.BYTE))
 
 
 def _misfit(call: Call, sent: int, room: int | None = None) -> MismatchError:

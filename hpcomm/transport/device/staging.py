@@ -67,6 +67,12 @@ class After:
         for station, event, _ in self._left:
             station.device.synchronize(event)
 
+    def Test(self, status: object = None) -> bool:  # noqa: N802  as MPI.Request has it
+        return self.done()
+
+    def Wait(self, status: object = None) -> None:  # noqa: N802
+        self.synchronize()
+
     def __del__(self) -> None:
         self.renew()
 
@@ -270,8 +276,8 @@ class _DeviceEnd:
         else:
             self._station.device.wait(self._stream, event)
 
-    def _slot(self, ahead: int = 0) -> _Slot:
-        return self._slots[(self._turn + ahead) % len(self._slots)]
+    def _slot(self) -> _Slot:
+        return self._slots[self._turn % len(self._slots)]
 
     def columns(self, low: int, high: int, slot: _Slot | None = None) -> NpArray:
         n = self._blocks * (high - low)
