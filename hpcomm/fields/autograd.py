@@ -17,8 +17,8 @@ and several of them in the same order on all ranks.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..agree import runtime
@@ -242,29 +242,27 @@ def _tensor(comm: Communicator, x: Tensor) -> Tensor:
     return x
 
 
+@cache
 def _node() -> Any:
     """The one autograd function, made when torch is there."""
-    module = sys.modules[__name__]
-    if not hasattr(module, "_Node"):
-        torch = _torch()
+    torch = _torch()
 
-        class _Node(torch.autograd.Function):  # type: ignore[misc, name-defined]
-            @staticmethod
-            def forward(
-                ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
-            ) -> Tensor:
-                ctx.back = back
-                return forward(x.detach())
+    class _Node(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(
+            ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+        ) -> Tensor:
+            ctx.back = back
+            return forward(x.detach())
 
-            @staticmethod
-            def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-                if not runtime.may_call_mpi():
-                    runtime.need_threads("backward() outside the main thread, where torch runs a device's,")
-                with torch.no_grad():
-                    return ctx.back(g.detach().contiguous()), None, None
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+            if not runtime.may_call_mpi():
+                runtime.need_threads("backward() outside the main thread, where torch runs a device's,")
+            with torch.no_grad():
+                return ctx.back(g.detach().contiguous()), None, None
 
-        module._Node = _Node  # type: ignore[attr-defined]
-    return module._Node
+    return _Node
 
 
 def _once(exchange: Exchange) -> None:

@@ -80,34 +80,33 @@ def tile(schedule: Schedule, groups: NDArray[np.int64], size: int) -> tuple[Stre
 
 
 def _tiled(s: Stream, groups: NDArray[np.int64], size: int) -> Iterable[Stream]:
-    many, n = groups.shape
     if not s.moves:
-        yield _spread(s, groups, 0, many, s.rows)
+        yield _spread(s, groups)
         return
     for k in range(s.active):  # a circle within a group is none in the whole: written out
-        source, dest = s.ends(k, n)
+        source, dest = s.ends(k, groups.shape[1])
         chunk, dest_chunk = s.starts(k)
         begin = s.begin + k * s.every
         fixed = s._replace(
             source=source, dest=dest, source_step=0, dest_step=0,
             chunk=chunk, dest_chunk=dest_chunk, chunk_step=0, dest_chunk_step=0,
         )  # fmt: skip
-        yield _spread(fixed._replace(begin=begin, end=begin + 1, every=1), groups, 0, many, s.rows)
+        yield _spread(fixed._replace(begin=begin, end=begin + 1, every=1), groups)
 
 
-def _spread(s: Stream, groups: NDArray[np.int64], k: int, many: int, rows: int) -> Stream:
+def _spread(s: Stream, groups: NDArray[np.int64]) -> Stream:
     def same(value: Any) -> Any:
-        return value if value is None or np.ndim(value) == 0 else np.tile(value, many)
+        return value if value is None or np.ndim(value) == 0 else np.tile(value, len(groups))
 
     names = ("chunk", "dest_chunk", "width", "count", "reduce", "offset", "dest_offset")
     changed = {name: same(getattr(s, name)) for name in names}
     source = groups[:, np.atleast_1d(s.source) % groups.shape[1]]
-    dest = groups[:, np.broadcast_to(np.atleast_1d(s.dest) % groups.shape[1], (rows,))]
+    dest = groups[:, np.broadcast_to(np.atleast_1d(s.dest) % groups.shape[1], (s.rows,))]
     return s._replace(source=source.reshape(-1), dest=dest.reshape(-1), **changed)
 
 
-def window(streams: Iterable[Stream], base: Any, rows: int = 1) -> tuple[Stream, ...]:
-    """Move streams to chunks base + ...; base may differ from group to group of a tile (rows: per group)."""
+def window(streams: Iterable[Stream], base: Any) -> tuple[Stream, ...]:
+    """Move streams to chunks base + ...; base may differ from group to group of a tile."""
     moved = []
     for s in streams:
         shift = base if np.ndim(base) == 0 else np.repeat(base, s.rows // len(base))

@@ -15,7 +15,7 @@ from .. import mpi_control_variables
 from ..mpi import largest_tag
 from . import tuned
 from .executor import Channel, Executor
-from .schedule_channels import LARGEST, Lasting, advance, release, wait
+from .schedule_channels import LARGEST, Lasting, advance, release, wait_all
 
 _TAGS = 32_000  # for calls; those above are for plans
 _KEPT = 16  # executors with their memory, per communicator
@@ -124,7 +124,8 @@ def _limit(mpi: MPI.Comm) -> int:
     if mpi.size == 1 or mpi_control_variables.vendor() != "openmpi":
         return 0
     least = np.empty(1, np.int64)
-    wait(mpi.Iallreduce(np.array([mpi_control_variables.unannounced_bytes()], np.int64), least, MPI.MIN))
+    mine = np.array([mpi_control_variables.unannounced_bytes()], np.int64)
+    wait_all([mpi.Iallreduce(mine, least, MPI.MIN)])
     return int(least[0])
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
     from ..rank_order import Fold
 
     Messages = list[tuple[int, NpArray]]  # (peer, memory)
-
-
-def _any_length(peer: int) -> int:
-    return LARGEST
 
 
 class Part(NamedTuple):
@@ -74,7 +70,7 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
 
     def stages() -> Stages:
         mine = begun(call.comm)
-        tag, most = mine.tag(), mine.most if mine.is_settled else _any_length
+        tag, most = mine.tag(), mine.most if mine.is_settled else lambda peer: LARGEST
         fold.meet(call.mpi)
 
         def moves() -> Stages:
@@ -87,10 +83,10 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
         yield [Running(transport.in_our_words(call.comm, call.verb, moves()))]
         return call.finish(None)
 
-    def begin() -> Request[Any]:
-        return Request(call, stages())
+    def prepare() -> Again:
+        return Again("parts, folded in rank order", lambda: Request(call, stages()))
 
-    call.carrier = Carrier(carry, stages, lambda: Again("parts, folded in rank order", begin))
+    call.carrier = Carrier(carry, stages, prepare)
     return call
 
 

@@ -106,18 +106,13 @@ class Running:
             return  # another thread does
         try:
             while self.pending is not None and all(each.Test() for each in self.pending):
-                self._next()
+                self.pending = next(self.rounds, None)
         except Exception as error:  # for the one who waits for it
             self.error, self.pending = error, None
         finally:
             if self.pending is None and self in under_way:
                 under_way.remove(self)
             self.busy.release()
-
-    def _next(self) -> None:
-        self.pending = next(self.rounds, None)
-        if self.pending is None and self in under_way:
-            under_way.remove(self)
 
 
 def advance() -> None:
@@ -135,12 +130,6 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
         advance()
     for request in requests:
         request.Wait()
-
-
-def wait(request: MPI.Request) -> None:
-    """Wait for one request of MPI."""
-    while not request.Test():
-        advance()
 
 
 def background(executor: Executor) -> Stages:
