@@ -1,8 +1,4 @@
-"""Operations on Python objects: pickled, but arrays inside travel from and into their own memory.
-
-Objects are unpickled by the receiver, so talk only to ranks you trust: those of your own job.
-Two tensors that share storage arrive as two separate tensors.
-"""
+"""Operations on Python objects: pickled, but arrays inside travel from and into their own memory."""
 
 from __future__ import annotations
 
@@ -105,17 +101,15 @@ class Objects(Shell):
             status: a Status that is filled.
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
         take = ireceive if async_op else receive
-        return take(comm, "recv_object", source, tag, status, decode)
+        return take(self.context, "recv_object", source, tag, status, decode)
 
     def irecv_object(self, source: int | None = None, tag: int | None = None) -> Request[Any]:
         """Begin to receive an object of any size; nobody needs to know how large it is.
 
         It makes progress while this rank waits for or asks any request, and in send_object and recv_object.
         """
-        comm = self.context
-        return ireceive(comm, "irecv_object", source, tag, None, decode)
+        return ireceive(self.context, "irecv_object", source, tag, None, decode)
 
     def sendrecv_object(
         self,
@@ -165,8 +159,7 @@ class Objects(Shell):
     def gather_object(self, obj: object, root: int = 0, *, async_op: bool = False) -> object:
         """Collect the objects of all ranks in a list on root; None elsewhere.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "gather", _OBJECTS, obj, async_op, root)
 
@@ -175,11 +168,7 @@ class Objects(Shell):
     @overload
     def all_gather_object(self, obj: T, *, async_op: Later) -> Request[list[T]]: ...
     def all_gather_object(self, obj: object, *, async_op: bool = False) -> object:
-        """Collect the objects of all ranks in a list on every rank.
-
-        Args:
-            async_op: begin, and return a Request to wait for.
-        """
+        """Collect the objects of all ranks in a list on every rank. async_op=True gives a Request."""
         return collective(self.context, "all_gather", _OBJECTS, obj, async_op)
 
     @overload
@@ -195,8 +184,7 @@ class Objects(Shell):
     ) -> object:
         """Give each rank one object of root's list, which has one for each rank; others pass None.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "scatter", _OBJECTS, objs, async_op, root)
 
@@ -207,8 +195,7 @@ class Objects(Shell):
     def all_to_all_object(self, objs: Sequence[object], *, async_op: bool = False) -> object:
         """Send object j of the list to rank j; receive a list with one from every rank.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "all_to_all", _OBJECTS, objs, async_op)
 

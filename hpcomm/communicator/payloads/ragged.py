@@ -97,14 +97,12 @@ class Ragged(Shell):
             status: a Status that is filled.
             async_op: begin, and return a Request to wait for.
         """
-        comm = self.context
         take = ireceive if async_op else receive
-        return take(comm, "recv_ragged", source, tag, status, decode)
+        return take(self.context, "recv_ragged", source, tag, status, decode)
 
     def irecv_ragged(self, source: int | None = None, tag: int | None = None) -> Request[Any]:
         """Begin to receive an array without knowing its shape and dtype; None for any source or tag."""
-        comm = self.context
-        return ireceive(comm, "irecv_ragged", source, tag, None, decode)
+        return ireceive(self.context, "irecv_ragged", source, tag, None, decode)
 
     @overload
     def broadcast_ragged(self, x: None = ..., root: int = ..., *, async_op: Now = ...) -> Any: ...
@@ -127,8 +125,7 @@ class Ragged(Shell):
     ) -> object:
         """Give every rank root's array, whatever its shape and dtype; x is ignored elsewhere.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "broadcast", _RAGGED, x, async_op, root)
 
@@ -147,8 +144,7 @@ class Ragged(Shell):
     def gather_ragged(self, x: ArrayLike, root: int = 0, *, async_op: bool = False) -> object:
         """Collect arrays of any shapes and dtypes in a list on root; None elsewhere.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "gather", _RAGGED, x, async_op, root)
 
@@ -197,8 +193,7 @@ class Ragged(Shell):
     ) -> object:
         """Give each rank one array of root's list, which has one for each rank; others pass None.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "scatter", _RAGGED, xs, async_op, root)
 
@@ -217,8 +212,7 @@ class Ragged(Shell):
     def all_to_all_ragged(self, xs: Sequence[ArrayLike], *, async_op: bool = False) -> object:
         """Send array j of the list to rank j; receive a list with one from every rank.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
         """
         return collective(self.context, "all_to_all", _RAGGED, xs, async_op)
 

@@ -343,8 +343,7 @@ class Collectives(Shell):
     def barrier(self, async_op: bool = False, algorithm: str | None = None) -> object:
         """Wait until every rank has come here. Same as MPI_Barrier, torch.distributed.barrier.
 
-        Args:
-            async_op, algorithm: see all_reduce.
+        async_op, algorithm: see all_reduce.
         """
         comm = self.context
         if algorithm is None:

@@ -224,9 +224,6 @@ class Reductions(Shell):
 
         Same as MPI_Scan. Args and errors as all_reduce, but op "avg" is refused.
 
-        Args:
-            async_op, algorithm: see all_reduce.
-
         Example (4 ranks):
             >>> comm.scan(np.ones(1))  # on rank 2
             array([3.])
@@ -261,10 +258,8 @@ class Reductions(Shell):
         """Reduce the arrays of the ranks below this one (exclusive prefix).
 
         Same as MPI_Exscan, but rank 0 gets the neutral element of op: 0 for sum, 1 for prod, the largest
-        value for min. If op is a function or an MPI.Op, rank 0 gets None and out is left alone.
-
-        Args:
-            async_op, algorithm: see all_reduce.
+        value for min. If op is a function or an MPI.Op, rank 0 gets None and out is left alone. Args and
+        errors as scan.
 
         Example (4 ranks):
             >>> comm.exscan(np.ones(1))  # on rank 2
