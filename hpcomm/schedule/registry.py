@@ -279,32 +279,24 @@ def single_tree(p: int, chunks: int = 1, node: int = 1) -> Schedule:
     return tree_all_reduce(p, chunks)
 
 
-@_explained(butterfly.recursive_halving)
-def rabenseifner(p: int) -> Schedule:
-    return butterfly.recursive_halving(p)
+def _butterfly(by: Callable[..., Schedule], *partner: butterfly.Partner, words: str = "") -> Maker:
+    """An all_reduce of butterfly.py, with its own partners or others."""
+
+    def all_reduce(p: int) -> Schedule:
+        return by(p, *partner)
+
+    all_reduce.__doc__ = words or by.__doc__
+    return all_reduce
 
 
-def swing(p: int) -> Schedule:
-    return butterfly.recursive_halving(p, butterfly.swing)
-
-
-def bine(p: int) -> Schedule:
-    return butterfly.recursive_doubling(p, butterfly.bine)
-
-
-swing.__doc__ = f"""all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}
+_SWING = f"""all_reduce: recursive halving with other partners. {butterfly.swing.__doc__}
         p = 8:   0 <-> 1, 2 <-> 3 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 3, 2 <-> 5 ...
 
     Cost: that of rabenseifner, over shorter ways."""
-bine.__doc__ = f"""all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}
+_BINE = f"""all_reduce: recursive doubling with other partners. {butterfly.bine.__doc__}
         p = 8:   0 <-> 3, 2 <-> 5 ...      0 <-> 7, 2 <-> 1 ...      0 <-> 1, 2 <-> 3 ...
 
     Cost: that of recursive_doubling, over shorter ways."""
-
-
-@_explained(butterfly.recursive_doubling)
-def recursive_doubling(p: int) -> Schedule:
-    return butterfly.recursive_doubling(p)
 
 
 @_explained(two_level)
@@ -405,50 +397,46 @@ def tree_barrier(p: int) -> Schedule:
     return replace(tree_all_reduce(p), verb="barrier")
 
 
-def _fill() -> None:
-    gathers = {
-        "ring": ring.ring, "bruck": ring.bruck, "circulant": ring.circulant,
-        "pat": ring.parallel_trees, "pairwise": ring.pairwise,
-    }  # fmt: skip
-    for name, maker in gathers.items():
-        register(name, "all_gather")(maker)
-        scatter = ring_reduce_scatter if name == "ring" else _backwards("reduce_scatter", maker)
-        register(name, "reduce_scatter")(scatter)
-    register("tree", "all_gather")(gather_then_broadcast)
-    register("tree", "reduce_scatter")(reduce_then_scatter)
-    register("ring", "all_reduce")(ring_all_reduce)
-    register("tree", "all_reduce")(single_tree)
-    register("recursive_doubling", "all_reduce")(recursive_doubling)
-    register("rabenseifner", "all_reduce")(rabenseifner)
-    register("bruck", "all_reduce")(_both_ways(ring.bruck))
-    register("circulant", "all_reduce")(_both_ways(ring.circulant))
-    register("double_tree", "all_reduce")(double_tree)
-    register("pat", "all_reduce")(_both_ways(ring.parallel_trees))
-    register("swing", "all_reduce")(swing)
-    register("bine", "all_reduce")(bine)
-    register("hierarchical", "all_reduce")(hierarchical)
-    downwards = {
-        "tree": tree.binomial, "ring": ring.chain,
-        "double_tree": tree.double_tree_broadcast, "bine": butterfly.butterfly_broadcast,
-    }  # fmt: skip
-    for name, maker in downwards.items():
-        register(name, "broadcast")(maker)
-        register(name, "reduce")(_backwards("reduce", maker))
-    register("scatter_ring", "broadcast")(scatter_ring)
-    register("ring_gather", "reduce")(ring_gather)
-    register("ordered_tree", "reduce")(ordered_reduce)
-    for name, maker in {"tree": tree.binomial_scatter, "pairwise": tree.direct_scatter}.items():
-        register(name, "scatter")(maker)
-        register(name, "gather")(_backwards("gather", maker))
-    register("pairwise", "all_to_all")(ring.pairwise_exchange)
-    register("bruck", "all_to_all")(ring.bruck_exchange)
-    scans: dict[str, Maker] = {"tree": ring.prefix, "ring": ring.chain_scan}
-    for name, maker in scans.items():
-        register(name, "scan")(maker)
-        register(name, "exscan")(_after_shift(maker))
-    register("bruck", "barrier")(ring.dissemination)
-    register("ring", "barrier")(ring.ring_barrier)
-    register("tree", "barrier")(tree_barrier)
+_GATHERS = {
+    "ring": ring.ring, "bruck": ring.bruck, "circulant": ring.circulant,
+    "pat": ring.parallel_trees, "pairwise": ring.pairwise,
+}  # fmt: skip
+_DOWNWARDS = {
+    "tree": tree.binomial, "ring": ring.chain,
+    "double_tree": tree.double_tree_broadcast, "bine": butterfly.butterfly_broadcast,
+}  # fmt: skip
+_SCATTERS = {"tree": tree.binomial_scatter, "pairwise": tree.direct_scatter}
+_SCANS: dict[str, Maker] = {"tree": ring.prefix, "ring": ring.chain_scan}
 
 
-_fill()
+def _all_backwards(verb: str, makers: dict[str, Maker]) -> dict[str, Maker]:
+    return {name: _backwards(verb, maker) for name, maker in makers.items()}
+
+
+_MADE.update({
+    "all_gather": {**_GATHERS, "tree": gather_then_broadcast},
+    "reduce_scatter": {
+        **_all_backwards("reduce_scatter", _GATHERS),
+        "ring": ring_reduce_scatter, "tree": reduce_then_scatter,
+    },
+    "all_reduce": {
+        "ring": ring_all_reduce, "tree": single_tree,
+        "recursive_doubling": _butterfly(butterfly.recursive_doubling),
+        "rabenseifner": _butterfly(butterfly.recursive_halving),
+        "bruck": _both_ways(ring.bruck), "circulant": _both_ways(ring.circulant), "double_tree": double_tree,
+        "pat": _both_ways(ring.parallel_trees),
+        "swing": _butterfly(butterfly.recursive_halving, butterfly.swing, words=_SWING),
+        "bine": _butterfly(butterfly.recursive_doubling, butterfly.bine, words=_BINE),
+        "hierarchical": hierarchical,
+    },
+    "broadcast": {**_DOWNWARDS, "scatter_ring": scatter_ring},
+    "reduce": {
+        **_all_backwards("reduce", _DOWNWARDS), "ring_gather": ring_gather, "ordered_tree": ordered_reduce,
+    },
+    "scatter": _SCATTERS,
+    "gather": _all_backwards("gather", _SCATTERS),
+    "all_to_all": {"pairwise": ring.pairwise_exchange, "bruck": ring.bruck_exchange},
+    "scan": _SCANS,
+    "exscan": {name: _after_shift(maker) for name, maker in _SCANS.items()},
+    "barrier": {"bruck": ring.dissemination, "ring": ring.ring_barrier, "tree": tree_barrier},
+})  # fmt: skip
