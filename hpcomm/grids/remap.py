@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .._lazy import MPI, NDArray
+from .._lazy import MPI, LazyModule, NDArray
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
@@ -32,6 +32,7 @@ from .sparse_exchange import exchange_sparse
 from .triangulation import Parts, overlaps
 from .weights import Weights, sparse_matrices
 
+spatial: Any = LazyModule("scipy.spatial")
 Entries: TypeAlias = tuple[Ints, Ints, Floats, Floats]  # of a matrix: rows, columns, values; and fractions
 
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
@@ -273,10 +274,8 @@ class _Mapper:
     # -- by distance -----------------------------------------------------------------------------------
     def _closest(self, x: Floats, k: int) -> tuple[Floats, Ints]:
         """(distances, sources), k of each target point: of equally near ones the lower indices."""
-        from scipy.spatial import cKDTree
-
         count = min(k + 6, len(x))
-        distance, which = cKDTree(x).query(self.target.centres(self.points), k=count)
+        distance, which = spatial.cKDTree(x).query(self.target.centres(self.points), k=count)
         distance, which = distance.reshape(-1, count), which.reshape(-1, count)
         order = np.lexsort((which, np.round(distance / self.source_scale, _DIGITS)), axis=1)[:, :k]
         distance, which = (np.take_along_axis(a, order, axis=1) for a in (distance, which))
@@ -418,13 +417,11 @@ class _Mapper:
         return row, at, *rectangle_moments(t.sphere, u_low[a], u_high[a], v_low[b], v_high[b])
 
     def _polygon_overlaps(self, shapes: Floats) -> tuple[Ints, Ints, Floats, Floats]:
-        from scipy.spatial import cKDTree
-
         x, corners = shapes[:, 0], shapes[:, 1:]
         mine, centre = self.target.corners(self.points), self.target.centres(self.points)
         reach = np.linalg.norm(mine - centre[:, None], axis=2).max(axis=1)
         widest = float(np.linalg.norm(corners - x[:, None], axis=2).max())
-        lists = cKDTree(x).query_ball_point(centre, reach + widest + 1e-12, return_sorted=True)
+        lists = spatial.cKDTree(x).query_ball_point(centre, reach + widest + 1e-12, return_sorted=True)
         row = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
         column = np.concatenate([np.asarray(each, np.int64) for each in lists]) if len(row) else row
         parts = np.array_split(np.arange(len(row)), max(1, len(row) // 50_000))
@@ -444,12 +441,10 @@ def _within(edges: Floats, x: Floats) -> Any:
 
 def _in_one_place(given: Ints, shapes: Floats) -> str:
     """What there is to say of cells that have their middle where another one has; "" if none does."""
-    from scipy.spatial import cKDTree
-
     x = shapes[:, 0]
     if len(x) < 2:
         return ""
-    distance, which = cKDTree(x).query(x, k=2)
+    distance, which = spatial.cKDTree(x).query(x, k=2)
     size = np.linalg.norm(shapes[:, 1:] - x[:, None], axis=2).max(axis=1)
     same = np.flatnonzero(distance[:, 1] < _ONE_PLACE * size)
     if not len(same):

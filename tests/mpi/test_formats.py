@@ -227,8 +227,8 @@ def test_a_rank_that_fails_in_parallel_hdf5_is_an_error_on_all(
         if comm.rank == comm.size - 1:
             raise OSError("No space left on device")
 
-    monkeypatch.setattr(h5py, "get_config", lambda: SimpleNamespace(mpi=True))
-    monkeypatch.setattr(h5py, "File", opened)
+    monkeypatch.setattr(hdf5_files.h5py, "get_config", lambda: SimpleNamespace(mpi=True))
+    monkeypatch.setattr(hdf5_files.h5py, "File", opened)
     monkeypatch.setattr(hdf5_files, "_write_collectively", write)
     fields = [Field(comm, (6,), name=name) for name in "ab"]
     with pytest.raises(hpcomm.TransportError, match=rf"failed on rank {comm.size - 1}: No space left"):

@@ -74,7 +74,7 @@ def save(
     step = operator.index(step)
     said = _told(comm, metadata)
     with file_folder.beside(comm, folder / "step") as part:
-        file_folder.agree(comm, file_folder.on_root(comm, lambda: part.mkdir(parents=True)), "save", folder)
+        file_folder.from_root(comm, "save", folder, lambda: part.mkdir(parents=True))
         entries = {}
         for field in fields:
             npy.save(field, part / f"{field.name}.npy", sync=sync)

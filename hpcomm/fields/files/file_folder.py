@@ -62,11 +62,6 @@ def attempt(deed: Callable[[], object]) -> str:
     return ""
 
 
-def on_root(comm: Communicator, deed: Callable[[], object]) -> str:
-    """attempt on rank 0."""
-    return attempt(deed) if comm.rank == 0 else ""
-
-
 def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
     """Raise on every rank what failed on any of them ("" if nothing did). Collective."""
     comm.context.check_open(verb)
@@ -86,7 +81,8 @@ def agree(comm: Communicator, failed: str, verb: str, path: PathLike) -> None:
 def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], object]) -> Any:
     """What deed returns on rank 0, on every rank; where it fails all raise. Collective."""
     found: list[Any] = []
-    agree(comm, on_root(comm, lambda: found.append(deed())), verb, path)
+    failed = attempt(lambda: found.append(deed())) if comm.rank == 0 else ""
+    agree(comm, failed, verb, path)
     return comm.broadcast_object(found[0] if found else None)
 
 
@@ -134,7 +130,7 @@ def publish(
     """
     if sync:
         agree(comm, attempt(lambda: flush(part)), "save", path)
-    agree(comm, on_root(comm, lambda: _rename(part, path, expected)), "save", path)
+    from_root(comm, "save", path, lambda: _rename(part, path, expected))
 
 
 def _rename(part: Path, path: Path, expected: int | None) -> None:

@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..._lazy import np
+from ..._lazy import LazyModule, np
 from ...communicator.communicator import Communicator
 from ...core.partition import Box
 from ...core.types import AnyArray
@@ -30,6 +30,7 @@ from ..field import Field
 from . import file_folder, npy
 from .chunks import Chunks, Found, Reader, boxes, chunk_shape, share, values
 
+h5py: Any = LazyModule("h5py")
 _MODES = ("w", "a", "r+", "x", "w-")
 _METADATA = 1 << 14  # bytes that HDF5 needs at most for a dataset without its data
 _ENTRY = 512  # and for the place of a chunk
@@ -65,7 +66,7 @@ def save(
         TransportError: on every rank, if any of them could not write, or mode or a name does not fit what is
             there.
     """
-    h5py = _library()
+    _library()
     comm, fields = file_folder.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
@@ -96,7 +97,7 @@ def save(
 
 def explain() -> str:
     """Who writes what, with the h5py that is installed."""
-    h5py = _library()
+    _library()
     chunks = "all ranks together" if h5py.get_config().mpi else "its owners, one rank after the other"
     build = "with" if h5py.get_config().mpi else "without"
     return (
@@ -120,8 +121,6 @@ def _chunks(field: Field, wanted: Chunks | None) -> tuple[int, ...] | None:
 
 def _begin(path: Path, part: Path, fields: Sequence[Field], mode: str, room: int) -> str:
     """Make part, with room for more, a copy of what is added to; the mode in which it is opened."""
-    import h5py
-
     if mode in ("x", "w-") and path.exists():
         raise FileExistsError("it is there already")
     adds = mode == "r+" or (mode == "a" and path.exists())
@@ -143,8 +142,6 @@ def _create(
     compression: object,
 ) -> list[int | None]:
     """Make the file with its datasets; where the data of each begin in it (None: in chunks, or nowhere)."""
-    import h5py
-
     with h5py.File(part, mode) as file:
         datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
         places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
@@ -163,8 +160,6 @@ def _room(field: Field, chunks: tuple[int, ...] | None) -> int:
 
 
 def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object = None) -> Any:
-    import h5py
-
     if chunks is None:
         early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that its place in the file is known now
@@ -193,8 +188,6 @@ def _write_chunks(
     path: Path,
 ) -> None:
     """Each rank opens the file when those before it have closed it."""
-    import h5py
-
     shares = [(f, c, share(f, c)) for f, c in fields]
     packed: list[list[Packed]] = []
     if compression is not None:
@@ -205,8 +198,9 @@ def _write_chunks(
         sizes = [len(chunk.data) + _ENTRY for chunks in packed for chunk in chunks]
         room = comm.context.mpi_handle.allreduce(sum(sizes))
         room += _METADATA
-        failed = file_folder.on_root(comm, lambda: file_folder.reserve(part, room, part.stat().st_size))
-        file_folder.agree(comm, failed, "save", path)
+        file_folder.from_root(
+            comm, "save", path, lambda: file_folder.reserve(part, room, part.stat().st_size)
+        )
     mine = [(f.name, *own) for f, _, own in shares if own is not None]
 
     def write() -> None:
@@ -237,8 +231,6 @@ def _packed(
     field: Field, chunks: tuple[int, ...], compression: object, own: tuple[Box, AnyArray]
 ) -> list[Packed]:
     """The chunks of this rank's share, compressed in memory."""
-    import h5py
-
     box, data = own
     with h5py.File(secrets.token_hex(8), "w", driver="core", backing_store=False) as memory:
         made = _dataset(memory, field, chunks, compression)
@@ -257,8 +249,6 @@ def _write_together(
     path: Path,
 ) -> None:
     """All ranks in one parallel file: none goes on to the next step before all are through with this one."""
-    import h5py
-
     opened: list[Any] = []
 
     def begin() -> None:
@@ -283,8 +273,6 @@ def _write_together(
 
 def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
     """Who has nothing writes nothing, which h5py's own words leave out."""
-    import h5py
-
     data = own[1] if own else np.empty((1,) * len(dataset.shape), dataset.dtype)
     memory, place = h5py.h5s.create_simple(data.shape), dataset.id.get_space()
     if own is None:
@@ -308,8 +296,6 @@ def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
 def _look(path: Path, name: str | None) -> Found:
     """The dataset; where its data begin, if that is all there is to it, and in which file (that of an
     external link is another one)."""
-    import h5py
-
     with h5py.File(path, "r") as file:
         wanted, dataset = _dataset_called(file, name)
         if dataset.dtype.kind not in "biufc":
@@ -327,8 +313,6 @@ def _look(path: Path, name: str | None) -> Found:
 
 def _dataset_called(file: Any, name: str | None) -> tuple[str, Any]:
     """The dataset that is meant, also behind links, with its name."""
-    import h5py
-
     names: list[str] = []
     linked: list[str] = []
     file.visititems(lambda each, what: names.append(each) if isinstance(what, h5py.Dataset) else None)
@@ -347,8 +331,6 @@ def _dataset_called(file: Any, name: str | None) -> tuple[str, Any]:
 
 
 def _read_box(path: file_folder.PathLike, name: str, box: Box) -> Any:
-    import h5py
-
     with h5py.File(path, "r") as file:
         return file[name][box.slices()]
 

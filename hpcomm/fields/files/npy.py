@@ -44,8 +44,7 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
     comm = field.comm
     head = _header(field, field.shape)
     with file_folder.beside(comm, path) as part:
-        failed = file_folder.on_root(comm, lambda: _begin(part, head, len(head) + nbytes(field)))
-        file_folder.agree(comm, failed, "save", path)
+        file_folder.from_root(comm, "save", path, lambda: _begin(part, head, len(head) + nbytes(field)))
         with opened(comm, part, "save", True, path) as file:
             move(field, file, len(head), collective, writing=True)
         file_folder.publish(comm, part, path, len(head) + nbytes(field), sync)
@@ -76,7 +75,7 @@ def append(field: Field, path: file_folder.PathLike, *, collective: bool = True,
         move(field, file, end, collective, writing=True)
     if sync:
         file_folder.agree(comm, file_folder.attempt(lambda: file_folder.flush(path)), "append", path)
-    file_folder.agree(comm, file_folder.on_root(comm, lambda: _count(path, head, sync)), "append", path)
+    file_folder.from_root(comm, "append", path, lambda: _count(path, head, sync))
 
 
 def _count(path: Path, head: bytes, sync: bool) -> None:
@@ -140,9 +139,9 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
     """
     path = _checked(field, "write_raw", path)
     _check_offset(field, offset)
-    failed = file_folder.on_root(field.comm, lambda: file_folder.reserve(path, nbytes(field), offset))
-    file_folder.agree(field.comm, failed, "write_raw", path)
-    with opened(field.comm, path, "write_raw", writing=True) as file:
+    comm = field.comm
+    file_folder.from_root(comm, "write_raw", path, lambda: file_folder.reserve(path, nbytes(field), offset))
+    with opened(comm, path, "write_raw", writing=True) as file:
         move(field, file, offset, collective, writing=True)
 
 
@@ -265,8 +264,7 @@ def values(
     """
     path = file_folder.target_path(path, "load", field.comm)
     need = offset + nbytes(field)
-    failed = file_folder.on_root(field.comm, lambda: _check_length(path, need))
-    file_folder.agree(field.comm, failed, "load", path)
+    file_folder.from_root(field.comm, "load", path, lambda: _check_length(path, need))
     with opened(field.comm, path, "load", writing=False) as file:
         if not fortran:
             return move(field, file, offset, collective, writing=False, out=out)
@@ -370,9 +368,7 @@ def _view_of_points(
         kind = one.Create_contiguous(others).Commit()
         rows.Free()
         one.Free()
-    return order, offset, kind if held.size and others else _nothing(kind)
-
-
-def _nothing(kind: MPI.Datatype) -> MPI.Datatype:
-    kind.Free()
-    return MPI.BYTE.Create_contiguous(1).Commit()
+    if not (held.size and others):
+        kind.Free()
+        kind = MPI.BYTE.Create_contiguous(1).Commit()
+    return order, offset, kind

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from ..._lazy import np
+from ..._lazy import LazyModule, np
 from ...errors import MissingError, located
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder
 from .chunks import Chunks, Found, Reader, boxes, chunk_shape, share, values
 
+zarr: Any = LazyModule("zarr")
 _COMPLETE = "all_chunks_written"  # attribute of an array
 
 
@@ -38,7 +38,7 @@ def save(
         LayoutError: chunks that do not fit, or a partial field.
         TransportError: on every rank, if any of them could not write, or if path is something else.
     """
-    zarr = _library()
+    _library()
     comm, fields = file_folder.named(fields, "save")
     path = file_folder.target_path(path, "save", comm)
     with located("save", comm):
@@ -65,7 +65,7 @@ def save(
                     group[field.name][own[0].slices()] = own[1]
 
     with file_folder.beside(comm, path) as part:
-        file_folder.agree(comm, file_folder.on_root(comm, create), "save", path)
+        file_folder.from_root(comm, "save", path, create)
         # with shards, files are these and not the chunks within them
         borders = [options.get("shards") or shape for shape in shapes]
         shares = [share(field, border) for field, border in zip(fields, borders, strict=True)]
@@ -74,12 +74,11 @@ def save(
 
 
 # -- how ----------------------------------------------------------------------------------------------------
-def _library() -> ModuleType:
+def _library() -> None:
     hint = "pip install 'hpcomm[zarr]'"
-    zarr: ModuleType = load_package("zarr", "zarr cannot be loaded", "hpcomm.zarr", hint)
-    if int(zarr.__version__.split(".")[0]) < 3:
-        raise MissingError(f"zarr is version {zarr.__version__}, 3 is needed", "hpcomm.zarr", hint)
-    return zarr
+    version = load_package("zarr", "zarr cannot be loaded", "hpcomm.zarr", hint).__version__
+    if int(version.split(".")[0]) < 3:
+        raise MissingError(f"zarr is version {version}, 3 is needed", "hpcomm.zarr", hint)
 
 
 def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
@@ -88,8 +87,6 @@ def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
 
 def _look(path: Path, name: str | None) -> Found:
     """The array, whose name is empty where path is one, and the path."""
-    import zarr
-
     path = file_folder.standing(path)
     if not path.is_dir():  # zarr would speak of a node
         raise FileNotFoundError(f"No such folder: {path}")
@@ -109,8 +106,6 @@ def _look(path: Path, name: str | None) -> Found:
 
 
 def _array(path: Path, name: str) -> Any:
-    import zarr
-
     found: Any = zarr.open(path, mode="r")
     return found[name] if name else found
 
