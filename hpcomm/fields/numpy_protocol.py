@@ -170,16 +170,13 @@ class NumpyLike(OwnPart[A]):
         return target
 
 
-def _forward(name: str) -> Callable[[S, object], S]:
-    return lambda self, other: self._made(name, self, other)
-
-
-def _backward(name: str) -> Callable[[S, object], S]:
-    return lambda self, other: self._made(name, other, self)
-
-
-def _in_place(name: str) -> Callable[[S, object], S]:
-    return lambda self, other: self._made(name, self, other, out=self)
+def _of_two(name: str) -> tuple[Callable[[S, object], S], Callable[[S, object], S], Callable[[S, object], S]]:
+    """field + x, x + field, field += x."""
+    return (
+        lambda self, other: self._made(name, self, other),
+        lambda self, other: self._made(name, other, self),
+        lambda self, other: self._made(name, self, other, out=self),
+    )
 
 
 def _of_one(name: str) -> Callable[[S], S]:
@@ -212,9 +209,9 @@ class Arithmetic(NumpyLike[A]):
             raise UsageError(what, where(name, self.comm), "two fields whose arrays are of one library")
         return self._like(name, given).inner
 
-    __add__, __radd__, __iadd__ = _forward("add"), _backward("add"), _in_place("add")
-    __sub__, __rsub__, __isub__ = _forward("subtract"), _backward("subtract"), _in_place("subtract")
-    __mul__, __rmul__, __imul__ = _forward("multiply"), _backward("multiply"), _in_place("multiply")
-    __truediv__, __rtruediv__, __itruediv__ = _forward("divide"), _backward("divide"), _in_place("divide")
-    __pow__, __rpow__, __ipow__ = _forward("power"), _backward("power"), _in_place("power")
+    __add__, __radd__, __iadd__ = _of_two("add")
+    __sub__, __rsub__, __isub__ = _of_two("subtract")
+    __mul__, __rmul__, __imul__ = _of_two("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _of_two("divide")
+    __pow__, __rpow__, __ipow__ = _of_two("power")
     __neg__, __abs__ = _of_one("negative"), _of_one("absolute")
