@@ -59,7 +59,6 @@ class Communicator(
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light", "full", "values" or "strict" (see docs/errors.md).
         order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
-        order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
         timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
         is_closed: whether it was given back to MPI.
         context: what hpcomm's own layers share of it; not for programs.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, count
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import loaded
+from .._lazy import MPI, loaded
 from ..agree.agreement import refusing
 from ..core.html import grid, sheet
 from ..core.partition import integers
@@ -96,8 +96,6 @@ class Mesh:
 
         Periodic axes wrap. Beyond the end of another axis it is hpcomm.PROC_NULL.
         """
-        from mpi4py import MPI
-
         self._check(tuple(coords))
         rank = 0
         for name, at in zip(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 from contextlib import suppress
+from importlib import import_module
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import NDArray, np
+from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
@@ -67,9 +68,7 @@ class SharedArray(ClosedByAll):
     @property
     def tensor(self) -> Any:
         """The same memory as a torch tensor."""
-        import importlib
-
-        torch = importlib.import_module("torch")
+        torch = import_module("torch")
         return torch.from_numpy(self._open()).view(dtypes.torch_dtype(self._record))
 
     def fence(self) -> None:
@@ -171,8 +170,6 @@ def _has(nbytes: int) -> bool:
 
 def _by_mpi(node: Context, count: int, kind: np.dtype[np.generic]) -> AnyArray:
     """Without the core MPI shares memory, which lasts until the end: nobody knows how long views are used."""
-    from mpi4py import MPI
-
     own = count * kind.itemsize if node.rank == 0 else 0
     try:
         if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where it has no more of them

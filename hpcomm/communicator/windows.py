@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from importlib import import_module
 from operator import index
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, cast
@@ -94,10 +95,8 @@ class Window(ClosedByAll):
     @property
     def tensor(self) -> Any:
         """The same memory as a torch tensor."""
-        import importlib
-
         self._open("tensor")
-        torch = importlib.import_module("torch")
+        torch = import_module("torch")
         return torch.from_numpy(self._array).view(dtypes.torch_dtype(self._record))
 
     def put(self, x: object, rank: int, at: object = None) -> None:

@@ -149,7 +149,8 @@ def redistribute(move: Redistribution, x: Tensor) -> Tensor:
         raise LayoutError(
             "this rank is not in both partitions", where("redistribute", comm), "partitions over all ranks"
         )
-    if getattr(move.source, "replicated", ()) and move.source.size > len(_owners(move.source)):
+    source: Any = move.source
+    if getattr(source, "replicated", ()) and source.size > len({*map(source.cell, range(source.size))}):
         raise LayoutError("the source holds copies", where("redistribute", comm), "a source without copies")
     back = move.reversed()
     return _through(comm, x, move, back)
@@ -280,7 +281,3 @@ def _like(field: Field, array: Tensor) -> Field[Tensor]:
         corners=field.corners,
         array=array,
     )
-
-
-def _owners(partition: Any) -> set[tuple[int, ...]]:
-    return {partition.cell(r) for r in range(partition.size)}

@@ -187,7 +187,8 @@ class Cells:
 
     def centres(self, points: Ints) -> Floats:
         area, moment = moments(self.corners(points))
-        return _on_surface(moment / area[:, None], self.sphere)
+        x = moment / area[:, None]
+        return x / np.linalg.norm(x, axis=-1, keepdims=True) if self.sphere else x
 
     def areas(self, points: Ints) -> Floats:
         return moments(self.corners(points))[0]
@@ -243,10 +244,6 @@ def _placed(coordinates: Floats, sphere: bool) -> Floats:
         return coordinates
     lon, lat = np.radians(coordinates[..., 0]), np.radians(coordinates[..., 1])
     return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=-1)
-
-
-def _on_surface(x: Floats, sphere: bool) -> Floats:
-    return x / np.linalg.norm(x, axis=-1, keepdims=True) if sphere else x
 
 
 def areas_against(grid: Any, points: Ints, other_kind: str | None) -> Floats:

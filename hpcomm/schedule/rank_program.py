@@ -151,17 +151,13 @@ def _receive(
     total = sum(high - low for low, high, _ in parts)
     if not total:
         return at, at
-    sent = [message for message in made.sends if not message.staged]
-    if len(parts) == 1 and parts[0][2] == COPY and not staged and not _met(parts[0], sent):
-        made.recvs.append(Message(peer, parts[0][0], parts[0][1], False))
+    (low, high, how), *others = parts
+    lands_on_sent = any(low < m.high and m.low < high for m in made.sends if not m.staged)
+    if not others and how == COPY and not staged and not lands_on_sent:
+        made.recvs.append(Message(peer, low, high, False))
         return _DIRECT, at
     made.recvs.append(Message(peer, at, at + total, True))
     return at, at + total
-
-
-def _met(part: tuple[int, int, int], sent: list[Message]) -> bool:
-    """Whether a copy would land on what is still being sent."""
-    return any(part[0] < m.high and m.low < part[1] for m in sent)
 
 
 # -- where chunks lie in memory: blocks of count elements, each cut as evenly as can be ---------------------

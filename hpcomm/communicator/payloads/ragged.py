@@ -30,7 +30,7 @@ from .payload_agreement import (
 
 if TYPE_CHECKING:
     from ...core.buffer import DeviceBuffer, Shape
-    from ...core.types import AnyArray, AnyStatus, Array, ArrayLike, Later, Now, Scalar
+    from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
 
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 
@@ -225,7 +225,8 @@ def encode(x: object) -> Payload:
     name = _described(look.array.dtype) if look.dtype.kind == "o" else look.dtype.name
     torch = loaded("torch")
     library = "torch" if torch is not None and isinstance(x, torch.Tensor) else "numpy"
-    return _payload(look.array, library, name)
+    flat = np.ascontiguousarray(look.array).reshape(-1).view(np.uint8)
+    return [memoryview(_description(look.shape, library, name)), flat.data]
 
 
 def _described(dtype: np.dtype[np.generic]) -> str:
@@ -234,11 +235,6 @@ def _described(dtype: np.dtype[np.generic]) -> str:
     if np.lib.format.descr_to_dtype(descr) != dtype:
         raise DtypeError(f"numpy has no words for dtype {dtype}", hint="the verb's _object form")
     return repr(descr)
-
-
-def _payload(array: AnyArray, library: str, name: str) -> Payload:
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return [memoryview(_description(array.shape, library, name)), flat.data]
 
 
 def _description(shape: Shape, library: str, name: str) -> bytes:

@@ -12,7 +12,7 @@ under a schedule's name; all others go through the hosts' memory then (docs/gpu.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ...agree.agreement import refused, refusing
 from ...core.operation import Arguments, Call, Carrier
@@ -431,11 +431,7 @@ def _beside(given: Arguments) -> Arguments:
     return given._replace(x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
 
 
-@overload
-def carry_out(call: Call, async_op: Literal[True]) -> Request[Any]: ...
-@overload
-def carry_out(call: Call, async_op: bool) -> Any: ...
-def carry_out(call: Call, async_op: bool) -> object:
+def carry_out(call: Call, async_op: bool) -> Any:
     """Agree with the other ranks about call, show it to the observers, and hand it to the transport."""
     comm = call.comm
     for observer in comm.observers:

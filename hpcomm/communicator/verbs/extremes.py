@@ -6,16 +6,13 @@ of ranks, and tensors and arrays on devices go their usual ways.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ..._lazy import loaded, np
 from ...agree.agreement import refusing
 from ...errors import UsageError
 from ...transport.late import buffer
 from .reductions import Reductions
-
-if TYPE_CHECKING:
-    pass
 
 Array = TypeVar("Array")
 

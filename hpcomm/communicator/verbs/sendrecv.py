@@ -86,7 +86,9 @@ def _ends(comm: Context, dest: int, source: int | None, sendtag: int, recvtag: i
 def _sendrecv_carefully(comm: Context, x: object, out: object, ends: Ends, status: AnyStatus | None) -> Any:
     with located("sendrecv", comm):
         look = buffer.as_buffer(x)
-        recv = look if out is x else _receiving(look, out)
+        recv = look
+        if out is not x:
+            recv = look.make(look.shape) if out is None else prepare.buffer_of(out, "out")
         check_writable(recv)
         if _takes_devices(comm, look, recv):
             return _as_two(comm, _beside(comm, look, recv), out, recv, ends, status)
@@ -102,10 +104,6 @@ def _sendrecv_carefully(comm: Context, x: object, out: object, ends: Ends, statu
     remember_send(comm, x, look.dtype, ends.dest)
     remember_receive(comm, out, recv.dtype, ends.source)
     return recv.give()
-
-
-def _receiving(look: Buffer, out: object) -> Buffer:
-    return look.make(look.shape) if out is None else prepare.buffer_of(out, "out")
 
 
 def _takes_devices(comm: Context, look: Buffer, recv: Buffer) -> bool:

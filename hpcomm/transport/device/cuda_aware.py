@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from ...core.request import Pending, Stages
@@ -127,8 +128,6 @@ def _child(names: list[str]) -> tuple[Report, str]:
 
 def trial(names: list[str]) -> None:
     """Try operations in this job; rank 0 prints a line for each that came to its end."""
-    import numpy as np
-
     from ...device.driver import driver
     from .staging import station
 
@@ -164,8 +163,6 @@ def trial(names: list[str]) -> None:
 
 def _part(memory: AnyArray, low: int, nbytes: int) -> AnyArray:
     """Bytes of memory, an array of the host's or what a device hands to MPI."""
-    import numpy as np
-
     whole = memory.view(np.uint8) if isinstance(memory, np.ndarray) else memory
     return whole[low : low + nbytes]
 

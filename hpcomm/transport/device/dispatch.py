@@ -122,15 +122,12 @@ class DeviceDispatch:
             limit = "" if always else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
             return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
         if message:
-            return f"{here}, {self._way_of_messages(call)}"
+            way = self.messages.paths.get(("to" if call.verb == "send" else "from", call.peer))
+            first = f"decided with the other rank at the first message (gpu: {self.forced})"
+            return f"{here}, {first if way is None else f'by {way}'}"
         if call.carrier.chosen is None:
             return f"{here}; ranks tell each other at each call where their arrays lie (gpu: {self.forced})"
         return "\n  ".join([f"{here}, by {call.carrier.chosen}", *self._pairs()])
-
-    def _way_of_messages(self, call: Call) -> str:
-        way = self.messages.paths.get(("to" if call.verb == "send" else "from", call.peer))
-        first = f"decided with the other rank at the first message (gpu: {self.forced})"
-        return first if way is None else f"by {way}"
 
     def _pairs(self) -> list[str]:
         """How messages of schedules come here from each rank, ranks of the same way together."""

@@ -44,7 +44,6 @@ _CALM = {
     name: np.errstate(all="ignore")(ufunc) for name, ufunc in UFUNCS.items()
 }  # as MPI is: without warnings
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE", "C_FLOAT_COMPLEX", "C_DOUBLE_COMPLEX", "C_LONG_DOUBLE_COMPLEX")
-IN_PLACE = MPI.IN_PLACE
 _STANDS_FOR = {
     "all_reduce": "ring",
     "all_gather": "ring",
@@ -120,7 +119,8 @@ def schedule_call(call: Call, algorithm: str, op: object = None, later: bool = F
             executor.run()
             take()
             return
-        executor = _lasting(comm, key, operator)
+        # kept for the next call of this kind
+        executor = own(comm).executor(key, lambda channel: _executor(comm, key, operator, channel))
         _bring(call, executor)
         executor.run()
         _take(call, executor)
@@ -214,11 +214,6 @@ def _executor(
     mine = part(Which(verb, name, comm.size, root), comm.rank, count, staged=wire is not None)
     made = memory_for(mine, dtype, wire) if memory is None else memory(mine)
     return Executor(mine, channel, made, operator, wire)
-
-
-def _lasting(comm: Comm, key: Key, operator: Operator) -> Executor:
-    """One that is kept for the next call of this kind."""
-    return own(comm).executor(key, lambda channel: _executor(comm, key, operator, channel))
 
 
 def _long(
