@@ -107,10 +107,8 @@ def double_tree(p: int, chunks: int = 2) -> Schedule:
     """
     pieces = max(1, chunks // 2)
     streams: list[Stream] = []
-    for which, (parent, depth) in enumerate(two_trees(p)):
+    for which, (parent, depth) in enumerate(two_trees(p) if p > 1 else ()):
         streams += _up_and_down(parent, depth, which * pieces, pieces)
-    if p == 1:
-        streams = []
     return Schedule("all_reduce", p, tuple(streams), chunks=2 * pieces)
 
 

@@ -55,10 +55,7 @@ class Objects(Shell):
     ) -> Request[None] | None:
         """Send any Python object to dest, arrays in it straight from their memory. Same as mpi4py's send.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
-            sync: return, or be complete, only when dest has begun to receive it (MPI_Ssend). Then a message
-                to this rank itself needs a receive that was begun before.
+        async_op, sync: see send.
         """
         comm = self.context
         going = addressed(comm, "send_object", comm.encode, obj, dest, tag)
@@ -67,8 +64,7 @@ class Objects(Shell):
     def isend_object(self, obj: object, dest: int, tag: int = 0, *, sync: bool = False) -> Request[None]:
         """Begin to send obj; arrays in it must not change before the request is complete.
 
-        Args:
-            sync: the request is complete only when dest has begun to receive it (MPI_Issend).
+        sync: see isend.
         """
         comm = self.context
         going = addressed(comm, "isend_object", comm.encode, obj, dest, tag)
@@ -96,10 +92,7 @@ class Objects(Shell):
     ) -> object:
         """Receive an object of any size.
 
-        Args:
-            source, tag: None for any.
-            status: a Status that is filled.
-            async_op: begin, and return a Request to wait for.
+        source, tag, status, async_op: see recv.
         """
         take = ireceive if async_op else receive
         return take(self.context, "recv_object", source, tag, status, decode)
@@ -145,10 +138,7 @@ class Objects(Shell):
     def broadcast_object(self, obj: object = None, root: int = 0, *, async_op: bool = False) -> object:
         """Give every rank root's object; on root it is returned as it is. Same as mpi4py's bcast.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
-
-        On an inter-communicator the other group gets it, and root's has None.
+        async_op=True gives a Request. On an inter-communicator the other group gets it, and root's has None.
         """
         return collective(self.context, "broadcast", _OBJECTS, obj, async_op, root)
 

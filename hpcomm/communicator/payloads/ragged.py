@@ -51,10 +51,7 @@ class Ragged(Shell):
     ) -> Request[None] | None:
         """Send x with its shape and dtype; recv_ragged takes it.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
-            sync: return, or be complete, only when dest has begun to receive it (MPI_Ssend). Then a message
-                to this rank itself needs a receive that was begun before.
+        async_op, sync: see send.
         """
         comm = self.context
         going = addressed(comm, "send_ragged", encode, x, dest, tag)
@@ -63,8 +60,7 @@ class Ragged(Shell):
     def isend_ragged(self, x: ArrayLike, dest: int, tag: int = 0, *, sync: bool = False) -> Request[None]:
         """Begin to send x with its shape and dtype; x must not change before the request is complete.
 
-        Args:
-            sync: the request is complete only when dest has begun to receive it (MPI_Issend).
+        sync: see isend.
         """
         comm = self.context
         going = addressed(comm, "isend_ragged", encode, x, dest, tag)
@@ -92,10 +88,7 @@ class Ragged(Shell):
     ) -> object:
         """Receive an array without knowing its shape and dtype.
 
-        Args:
-            source, tag: None for any.
-            status: a Status that is filled.
-            async_op: begin, and return a Request to wait for.
+        source, tag, status, async_op: see recv.
         """
         take = ireceive if async_op else receive
         return take(self.context, "recv_ragged", source, tag, status, decode)
@@ -159,8 +152,7 @@ class Ragged(Shell):
     def all_gather_ragged(self, x: ArrayLike, *, async_op: bool = False) -> object:
         """Collect arrays of any shapes and dtypes in a list on every rank.
 
-        Args:
-            async_op: begin, and return a Request to wait for.
+        async_op=True gives a Request.
 
         Example (3 ranks):
             >>> [a.shape for a in comm.all_gather_ragged(np.ones(comm.rank))]
