@@ -371,3 +371,26 @@ def test_without_mpi_a_devices_tensors_are_copied_through_the_host(
             going.wait()
     group.shutdown()
     comm.close()
+
+
+def test_messages_of_a_device_that_another_backend_serves_are_handed_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Any] = []
+
+    class Other:
+        def __getattr__(self, verb: str) -> Any:
+            return lambda tensors, *more: given.append((verb, *more))
+
+    comm = hpcomm.Communicator(MPI.COMM_SELF)
+    group: Any = comm.as_process_group()
+    monkeypatch.setattr(group, "_inner", Other())
+    monkeypatch.setattr(group, "_devices", {"cpu": None, "cuda": "nccl"})
+    x = [Far.of(torch.zeros(2))]
+    group.send(x, 0, 3)
+    group.recv(x, 0, 3)
+    group.recv_anysource(x, 4)
+    assert given == [("send", 0, 3), ("recv", 0, 3), ("recv_anysource", 4)]
+    monkeypatch.undo()
+    group.shutdown()
+    comm.close()
