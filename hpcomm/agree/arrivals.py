@@ -98,7 +98,29 @@ class Arrivals:
 
     def differs(self, rank: int, mine: int, theirs: int) -> HpcommError:
         """A rank has come to the same call with another signature."""
-        return _mismatch(self.comm, rank, mine, theirs)
+        comm = self.comm
+        begun, log = _call_between(comm, rank)
+        if begun and log is not None:  # it made, or refused, another call before
+            return _elsewhere(comm, rank, begun, log)
+        total = call_number(comm)
+        comm.fall_out()
+        node = open_node(comm, verb_now())
+        calls = node.calls()
+        number = int(calls[comm.rank][0])
+        own = describe(mine, comm.size) if node.number > number else None
+        final: dict[int, str] = {}
+        asked = {}
+        for other, (theirs_number, signature, _, _) in enumerate(calls):
+            if other == comm.rank or (theirs_number == number and signature == mine):
+                continue
+            if theirs_number == number or other == rank:
+                called = describe(theirs if other == rank else signature, comm.size)
+                region = comm.near.regions[other]
+                if region.ended:
+                    final[other] = f"{called}, and has ended"
+                else:
+                    asked[other] = Asked(region, called, theirs_number > number)
+        return asked_why(comm, total, own, final, asked, [])
 
     def late(self, ranks: Sequence[int]) -> HpcommError:
         """Some ranks have not come in time."""
@@ -176,29 +198,3 @@ def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
     if log.posted(number) == REFUSED:
         return asked_why(comm, total, None, {rank: past_call(log, number, comm.size) or ""}, {}, [rank])
     return asked_why(comm, total, None, {}, {rank: Asked(region)}, [])
-
-
-def _mismatch(comm: Comm, rank: int, mine: int, theirs: int) -> HpcommError:
-    """rank has come to the same call with another signature."""
-    begun, log = _call_between(comm, rank)
-    if begun and log is not None:  # it made, or refused, another call before
-        return _elsewhere(comm, rank, begun, log)
-    total = call_number(comm)
-    comm.fall_out()
-    node = open_node(comm, verb_now())
-    calls = node.calls()
-    number = int(calls[comm.rank][0])
-    own = describe(mine, comm.size) if node.number > number else None
-    final: dict[int, str] = {}
-    asked = {}
-    for other, (theirs_number, signature, _, _) in enumerate(calls):
-        if other == comm.rank or (theirs_number == number and signature == mine):
-            continue
-        if theirs_number == number or other == rank:
-            called = describe(theirs if other == rank else signature, comm.size)
-            region = comm.near.regions[other]
-            if region.ended:
-                final[other] = f"{called}, and has ended"
-            else:
-                asked[other] = Asked(region, called, theirs_number > number)
-    return asked_why(comm, total, own, final, asked, [])

@@ -51,7 +51,7 @@ def come(store: Store, keys: list[str], seconds: float) -> bool:
 
 def say_here(store: Callable[[], Store], call: int, rank: int) -> None:
     """Say that this rank has come to a call."""
-    _ask(lambda: store().set(_here(call, rank), ""))
+    _ask(lambda: store().set(here(call, rank), ""))
 
 
 def silent(store: Callable[[], Store], call: int, size: int, most: int) -> list[int] | None:
@@ -59,7 +59,7 @@ def silent(store: Callable[[], Store], call: int, size: int, most: int) -> list[
     there, found = store(), list[list[int]]()
 
     def absent(ranks: range) -> Iterator[int]:
-        if there.check([_here(call, rank) for rank in ranks]):
+        if there.check([here(call, rank) for rank in ranks]):
             return
         if len(ranks) == 1:
             yield ranks[0]
@@ -76,7 +76,8 @@ def _called(call: int, rank: int) -> str:
     return f"called/{call}/{rank}"
 
 
-def _here(call: int, rank: int) -> str:
+def here(call: int, rank: int) -> str:
+    """The key that says that a rank has come to a call."""
     return f"entry/{call}/{rank}"
 
 
