@@ -35,9 +35,9 @@ def remember(comm: Comm, ranks: Container[int]) -> None:
 def _wait() -> None:
     """Wait for the end of the ranks that were missed; end the job if there will be none."""
     found: Counter[str] = Counter()
-    while runtime.ending is None and any(not region.ended for region in _missed.values()):
-        for label, region in _missed.items():
-            how = "" if region.ended else "was killed" if region.gone else "is stopped" * region.stopped
+    while runtime.ending is None and (left := {n: its for n, its in _missed.items() if not _is_over(its)}):
+        for label, region in left.items():
+            how = "was killed" if region.gone else "is stopped" * region.stopped
             found[label] = found[label] + 1 if how else 0
             if found[label] > _LOOKS:
                 runtime.abort(
@@ -45,6 +45,10 @@ def _wait() -> None:
                     "with status 1"
                 )
         time.sleep(_LOOK_S)
+
+
+def _is_over(region: Region) -> bool:
+    return region.ended or region.died
 
 
 def await_all() -> None:

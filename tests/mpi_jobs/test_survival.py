@@ -110,6 +110,37 @@ def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
     assert done.stdout.count("has gone on") == 3
 
 
+def test_calls_of_torch_distributed_say_who_has_died(job: Any) -> None:
+    pytest.importorskip("torch")
+    source = """
+    import os, signal
+    import torch
+    import torch.distributed as dist
+    import hpcomm.torch_backend
+
+    dist.init_process_group("hpcomm")
+    x, long = torch.ones(4), torch.ones(1_000_000)
+    dist.all_reduce(x)
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(x), "wait": lambda: dist.all_reduce(x, async_op=True).wait(),
+        "barrier": dist.barrier, "recv": lambda: dist.recv(x, 2), "send": lambda: dist.send(long, 2),
+        "objects": lambda: dist.all_gather_object([None] * 3, 1),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except hpcomm.PeerFailedError as error:
+            assert [*error.ranks] == [2], error
+        else:
+            raise AssertionError(name)
+    print("has gone on")
+    """
+    done = job(3, dedent(source), options=("--survive",))
+    assert done.stdout.count("has gone on") == 2
+
+
 def test_the_training_of_the_page_reaches_the_same_loss_when_a_rank_dies(job: Any) -> None:
     page = (Path(__file__).parents[2] / "docs/surviving.md").read_text(encoding="utf-8")
     training = page.partition("```python\n")[2].partition("```")[0]
