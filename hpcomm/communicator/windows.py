@@ -21,12 +21,12 @@ from ..core.closing import ClosedByAll
 from ..core.patience import Pause
 from ..errors import (
     DtypeError,
-    HpcommError,
     LayoutError,
     MismatchError,
     RankError,
     UsageError,
     WaitTimeoutError,
+    located,
     where,
 )
 from ..node.present import enter, leave
@@ -110,12 +110,9 @@ class Window(ClosedByAll):
         """Read a place of rank into out, or into a new array (a tensor if the window's dtype is
         torch's)."""
         mpi, target, block = self._place("get", rank, at)
-        try:
-            look = prepare.buffer_of(out, "out") if out is not None else None
-        except HpcommError as error:
-            raise error.located("get", self.comm) from None
-        if look is None:
-            look = buffer.empty(block.shape, self._record, torch=self._as_tensor)
+        with located("get", self.comm):
+            look = None if out is None else prepare.buffer_of(out, "out")
+        look = look or buffer.empty(block.shape, self._record, torch=self._as_tensor)
         self._check("get", look, block.shape, "out")
         if look.frozen:
             raise LayoutError(f"out {look.frozen}", where("get", self.comm), "an array of its own")
@@ -341,10 +338,8 @@ class Window(ClosedByAll):
                 what = f"{x!r} is no {self.dtype}"
                 raise DtypeError(what, where(verb, self.comm), "a window of another dtype")
             x = made
-        try:
+        with located(verb, self.comm):
             look = buffer.as_buffer(x)
-        except HpcommError as error:
-            raise error.located(verb, self.comm) from None
         self._check(verb, look, shape, "x")
         return np.ascontiguousarray(look.array).reshape(shape)
 

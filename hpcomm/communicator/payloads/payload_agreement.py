@@ -270,10 +270,7 @@ def _begun(
     def stages() -> Stages:
         return taken((yield from getattr(payload_transport, verb)(comm, made, root, False)))
 
-    try:
-        comm.check_open(name)
-    except HpcommError as error:
-        raise error.located(name, comm) from None
+    comm.check_open(name)
     with comm.call_guard:
         leave = comm.agreement.late(head(name, root=root) | BACKGROUND, 0)
         if comm.values is not None and name.endswith("_ragged"):
