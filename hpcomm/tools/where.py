@@ -77,20 +77,6 @@ def _held(job: Job) -> tuple[list[int], dict[int, Doing]]:
     return stuck.stuck(doings), doings
 
 
-def _name(job: Job, i: int) -> str:
-    told = job.ranks[i].doing
-    return f"process {job.ranks[i].process.pid}" if told is None else told.who
-
-
-def _words(rank: Rank) -> str:
-    """What a rank does, as far as it or the system says."""
-    if rank.has_ended:
-        return "has ended"
-    if rank.doing is None:
-        return f"no answer: {rank.process.state or 'in code that holds the interpreter lock'}"
-    return rank.doing.words
-
-
 def _head(job: Job) -> str:
     return f"job of {len(job.pids)} processes here: {report.some([*map(str, job.pids)])}"
 
@@ -104,14 +90,13 @@ def _lines(job: Job) -> Iterator[str]:
     yield _head(job)
     if job.lack:
         yield f"  {job.lack}"
-    groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for i, rank in enumerate(job.ranks):
-        groups.setdefault((_words(rank), rank.stack), []).append(i)
+    groups: dict[tuple[str, tuple[str, ...]], list[Rank]] = {}
+    for rank in job.ranks:
+        groups.setdefault((rank.words, rank.stack), []).append(rank)
     for (words, stack), ranks in sorted(groups.items(), key=lambda each: -len(each[1])):
-        yield f"  {report.some([_name(job, i) for i in ranks])}: {words}"
-        waited = max((told.waited_s for i in ranks if (told := job.ranks[i].doing) is not None), default=0.0)
-        if waited:
-            yield f"    waits for {waited:.0f} s"
+        yield f"  {report.some([rank.who for rank in ranks])}: {words}"
+        if waited_s := max(rank.waited_s for rank in ranks):
+            yield f"    waits for {waited_s:.0f} s"
         yield from (f"    {line}" for line in stack)
     held, doings = _held(job)
     yield from (f"  {line}" for line in (report.never(held, doings).splitlines() if held else ()))
@@ -121,11 +106,10 @@ def _table(found: list[Job]) -> str:
     parts = []
     for job in found:
         rows = []
-        for i, rank in enumerate(job.ranks):
-            waited = 0.0 if rank.doing is None else rank.doing.waited_s
+        for rank in job.ranks:
             used = f"{rank.process.core_s:.1f} s", f"{rank.process.nbytes >> 20} MiB"
-            row = _name(job, i), str(rank.process.pid), *used, f"{waited:.0f} s" * bool(waited), _words(rank)
-            rows.append(row)
+            waits = f"{rank.waited_s:.0f} s" * bool(rank.waited_s)
+            rows.append((rank.who, str(rank.process.pid), *used, waits, rank.words))
         head = ("rank", "pid", "cores", "memory", "waits", "doing")
         parts.append(f"{_head(job)}\n{job.lack or table(head, rows, left=(0, 5))}")
     return "\n\n".join(parts)

@@ -52,6 +52,23 @@ class Rank(NamedTuple):
     has_ended: bool
     stack: tuple[str, ...] = ()
 
+    @property
+    def who(self) -> str:
+        return f"process {self.process.pid}" if self.doing is None else self.doing.who
+
+    @property
+    def words(self) -> str:
+        """What it does, as far as it or the system says."""
+        if self.has_ended:
+            return "has ended"
+        if self.doing is None:
+            return f"no answer: {self.process.state or 'in code that holds the interpreter lock'}"
+        return self.doing.words
+
+    @property
+    def waited_s(self) -> float:
+        return 0.0 if self.doing is None else self.doing.waited_s
+
 
 class Job(NamedTuple):
     """pids: of its ranks on this host; lack: why nothing can be said of them, or ""."""

@@ -76,7 +76,7 @@ class Reporter:
     def report(self, call: Blocked, waited_s: float, silent: str) -> str:
         """The words about a call that has lasted, which are kept, too."""
         doings = _all(self._here, not silent)
-        told = _report(call, waited_s, silent, self._here, doings)
+        told = _report(call, waited_s, silent, doings)
         keep(told, doings)
         return told
 
@@ -168,22 +168,17 @@ def never(held: list[int], doings: Mapping[int, Doing]) -> str:
     others = [doings[rank].who for rank in held if rank not in inside]
     if others:
         lines.append(f"  and for these wait {some(others)}")
-    if not any(doings[rank].messages for rank in inside):
-        lines.append("  try:   make the calls of all communicators in the same order on all ranks")
-    else:
-        lines.append(
-            "  try:   let one of them call first what the other one waits for, or send in the background"
-        )
-    return "\n".join(lines)
+    hint = "make the calls of all communicators in the same order on all ranks"
+    if any(doings[rank].messages for rank in inside):
+        hint = "let one of them call first what the other one waits for, or send in the background"
+    return "\n".join([*lines, f"  try:   {hint}"])
 
 
 def some(who: list[str]) -> str:
     return ", ".join(who[:_SHOWN]) + f" and {len(who) - _SHOWN} more" * (len(who) > _SHOWN)
 
 
-def _report(
-    call: Blocked, waited_s: float, silent: str, here: NodeSegment | None, doings: Mapping[int, Doing]
-) -> str:
+def _report(call: Blocked, waited_s: float, silent: str, doings: Mapping[int, Doing]) -> str:
     """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     numbers, named = doing.numbers_of(call.comm), {doing.own_number()}
