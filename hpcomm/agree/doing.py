@@ -35,6 +35,7 @@ SENDS, RECEIVES, OTHER = "sends", "receives", "other"  # what a call that waits 
 _SERVED = 64  # messages in the background that are told
 _FRAMES = 12  # of the program's own code, from the innermost one on
 _BRIEF_S = 1e-3
+_AT_A_FAILURE_S = DESCRIPTION_S  # for ranks to say what they do when a call has failed
 waits: Waiting | None = None  # the watchdog's, once it runs
 kinds: list[type] = [Request]  # of what may be in the background
 
@@ -236,7 +237,7 @@ def answers(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[s
 def doings(comm: Comm, ranks: Container[int]) -> list[str]:
     """Lines: what the first of some ranks that are on this node do, and which hosts do not answer."""
     near = [(rank, region) for rank, region in sorted(comm.near.regions.items()) if rank in ranks][:NAMED]
-    said = answers([region for _, region in near])
+    said = answers([region for _, region in near], _AT_A_FAILURE_S)
     silent = "" if segment.current is None else segment.current.regions[0].note
     rows = [f"  rank {rank}: {text or 'does not answer'}" for (rank, _), text in zip(near, said, strict=True)]
     return [*rows, *indent(silent, "  ").splitlines()]
