@@ -68,9 +68,21 @@ def test_a_call_says_what_was_given(call: calling, words: str) -> None:
 
 
 def test_a_stack_begins_with_the_program_and_not_with_what_has_called_it() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def program() -> None:
+        begun.set()
+        over.wait()
+
+    thread = threading.Thread(target=program, name="of the program")
+    thread.start()
+    begun.wait()
     stack = present_calls.program_stack(100)
+    over.set()
+    thread.join()
+    first = stack[stack.index("in thread of the program:") + 1]  # threading, which has called it, is left out
+    assert first.startswith("program at test_present_calls.py:")
     assert stack[-1].startswith(f"{sys._getframe().f_code.co_name} at test_present_calls.py:")
-    assert not any("pytest" in line for line in stack)
 
 
 def test_a_wait_is_for_what_its_request_has_noted() -> None:
