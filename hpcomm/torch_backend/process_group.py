@@ -368,7 +368,6 @@ class ProcessGroupMPI(CommProcessGroup):
     def _message(self, verb: str, tensors: list[torch.Tensor], peer: int | None, tag: int) -> Work:
         x, mail = tensors[0], self._mail
         request: Any = NotImplemented
-        give = end = None
         if self._is_short and mail is not None and not recording():
             begin: Any = mail.isend if verb == "send" else mail.irecv
             try:
@@ -376,29 +375,39 @@ class ProcessGroupMPI(CommProcessGroup):
             except (OSError, ValueError):
                 request = NotImplemented  # and is told in words below
         if request is NotImplemented:
-            if self._foreign(x):
-                if peer is None:
-                    return self._inner.recv_anysource(tensors, tag)
-                return getattr(self._inner, verb)(tensors, peer, tag)
-            end = self._recorded(verb if peer is not None else "recvAnySource", [x])
-            words = message_words(verb, x, peer)
-            if self._has_prints:
-                sent, got = (x, None) if verb == "send" else (None, x)
-                end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", sent, got, end or nothing)
-            if self._is_traced:
-                end = trace.torch_call(self.comm, verb, peer, words, [x], end or nothing)
-            by = self.comm if mail is None else mail
-            try:
-                request, give = group_calls.message(by, verb, x, peer, tag)
-            except HpcommError as error:
-                raise as_torch(error, words, self.where) from None
-        work: Work = self._sent
-        if request is not None:
-            work = (MessageWork if mail is None else NodeMessageWork)(self, verb, x, peer, tag, request)
-            if give is not None or end is not None:
-                work.give, work.close = give, end
-            if not work.poll():
-                self._poller.add(work)
-        elif end is not None:
-            end()
+            return self._message_with_words(verb, tensors, peer, tag)
+        if request is None:
+            return self._keep(self._sent)
+        return self._under_way(NodeMessageWork(self, verb, x, peer, tag, request))
+
+    def _message_with_words(self, verb: str, tensors: list[torch.Tensor], peer: int | None, tag: int) -> Work:
+        """The same where somebody wants to know of it, by a Communicator, or with an error to be told."""
+        x, mail = tensors[0], self._mail
+        if self._foreign(x):
+            if peer is None:
+                return self._inner.recv_anysource(tensors, tag)
+            return getattr(self._inner, verb)(tensors, peer, tag)
+        end = self._recorded(verb if peer is not None else "recvAnySource", [x])
+        words = message_words(verb, x, peer)
+        if self._has_prints:
+            sent, got = (x, None) if verb == "send" else (None, x)
+            end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", sent, got, end or nothing)
+        if self._is_traced:
+            end = trace.torch_call(self.comm, verb, peer, words, [x], end or nothing)
+        try:
+            request, give = group_calls.message(self.comm if mail is None else mail, verb, x, peer, tag)
+        except HpcommError as error:
+            raise as_torch(error, words, self.where) from None
+        if request is None:
+            if end is not None:
+                end()
+            return self._keep(self._sent)
+        work = (MessageWork if mail is None else NodeMessageWork)(self, verb, x, peer, tag, request)
+        if give is not None or end is not None:
+            work.give, work.close = give, end
+        return self._under_way(work)
+
+    def _under_way(self, work: Work) -> Work:
+        if not work.poll():
+            self._poller.add(work)
         return self._keep(work)
