@@ -216,7 +216,7 @@ class EntryBarrier(Arrivals):
                 raise self._lacks(gone) if gone else self.late(self._silent())
             if waited > says:
                 says = self.seconds
-                store_reports.say_here(self._store, self._meetings, self.comm.rank)
+                store_reports.say_here(self._store, self._meetings, self.comm.rank, self.comm.size)
             pause(waited)
         high, low = struct.unpack("2q", both)
         if high != -low:

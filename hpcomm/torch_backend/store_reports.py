@@ -1,7 +1,7 @@
 """What ranks tell by the store when something is wrong: what each has called, and who waits in a call.
 
-Whether all ranks of a half wait is one question, and only halves of which some do not are looked into. So few
-questions find few ranks among many that have not come.
+Who waits counts itself alone and in ever larger blocks of ranks. Only blocks that are not whole are looked
+into, so few questions find few ranks among many that have not come.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
+_BLOCK = 32  # ranks, or blocks of them, that are counted together
 _STORE_S = 5.0  # for the store to answer
 _LOOK_S = 0.05  # at most between two looks
 
@@ -49,26 +50,33 @@ def come(store: Store, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def say_here(store: Callable[[], Store], call: int, rank: int) -> None:
-    """Say that this rank has come to a call."""
-    _ask(lambda: store().set(here(call, rank), ""))
+def say_here(store: Callable[[], Store], call: int, rank: int, size: int) -> None:
+    """Count this rank among those that have come to a call."""
+    blocks, width = [], 1
+    while width < _BLOCK * size:
+        blocks.append(_block(call, rank, width))
+        width *= _BLOCK
+    _ask(lambda: [store().add(block, 1) for block in blocks])
 
 
 def silent(store: Callable[[], Store], call: int, size: int, most: int) -> list[int] | None:
     """The first ranks that have not; None: the store does not answer."""
-    there, found = store(), list[list[int]]()
+    there = store()
 
-    def absent(ranks: range) -> Iterator[int]:
-        if there.check([here(call, rank) for rank in ranks]):
+    def absent(first: int, width: int) -> Iterator[int]:
+        if there.add(_block(call, first, width), 0) == min(width, size - first):
             return
-        if len(ranks) == 1:
-            yield ranks[0]
-        else:
-            half = len(ranks) // 2
-            yield from absent(ranks[:half])
-            yield from absent(ranks[half:])
+        if width == 1:
+            yield first
+            return
+        for at in range(first, min(first + width, size), width // _BLOCK):
+            yield from absent(at, width // _BLOCK)
 
-    _ask(lambda: found.append([*islice(absent(range(size)), most)])).join(_STORE_S)
+    width = 1
+    while width < size:
+        width *= _BLOCK
+    found: list[list[int]] = []
+    _ask(lambda: found.append(list(islice(absent(0, width), most)))).join(_STORE_S)
     return found[0] if found else None
 
 
@@ -76,9 +84,8 @@ def _called(call: int, rank: int) -> str:
     return f"called/{call}/{rank}"
 
 
-def here(call: int, rank: int) -> str:
-    """The key that says that a rank has come to a call."""
-    return f"entry/{call}/{rank}"
+def _block(call: int, rank: int, width: int) -> str:
+    return f"entry/{call}/{width}/{rank // width}"
 
 
 def _ask(store: Callable[[], object]) -> threading.Thread:

@@ -66,7 +66,7 @@ class Reporter:
         if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
             return
         if waited_s >= self._next_s:
-            self._look_for_circles(not silent)
+            self._look_for_circles(call, not silent)
             self._next_s = waited_s + (_SOON_S if self._before else _AGAIN_S)
         if waited_s >= limit_s and not self._reported:
             self._reported = True
@@ -113,7 +113,7 @@ class Reporter:
         notices = runtime.end_notices
         return notices is not None and notices.leaves_word_to_others(_ASKING_S)
 
-    def _look_for_circles(self, is_far: bool) -> None:
+    def _look_for_circles(self, call: Blocked, is_far: bool) -> None:
         """is_far: among the ranks of other nodes, too."""
         doings = _all(self._here, is_far)
         if self._is_silent():
@@ -121,7 +121,7 @@ class Reporter:
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
-            told = never(held, doings)
+            told = never(held, doings, _there(call) if doing.own_number() in held else "")
             if told not in self._said:
                 self._said.add(told)
                 keep(told, doings)
@@ -157,8 +157,12 @@ def keep(told: str, doings: Mapping[int, Doing]) -> None:
         file.write_text(json.dumps(record, indent=1))
 
 
-def never(held: list[int], doings: Mapping[int, Doing]) -> str:
-    """The words about ranks of which each waits for the next one, and the last for the first."""
+def never(held: list[int], doings: Mapping[int, Doing], there: str = "") -> str:
+    """The words about ranks of which each waits for the next one, and the last for the first.
+
+    Args:
+        there: a message that this rank, one of them, does not take.
+    """
     lines = ["these calls can never end, since each waits for the next one:"]
     circles = stuck.circles(held, doings)
     for circle in circles:
@@ -168,6 +172,8 @@ def never(held: list[int], doings: Mapping[int, Doing]) -> str:
     others = [doings[rank].who for rank in held if rank not in inside]
     if others:
         lines.append(f"  and for these wait {some(others)}")
+    if there:
+        lines.append(f"  {doings[doing.own_number()].who}: {there}")
     hint = "make the calls of all communicators in the same order on all ranks"
     if any(doings[rank].messages for rank in inside):
         hint = "let one of them call first what the other one waits for, or send in the background"
@@ -194,11 +200,16 @@ def _report(call: Blocked, waited_s: float, silent: str, doings: Mapping[int, Do
     is_far = not (late or call.number == MESSAGE or call.comm.is_inter)
     if is_far and len(call.comm.near.ranks) < call.comm.size:
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
-    if call.number == MESSAGE and (there := passed_over(call.comm, call.call)):
+    if there := _there(call):
         lines.append(f"  {there}")
     lines += _others({number: each for number, each in doings.items() if number not in named})
     lines += [f"  {line}" for line in silent.splitlines()]
     return "\n".join(lines)
+
+
+def _there(call: Blocked) -> str:
+    """Which message is there while a call waits for another one."""
+    return passed_over(call.comm, call.call) if call.number == MESSAGE else ""
 
 
 def _elsewhere(call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, Doing]) -> list[int]:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import hpcomm
 from hpcomm.agree import deadline, doing, runtime
-from hpcomm.torch_backend import store_reports
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
 from hpcomm.watch import watchdog
 
@@ -96,23 +95,6 @@ def until_all_others_wait(world: Any, rank: int) -> None:
         number <= node.calls()[rank][0] for r, (number, *_) in enumerate(node.calls()) if r != rank
     ):
         time.sleep(0.01)
-
-
-def test_few_questions_find_who_has_not_come_among_many() -> None:
-    class Counting(dist.HashStore):
-        asked = 0
-
-        def check(self, keys: list[str]) -> bool:
-            Counting.asked += 1
-            return bool(super().check(keys))
-
-    store, size = Counting(), 1000
-    for rank in range(size):
-        if rank not in (5, 700):
-            store.set(store_reports.here(3, rank), "")
-    assert store_reports.silent(lambda: store, 3, size, 17) == [5, 700]
-    assert Counting.asked < 50
-    assert store_reports.silent(lambda: store, 4, size, 17) == [*range(17)]
 
 
 @pytest.mark.parametrize("by", ["memory", "messages"])

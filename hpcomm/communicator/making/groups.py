@@ -35,11 +35,16 @@ _NAMED = 16  # ranks that are named one by one
 
 def split(comm: Context, color: int | None, key: int, name: str | None) -> Context | None:
     """As Communicator.split."""
+    with calling(comm, "split", color=color, key=key):
+        return _split(comm, color, key, name)
+
+
+def _split(comm: Context, color: int | None, key: int, name: str | None) -> Context | None:
     comm.check_open("split")
     if color is not None:
         color = _whole(comm, "split", "color", color, 0, "; None leaves this rank out")
     key = _whole(comm, "split", "key", key, -_MOST, ", by which a part is ordered; name=... names the part")
-    with agreed(comm, "split", color=color, key=key):
+    with agreed(comm, "split"):
         if color is None:
             mapped(comm, "split", comm.mpi_handle.Split, MPI.UNDEFINED, key)
             return None
