@@ -140,7 +140,8 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
         chosen = [*pytest, f"not timed{once}", *BESIDE, "-n"]
-        jobs.append(Step(f"{name}, jobs", [*chosen, "3", "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
+        workers = "3" if again else "4"  # the first environment's are the longest lane
+        jobs.append(Step(f"{name}, jobs", [*chosen, workers, "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
         chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n"]
         programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
