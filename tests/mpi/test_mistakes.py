@@ -165,7 +165,8 @@ def test_ranks_that_differ_are_told_both_calls(own_comm: Any, differ: str) -> No
     with pytest.raises(hpcomm.MismatchError) as caught:
         comm.all_gather(x) if differ == "gathered" else comm.all_reduce(x)
     text = str(caught.value)
-    assert "rank 0: all_" in text
+    # At light a rank that has been told before may have left its call when it is asked.
+    assert "rank 0: all_" in text or "rank 0: not in a call of hpcomm" in text, text
     assert "try:   give every rank the same verb" in text
     assert ("all_gather_ragged takes arrays" in text) == (differ == "gathered")
 
