@@ -175,6 +175,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.once
 def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: str) -> None:
     """As docs/torch_tutorials.md says; most of its other rows are tests of this file."""
     program = tmp_path / "spawned.py"
@@ -333,6 +334,7 @@ else:
 )
 
 
+@pytest.mark.once
 def test_receives_that_wait_for_each_other_are_named_and_end_after_the_time_that_was_set(
     tmp_path: Path,
 ) -> None:
