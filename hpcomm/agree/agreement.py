@@ -56,7 +56,7 @@ from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime, survival
 from .differing_calls import Call, Calls, alone, calls_of, joined, refusers, rows
-from .doing import answers
+from .doing import Doing, ask
 from .present_calls import describe_call, verb_now
 from .values import Values
 
@@ -420,12 +420,13 @@ class Asked(NamedTuple):
     call: str = ""
     has_gone_on: bool = False
 
-    def row(self, answer: str | None) -> str:
-        """What is to be said of it. answer: its own, if one has come."""
-        if self.has_gone_on:
-            return self.call if answer is None else f"{self.call}, and has gone on to {answer}"
+    def row(self, doing: Doing | None) -> str:
+        """What is to be said of it. doing: its own answer, if one has come."""
+        has_left = doing is not None and not doing.comm  # it has been told of this call before
+        if self.has_gone_on or (self.call and has_left):
+            return self.call if doing is None else f"{self.call}, and has gone on to {doing.text}"
         end = "has ended" if self.region.ended else "gave no answer when asked where"
-        return answer or f"{self.call or 'another call'}, and {end}"
+        return doing.text if doing else f"{self.call or 'another call'}, and {end}"
 
 
 def asked_why(
@@ -446,8 +447,8 @@ def asked_why(
     """
     mine = describe_call()
     rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}", **final}
-    said = answers([each.region for each in asked.values()])
-    rows |= {rank: each.row(text) for (rank, each), text in zip(asked.items(), said, strict=True)}
+    said = ask([each.region for each in asked.values()])
+    rows |= {rank: each.row(doing) for (rank, each), doing in zip(asked.items(), said, strict=True)}
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
     return _mismatch(comm, number, text, refusing)
 

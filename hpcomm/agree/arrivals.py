@@ -85,8 +85,8 @@ class Arrivals:
             has_left = _has_left(comm, rank)
             if region is not None and region.died:  # also in the midst of a call to which it has come
                 raise _ended(comm, rank, rank)
-            has_ended = region is not None and region.ended
-            if not (has_left or has_ended or begun) or has_come(comm, rank):
+            is_over = region is not None and region.ended
+            if not (has_left or is_over or begun) or has_come(comm, rank):
                 continue
             if begun and log is not None:
                 raise _elsewhere(comm, rank, begun, log)
