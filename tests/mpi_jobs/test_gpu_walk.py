@@ -1,4 +1,4 @@
-"""The page of GPUs, doctor and apps, walked without one: on stand-ins for libcuda and CuPy.
+"""tests/gpu, the benchmark for GPUs, doctor and apps, walked without one: on stand-ins for libcuda and CuPy.
 
 Nothing is measured; but that they run, and that what they move arrives, holds for them as they stand.
 """
@@ -24,12 +24,25 @@ from test_cuda import compiled  # noqa: E402
 @pytest.mark.parametrize(
     "words",
     [
+        ["benchmarks/gpu.py", "--max", "4", "--budget", "0"],
         ["-m", "hpcomm", "doctor"],
         ["-m", "hpcomm.apps.gpu_demo", "--most", "4000000"],
         ["-m", "hpcomm.apps.overlap_demo", "--bytes", "4000000"],
+        # A torch that was built with CUDA would believe the stand-in for libcuda, which is not enough for it.
+        [
+            "-m",
+            "pytest",
+            "-q",
+            "--color=no",
+            "-pno:cacheprovider",
+            "--with-mpi",
+            "-k",
+            "not torch",
+            "tests/gpu/test_gpu.py",
+        ],
         [PAGE],
     ],
-    ids=["doctor", "gpu_demo", "overlap_demo", "page"],
+    ids=["benchmark", "doctor", "gpu_demo", "overlap_demo", "tests", "page"],
 )
 def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]) -> None:
     compiled(tmp_path / "libcuda.so.1")
@@ -53,10 +66,19 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         assert "by ipc (an own schedule, all messages from device to device)" in done.stdout
         assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
         assert "from rank 1: device to device" in done.stdout
+    elif "pytest" in words:
+        assert " passed" in done.stdout
     elif words[0].endswith(PAGE):
         assert done.stdout.count("device to device") >= 2, done.stdout
-    else:
+    elif "demo" in words[1]:
         assert "cupy" in done.stdout
         if "gpu" in words[1]:
             assert re.search(r"^ipc +2097152 ", done.stdout, re.MULTILINE)
             assert "nccl: not here: nccl is forced" in done.stdout
+    else:
+        assert "!" not in done.stdout
+        assert re.search(
+            r"^-  message, nccl: nccl is forced, .*: NCCL cannot be loaded", done.stdout, re.MULTILINE
+        )
+        assert re.search(r"^-  all_reduce, direct: .* this MPI", done.stdout, re.MULTILINE)
+        assert re.search(r"^message, ipc, slab .*\d", done.stdout, re.MULTILINE)
