@@ -77,11 +77,19 @@ def _is_the_launchers() -> bool:
     kind = os.fstat(2).st_mode
     try:
         if stat.S_ISFIFO(kind):
-            its = Path(f"/proc/{launcher_of(os.getpid())}/fd")
-            return Path("/proc/self/fd/2").readlink() in {each.readlink() for each in its.iterdir()}
+            its, ours = Path(f"/proc/{launcher_of(os.getpid())}/fd"), Path("/proc/self/fd/2").readlink()
+            return any(_target(each) == ours for each in its.iterdir())
     except OSError:  # another user's (slurmstepd), or a system without /proc
         return True
     return not stat.S_ISREG(kind)
+
+
+def _target(link: Path) -> Path | None:
+    """Where it leads to; None: it has been closed meanwhile."""
+    try:
+        return link.readlink()
+    except FileNotFoundError:
+        return None
 
 
 def say(folder: Path, age_s: float = 0.0) -> None:

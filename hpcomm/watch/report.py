@@ -76,7 +76,11 @@ class Reporter:
     def report(self, call: Blocked, waited_s: float, silent: str) -> str:
         """The words about a call that has lasted, which are kept, too."""
         doings = _all(self._here, not silent)
-        told = _report(call, waited_s, silent, doings)
+        held = stuck.stuck(doings)
+        if doing.own_number() in held:  # not seen twice so far, as on a busy machine
+            told = never(held, doings, _there(call))
+        else:
+            told = _report(call, waited_s, silent, doings)
         keep(told, doings)
         return told
 

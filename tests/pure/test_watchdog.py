@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from itertools import cycle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpcomm.agree import blocked as looked
+from hpcomm.agree import doing
 from hpcomm.communicator.settings import Settings
-from hpcomm.watch import watchdog
+from hpcomm.core.present import MESSAGE
+from hpcomm.watch import report, watchdog
 
 
 class Closing:
@@ -104,3 +107,21 @@ def test_a_report_that_fails_does_not_keep_a_job_alive(monkeypatch: pytest.Monke
     assert len(said) == 1
     assert "ValueError: no report" in said[0]
     assert said[0].endswith("it has waited 7 s; HPCOMM_TIMEOUT=5 ends the job")
+
+
+def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a busy machine the time that the user has set may be over before two looks have found it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "passed_over", lambda comm, call: "")
+    own = doing.own_number()
+    waits = {
+        here: doing.Doing(
+            f"rank {here - own}", 1, f"recv(source={there - own})", 5.0, (there,), comm="world",
+            messages=(doing.Message(1, False, False, there, 0),), number=here,
+        )
+        for here, there in ((own, own + 1), (own + 1, own))
+    }  # fmt: skip
+    monkeypatch.setattr(report, "_all", lambda here, is_far: waits)
+    call: Any = SimpleNamespace(comm=None, call=None, number=MESSAGE)
+    told = report.Reporter(None, pytest.fail, 30.0).report(call, 12.0, "")
+    assert told.startswith("these calls can never end, since each waits for the next one:\n  rank 0: recv(")
