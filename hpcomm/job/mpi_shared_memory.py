@@ -1,4 +1,7 @@
-"""MPI's own files in /dev/shm that killed ranks leave behind: whose they are, which are left.
+"""MPI's own files in /dev/shm: which jobs would share theirs, and what killed ranks leave behind.
+
+Open MPI names its files by a hash of 16 bits of its launcher's name. Two jobs of one hash at a time would use
+the same files: they crash, or read each other's messages. So `hpcomm run` reserves the hash of its job.
 
 MPICH keeps the name of its file until MPI_Finalize. Whose it is shows in the maps of the processes that use
 it, and no longer when they have ended. So `hpcomm run` hears of each new file, and looks at its ranks then.
@@ -16,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -36,8 +40,44 @@ _LOOKS_S = (0.01, 0.2)  # shortest and longest time between two looks at who has
 _IN_CREATE = 0x100  # of inotify(7)
 _EVENT = struct.Struct("iIII")
 _REMOVE_S = 5.0  # for one host to remove a file
+_WORD = 0xFFFFFFFF
 _noticed: set[Path] = set()
+_reserved: list[socket.socket] = []
 _elsewhere: set[tuple[str, ...]] = set()  # what runs a command on another host of the job, in front of it
+
+
+def reserve() -> Callable[[int], bool]:
+    """Keep other jobs, as long as the process lives that calls this, from the names of a job's files.
+
+    Returns:
+        What a launcher of Open MPI's calls with its number, before it begins: whether the names are free. No
+        other `hpcomm run` of this machine has reserved them, and no job uses them.
+    """
+    host, mark = socket.gethostname().partition(".")[0], socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    _reserved.append(mark)
+
+    def is_free(launcher: int) -> bool:
+        number = family(f"prterun-{host}-{launcher}")
+        try:
+            mark.bind(f"\0hpcomm-{os.geteuid()}-{number:x}")  # in the child; the socket is the parent's, too
+        except OSError:
+            return False
+        return not os.path.exists(f"{_FOLDER}/sm_segment.{host}.{os.geteuid()}.{number << 16 | 1:x}.0")  # noqa: PTH110
+
+    return is_free
+
+
+def family(name: str) -> int:
+    """The hash of a launcher's name that Open MPI 5 takes: one-at-a-time (B. Jenkins, 1997), of 16 bits."""
+    value = 0
+    for byte in name.encode():
+        value += byte
+        value = value + (value << 10) & _WORD
+        value ^= value >> 6
+    value = value + (value << 3) & _WORD
+    value ^= value >> 11
+    value = value + (value << 15) & _WORD
+    return (value >> 16 ^ value) & 0xFFFF
 
 
 def stale_segments() -> list[Path]:

@@ -67,6 +67,7 @@ LEAVE_S = 30.0  # that ranks have after SIGTERM, if the user says nothing else
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BARE = (signal.SIGKILL, signal.SIGTERM)  # as MPICH's launcher gives the end by a signal
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_TRIES = 50  # to start a launcher whose job shares no files with another one
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 # Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
 _is_asked = False  # to end the job; else it may be started again
@@ -336,9 +337,18 @@ def _started(command: list[str], environ: dict[str, str], **streams: Any) -> sub
         if is_prrte:  # Ctrl-C would have it kill the ranks before they have run their `finally` blocks
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forget(os.getpid(), environ)  # of an earlier launcher that had the number which this one has now
+        if is_prrte and not (is_free(os.getpid()) or is_last):
+            raise ValueError("this job would use the files of another one: try another number")
 
     made = mpi_shared_memory.watch()
-    launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
+    for tries in range(_TRIES):
+        is_free, is_last = mpi_shared_memory.reserve(), tries == _TRIES - 1
+        try:
+            launcher = subprocess.Popen(command, env=environ, preexec_fn=prepare, **streams)
+            break
+        except subprocess.SubprocessError:
+            if is_last:
+                raise
     threading.Thread(
         target=_free, args=(launcher, Path(environ.get(LIVING, os.devnull))), daemon=True
     ).start()

@@ -12,6 +12,7 @@ from textwrap import dedent
 import pytest
 from steady import steady_time
 
+from hpcomm.job.installation import find_mpi
 from hpcomm.job.supervise import kill_members, members, settings
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +168,19 @@ def test_what_ranks_print_is_told_apart(job, tmp_path):
             "first",
             "no end of line",
         ]
+
+
+@pytest.mark.skipif(find_mpi().vendor != "openmpi", reason="MPICH's files have random names")
+def test_the_hash_that_is_reserved_is_the_one_in_the_names_of_open_mpis_files(job):
+    code = """
+        from mpi4py import MPI
+        import os, re
+        from hpcomm.job.mpi_shared_memory import family
+        number = family(os.environ["PMIX_NAMESPACE"].rpartition("@")[0])
+        named = set(re.findall(r"/dev/shm/sm_segment[.]\\S+[.](\\w+)[.]\\d+", open("/proc/self/maps").read()))
+        print(named == {f"{number << 16 | 1:x}"}, flush=True)
+    """
+    assert job(2, code).stdout.split() == ["True"] * 2
 
 
 def test_a_job_that_was_ended_leaves_no_shared_memory_behind(job):

@@ -4,6 +4,7 @@ import mmap
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from processes import finish
 
 from hpcomm.errors import ConfigError
+from hpcomm.job import mpi_shared_memory as segments
 from hpcomm.job import own_files, tracebacks
 from hpcomm.job.launcher import FIRST, begun, command_of
 from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
@@ -64,6 +66,35 @@ def test_a_segment_just_made_may_belong_to_a_job_that_comes_up(segment):
 
 def test_files_of_others_are_none_of_our_business(segment):
     assert segment("data") not in stale_segments()
+
+
+def test_a_launcher_of_open_mpi_whose_job_would_share_files_with_another_one_gets_another_number(tmp_path):
+    """Whatever is there at first: reserved by another `hpcomm run`, or a file of a job that goes on."""
+    host, uid = socket.gethostname().partition(".")[0], os.geteuid()
+    launcher = tmp_path / "prterun"
+    launcher.write_text("#!/bin/sh\necho $$\n")
+    launcher.chmod(0o755)
+    begun = subprocess.Popen([sys.executable, "-c", "pass"])
+    begun.wait()
+    taken = {segments.family(f"prterun-{host}-{begun.pid + more}"): more for more in range(1, 41)}
+    held, made = [], []
+    for number, more in taken.items():
+        if more % 2:
+            held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            held[-1].bind(f"\0hpcomm-{uid}-{number:x}")
+        else:
+            made.append(Path(f"/dev/shm/sm_segment.{host}.{uid}.{number << 16 | 1:x}.0"))
+            made[-1].touch()
+    code = "import sys; from hpcomm.job.supervise import supervise; sys.exit(supervise(sys.argv[1:], {}))"
+    try:
+        done = finish([sys.executable, "-c", code, launcher], 30, tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert segments.family(f"prterun-{host}-{int(done.stdout)}") not in taken
+    finally:
+        for each in held:
+            each.close()
+        for file in made:
+            file.unlink()
 
 
 MAKER = """
