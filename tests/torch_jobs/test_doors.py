@@ -18,6 +18,7 @@ import pytest
 import hpcomm.job.installation as installation
 
 ROOT = Path(__file__).parents[2]
+NODE = (pytest.param("on", marks=pytest.mark.once), "off")  # with the node core they need no MPI
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "HPCOMM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 
 
@@ -220,7 +221,7 @@ for backend in ("gloo", "cpu:mpi"):
 )
 
 
-@pytest.mark.parametrize("node", ["on", "off"])
+@pytest.mark.parametrize("node", NODE)
 def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool, node: str) -> None:
     """Ranks find each other, without MPI or by MPICH, and without a name that another job or attempt has."""
     program = tmp_path / "rank_supervisor.py"
@@ -266,7 +267,7 @@ LEAVES = {  # how rank 1 leaves while rank 0 goes on, and what torchrun says of 
 }
 
 
-@pytest.mark.parametrize("node", ["on", "off"])
+@pytest.mark.parametrize("node", NODE)
 def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
     tmp_path: Path, can_join: bool, node: str
 ) -> None:
@@ -304,6 +305,7 @@ exec(sys.argv[3])
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("way", "status", "words"),
     [
