@@ -16,10 +16,10 @@ rank, one of the others is asked to look:
 
 from __future__ import annotations
 
+import _socket  # socket itself takes 2 ms at every start
 import os
 import re
 import select
-import socket
 import struct
 import subprocess
 import sys
@@ -42,7 +42,7 @@ _EVENT = struct.Struct("iIII")
 _REMOVE_S = 5.0  # for one host to remove a file
 _WORD = 0xFFFFFFFF
 _noticed: set[Path] = set()
-_reserved: list[socket.socket] = []
+_reserved: list[_socket.socket] = []
 _elsewhere: set[tuple[str, ...]] = set()  # what runs a command on another host of the job, in front of it
 
 
@@ -53,7 +53,7 @@ def reserve() -> Callable[[int], bool]:
         What a launcher of Open MPI's calls with its number, before it begins: whether the names are free. No
         other `hpcomm run` of this machine has reserved them, and no job uses them.
     """
-    host, mark = socket.gethostname().partition(".")[0], socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    host, mark = _socket.gethostname().partition(".")[0], _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
     _reserved.append(mark)
 
     def is_free(launcher: int) -> bool:

@@ -128,6 +128,9 @@ def test_everything_goes_as_at_other_levels(strict: Any) -> None:
         halves.close()
 
 
+@pytest.mark.once
+@pytest.mark.few
+@pytest.mark.three
 def test_communicators_that_are_kept_are_counted_by_line(
     own_comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

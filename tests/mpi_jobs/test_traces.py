@@ -115,6 +115,7 @@ def line(source: str, mark: str) -> int:
     return next(i for i, text in enumerate(source.splitlines(), 1) if text.endswith(f"#{mark}"))
 
 
+@pytest.mark.once
 def test_a_report_counts_calls_and_bytes_by_line(job: Any, tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "trace"
     job(3, SPMD, options=["--trace", str(folder)])

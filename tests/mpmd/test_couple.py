@@ -289,14 +289,8 @@ assert not races, races[:3]
 """
 
 
-@pytest.mark.parametrize(
-    ("eager", "sizes"),
-    [
-        pytest.param(90, {"a": 1, "b": 2}, marks=pytest.mark.once),
-        (1 << 20, {"b": 1, "a": 2}),
-    ],
-    ids=str,
-)
+@pytest.mark.once
+@pytest.mark.parametrize(("eager", "sizes"), [(90, {"a": 1, "b": 2}), (1 << 20, {"b": 1, "a": 2})], ids=str)
 def test_mappings_and_model_time_give_the_same_numbers_on_a_device(couple, eager, sizes):
     couple(MAPPED_ON_A_DEVICE.replace("LIMIT", str(eager)), sizes, env=WITH_MODEL)
 
