@@ -32,7 +32,7 @@ demo: .venv/ready
 # Installing has built it; this is for those who change it. Where there is no compiler nothing is built.
 CORE = hpcomm/node/_native
 core: $(CORE)/core.abi3.so
-$(CORE)/core.abi3.so: $(wildcard $(CORE)/*.c $(CORE)/*.h) setup.py | .venv-openmpi/ready
+$(CORE)/core.abi3.so: $(wildcard $(CORE)/*.[ch] hpcomm/grids/_native/*.[ch]) setup.py | .venv-openmpi/ready
 	.venv-openmpi/bin/python setup.py -q build_ext --inplace
 
 # Any Linux builds for both: with zig as compiler, which brings each target's C library of that age.

@@ -1,4 +1,4 @@
-"""The node core, in C: built where a compiler is found; else all goes by MPI."""
+"""The parts in C: built where a compiler is found. Else all goes by MPI, and mappings by numpy."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-CORE = Path("hpcomm/node/_native")
+PARTS = ("hpcomm.node._native.core", "hpcomm.grids._native.geometry")
 # One binary for 3.11 and all later Pythons. It needs the lock.
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 FLAGS = ["-std=c11", "-O3", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden"]
@@ -32,6 +32,20 @@ else:
     print("hpcomm: no C compiler: built without the node core, so all goes by MPI", file=sys.stderr)
 
 
+def extension(name: str) -> Extension:
+    """Of the C files in the folder of its package."""
+    folder = Path(*name.split(".")[:-1])
+    return Extension(
+        name,
+        sorted(str(path) for path in folder.glob("*.c")),
+        depends=sorted(str(path) for path in folder.glob("*.h")),
+        extra_compile_args=FLAGS,
+        extra_link_args=["-s"],  # no symbols: they are half of it
+        py_limited_api=True,
+        optional=True,
+    )
+
+
 def readme() -> str:
     """README.md with absolute links: who reads it elsewhere has no files beside it."""
     home = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]["Source"]
@@ -41,19 +55,7 @@ def readme() -> str:
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",
-    ext_modules=[
-        Extension(
-            "hpcomm.node._native.core",
-            sorted(str(path) for path in CORE.glob("*.c")),
-            depends=sorted(str(path) for path in CORE.glob("*.h")),
-            extra_compile_args=FLAGS,
-            extra_link_args=["-s"],  # no symbols: they are half of it
-            py_limited_api=True,
-            optional=True,
-        )
-    ]
-    if STABLE and command
-    else [],
+    ext_modules=[extension(name) for name in PARTS] if STABLE and command else [],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE and command else {},
 )
 # Everything else about the package stands in pyproject.toml.

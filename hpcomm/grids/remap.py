@@ -17,6 +17,7 @@ Cells that are given lie beside each other, not over each other.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -423,7 +424,7 @@ class _Mapper:
         widest = float(np.linalg.norm(corners - x[:, None], axis=2).max())
         lists = spatial.cKDTree(x).query_ball_point(centre, reach + widest + 1e-12, return_sorted=True)
         row = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
-        column = np.concatenate([np.asarray(each, np.int64) for each in lists]) if len(row) else row
+        column = np.fromiter(chain.from_iterable(lists), np.int64, len(row))
         parts = np.array_split(np.arange(len(row)), max(1, len(row) // 50_000))
         both = Parts(mine), Parts(corners)
         pieces = [overlaps(*both, row[part], column[part]) for part in parts]

@@ -12,6 +12,11 @@ from .._lazy import NDArray
 from ..core.types import Floats, Ints
 from .geometry import clipped, moments, repeated, tangents
 
+try:
+    from ._native.geometry import overlaps as _fill
+except ImportError:  # installed without a compiler
+    _fill = None  # type: ignore[assignment]
+
 _FLAT = 1e-12  # of a cell's size squared: three corners that span less lie on one line
 _LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself lose less
 
@@ -31,7 +36,12 @@ def overlaps(targets: Parts, sources: Parts, row: Ints, column: Ints) -> tuple[F
     pair, nth = repeated(targets.count[row] * wide)
     a = targets.first[row][pair] + nth // wide[pair]
     b = sources.first[column][pair] + nth % wide[pair]
-    area, moment = moments(clipped(targets.polygons[a], sources.polygons[b]))
+    if _fill is None:
+        area, moment = moments(clipped(targets.polygons[a], sources.polygons[b]))
+    else:
+        area, moment = np.empty(len(a)), np.empty((len(a), targets.polygons.shape[2]))
+        ours, others = (np.ascontiguousarray(parts.polygons, float) for parts in (targets, sources))
+        _fill(ours, others, a, b, area, moment)
     if len(pair) == len(row):
         return area, moment
     sums: list[Floats] = [np.bincount(pair, each, len(row)).astype(float) for each in (area, *moment.T)]

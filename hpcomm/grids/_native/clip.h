@@ -1,0 +1,24 @@
+/* clip.h: overlaps of convex polygons. Needs no Python. */
+#ifndef HPCOMM_CLIP_H
+#define HPCOMM_CLIP_H
+#include <stddef.h>
+
+/* Polygons on a plane (wide 2) or on the unit sphere (wide 3), anticlockwise seen from outside. Polygon i has the corners
+   at[(i * corners + 0..corners - 1) * wide]; one with fewer corners repeats its last one. */
+struct polygons {
+  const double *at;
+  size_t count, corners;
+};
+
+/* Room for what is left of one polygon; grows. Begin with zeros, end with clip_done. */
+struct clip_room {
+  double (*corners)[3], (*cut)[3], *side;
+  size_t most;
+};
+
+/* The overlap of polygon a of `ours` and b of `others`: area, and moment, the integral of the position over it, of `wide`
+   numbers. 0; -1: there is no memory. */
+int clip_overlap(struct clip_room *, int wide, const struct polygons *ours, size_t a, const struct polygons *others,
+                 size_t b, double *area, double *moment);
+void clip_done(struct clip_room *);
+#endif

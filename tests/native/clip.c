@@ -1,0 +1,60 @@
+/* clip.c: random convex polygons on a plane and on the sphere. The parts of one on both sides of a line make up the whole,
+   and the overlap of two is the same whichever is cut by the other. Says nothing if all is well. */
+#include "clip.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { CORNERS = 7, ROUNDS = 20000 };
+
+static uint64_t state;
+
+static double share(void) { /* in [0, 1), by chance; xorshift: Marsaglia 2003 */
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return (double)(state >> 11) / (double)(1ull << 53);
+}
+
+/* A convex polygon about a random place, at most half the sphere away; some of the last corners are said twice. */
+static void make(int wide, double *at) {
+  const double size = pow(10, -6 * share()), turn = 7 * share(), lon = 7 * share(),
+               lat = 1.5 * share();
+  for (int k = 0, n = 0; k < CORNERS; k++, n += k < 2 || share() < 0.8) {
+    const double way = turn + 6.283185307179586 * n / CORNERS, x = size * cos(way), y = size * sin(way);
+    if (wide == 2) {
+      at[2 * k] = lon + x, at[2 * k + 1] = lat + y;
+      continue;
+    }
+    const double east[3] = {-sin(lon), cos(lon), 0}, north[3] = {-sin(lat) * cos(lon), -sin(lat) * sin(lon), cos(lat)},
+                 up[3] = {cos(lat) * cos(lon), cos(lat) * sin(lon), sin(lat)};
+    const double length = sqrt(1 + x * x + y * y);
+    for (int d = 0; d < 3; d++) at[3 * k + d] = (up[d] + x * east[d] + y * north[d]) / length;
+  }
+}
+
+static int differ(double a, double b, double whole) { return !(fabs(a - b) <= 1e-12 * whole + 1e-16); }
+
+int main(int argc, char **argv) {
+  state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  struct clip_room room = {0};
+  int wrong = 0;
+  for (int i = 0; i < ROUNDS; i++) {
+    const int wide = 2 + i % 2;
+    double a[3 * CORNERS], b[3 * CORNERS], area[2], moment[2][3];
+    make(wide, a);
+    make(wide, b);
+    const struct polygons ours = {a, 1, CORNERS}, others = {i % 3 ? b : a, 1, CORNERS};
+    for (int way = 0; way < 2; way++)
+      if (clip_overlap(&room, wide, way ? &others : &ours, 0, way ? &ours : &others, 0, area + way, moment[way])) return 2;
+    double whole, all[3];
+    if (clip_overlap(&room, wide, &ours, 0, &ours, 0, &whole, all)) return 2;
+    wrong += differ(area[0], area[1], whole) || area[0] < -1e-16 || area[0] > whole * (1 + 1e-9) + 1e-16 || !(whole >= 0);
+    for (int d = 0; d < wide; d++) wrong += differ(moment[0][d], moment[1][d], whole);
+  }
+  clip_done(&room);
+  if (wrong) printf("%d of %d are wrong\n", wrong, ROUNDS);
+  return wrong > 0;
+}
