@@ -144,7 +144,7 @@ class Points:
         self.sphere = sphere
 
     def centres(self, points: Ints) -> Floats:
-        return _placed(self.coordinates, self.sphere)
+        return placed(self.coordinates, self.sphere)
 
     def part(self, which: Ints) -> Points:
         return Points(self.coordinates[which], sphere=self.sphere)
@@ -183,7 +183,7 @@ class Cells:
             )
 
     def corners(self, points: Ints) -> Floats:
-        return _placed(self.vertices, self.sphere)
+        return placed(self.vertices, self.sphere)
 
     def centres(self, points: Ints) -> Floats:
         area, moment = moments(self.corners(points))
@@ -239,7 +239,7 @@ def _numbers(what: str, given: object, shape: str, sphere: bool) -> Floats:
     return found
 
 
-def _placed(coordinates: Floats, sphere: bool) -> Floats:
+def placed(coordinates: Floats, sphere: bool) -> Floats:
     if not sphere:
         return coordinates
     lon, lat = np.radians(coordinates[..., 0]), np.radians(coordinates[..., 1])

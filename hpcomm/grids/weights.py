@@ -13,6 +13,7 @@ import numpy as np
 from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, MissingError
 from ..job.optional_packages import load
+from . import weight_files
 
 
 @dataclass
@@ -61,8 +62,10 @@ class Weights:
         return np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
 
     def save(self, path: Path) -> None:
-        """Keep them as an npz file."""
+        """Keep them as an npz file, or, where it is called .nc, as netCDF in the form of ESMF."""
         m = self.matrix
+        if str(path).endswith(".nc"):
+            return weight_files.write(path, m, self.sources, self.fraction)
         np.savez(
             path,
             data=m.data,
@@ -74,7 +77,7 @@ class Weights:
 
     @classmethod
     def load(cls, path: Path) -> Weights:
-        """Read what save has written.
+        """Read what save has written, or a netCDF file of weights in the form of ESMF or SCRIP.
 
         Raises:
             ConfigError: there is nothing there that save has written, or it is damaged.
@@ -105,17 +108,22 @@ _KINDS = {"data": "f", "indices": "iu", "indptr": "iu", "sources": "iu", "fracti
 
 def _kept(path: Path) -> dict[str, AnyArray]:
     """The arrays that save has written, which SciPy's C code may trust."""
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            kept = {name: file[name] for name in _KINDS}
-    except Exception as error:  # depends on what the file is instead
-        raise MissingError(
-            f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
-        ) from error
+    is_netcdf = str(path).endswith(".nc") and Path(path).exists()
+    kept = weight_files.read(path) if is_netcdf else _of_npz(path)
     wrong = _damage(**kept)
     if wrong:
         raise ConfigError(f"the weights in {path} are damaged: {wrong}", "regrid", "make them again")
     return kept
+
+
+def _of_npz(path: Path) -> dict[str, AnyArray]:
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return {name: file[name] for name in _KINDS}
+    except Exception as error:  # depends on what the file is instead
+        raise MissingError(
+            f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
+        ) from error
 
 
 def _damage(

@@ -1,0 +1,389 @@
+"""Grids in the files that models have: which form a file has shows in its variables.
+
+form            known by                            cells
+SCRIP           grid_corner_lon, grid_corner_lat    corners of each
+OASIS           NAME.clo, NAME.cla (grids.nc)       corners of each; masks.nc and areas.nc lie beside it
+ESMF mesh       nodeCoords, elementConn             numbers of nodes
+UGRID           a variable with cf_role             numbers of nodes
+MPAS            verticesOnCell                      numbers of vertices
+FESOM           nod2d.out, elem2d.out; face_nodes   triangles of nodes
+GEOS            corner_lons, corner_lats            (face, y, x) between (face, y + 1, x + 1) corners
+CF, ICON        longitudes with `bounds`            corners of each
+
+Each rank reads the slice between its first and its last cell, and of nodes those between the first and the
+last that these need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.types import AnyArray, Floats, Ints
+from ..errors import ConfigError, LayoutError, MissingFileError, did_you_mean
+from .geometry import moments
+from .grid import Cells, Points, placed
+from .netcdf import File
+
+_EARTH_M = 6.371e6
+
+
+class GridFile:
+    """A grid in a file. Made by open_grid().
+
+    Attributes:
+        path, name: the file; which of several grids in it.
+        form: "SCRIP", "OASIS", "ESMF mesh", "UGRID", "MPAS", "FESOM", "GEOS", "CF" or "ICON".
+        shape: of the grid, such as (y, x). Cells are numbered in C order, from 0.
+    """
+
+    def __init__(self, path: Path, found: _Found) -> None:
+        self.path, self._found = path, found
+        self.form, self.name, self.shape = found.form, found.name, found.shape
+
+    def __repr__(self) -> str:
+        name = f" {self.name!r}" if self.name else ""
+        return f"<{self.form} grid{name} of {' x '.join(map(str, self.shape))} cells in {self.path}>"
+
+    @property
+    def size(self) -> int:
+        """How many cells it has."""
+        return int(np.prod(self.shape))
+
+    def mask(self) -> AnyArray:
+        """(size,) of bool: which cells count. All, where the file has no mask."""
+        return np.ones(self.size, bool) if self._found.mask is None else self._found.mask()
+
+    def points(self) -> Ints:
+        """Global indices of the cells that count."""
+        return np.flatnonzero(self.mask())
+
+    def cells(self, points: object = None) -> Cells:
+        """These cells, by their corners. Those that go clockwise are turned.
+
+        Args:
+            points: global indices, those of this rank; None: of all that count.
+
+        Raises:
+            LayoutError: an index that the grid does not have, or numbers in the file that are no corners.
+        """
+        return Cells(_turned(self._read(self._found.corners, points)))
+
+    def centres(self, points: object = None) -> Points:
+        """Where the values of these cells live: as the file says, else the middles of the cells."""
+        if self._found.centres is not None:
+            return Points(self._read(self._found.centres, points))
+        x = self.cells(points).centres(np.arange(0))
+        return Points(np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arcsin(x[:, 2])], axis=1)))
+
+    def areas(self, points: object = None) -> Floats | None:
+        """Of these cells on the unit sphere, as the model has them; None: the file does not say."""
+        return None if self._found.areas is None else self._read(self._found.areas, points)
+
+    def _read(self, read: Callable[[int, int], Floats], points: object) -> Floats:
+        which = self.points() if points is None else np.asarray(points)
+        if which.ndim != 1 or (which.size and which.dtype.kind not in "iu"):
+            raise LayoutError(f"points are {which.dtype} of shape {which.shape}", str(self.path), "indices")
+        if not which.size:
+            return read(0, 0)
+        if which.min() < 0 or which.max() >= self.size:
+            what = f"there are {self.size} cells, and points from {which.min()} to {which.max()}"
+            raise LayoutError(what, str(self.path), "global indices from 0")
+        first = int(which.min())
+        return read(first, int(which.max()) + 1)[which - first]
+
+
+def open_grid(path: str | Path, name: str | None = None) -> GridFile:
+    """The grid in a file of a model.
+
+    Args:
+        path: of a netCDF file, or the folder of FESOM's nod2d.out and elem2d.out.
+        name: which grid, where a file has several (OASIS).
+
+    Raises:
+        MissingFileError: there is no such file. MissingError: the package netCDF4 is needed.
+        ConfigError: the file has no grid of a form that is known, or several and none of that name.
+        LayoutError: the file is damaged: the variable is named, and where it goes wrong the index.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise MissingFileError(f"there is no file {path}", "regrid.open", "the path of a grid")
+    if path.is_dir() or path.suffix == ".out":
+        return GridFile(path, _fesom_text(path if path.is_dir() else path.parent))
+    file = File(path)
+    for form, known in _FORMS:
+        if file.has(*known) and (found := form(file, name)):
+            return GridFile(path, found)
+    what = f"{path} has no grid of a form that is known; it has {', '.join(list(file.variables)[:12])}"
+    raise ConfigError(
+        what, "regrid.open", "SCRIP, OASIS, ESMF, UGRID, MPAS, FESOM, GEOS, ICON, or CF with bounds"
+    )
+
+
+class _Found(NamedTuple):
+    """What reads it, of cells first to last.
+
+    corners: (cells, corners, 2) in degrees; centres: (cells, 2); areas: (cells). mask: of all.
+    """
+
+    form: str
+    shape: tuple[int, ...]
+    corners: Callable[[int, int], Floats]
+    centres: Callable[[int, int], Floats] | None = None
+    mask: Callable[[], AnyArray] | None = None
+    areas: Callable[[int, int], Floats] | None = None
+    name: str = ""
+
+
+# -- forms ------------------------------------------------------------------------------------------------
+
+
+def _scrip(file: File, name: str | None) -> _Found:
+    shape = file.shape("grid_corner_lon")[:1]
+    dims = tuple(map(int, file.whole("grid_dims")))[::-1] if file.has("grid_dims") else shape
+    return _Found(
+        "SCRIP",
+        dims if np.prod(dims) == shape[0] else shape,
+        lambda a, b: file.degrees(("grid_corner_lon", "grid_corner_lat"), a, b, shape),
+        _centres(file, "grid_center_lon", "grid_center_lat", shape),
+        _mask(file, "grid_imask", shape, lambda mask: mask != 0),
+        _areas(file, "grid_area", shape),
+    )
+
+
+def _oasis(file: File, name: str | None) -> _Found | None:
+    names = [each.removesuffix(".clo") for each in file.variables if each.endswith(".clo")]
+    if not names:
+        return None
+    if name not in names and (name is not None or len(names) != 1):
+        what = f"{file.path} has the grids {', '.join(names)}" + (
+            "" if name is None else f", and no {name!r}"
+        )
+        raise ConfigError(what, "regrid.open", did_you_mean(name or "", names, f"name={names[0]!r}"))
+    name = name or names[0]
+    clo, cla, lon, lat = (f"{name}.{each}" for each in ("clo", "cla", "lon", "lat"))
+    found = file.shape(clo)
+    shape = file.shape(lon) if lon in file.variables else found[:-1]
+    axis = int(found[1:] == shape)  # corners first
+    masks, areas = (_beside(file, what) for what in ("masks", "areas"))
+    return _Found(
+        "OASIS",
+        shape,
+        lambda a, b: file.degrees((clo, cla), a, b, shape, axis),
+        _centres(file, lon, lat, shape),
+        None if masks is None else _mask(masks, f"{name}.msk", shape, lambda mask: mask == 0),
+        None if areas is None else _areas(areas, f"{name}.srf", shape),
+        name,
+    )
+
+
+def _beside(file: File, what: str) -> File | None:
+    """OASIS keeps masks and areas in files of their own."""
+    path = file.path.with_name(file.path.name.replace("grids", what))
+    return File(path) if path != file.path and path.exists() else None
+
+
+def _esmf(file: File, name: str | None) -> _Found:
+    shape = file.shape("elementConn")[:1]
+    start = int(file.attribute("elementConn", "start_index", 1))
+    counts = "numElementConn" if file.has("numElementConn") else ""
+    return _Found(
+        "ESMF mesh",
+        shape,
+        lambda a, b: file.by_numbers("elementConn", a, b, ("nodeCoords",), start, counts),
+        None,
+        _mask(file, "elementMask", shape, lambda mask: mask != 0),
+        _areas(file, "elementArea", shape),
+    )
+
+
+def _mpas(file: File, name: str | None) -> _Found:
+    shape = file.shape("nEdgesOnCell")
+    nodes = ("lonVertex", "latVertex")
+    radius = float(getattr(file.data, "sphere_radius", 1.0)) or 1.0
+    return _Found(
+        "MPAS",
+        shape,
+        lambda a, b: file.by_numbers("verticesOnCell", a, b, nodes, 1, "nEdgesOnCell", radians=True),
+        lambda a, b: file.degrees(("lonCell", "latCell"), a, b, shape, radians=True),
+        None,
+        _areas(file, "areaCell", shape, radius),
+    )
+
+
+def _geos(file: File, name: str | None) -> _Found:
+    faces, ny, nx = file.shape("corner_lons")
+    shape = faces, ny - 1, nx - 1
+
+    def corners(first: int, last: int) -> Floats:
+        per = shape[1] * shape[2]
+        low, high = first // per, -(-last // per)
+        size = ny * nx
+        net = file.degrees(("corner_lons", "corner_lats"), low * size, high * size, (faces, ny, nx))
+        net = net.reshape(high - low, ny, nx, 2)
+        around = [net[:, :-1, :-1], net[:, :-1, 1:], net[:, 1:, 1:], net[:, 1:, :-1]]
+        return np.stack(around, axis=3).reshape(-1, 4, 2)[first - low * per : last - low * per]
+
+    return _Found("GEOS", shape, corners, _centres(file, "lons", "lats", shape))
+
+
+def _fesom(file: File, name: str | None) -> _Found:
+    axis, start = int(file.shape("face_nodes")[0] == 3), int(file.attribute("face_nodes", "start_index", 1))
+    shape = (file.shape("face_nodes")[axis],)
+    return _Found(
+        "FESOM", shape, lambda a, b: file.by_numbers("face_nodes", a, b, ("lon", "lat"), start, axis=axis)
+    )
+
+
+def _ugrid(file: File, name: str | None) -> _Found | None:
+    """Of the mesh of that name, or the only one."""
+    meshes = [each for each in file.variables if file.attribute(each, "cf_role") == "mesh_topology"]
+    mesh = name if name in meshes else meshes[0] if len(meshes) == 1 and name is None else None
+    if mesh is None:
+        return None
+    faces = str(file.attribute(mesh, "face_node_connectivity"))
+    nodes = tuple(str(file.attribute(mesh, "node_coordinates")).split())
+    if len(nodes) != 2 or not file.has(faces, *nodes):
+        raise file.fault(f"mesh {mesh} names {faces!r} and {nodes}, which are not all there")
+    if "lat" in str(file.attribute(nodes[0], "standard_name")):
+        nodes = nodes[::-1]
+    axis = int(file.attribute(mesh, "face_dimension") == file.variables[faces].dimensions[-1])
+    start = int(file.attribute(faces, "start_index", 0))
+    shape = (file.shape(faces)[axis],)
+    return _Found(
+        "UGRID", shape, lambda a, b: file.by_numbers(faces, a, b, nodes, start, axis=axis), name=mesh
+    )
+
+
+def _cf(file: File, name: str | None) -> _Found | None:
+    """Longitudes and latitudes whose bounds are the corners: (y), (x) of rows; (y, x); (cells)."""
+    pair = tuple(_coordinate(file, kind) for kind in ("longitude", "latitude"))
+    if None in pair:
+        return None
+    lon, lat = map(str, pair)
+    bounds = tuple(str(file.attribute(each, "bounds")) for each in (lon, lat))
+    if not file.has(*bounds):
+        raise file.fault(f"{lon} and {lat} name the bounds {bounds}, which are not all there")
+    shape = file.shape(lon)
+    is_rows = file.variables[lon].dimensions != file.variables[lat].dimensions
+    if is_rows:
+        return _rows(file, (lon, lat), bounds)
+    areas = _areas(file, "cell_area", shape)
+    form = "ICON" if "vertices" in bounds[0] else "CF"
+    return _Found(form, shape, lambda a, b: file.degrees((bounds[0], bounds[1]), a, b, shape),
+                  _centres(file, lon, lat, shape), None, areas)  # fmt: skip
+
+
+def _coordinate(file: File, kind: str) -> str | None:
+    unit = {"longitude": ("degrees_east", "degree_east"), "latitude": ("degrees_north", "degree_north")}[kind]
+    for name in file.variables:
+        is_one = file.attribute(name, "standard_name") == kind or file.attribute(name, "units") in unit
+        if is_one and file.attribute(name, "bounds"):
+            return name
+    return None
+
+
+def _rows(file: File, names: tuple[str, str], bounds: tuple[str, ...]) -> _Found:
+    nx, ny = (file.shape(name)[0] for name in names)
+    (west, east), (south, north) = (
+        np.asarray(file.read(each, 0, n, (n,)), float).T for each, n in zip(bounds, (nx, ny), strict=True)
+    )
+    x, y = (np.asarray(file.read(each, 0, n, (n,)), float) for each, n in zip(names, (nx, ny), strict=True))
+
+    def corners(first: int, last: int) -> Floats:
+        j, i = np.divmod(np.arange(first, last), nx)
+        around = [(west[i], south[j]), (east[i], south[j]), (east[i], north[j]), (west[i], north[j])]
+        return np.stack([np.stack(each, axis=-1) for each in around], axis=1)
+
+    def centres(first: int, last: int) -> Floats:
+        j, i = np.divmod(np.arange(first, last), nx)
+        return np.stack([x[i], y[j]], axis=-1)
+
+    return _Found("CF", (ny, nx), corners, centres)
+
+
+def _fesom_text(folder: Path) -> _Found:
+    """nod2d.out: number, longitude, latitude, mark of each node; elem2d.out: three nodes of each triangle."""
+    nodes, triangles = (
+        _table(folder / name, columns) for name, columns in (("nod2d.out", 4), ("elem2d.out", 3))
+    )
+    numbers = triangles.astype(np.int64) - 1
+    wrong = np.argwhere((numbers < 0) | (numbers >= len(nodes)))
+    if len(wrong):
+        cell, corner = wrong[0]
+        what = f"triangle {cell} of elem2d.out has node {numbers[cell, corner] + 1}"
+        raise LayoutError(f"{folder}: {what}, and there are {len(nodes)}", "regrid.open")
+    corners = nodes[:, 1:3][numbers]
+    return _Found("FESOM", (len(numbers),), lambda first, last: np.asarray(corners[first:last]))
+
+
+def _table(file: Path, columns: int) -> Floats:
+    """Rows of numbers, behind a line that says how many there are."""
+    if not file.exists():
+        raise MissingFileError(f"there is no file {file}", "regrid.open", "nod2d.out and elem2d.out")
+    said, *rows = file.read_text(errors="replace").splitlines() or [""]
+    try:
+        found = np.array([row.split() for row in rows if row.strip()], float).reshape(-1, columns)
+        count = int(said)
+    except ValueError as error:
+        raise LayoutError(f"{file} is damaged: {error}", "regrid.open", "a whole file") from None
+    if len(found) != count or not np.isfinite(found).all():
+        what = f"{file} has {len(found)} rows of numbers, and says that it has {count}"
+        raise LayoutError(what, "regrid.open", "a whole file")
+    return found
+
+
+_FORMS: tuple[tuple[Callable[[File, str | None], _Found | None], tuple[str, ...]], ...] = (
+    (_scrip, ("grid_corner_lon", "grid_corner_lat")),
+    (_esmf, ("nodeCoords", "elementConn")),
+    (_mpas, ("verticesOnCell", "lonVertex")),
+    (_geos, ("corner_lons", "corner_lats")),
+    (_oasis, ()),
+    (_ugrid, ()),
+    (_fesom, ("face_nodes", "lon", "lat")),
+    (_cf, ()),
+)
+
+
+# -- what all have ------------------------------------------------------------------------------------------
+
+
+def _centres(file: File, lon: str, lat: str, shape: tuple[int, ...]) -> Callable[[int, int], Floats] | None:
+    return (lambda a, b: file.degrees((lon, lat), a, b, shape)) if file.has(lon, lat) else None
+
+
+def _mask(
+    file: File, name: str, shape: tuple[int, ...], counts: Callable[[AnyArray], AnyArray]
+) -> Callable[[], AnyArray] | None:
+    if name not in file.variables:
+        return None
+    return lambda: counts(file.read(name, 0, int(np.prod(shape)), shape))
+
+
+def _areas(
+    file: File, name: str, shape: tuple[int, ...], radius: float = 1.0
+) -> Callable[[int, int], Floats] | None:
+    """On the unit sphere; those in square metres are of one of 6,371 km, or of the radius that is said."""
+    if name not in file.variables:
+        return None
+    is_metres = str(file.attribute(name, "units")) in ("m2", "m^2", "m**2")
+
+    def read(first: int, last: int) -> Floats:
+        part = np.asarray(file.read(name, first, last, shape), float)
+        is_large = radius == 1.0 and part.max(initial=0.0) > 4 * np.pi
+        return part / (_EARTH_M if is_metres or is_large else radius) ** 2
+
+    return read
+
+
+def _turned(corners: Floats) -> Floats:
+    """Anticlockwise, the last corner repeated where a cell has fewer."""
+    clockwise = np.flatnonzero(moments(placed(corners, True))[0] < 0)
+    for each in clockwise:
+        back = corners[each, ::-1]
+        same = int((back == back[0]).all(axis=1).cumprod().sum())
+        corners[each] = np.roll(back, -same, axis=0)
+    return corners
