@@ -16,6 +16,7 @@ Cells that are given lie beside each other, not over each other.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
@@ -38,7 +39,8 @@ Entries: TypeAlias = tuple[Ints, Ints, Floats, Floats]  # of a matrix: rows, col
 
 _FAR = 8.0  # farther than anything on the unit sphere is from anything else
 _ROUNDING = 1e-14  # of lengths beside coordinates of 1
-_OVER = 1.05  # times that cells may be covered: great circles are no parallels, so 1.002 is usual
+_OVER = 0.05  # of a cell may be covered twice, and is told: great circles are no parallels, so 0.002 is usual
+_TOLD = 1e-6  # of a cell: what is less is rounding
 _ONE_PLACE = 1e-6  # of the size of a cell: another one whose middle is nearer lies over it
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
 
@@ -74,8 +76,10 @@ def weights(
         target = target.part(there)
     mapper = _Mapper(source, target, there, mapping, neighbours, _scale(source, shapes[:, 0]))
     made = mapper.weights(here, shapes)
-    if mapper.overlap:
-        raise _lie_over(mapper.overlap, "regrid.weights")
+    if mapper.doubled > _OVER:
+        raise _lie_over(made.overlap, "regrid.weights")
+    if made.overlap:
+        warnings.warn(made.overlap, RuntimeWarning, stacklevel=2)
     return made
 
 
@@ -169,15 +173,12 @@ def weights_between(
         if not comm.allreduce(mapper is not None and mapper.lacks(margin)):
             break
         margin *= 2
-    _refuse_overlap(comm, mapper.overlap if mapper is not None else "")
+    most, turn = comm.allreduce((0.0 if mapper is None else mapper.doubled, -comm.rank), MPI.MAX)
+    if most > _OVER:
+        raise _lie_over(comm.bcast(found and found.overlap, -turn), "connect")
+    if found is not None and comm.rank != -turn:
+        found.overlap = ""  # one rank tells the worst
     return found
-
-
-def _refuse_overlap(comm: MPI.Intracomm, overlap: str) -> None:
-    """Raise on all ranks what the first one says of cells that lie over each other, if one does."""
-    told = comm.allreduce(comm.rank if overlap else comm.size, MPI.MIN)
-    if told < comm.size:
-        raise _lie_over(comm.bcast(overlap, told), "connect")
 
 
 def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> NDArray[np.void]:
@@ -251,7 +252,8 @@ class _Mapper:
     neighbours: int
     source_scale: float  # the source's largest coordinate
     needed: float = np.inf  # how far the farthest source was that counted
-    overlap: str = ""  # what is known of sources that lie over each other, in words
+    doubled: float = 0.0  # part of a target that sources cover twice, at most; inf: two are in one place
+    overlap: str = ""  # the same in words
 
     def lacks(self, margin: float) -> bool:
         """Whether sources farther away than margin may count."""
@@ -270,7 +272,7 @@ class _Mapper:
         used = np.unique(matrix.indices)
         matrix = sparse.csr_matrix(matrix[:, used])
         matrix.sort_indices()  # sums run in the order of global indices, on any number of ranks
-        return Weights(matrix, given[used], fraction)
+        return Weights(matrix, given[used], fraction, self.overlap)
 
     # -- by distance -----------------------------------------------------------------------------------
     def _closest(self, x: Floats, k: int) -> tuple[Floats, Ints]:
@@ -357,17 +359,14 @@ class _Mapper:
         covered: Floats = np.bincount(row, area, len(self.points)).astype(float)
         fraction = np.asarray(covered / self._target_areas())
         if not isinstance(self.source, Rectangles):
-            self.overlap = _in_one_place(given, shapes) or self._too_much(given, row, column, fraction)
+            self.overlap = _in_one_place(given, shapes)
+            self.doubled = np.inf if self.overlap else max(0.0, float(fraction.max(initial=1.0)) - 1.0)
+            if _TOLD < self.doubled < np.inf:
+                worst = int(fraction.argmax())
+                which = _most_overlapping(column[row == worst], shapes)
+                self.overlap = f"cells {_listed(given[which])} that are given lie over each other:"
+                self.overlap += f" point {self.points[worst]} is covered {fraction[worst]:.7g} times"
         return covered, fraction
-
-    def _too_much(self, given: Ints, row: Ints, column: Ints, fraction: Floats) -> str:
-        """What there is to say of a point that is covered more than once; "" if none is."""
-        worst = int(fraction.argmax()) if len(fraction) else 0
-        if not len(fraction) or fraction[worst] <= _OVER:
-            return ""
-        which = _listed(given[column[row == worst]])
-        times = f"point {self.points[worst]} is covered {fraction[worst]:.3g} times"
-        return f"cells {which} that are given lie over each other: {times}"
 
     def _gradients(self, given: Ints, shapes: Floats, centre: Floats) -> tuple[Ints, Ints, Floats]:
         """Of the source cells: (cell, neighbour, vector), positions in given."""
@@ -453,6 +452,16 @@ def _in_one_place(given: Ints, shapes: Floats) -> str:
     return (
         f"cells {_listed(given[which[same[0]]])} that are given lie over each other, the first of {len(same)}"
     )
+
+
+def _most_overlapping(cells: Ints, shapes: Floats) -> Ints:
+    """The two of these cells that have most in common; all of them if that is not seen among neighbours."""
+    x, corners = shapes[cells, 0], shapes[cells, 1:]
+    beside = spatial.cKDTree(x).query(x, k=min(len(x), 12))[1].reshape(len(x), -1)
+    first, second = np.repeat(np.arange(len(x)), beside.shape[1]), beside.ravel()
+    first, second = first[first < second], second[first < second]
+    area = overlaps(Parts(corners), Parts(corners), first, second)[0]
+    return cells[[first[area.argmax()], second[area.argmax()]]] if area.max(initial=0.0) > 0 else cells
 
 
 def _listed(numbers: Ints) -> str:

@@ -24,11 +24,13 @@ class Weights:
         matrix: SciPy CSR, (points here, sources).
         sources: global indices of the source points that are needed, ascending.
         fraction: (points here,): covered part of each target cell; 1 or 0 for mappings without areas.
+        overlap: what is to be said of source cells that lie over each other a little; mostly "".
     """
 
     matrix: Any
     sources: Ints
     fraction: Floats
+    overlap: str = ""
 
     @property
     def columns(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.dtypes import BY_NAME
-from ..errors import ConfigError, HpcommError, did_you_mean
+from ..errors import ConfigError, HpcommError, calling_frame, did_you_mean
 from ..grids.methods import misfit
 from .coupled_field import Field
 from .coupling import unit
@@ -282,6 +283,16 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
         hint = 'uncovered="keep" leaves them as they are, uncovered=nan (a value) fills them; or give more'
         raise _wrong(what, hint)
     return found
+
+
+def warn_of_doubts(link: Link) -> None:
+    """Warn of what can be done and may not be meant: at the end of connect, since a warning may be an error."""
+    frame = calling_frame()
+    line = ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    for name, taking in link.takes.items():
+        if taking.weights is not None and taking.weights.overlap:
+            text = f"field {name} ({link.peer} -> {link.name}): {taking.weights.overlap}"
+            warnings.warn_explicit(text, RuntimeWarning, *line)
 
 
 def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> None:

@@ -207,6 +207,7 @@ class Program:
         wrong = self._plan(links, fields, theirs, time, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
+            connecting.warn_of_doubts(link)
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()

@@ -152,6 +152,7 @@ def _cover(side: Outgoing | Incoming, local: Communicator) -> str:
         uncovered = getattr(side, "uncovered", "keep")
         does = "kept" if uncovered == "keep" else f"filled with {uncovered}"
         words.append(f"{none} points that nothing reaches are {does}")
+    words += filter(None, [local.all_reduce_object("" if weights is None else weights.overlap, max)])
     return "".join(f"; {each}" for each in words)
 
 

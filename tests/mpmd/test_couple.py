@@ -357,6 +357,36 @@ def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, s
     assert max(lost["conservative"], lost["conservative2"], lost["whole"]) < 1e-12
 
 
+OVERLAP = """
+row = np.stack([np.arange(10.0), np.arange(10.0) + 1], 1)
+row[4, 1] += 0.03
+cells = np.stack([np.stack([row[:, i], np.full(10, y)], 1) for i, y in ((0, 0), (1, 0), (1, 1), (0, 1))], 1)
+if me.name == "a":
+    points = mine(10)
+    me.gives("f", points * 1.0, points, grid=regrid.Cells(cells[points], sphere=False))
+else:
+    points, grid = mine(5), regrid.Plane(5, 1, (0, 10, 0, 1))
+    me.takes("f", np.zeros(len(points)), points, grid=grid, mapping="conservative")
+try:
+    me.connect()
+except RuntimeWarning as error:  # by -W error: after all have planned
+    print("an error here:", error)
+text = me.report()
+if comm.rank == 0:
+    print(text)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("warnings", ["default", "error"])
+def test_cells_that_overlap_a_little_are_told_once_and_in_the_report(couple, warnings):
+    words = "cells 4 and 5 that are given lie over each other: point 2 is covered 1.015 times"
+    done = couple(OVERLAP, {"a": 2, "b": 3}, env={"PYTHONWARNINGS": f"{warnings}::RuntimeWarning"})
+    told = done.stderr if warnings == "default" else done.stdout
+    assert told.count(f"field f (a -> b): {words}") == 1, told
+    assert len(re.findall(f"f: a -> b, 10 points to 5, conservative: .*; {words}", done.stdout)) == 2
+
+
 TIMES = """
 # a steps by 1 s, b by 3 s in phase with every = 6 s, and c by 2 s
 if me.name == "a":
