@@ -16,7 +16,7 @@ from .coupled_field import Field
 from .coupling import unit
 from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
-from .coupling.coupling_clock import Schedule
+from .coupling.coupling_clock import NEAR, Schedule
 from .coupling.wire import Lane, Part, Wire
 from .link import Link
 from .record import Recorder
@@ -64,9 +64,12 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
         raise _wrong(what, f"grid=me.grid({said.name!r}), or nothing")
 
 
-def described(gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]]) -> dict[str, object]:
-    """What a program tells the others of its fields."""
+def described(
+    gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]], start_s: float
+) -> dict[str, object]:
+    """What a program tells the others of its fields, and when it starts."""
     return {
+        "start": start_s,
         "gives": {name: _entry(field) for name, field in gives.items()},
         "takes": {name: {**_entry(field), "wish": asdict(wish)} for name, (field, wish) in takes.items()},
     }
@@ -98,6 +101,13 @@ def agreed(
             for name in sides[target]["takes"]
             if name in sides[source]["gives"]
         ]
+    periods = [each.every_s for each in found if each.every_s is not None]
+    if periods and abs(mine["start"] - theirs["start"]) > NEAR * min(periods):
+        both = " and ".join(
+            f"{program!r} starts at {sides[program]['start']:.15g} s" for program in sorted(sides)
+        )
+        what = f"{both}, and fields with a period go between them"
+        raise _wrong(what, "me.connect(time=), the same in both; without it a program starts at 0 s")
     for each in found:
         for what, hint in _misfits(each, sides):
             raise _wrong(what, hint)

@@ -180,7 +180,8 @@ class Program:
         interrupted.
 
         Args:
-            time: of the model at the start, for a run that continues an earlier one.
+            time: of the model at the start, for a run that continues an earlier one. The same in all programs
+                between which fields with a period go.
             timeout: seconds, in place of both limits.
 
         Raises:
@@ -203,7 +204,7 @@ class Program:
         links = self._coupled
         for link in links:
             link.timeout_s = timeout or self._patience(link.peer)
-        fields, theirs = self._agree(links)
+        fields, theirs = self._agree(links, time)
         wrong = self._plan(links, fields, theirs, time, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
@@ -254,7 +255,7 @@ class Program:
             ends |= {("to", name): field for name, (field, _) in self._takes.items()}
             connecting.take_grids(self.spec, self.name, ends)
 
-    def _agree(self, links: list[Link]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
+    def _agree(self, links: list[Link], start_s: float) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
 
         Raises:
@@ -263,17 +264,19 @@ class Program:
                 may connect again.
         """
         wrong: Exception | None = None
-        declared = [sorted(self._gives), sorted(self._takes)]
+        declared = [sorted(self._gives), sorted(self._takes), start_s]
         first = self.comm.broadcast_object(declared)
         try:
             if declared != first:
-                here, there = (f"gives {names[0]} and takes {names[1]}" for names in (declared, first))
-                hint = "the same fields on all ranks of a program; without points, values of shape (0, ...)"
+                here, there = (
+                    "gives {} and takes {}, from {:g} s on".format(*its) for its in (declared, first)
+                )
+                hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
                 raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)
             self._check_fields()
         except Exception as error:  # the others wait to hear of it
             wrong = error
-        mine = connecting.described(self._gives, self._takes), first_refusal(self.comm, wrong)
+        mine = connecting.described(self._gives, self._takes, start_s), first_refusal(self.comm, wrong)
         said = {link.peer: link.swapped(mine, "connect") for link in links}
         theirs = {peer: its for peer, (its, _) in said.items()}
         refusals, fields = [mine[1], *(refusal for _, refusal in said.values())], {}

@@ -414,6 +414,36 @@ else:
 """
 
 
+STARTS = """
+# a and b have a field with a period; what c takes has none
+wish = {"a": {}, "b": {"every": 3600.0}, "c": {}}[me.name]
+f = me.gives("f", np.ones(2)) if me.name == "a" else me.takes("f", np.zeros(4), np.arange(4), **wish)
+
+def told(time):
+    try:
+        me.connect(time=time)
+    except hpcomm.HpcommError as error:
+        print("told", me.name, comm.rank, str(error).replace("\\n", " "))
+
+told({"a": 0.0, "b": 86400.0, "c": 7.0}[me.name])
+told(float(comm.rank) if me.name == "b" else 0.0)
+me.connect(time=7.0 if me.name == "c" else 86400.0 + 1e-9 * (me.name == "a"))
+me.put(f, 86400.0) if me.name == "a" else me.get(f, 86400.0)
+assert f.values.all()
+"""
+
+
+@pytest.mark.once
+def test_programs_that_start_at_different_times_are_told_both_on_all_ranks(couple):
+    out = couple(STARTS, {"a": 2, "b": 2, "c": 1}).stdout
+    words = "'a' starts at 0 s and 'b' starts at 86400 s, and fields with a period go between them"
+    assert len(re.findall(rf"told . \d .*{words}", out)) == 5, out
+    assert (
+        out.count("gives [] and takes ['f'], from 1 s on, but rank 0 gives [] and takes ['f'], from 0 s on")
+        == 5
+    )
+
+
 def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
     couple(TIMES, {"a": 1, "b": 1, "c": 1})
 

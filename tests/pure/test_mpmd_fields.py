@@ -45,11 +45,16 @@ def entry(kind):
     return {"dtype": np.dtype(dtypes.BY_NAME[kind].storage).str, "kind": kind, "shape": (), "grid": None}
 
 
+def both(gives, takes):
+    """What two programs say, of which one gives and the other takes."""
+    return {"gives": gives, "takes": {}, "start": 0.0}, {"gives": {}, "takes": takes, "start": 0.0}
+
+
 @pytest.mark.parametrize("case", KINDS, ids=" ".join)
 def test_what_arrives_means_what_was_sent_or_is_refused(case):
     given, taken, time = case
     spec = FieldSpec("f", "a", "b", every_s=1.0, time=time)
-    sides = {"gives": {"f": entry(given)}, "takes": {}}, {"gives": {}, "takes": {"f": entry(taken)}}
+    sides = both({"f": entry(given)}, {"f": entry(taken)})
     link = SimpleNamespace(name="a", peer="b")
     if KINDS[case] is None:
         assert agreed(link, *sides, (spec,)) == [spec]
@@ -74,7 +79,7 @@ def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
     kind, (options, what) = case[0], CUTS[case]
     spec = FieldSpec("f", "a", "b", **options)
     gives, takes = ({"f": {**entry(kind), "sphere": True, "grid": "latlon"}} for _ in range(2))
-    mine, theirs = {"gives": gives, "takes": {}}, {"gives": {}, "takes": takes}
+    mine, theirs = both(gives, takes)
     for link, sides in (("a", (mine, theirs)), ("b", (theirs, mine))):
         ends = SimpleNamespace(name=link, peer="ba"[link == "b"])
         words = f"field 'f' is {kind} at 'a' and {kind} at 'b': what {what} makes are no whole numbers"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 from ...errors import UsageError
 
 _AHEAD = 64  # versions that are kept for a taker at most
-_NEAR = 1e-6  # of a period: times are floats
+NEAR = 1e-6  # of a period: times are floats
 _MOST = 1e12  # steps in a period, which floats can still tell apart
 
 
@@ -53,14 +53,14 @@ class Schedule(NamedTuple):
         """The version that a put at time t completes; None if it only adds to one."""
         assert self.every_s is not None
         n = t / self.every_s
-        return round(n) if abs(n - round(n)) < _NEAR else None
+        return round(n) if abs(n - round(n)) < NEAR else None
 
     def wanted(self, t: float) -> tuple[int, float]:
         """(version, share of the next one) that a get at time t takes; version < 0: none yet."""
         assert self.every_s is not None
         n = (t - self.lag_s) / self.every_s
-        whole = round(n) if abs(n - round(n)) < _NEAR else int(n // 1)
-        return whole, (n - whole if self.time == "linear" and abs(n - whole) >= _NEAR else 0.0)
+        whole = round(n) if abs(n - round(n)) < NEAR else int(n // 1)
+        return whole, (n - whole if self.time == "linear" and abs(n - whole) >= NEAR else 0.0)
 
     def ahead(self, step_s: float | None) -> int:
         """How many versions may be put before the first of them is taken, by a taker of this step.
@@ -70,9 +70,9 @@ class Schedule(NamedTuple):
         if self.every_s is None:
             return 2
         step_s = max(self.every_s, step_s or 0.0)
-        return min(_AHEAD, 1 + math.ceil((self.lag_s + step_s) / self.every_s - _NEAR))
+        return min(_AHEAD, 1 + math.ceil((self.lag_s + step_s) / self.every_s - NEAR))
 
     def first(self) -> int:
         """The first version of the run."""
         assert self.every_s is not None
-        return math.ceil(self.start_s / self.every_s - _NEAR)
+        return math.ceil(self.start_s / self.every_s - NEAR)
