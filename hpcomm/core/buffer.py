@@ -404,11 +404,21 @@ def _handing(x: Any) -> Callable[[AnyArray], object]:
 def _viewed(x: object) -> Buffer:
     """An array of a class of its own, or one that numpy can view; results are plain arrays."""
     if isinstance(x, np.ma.MaskedArray):
-        what = "x is a masked array, whose mask would be lost"
-        raise LayoutError(what, hint="x.filled(value), or send x.mask too")
+        raise _masked("x is", None, "x.filled(value), or send x.mask too")
     look = _numpy(np.asarray(x))
     look.give = lambda: x
     return look
+
+
+def refuse_masked(x: object, what: str, where: str | None = None) -> None:
+    """Refuse numbers of which numpy's masks hide some: numpy.asarray takes what lies under a mask."""
+    for part in x if isinstance(x, (list, tuple)) else (x,):
+        if isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part):
+            raise _masked(what, where, "leave out what is masked, or x.filled(value)")
+
+
+def _masked(what: str, where: str | None, hint: str) -> LayoutError:
+    return LayoutError(f"{what} a masked array, whose mask would be lost", where, hint)
 
 
 def _instead(x: object) -> str:

@@ -29,6 +29,7 @@ from typing import Any
 
 from .._lazy import NDArray, np
 from ..errors import LayoutError, RankError
+from .buffer import refuse_masked
 from .types import AnyArray
 
 Shape = tuple[int, ...]
@@ -423,6 +424,7 @@ def _lists(given: Sequence[Any]) -> tuple[NDArray[np.int64], ...]:
 
 
 def _numbers(indices: object) -> NDArray[np.int64]:
+    refuse_masked(indices, "global indices are")
     given = np.asarray(indices).reshape(-1)
     if given.size and given.dtype.kind not in "iu":
         raise LayoutError(f"global indices of dtype {given.dtype}", hint="integers")

@@ -304,6 +304,7 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
         an array in host memory of the dtype that the field's elements are stored in.
         """
+        buffer.refuse_masked(value, "the value is")
         plain = np.asarray(value) if isinstance(value, (list, tuple)) else buffer.detached(value)
         look, dtype = buffer.as_buffer(plain), self.look.dtype
         kinds, is_complex = (dtype.kind, look.dtype.kind), look.dtype.kind == "c" != dtype.kind

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from .._lazy import np
 from ..communicator.communicator import Communicator
 from ..communicator.mesh import Mesh, axes_of, ranks_of
+from ..core.buffer import refuse_masked
 from ..core.html import sheet
 from ..core.partition import Partition
 from ..errors import LayoutError, UsageError, where
@@ -54,6 +55,7 @@ class Labelled:
                     where("to_xarray", self.comm),
                     "coordinates of the whole",
                 )
+            refuse_masked(whole, f"coordinates of axis {name} are", where("to_xarray", self.comm))
             made[name] = np.asarray(whole)[made[name]]
         if unknown := [*{*coords} - {*made}]:
             raise LayoutError(f"there is no axis {unknown[0]!r}", where("to_xarray", self.comm), f"{names}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
 from .geometry import moments
@@ -220,6 +221,7 @@ def _check_counts(what: str, *counts: object) -> None:
 
 def _numbers(what: str, given: object, shape: str, sphere: bool) -> Floats:
     """given as an array of this shape, each number finite, and each latitude one."""
+    refuse_masked(given, "the coordinates are", what)
     try:
         found = np.asarray(given, float)
     except (TypeError, ValueError) as error:

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._lazy import MPI, LazyModule, NDArray
+from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
@@ -131,6 +132,7 @@ def _indices(name: str, chosen: object, grid: Grid) -> Ints:
     size = size_of(grid)
     if chosen is None:
         return np.arange(size)
+    refuse_masked(chosen, f"{name} is", "regrid.weights")
     found = np.asarray(chosen)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         hint = "np.flatnonzero(mask)" if found.dtype == bool else f"{name}=np.arange(first, last)"

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.buffer import refuse_masked
 from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, MissingError
 from ..job.optional_packages import load
@@ -56,6 +57,7 @@ class Weights:
         """Map values of the sources, shape (sources, ...): in float64, or complex128. Whole numbers of which
         each is taken as it is stay whole numbers.
         """
+        refuse_masked(values, "the values are")
         if values.dtype.kind in "biu" and self._picks:
             picked: AnyArray = values[self.matrix.indices]
             return picked

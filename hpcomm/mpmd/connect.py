@@ -296,7 +296,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
 
 
 def warn_of_doubts(link: Link) -> None:
-    """Warn of what can be done and may not be meant: at the end of connect, since a warning may be an error."""
+    """Warn of what may not be meant. At the end of connect: a warning may be an error."""
     frame = calling_frame()
     line = ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     for name, taking in link.takes.items():

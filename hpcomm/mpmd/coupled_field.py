@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from ..core.buffer import Buffer, as_buffer
+from ..core.buffer import Buffer, as_buffer, refuse_masked
 from ..core.checksum import of_rows
 from ..device.libraries import LIBRARIES, library_of
 from ..errors import DtypeError, HpcommError, LayoutError, UsageError
@@ -116,6 +116,7 @@ def _looked_at(name: str, values: object, verb: str) -> Buffer:
 
 
 def _indices(name: str, points: ArrayLike, verb: str) -> NDArray[np.int64]:
+    refuse_masked(points, f"the points of field {name!r} are", verb)
     try:
         found = np.asarray(points)
     except ValueError:  # lists of different lengths

@@ -44,9 +44,12 @@ def test_what_does_not_fit_is_refused(comm: Any, field: Any) -> None:
         ({"dims": ["a"]}, "2 axes have the names"),
         ({"coords": {"lat": [0.0]}}, "and 1 coordinates"),
         ({"coords": {"x": range(6)}}, "there is no axis 'x'"),
+        ({"coords": {"lat": np.ma.masked_equal(range(6), 1)}}, "coordinates of axis lat are a masked array"),
     ):
         with pytest.raises(hpcomm.LayoutError, match=what):
             field.to_xarray(**options)
+    with pytest.raises(hpcomm.LayoutError, match="the value is a masked array, whose mask would be lost"):
+        field[0] = [np.ma.masked_equal(range(field.shape[1]), 1)]
     with pytest.raises(hpcomm.UsageError, match="ndarray is no DataArray"):
         Field.from_xarray(comm, np.ones(3))
     with pytest.raises(hpcomm.LayoutError, match="part has shape"):

@@ -209,6 +209,7 @@ def test_boxes_meet_move_and_grow() -> None:
         (lambda: Partition((4, 4), [("p", 2)]), "mesh is of type list"),  # type: ignore[arg-type]
         (lambda: halo(Partition((4, 4), {"p": 2}), 0, 1, [True, False]), "periodic is"),
         (lambda: Points((3,), [[0, 1.5], [2]]), "global indices of dtype float64"),  # type: ignore[list-item]
+        (lambda: Points(2, [np.ma.masked_equal([0, 1], 1)]), "global indices are a masked array"),
         (lambda: Points((3,), [[0], [1, 2]], [[1]]), "owned is given for 2 ranks, ghosts for 1"),
         (lambda: Partition((8, 2.5), {}), r"the shape of the whole is \(8, 2.5\)"),  # type: ignore[arg-type]
         (lambda: Partition((8, -1), {}), r"the shape of the whole is \(8, -1\)"),

@@ -272,6 +272,7 @@ def test_a_grid_whose_coordinates_only_the_program_knows_says_so():
 
 SMALL = regrid.LatLon(4, 8)
 BUOYS = regrid.Points([[0.0, 0.0], [20.0, 10.0]])
+HIDDEN = np.ma.masked_equal([[0.0, 0.0], [9.0, 0.0], [9.0, 9.0], [0.0, 9.0]], 9)
 REFUSED = {
     "no cells": (lambda: regrid.LatLon(0, 8), "a grid of 0 x 8 cells"),
     "half a cell": (lambda: regrid.Gaussian(4, 8.5), "a grid of 4 x 8.5 cells"),
@@ -301,6 +302,20 @@ REFUSED = {
     "indices": (lambda: regrid.weights(SMALL, BUOYS, "idw", points=[2]), "the grid has 2 points"),
     "neighbours": (lambda: regrid.weights(BUOYS, SMALL, "idw", neighbours=3), "3 neighbours of 2 points"),
     "a file": (lambda: regrid.Weights.load(__file__), "no weights in"),
+    "masked points": (
+        lambda: regrid.Points(HIDDEN[:2, :2]),
+        "the coordinates are a masked array, whose mask",
+    ),
+    "masked rows": (lambda: regrid.Points([*HIDDEN[:2, :2]]), "the coordinates are a masked array"),
+    "masked cells": (lambda: regrid.Cells(HIDDEN[None]), "the coordinates are a masked array, whose mask"),
+    "masked indices": (
+        lambda: regrid.weights(SMALL, BUOYS, "idw", given=np.ma.masked_equal([0, 1, 5], 1)),
+        "given is a masked array, whose mask would be lost",
+    ),
+    "masked values": (
+        lambda: regrid.weights(SMALL, BUOYS, "nearest").apply(np.ma.masked_equal([0.0, 1.0], 1)),
+        "the values are a masked array, whose mask would be lost",
+    ),
 }
 
 
@@ -309,6 +324,11 @@ def test_what_is_no_grid_or_mapping_is_refused_in_words(case):
     call, words = REFUSED[case]
     with pytest.raises(UsageError, match=words):
         call()
+
+
+def test_a_masked_array_that_hides_nothing_is_an_array():
+    """As libraries that read files return them."""
+    assert regrid.Points(np.ma.array(BUOYS.coordinates)).coordinates.tolist() == BUOYS.coordinates.tolist()
 
 
 def test_where_nothing_is_given_nothing_arrives():
