@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 from typing import Any, NoReturn, TypeVar
 
@@ -57,6 +57,7 @@ class Link:
         self.gives: dict[str, Outgoing] = {}
         self.takes: dict[str, Incoming] = {}
         self.progress: Progress | None = None
+        self.all_links: Mapping[str, Link] = {}  # of the program
         self.connect: Callable[[], None] = lambda: None  # of the program, until it is done
         self.together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
         self.one_by_one: tuple[list[Outgoing], list[Incoming]] = ([], [])  # what exchange() moves one by one
@@ -266,6 +267,10 @@ class Link:
         which, does = ("gives", "takes") if verb == "put" else ("takes", "gives")
         what = f"program '{self.peer}' {does} no field {name!r}"
         hint = f"it {does} {', '.join(map(repr, known)) or 'nothing'}; declare fields before the first put"
+        others = [other for other in self.all_links.values() if name in getattr(other, which)]
+        if others:
+            who = " and ".join(f"{other.peer!r} {does}" for other in others)
+            hint = f"{who} it: me.{verb}(field) takes the link to {others[0].peer!r}"
         if name in known:  # two fields of one name, one each way, and this is the other one
             what = f"this is not the field {name!r} that {self.name!r} {which}"
             hint = f"what me.{which}({name!r}, ...) returned"

@@ -71,7 +71,7 @@ class Program:
 
     def admit(self, link: Link) -> None:
         """Count link among those of this program."""
-        link.connect = self.connect
+        link.connect, link.all_links = self.connect, self._links
         link.progress = self._progress
         if self._recorder is not None and not self._recorder.replays:
             link.recorder = self._recorder
@@ -317,13 +317,20 @@ class Program:
     def _check_takes(self, fields: list[FieldSpec], theirs: dict[str, Any]) -> None:
         for name in self._takes:
             givers = [each.source for each in fields if each.name == name and each.target == self.name]
-            if len(givers) != 1:
-                told = "; ".join(f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items())
-                who = "nobody" if not givers else " and ".join(map(repr, givers))
-                what = f"{self.name!r} takes a field {name!r}, which {who} gives"
-                what += "" if givers else f": {told}"
-                hint = "one giver for each field; names must be the same on both sides"
-                raise ConfigError(what, "connect", hint)
+            if len(givers) == 1:
+                continue
+            who = " and ".join(map(repr, givers)) or "nobody"
+            what = f"{self.name!r} takes a field {name!r}, which {who} gives"
+            hint = "one giver for each field; names must be the same on both sides"
+            others = [each for each in self._listed or () if each.name == name]
+            if not givers and others:
+                ways = " and ".join(f"{each.source!r} gives it to {each.target!r}" for each in others)
+                what += f": in the spec {ways}"
+                hint = f"[[field]] with name = {name!r} and to = {self.name!r}; or another name here"
+            elif not givers:
+                told = [f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items()]
+                what += f": {'; '.join(told)}"
+            raise ConfigError(what, "connect", hint)
 
     def put(self, field: Field, time: float | None = None) -> None:
         """link.put to every program that takes the field."""

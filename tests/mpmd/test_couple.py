@@ -658,6 +658,48 @@ def test_what_does_not_fit_is_told_by_name(couple, case):
     assert words in done.stderr
 
 
+THREE = """
+[program.a]
+command = "python couple.py a"
+ranks = 1
+[program.b]
+command = "python couple.py b"
+ranks = 1
+[program.c]
+command = "python couple.py c"
+ranks = 2
+[[field]]
+name = "f"
+from = "a"
+to = "b"
+"""
+ELSEWHERE = """
+f = (me.gives if me.name == "a" else me.takes)("f", np.ones(3), np.arange(3))
+try:
+    me.connect()
+except hpcomm.HpcommError as error:
+    print("told", str(error).replace("\\n", " "))
+if me.name == "c":
+    me._takes.clear()
+me.connect()
+try:
+    me.link("c" if me.name == "a" else "a").put(f)
+except hpcomm.UsageError as error:
+    print("put", str(error).replace("\\n", " "))
+me.exchange()
+"""
+
+
+@pytest.mark.once
+def test_a_field_that_goes_to_another_program_is_told_with_who_takes_it(spec):
+    out = spec(THREE, files={"couple.py": COMMON + ELSEWHERE}).stdout
+    words = "'c' takes a field 'f', which nobody gives: in the spec 'a' gives it to 'b'"
+    assert len(re.findall(rf"told .*{words}.*to = 'c'", out)) == 4, out
+    assert re.search(
+        r"put program 'c' takes no field 'f'.* 'b' takes it: me.put\(field\) takes the link", out
+    ), out
+
+
 ONE_REFUSES = """
 from hpcomm.mpmd import connect as connecting
 bundle = connecting._bundle
@@ -743,6 +785,8 @@ REFUSED = {
     "me.put('f')": "put takes a field, not 'f'",
     "me.gives(None, x)": "None is no name for a field",
     "me.gives('f', x, [[1], [2, 3]])": "no list of indices from 0",
+    "me.gives('f', x, np.ma.masked_equal([0, 1, 2], 1))": "the points of field 'f' are a masked array",
+    "me.gives('f', np.ma.masked_equal([0.0, 1.0, 2.0], 1))": "field 'f': x is a masked array, whose mask",
     "me.gives('f', x, grid='sea')": "the grid of field 'f' is 'sea'",
     "me.gives('f', x, grid=regrid.LatLon(1, 2))": "has a point 2, but its grid has 2 points",
     "me.gives('f', x, grid=regrid.Points([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
