@@ -31,6 +31,7 @@ from .geometry import across, between, beyond_poles, meetings, moments, rectangl
 from .gradients import around_cells, around_rectangles, gradients
 from .grid import Cells, Grid, Points, Rectangles, size_of
 from .methods import MAPPINGS, misfit
+from .radians import Ends
 from .sparse_exchange import exchange_sparse
 from .triangulation import Parts, overlaps
 from .weights import Weights, sparse_matrices
@@ -79,8 +80,10 @@ def weights(
     made = mapper.weights(here, shapes)
     if mapper.doubled > _OVER:
         raise _lie_over(made.overlap, "regrid.weights")
-    if made.overlap:
-        warnings.warn(made.overlap, RuntimeWarning, stacklevel=2)
+    looks = (("source", Ends.of(source).doubt()), ("target", Ends.of(target).doubt()))
+    for doubt in [*(f"the {side} grid has {doubt}" for side, doubt in looks if doubt), made.overlap]:
+        if doubt:
+            warnings.warn(doubt, RuntimeWarning, stacklevel=2)
     return made
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..communicator.communicator import Communicator
 from ..core.dtypes import BY_NAME
 from ..errors import ConfigError, HpcommError, calling_frame, did_you_mean
 from ..grids.methods import misfit
+from ..grids.radians import Ends
 from .coupled_field import Field
 from .coupling import unit
 from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
@@ -295,14 +297,31 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     return found
 
 
-def warn_of_doubts(link: Link) -> None:
-    """Warn of what may not be meant. At the end of connect: a warning may be an error."""
+def in_radians(
+    comm: Communicator, fields: Mapping[tuple[str, str], Field], listed: Iterable[FieldSpec]
+) -> list[str]:
+    """What there is to say of grids whose coordinates look like radians. Collective over a program.
+
+    Args:
+        fields: of the program, by ("from" or "to", name).
+    """
+    names = {("from", each.source, each.name): each.source_grid for each in listed}
+    names |= {("to", each.target, each.name): each.target_grid for each in listed}
+    mine = {key: Ends.of(field.grid) for key, field in fields.items()}
+    both = comm.all_reduce_object(mine, lambda a, b: {key: a[key].joined(b[key]) for key in a if key in b})
+    told = []
+    for (side, field), ends in both.items():
+        grid = names.get((side, comm.name, field))
+        if doubt := ends.doubt():
+            told.append(f"{f'grid {grid!r}' if grid else 'the grid'} of field {field!r} has {doubt}")
+    return told
+
+
+def warn(text: str) -> None:
+    """Warn of what may not be meant, where nobody waits for this rank: a warning may be an error."""
     frame = calling_frame()
     line = ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    for name, taking in link.takes.items():
-        if taking.weights is not None and taking.weights.overlap:
-            text = f"field {name} ({link.peer} -> {link.name}): {taking.weights.overlap}"
-            warnings.warn_explicit(text, RuntimeWarning, *line)
+    warnings.warn_explicit(text, RuntimeWarning, *line)
 
 
 def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> None:

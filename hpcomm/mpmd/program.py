@@ -208,7 +208,9 @@ class Program:
         wrong = self._plan(links, fields, theirs, time, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
-            connecting.warn_of_doubts(link)
+            for name, taking in link.takes.items():
+                if taking.weights is not None and taking.weights.overlap:
+                    connecting.warn(f"field {name} ({link.peer} -> {self.name}): {taking.weights.overlap}")
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
@@ -248,12 +250,17 @@ class Program:
 
     def _check_fields(self) -> None:
         """What this rank can see alone of its fields."""
-        for field in [*self._gives.values(), *(field for field, _ in self._takes.values())]:
+        fields = self._declared
+        for field in fields.values():
             field.check(field.values)
         if self.spec is not None:
-            ends = {("from", name): field for name, field in self._gives.items()}
-            ends |= {("to", name): field for name, (field, _) in self._takes.items()}
-            connecting.take_grids(self.spec, self.name, ends)
+            connecting.take_grids(self.spec, self.name, fields)
+
+    @property
+    def _declared(self) -> dict[tuple[str, str], Field]:
+        """What this program gives and takes, by ("from" or "to", name)."""
+        gives = {("from", name): field for name, field in self._gives.items()}
+        return gives | {("to", name): field for name, (field, _) in self._takes.items()}
 
     def _agree(self, links: list[Link], start_s: float) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
@@ -266,6 +273,7 @@ class Program:
         wrong: Exception | None = None
         declared = [sorted(self._gives), sorted(self._takes), start_s]
         first = self.comm.broadcast_object(declared)
+        doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
         try:
             if declared != first:
                 here, there = (
@@ -274,6 +282,8 @@ class Program:
                 hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
                 raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)
             self._check_fields()
+            for doubt in doubts if self.comm.rank == 0 else ():
+                connecting.warn(doubt)
         except Exception as error:  # the others wait to hear of it
             wrong = error
         mine = connecting.described(self._gives, self._takes, start_s), first_refusal(self.comm, wrong)

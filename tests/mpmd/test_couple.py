@@ -387,6 +387,26 @@ def test_cells_that_overlap_a_little_are_told_once_and_in_the_report(couple, war
     assert len(re.findall(f"f: a -> b, 10 points to 5, conservative: .*; {words}", done.stdout)) == 2
 
 
+RADIANS = """
+globe = regrid.LatLon(9, 18)
+globe = np.stack(np.meshgrid(globe.u_centres, globe.v_centres), -1).reshape(-1, 2)
+if me.name == "a":
+    points = mine(162)
+    f = me.gives("f", np.zeros(len(points)), points, grid=regrid.Points(globe[points]))
+else:
+    points = mine(18)
+    f = me.takes("f", np.zeros(len(points)), points, grid=regrid.LatLon(3, 6), mapping="nearest")
+me.exchange()
+"""
+
+
+@pytest.mark.once
+def test_a_globe_in_radians_is_told_once_although_each_rank_has_a_part(couple):
+    told = couple(RADIANS, {"a": 3, "b": 1}).stderr
+    words = "RuntimeWarning: the grid of field 'f' has longitudes from 0.1745 to 6.109 and"
+    assert told.count(words) == 1, told
+
+
 TIMES = """
 # a steps by 1 s, b by 3 s in phase with every = 6 s, and c by 2 s
 if me.name == "a":

@@ -331,6 +331,30 @@ def test_a_masked_array_that_hides_nothing_is_an_array():
     assert regrid.Points(np.ma.array(BUOYS.coordinates)).coordinates.tolist() == BUOYS.coordinates.tolist()
 
 
+GLOBE = regrid.LatLon(9, 18)
+GLOBE = np.stack(np.meshgrid(GLOBE.u_centres, GLOBE.v_centres), -1).reshape(-1, 2)  # radians
+IN_RADIANS = {
+    "points": (regrid.Points(GLOBE), True),
+    "from -pi": (regrid.Points(GLOBE - [np.pi, 0]), True),
+    "cells": (regrid.Cells(GLOBE[:, None] + [[-0.01, -0.01], [0.01, -0.01], [0.01, 0.01]]), True),
+    "degrees": (regrid.Points(np.degrees(GLOBE)), False),
+    "a region in degrees": (regrid.Points(GLOBE * [0.5, 1]), False),
+    "a plane": (regrid.Points(GLOBE, sphere=False), False),
+    "few": (regrid.Points(GLOBE[::24]), False),
+}
+
+
+@pytest.mark.parametrize("case", IN_RADIANS)
+def test_a_globe_in_radians_is_told_with_its_range(case):
+    grid, is_told = IN_RADIANS[case]
+    target = SMALL if grid.sphere else regrid.Plane(2, 2)
+    if is_told:
+        with pytest.warns(RuntimeWarning, match=r"source grid has longitudes .* look like radians"):
+            regrid.weights(grid, target, "nearest")
+    else:
+        regrid.weights(grid, target, "nearest")  # warnings are errors here
+
+
 def test_where_nothing_is_given_nothing_arrives():
     weights = regrid.weights(SMALL, BUOYS, "nearest", given=[])
     assert (weights.columns, len(weights.rows), weights.fraction.tolist()) == (0, 0, [0, 0])
