@@ -241,16 +241,26 @@ class Link:
             raise WaitTimeoutError(what, None, hint) from None
         return theirs
 
-    def report(self) -> str:
+    def report(self, *, alone: bool = False) -> str:
         """What each field moves, and how exact its mapping is. Collective over both programs.
 
         The error of a mapping is measured by a known smooth function, relative to its range. So the report
         may be asked for at any time.
+
+        Args:
+            alone: only what this program knows, which waits for no other one. Collective over this program.
+
+        Raises:
+            WaitTimeoutError: the other program has not come to its report within timeout_s.
+            PeerFailedError: it has ended.
         """
-        self.connect()
-        assert self.wire is not None  # by connect
+        if not alone:
+            self.connect()
         ends = self.name, self.peer
-        return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, self.swapped))
+        if self.wire is None:
+            return f"'{self.name}' has not connected with '{self.peer}' yet"
+        swapped = None if alone else self.swapped
+        return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, swapped))
 
     def _note(self, now: float, began: float, time: float | None) -> None:
         self.busy_s += now - began

@@ -373,19 +373,23 @@ class Program:
         for link in self._links.values():
             link.exchange(time)
 
-    def report(self, picture: Path | str | None = None) -> str:
+    def report(self, picture: Path | str | None = None, *, alone: bool = False) -> str:
         """How long each program has computed and waited, and how exact mappings are. Collective over all.
+
+        Each program waits for the others to call it, too, as long as link.report does.
 
         Args:
             picture: name of an SVG file, in which rank 0 draws the times.
+            alone: only what this program knows, which waits for no other one. Collective over this program.
         """
         links = self._coupled
         busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}
         mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, busy, waited)
-        theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in links}
+        asked = [] if alone else links
+        theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in asked}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows)
-        lines += [link.report() for link in links if link.gives or link.takes]
+        lines += [link.report(alone=alone) for link in links if link.gives or link.takes]
         if picture is not None and self.comm.rank == 0:
             try:
                 Path(picture).write_text(reporting.bars(rows), encoding="utf-8")

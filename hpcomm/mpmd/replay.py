@@ -27,7 +27,7 @@ class Absent(Link):
         super().__init__(name, peer, local, inter, plain=True)
         self._kept = recorder
 
-    def report(self) -> str:
+    def report(self, *, alone: bool = False) -> str:
         """Nothing can be asked of it."""
         return f"{self.peer} is only recorded"
 

@@ -83,18 +83,20 @@ def link_lines(
     wire: Wire,
     gives: Mapping[str, Outgoing],
     takes: Mapping[str, Incoming],
-    swapped: Callable[[Any, str], Any],
+    swapped: Callable[[Any, str], Any] | None,
 ) -> list[str]:
     """What each field of a link moves and keeps. Collective over both programs.
 
     Args:
         ends: this program's name and the other's.
         local: this program's communicator.
-        swapped: gives what the other program says, for what this one does.
+        swapped: gives what the other program says, for what this one does. None: nobody asks it.
     """
     sides: dict[Any, Outgoing | Incoming] = {(ends[0], name): side for name, side in gives.items()}
     sides |= {(ends[1], name): side for name, side in takes.items()}
     mine = {key: _about(sides[key], local, key[0] == ends[0]) for key in sides}
+    if swapped is None:
+        return [_own_line(*key, ends[key[0] == ends[0]], mine[key]) for key in sorted(sides)]
     theirs = swapped(mine, "report")
     both = {}
     for number, key in enumerate(sorted(sides)):
@@ -109,6 +111,11 @@ def link_lines(
         _line(name, source, ends[source == ends[0]], *both[source, name])
         for name, source in sorted(key[::-1] for key in both)
     ]
+
+
+def _own_line(source: str, name: str, target: str, about: Mapping[str, Any]) -> str:
+    words = f"{name}: {source} -> {target}, {about['points']} points here, {about['mapping']}{about['cover']}"
+    return words if about["integral"] is None else f"{words}; integral {about['integral']:.12g}"
 
 
 def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:

@@ -387,6 +387,36 @@ def test_cells_that_overlap_a_little_are_told_once_and_in_the_report(couple, war
     assert len(re.findall(f"f: a -> b, 10 points to 5, conservative: .*; {words}", done.stdout)) == 2
 
 
+ALONE = """
+grid = regrid.LatLon(2, 4)
+if me.name == "a":
+    f, g = (me.gives(name, np.ones(4), mine(8), grid=grid) for name in "fg")
+else:
+    f, g = (me.takes(name, np.zeros(8), grid=grid, mapping="conservative") for name in "fg")
+link = me.link("b" if me.name == "a" else "a")
+if me.name == "a":
+    print(link.report(alone=True))
+(link.put if me.name == "a" else link.get)(f)
+print(me.report(alone=True))
+if me.name == "a":  # b waits for g meanwhile
+    link.timeout_s = 1.0
+    try:
+        me.report()
+    except hpcomm.WaitTimeoutError as error:
+        print("told", error)
+(link.put if me.name == "a" else link.get)(g)
+"""
+
+
+@pytest.mark.once
+def test_a_report_of_one_program_alone_waits_for_nobody(couple):
+    out = couple(ALONE, {"a": 2, "b": 1}).stdout
+    assert out.count("'a' has not connected with 'b' yet") == 2
+    assert len(re.findall(r"f: a -> b, 8 points here, conservative; integral 12.5663\d+", out)) == 3, out
+    assert len(re.findall(r"^. *[12] ", out, re.MULTILINE)) == 3, out  # only rows of its own
+    assert out.count("told report waited 1 s for program 'b'") == 2
+
+
 RADIANS = """
 globe = regrid.LatLon(9, 18)
 globe = np.stack(np.meshgrid(globe.u_centres, globe.v_centres), -1).reshape(-1, 2)
