@@ -18,6 +18,7 @@ Every message has the same lines in the same order: what happened, where, what t
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Protocol
@@ -232,6 +233,13 @@ def calling_frame(frame: FrameType | None = None) -> FrameType | None:
 def _is_between(module: str) -> bool:
     """Whether code of a module only passes a user's call on to us, or begins a thread of ours."""
     return module in _BETWEEN or module.startswith(("torch.distributed.", "multiprocessing."))
+
+
+def warn(text: str) -> None:
+    """Warn at the user's line. Call it where nobody waits for this rank: a warning may be an error."""
+    frame = calling_frame()
+    if frame is not None:
+        warnings.warn_explicit(text, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
 def source_line(code: CodeType, lineno: int | None) -> str:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import gc
 import time
-import warnings
 from collections import Counter
 from itertools import combinations
 from threading import get_ident
@@ -35,7 +34,7 @@ from ..core.patience import Pause
 from ..core.present import innermost
 from ..core.request import Request, move_rounds
 from ..core.verbs import receives
-from ..errors import UsageError, calling_frame, source_line, where
+from ..errors import UsageError, calling_frame, source_line, warn, where
 from ..transport.matching import is_awaited
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ def _warn(text: str) -> None:
     frame = calling_frame()
     if frame is not None and (place := (frame.f_code, frame.f_lineno)) not in _warned:
         _warned.add(place)
-        warnings.warn_explicit(text, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno)
+        warn(text)
 
 
 def _synchronous(mpi: MPI.Comm) -> MPI.Comm:

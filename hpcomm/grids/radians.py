@@ -13,7 +13,7 @@ _WIDE = (5.0, 2.0)  # of longitude and latitude: globes in radians span more, re
 class Ends(NamedTuple):
     """How many coordinates, and between which they lie: (west, south) and (east, north)."""
 
-    count: int = 0
+    points: int = 0
     low: tuple[float, ...] = (np.inf, np.inf)
     high: tuple[float, ...] = (-np.inf, -np.inf)
 
@@ -29,13 +29,13 @@ class Ends(NamedTuple):
     def joined(self, other: Ends) -> Ends:
         """Those of both."""
         low, high = tuple(map(min, self.low, other.low)), tuple(map(max, self.high, other.high))
-        return Ends(self.count + other.count, low, high)
+        return Ends(self.points + other.points, low, high)
 
     def doubt(self) -> str:
         """What there is to say of them; "" if they look like degrees."""
         (west, south), (east, north) = self.low, self.high
         within = max(-west, east) <= 2 * np.pi + 1e-6 and max(-south, north) <= np.pi / 2 + 1e-6
-        if not within or self.count <= _FEW or east - west < _WIDE[0] or north - south < _WIDE[1]:
+        if not within or self.points <= _FEW or east - west < _WIDE[0] or north - south < _WIDE[1]:
             return ""
         where = f"longitudes from {west:.4g} to {east:.4g} and latitudes from {south:.4g} to {north:.4g}"
         return f"{where}, which look like radians and are taken as degrees: numpy.degrees(x)"

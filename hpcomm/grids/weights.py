@@ -16,6 +16,9 @@ from ..errors import ConfigError, MissingError
 from ..job.optional_packages import load
 from . import weight_files
 
+NAN = ("spread", "renormalise")  # what a nan of the source may do
+_MOST = 3.0001  # times its sum that absolute weights may add up to, as those with gradients do
+
 
 @dataclass
 class Weights:
@@ -53,17 +56,35 @@ class Weights:
         m = self.matrix
         return bool(len(m.data) and (m.data == 1).all() and (np.diff(m.indptr) == 1).all())
 
-    def apply(self, values: AnyArray) -> AnyArray:
+    def apply(self, values: AnyArray, nan: str = "spread") -> AnyArray:
         """Map values of the sources, shape (sources, ...): in float64, or complex128. Whole numbers of which
         each is taken as it is stay whole numbers.
+
+        Args:
+            nan: "spread": what takes a nan is nan. "renormalise": it is the sum over the other sources,
+                divided by the sum of their weights, as with YAC's fractional masks. It is nan where there
+                are no others, or the sum of their weights is below a third of that of their absolute values.
         """
         refuse_masked(values, "the values are")
+        if nan not in NAN:
+            raise ConfigError(f"there is no nan {nan!r}", "apply", f"one of {', '.join(NAN)}")
         if values.dtype.kind in "biu" and self._picks:
             picked: AnyArray = values[self.matrix.indices]
             return picked
         wide = np.asarray(values, complex if values.dtype.kind == "c" else float)
         flat = wide.reshape(len(values), math.prod(values.shape[1:]))
-        return np.asarray(self.matrix @ flat).reshape(self.matrix.shape[0], *values.shape[1:])
+        made: AnyArray = np.asarray(self.matrix @ flat)
+        if nan != "spread" and (lost := np.isnan(made)).any():
+            made[lost] = self._renormalised(flat)[lost]
+        return np.asarray(made.reshape(self.matrix.shape[0], *values.shape[1:]))
+
+    def _renormalised(self, flat: AnyArray) -> AnyArray:
+        """apply over those of the sources that are no nan, (sources, n)."""
+        there = ~np.isnan(flat)
+        share, most = (m @ there.astype(float) for m in (self.matrix, abs(self.matrix)))
+        made = np.asarray(self.matrix @ np.where(there, flat, 0))
+        held = (share > 0) & (most <= _MOST * share)
+        return np.asarray(np.divide(made, share, out=np.full_like(made, np.nan), where=held))
 
     def save(self, path: Path) -> None:
         """Keep them as an npz file, or, where it is called .nc, as netCDF in the form of ESMF."""

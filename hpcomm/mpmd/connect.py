@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..core.dtypes import BY_NAME
-from ..errors import ConfigError, HpcommError, calling_frame, did_you_mean
+from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import misfit
 from ..grids.radians import Ends
 from .coupled_field import Field
@@ -105,10 +104,8 @@ def agreed(
         ]
     periods = [each.every_s for each in found if each.every_s is not None]
     if periods and abs(mine["start"] - theirs["start"]) > NEAR * min(periods):
-        both = " and ".join(
-            f"{program!r} starts at {sides[program]['start']:.15g} s" for program in sorted(sides)
-        )
-        what = f"{both}, and fields with a period go between them"
+        starts = [f"{program!r} starts at {sides[program]['start']:.15g} s" for program in sorted(sides)]
+        what = f"{' and '.join(starts)}, and fields with a period go between them"
         raise _wrong(what, "me.connect(time=), the same in both; without it a program starts at 0 s")
     for each in found:
         for what, hint in _misfits(each, sides):
@@ -224,7 +221,7 @@ def connect(
         if is_giver:
             link.gives[each.name] = Outgoing(lane, part, schedule, schedule.ahead(steps.get(each.target)))
         else:
-            arrival = Arrival(weights, _conversion(each), each.uncovered)
+            arrival = Arrival(weights, _conversion(each), each.uncovered, each.nan)
             link.takes[each.name] = Incoming(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
@@ -315,13 +312,6 @@ def in_radians(
         if doubt := ends.doubt():
             told.append(f"{f'grid {grid!r}' if grid else 'the grid'} of field {field!r} has {doubt}")
     return told
-
-
-def warn(text: str) -> None:
-    """Warn of what may not be meant, where nobody waits for this rank: a warning may be an error."""
-    frame = calling_frame()
-    line = ("?", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    warnings.warn_explicit(text, RuntimeWarning, *line)
 
 
 def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from .._lazy import np
 from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.shell import watched
-from ..errors import ConfigError, HpcommError, UsageError, did_you_mean
+from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, warn
 from ..job.progress import PIPE, Progress
-from ..job.spec.schema import LONGEST_S
+from ..job.spec.schema import FIELD, LONGEST_S, misfit
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
@@ -24,7 +24,7 @@ from .coupling.wire import TIMEOUT_S
 from .link import Link, no_field
 from .record import recorder
 from .route import coupled_route
-from .spec.spec_file import MAPPINGS, TIMES, FieldSpec, JobSpec, is_uncovered
+from .spec.spec_file import FieldSpec, JobSpec
 from .spec.spec_reader import read
 from .verdict import Refusal, first_refusal, judge
 
@@ -134,6 +134,7 @@ class Program:
         neighbours: int = 4,
         timeout: float = 300.0,
         uncovered: str | float = "error",
+        nan: str = "spread",
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
@@ -141,8 +142,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, uncovered: as in a spec, whose
-                values take precedence.
+            mapping, every, lag, time, neighbours, timeout, uncovered, nan: as in a spec, whose values take
+                precedence.
 
         Raises:
             ConfigError: an argument such as mapping or every is not valid.
@@ -150,7 +151,7 @@ class Program:
         """
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
-        wish = FieldSpec(name, "", self.name, mapping, None, None, *times, uncovered=uncovered)
+        wish = FieldSpec(name, "", self.name, mapping, None, None, *times, uncovered=uncovered, nan=nan)
         _check_wish(wish)
         made = Field(name, values, self._numbered(values, points), grid, "takes")
         self._takes[name] = made, wish
@@ -208,12 +209,13 @@ class Program:
         wrong = self._plan(links, fields, theirs, time, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
-            for name, taking in link.takes.items():
-                if taking.weights is not None and taking.weights.overlap:
-                    connecting.warn(f"field {name} ({link.peer} -> {self.name}): {taking.weights.overlap}")
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
+        for link in links:
+            for name, taking in link.takes.items():
+                if taking.weights is not None and taking.weights.overlap:
+                    warn(f"field {name} ({link.peer} -> {self.name}): {taking.weights.overlap}")
 
     @property
     def _coupled(self) -> list[Link]:
@@ -271,19 +273,18 @@ class Program:
                 may connect again.
         """
         wrong: Exception | None = None
-        declared = [sorted(self._gives), sorted(self._takes), start_s]
+        declared: list[Any] = [sorted(self._gives), sorted(self._takes), start_s]
         first = self.comm.broadcast_object(declared)
         doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
         try:
             if declared != first:
-                here, there = (
-                    "gives {} and takes {}, from {:g} s on".format(*its) for its in (declared, first)
-                )
+                words = "gives {} and takes {}, from {:g} s on"
+                here, there = words.format(*declared), words.format(*first)
                 hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
                 raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)
             self._check_fields()
             for doubt in doubts if self.comm.rank == 0 else ():
-                connecting.warn(doubt)
+                warn(doubt)
         except Exception as error:  # the others wait to hear of it
             wrong = error
         mine = connecting.described(self._gives, self._takes, start_s), first_refusal(self.comm, wrong)
@@ -408,33 +409,19 @@ class Program:
 
 
 def _check_wish(wish: FieldSpec) -> None:
-    """What grid_checks.py checks of a field in a spec, of one that a program declares."""
-    known: tuple[str, ...]
-    for key, value, known in (("mapping", wish.mapping, MAPPINGS), ("time", wish.time, TIMES)):
-        if value not in known:
-            hint = did_you_mean(value, known, f"one of {', '.join(map(repr, known))}")
-            raise ConfigError(f"field {wish.name!r} has no {key} {value!r}", "takes", hint)
-    for what, hint in _misfits(wish):
-        raise ConfigError(f"field {wish.name!r}: {what}", "takes", hint)
-
-
-def _misfits(wish: FieldSpec) -> Iterator[tuple[str, str]]:
-    """(what, hint) of the numbers of a wish."""
-    every, lag = wish.every_s, wish.lag_s
-    if every is not None and not is_number(every, above=0):
-        yield f"every must be a number of seconds above 0, not {every!r}", "every=3600.0"
-    if not is_number(lag, above=-1) or lag < 0:
-        yield f"lag must be a number of seconds from 0, not {lag!r}", "lag=every"
+    """What a spec's reader checks of a field, of one that a program declares."""
+    every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
+    values = {"mapping": wish.mapping, "time": wish.time, "neighbours": wish.neighbours, "nan": wish.nan}
+    values |= {"every": every, "lag": lag, "timeout": wish.timeout_s, "uncovered": wish.uncovered}
+    for key, value in values.items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        if wrong := (key, plain) != ("every", None) and misfit(key, plain, FIELD["properties"][key]):
+            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
     if every is None and (lag or wish.time != "instant"):
-        yield "time and lag need every", "every=3600.0"
+        raise ConfigError(f"{whose}: time and lag need every", "takes", "every=3600.0")
     if every is not None and not divides(every, lag):
-        yield f"lag = {lag:g} s is no multiple of every = {every:g} s", "lag=every"
-    if not isinstance(wish.neighbours, int) or wish.neighbours < 1:
-        yield f"neighbours must be a whole number from 1, not {wish.neighbours!r}", "neighbours=4"
-    if not is_uncovered(wish.uncovered):
-        yield f"uncovered must be 'error', 'keep' or a value, not {wish.uncovered!r}", "uncovered='keep'"
-    if not is_number(wish.timeout_s, above=0) or wish.timeout_s > LONGEST_S:
-        yield f"timeout must be a number of seconds above 0, not {wish.timeout_s!r}", "timeout=300.0"
+        what = f"{whose}: lag = {lag:g} s is no multiple of every = {every:g} s"
+        raise ConfigError(what, "takes", "lag=every")
 
 
 def _spec() -> JobSpec | None:

@@ -96,7 +96,7 @@ def link_lines(
     sides |= {(ends[1], name): side for name, side in takes.items()}
     mine = {key: _about(sides[key], local, key[0] == ends[0]) for key in sides}
     if swapped is None:
-        return [_own_line(*key, ends[key[0] == ends[0]], mine[key]) for key in sorted(sides)]
+        return [_own_line(name, by, ends[by == ends[0]], mine[by, name]) for by, name in sorted(sides)]
     theirs = swapped(mine, "report")
     both = {}
     for number, key in enumerate(sorted(sides)):
@@ -113,7 +113,7 @@ def link_lines(
     ]
 
 
-def _own_line(source: str, name: str, target: str, about: Mapping[str, Any]) -> str:
+def _own_line(name: str, source: str, target: str, about: Mapping[str, Any]) -> str:
     words = f"{name}: {source} -> {target}, {about['points']} points here, {about['mapping']}{about['cover']}"
     return words if about["integral"] is None else f"{words}; integral {about['integral']:.12g}"
 
@@ -152,13 +152,16 @@ def _cover(side: Outgoing | Incoming, local: Communicator) -> str:
     fraction = np.ones(0) if weights is None else weights.fraction
     none = 0 if weights is None else len(weights.uncovered)
     part = fraction[(fraction > 0) & (fraction < 1 - _WHOLE)]
-    none, partly = local.all_reduce(np.array([none, len(part)])).tolist()
+    mine = [none, len(part), getattr(side, "nan_points", 0)]
+    none, partly, lost = local.all_reduce(np.array(mine)).tolist()
     least = float(local.all_reduce(np.array(part.min(initial=1.0)), "min"))
     words = [f"{partly} points are covered in part, from {least:.1%} on"] if partly else []
     if none:
         uncovered = getattr(side, "uncovered", "keep")
         does = "kept" if uncovered == "keep" else f"filled with {uncovered}"
         words.append(f"{none} points that nothing reaches are {does}")
+    if lost:
+        words.append(f"{lost} points were nan last, because of sources that are")
     words += filter(None, [local.all_reduce_object("" if weights is None else weights.overlap, max)])
     return "".join(f"; {each}" for each in words)
 

@@ -417,6 +417,41 @@ def test_a_report_of_one_program_alone_waits_for_nobody(couple):
     assert out.count("told report waited 1 s for program 'b'") == 2
 
 
+NAN = """
+buoys = np.array([[0, 0], [60, 40], [120, -40], [180, 10], [240, 60], [300, -20], [20, 80.0]])
+names = ("spread", "renormalise")
+values = np.array([1, 2, 3, np.nan, 5, 6, 7.0])
+if me.name == "a":
+    points = mine(7)
+    fields = [me.gives(name, values[points], points, grid=regrid.Points(buoys[points])) for name in names]
+else:
+    points, wish = mine(648), dict(grid=regrid.LatLon(18, 36), mapping="idw")
+    fields = [me.takes(name, np.zeros(len(points)), points, nan=name, **wish) for name in names]
+for _ in range(2):
+    for field in fields:
+        me.put(field) if me.name == "a" else me.get(field)
+if me.name == "b":
+    whole = regrid.weights(regrid.Points(buoys), regrid.LatLon(18, 36), "idw", points=points)
+    for name, field in zip(names, fields):
+        assert np.array_equal(field.values, whole.apply(values, name), equal_nan=True)
+    assert not np.isnan(field.values).any()
+text = me.report()
+if me.name == "b" and comm.rank == 0:
+    print(text)
+"""
+
+
+@pytest.mark.once
+def test_points_that_a_nan_reaches_are_told_and_may_take_the_others(couple):
+    done = couple(NAN, {"a": 2, "b": 2})
+    words = r"field 'spread': 1 of 7 points that came are nan, and so are (\d+) of 324 here"
+    told = [int(count) for count in re.findall(words, done.stderr)]
+    assert len(told) == 2, done.stderr  # once on each rank that takes it
+    assert "RuntimeWarning: field 'renormalise'" not in done.stderr
+    found = re.findall(r"(\w+): a -> b, .*; (\d+) points were nan last, because of sources", done.stdout)
+    assert found == [("spread", str(sum(told)))], done.stdout
+
+
 RADIANS = """
 globe = regrid.LatLon(9, 18)
 globe = np.stack(np.meshgrid(globe.u_centres, globe.v_centres), -1).reshape(-1, 2)
@@ -828,7 +863,7 @@ def test_what_one_rank_refuses_at_connect_is_an_error_on_every_rank_of_all_progr
 
 REFUSED = {
     "me.gives('f', x, [0, 1])": "has 2 points here, but values of shape (3,)",
-    "me.takes('f', x, mapping='billinear')": "field 'f' has no mapping 'billinear'",
+    "me.takes('f', x, mapping='billinear')": "field 'f': there is no mapping 'billinear'",
     "me.takes('f', x, lag=2.0)": "field 'f': time and lag need every",
     "me.takes('f', np.broadcast_to(x[:1], 3))": "field 'f' cannot be filled: its memory is read-only",
     "me.gives('f', [1.0, 2.0])": "they are a list",
@@ -840,11 +875,12 @@ REFUSED = {
     "me.gives('f', x, grid='sea')": "the grid of field 'f' is 'sea'",
     "me.gives('f', x, grid=regrid.LatLon(1, 2))": "has a point 2, but its grid has 2 points",
     "me.gives('f', x, grid=regrid.Points([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
-    "me.takes('f', x, uncovered='kept')": "uncovered must be 'error', 'keep' or a value, not 'kept'",
-    "me.takes('f', x, every='1')": "every must be a number of seconds above 0, not '1'",
-    "me.takes('f', x, every=1.0, lag=None)": "lag must be a number of seconds from 0, not None",
+    "me.takes('f', x, uncovered='kept')": 'uncovered must be "error", "keep" or a value',
+    "me.takes('f', x, every='1')": "every must be a number of seconds, above 0, not '1'",
+    "me.takes('f', x, every=1.0, lag=None)": "lag must be a number of seconds, 0 or more, not None",
     "me.takes('f', x, neighbours=1.5)": "neighbours must be a whole number from 1, not 1.5",
-    "me.takes('f', x, timeout=None)": "timeout must be a number of seconds above 0, not None",
+    "me.takes('f', x, timeout=None)": "timeout must be a number of seconds, above 0, not None",
+    "me.takes('f', x, nan='skip')": "field 'f': there is no nan 'skip'",
     "me.connect('x')": "'x' is no time of the model",
     "me.connect(timeout=float('inf'))": "timeout must be above 0, not inf",
     "me.link(5)": "asks for a program 5",

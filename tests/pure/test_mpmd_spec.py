@@ -20,7 +20,6 @@ from hpcomm.job.launch import Machine
 from hpcomm.job.spec import schema
 from hpcomm.mpmd.coupling.unit import conversion
 from hpcomm.mpmd.spec import draw_spec
-from hpcomm.mpmd.spec.spec_file import MAPPINGS, TIMES
 from hpcomm.mpmd.spec.spec_reader import read
 
 pytest.importorskip("pint")
@@ -488,6 +487,12 @@ WRONG = {
         "has uncovered, but no mapping",
         'uncovered = "keep"',
     ),
+    "nan without a mapping": (
+        'mapping = "conservative"',
+        'nan = "spread"',
+        "has nan, but no mapping",
+        'nan = "spread"',
+    ),
     "an uncovered that is none": (
         'mapping = "conservative"',
         'mapping = "conservative"\nuncovered = "kept"',
@@ -726,8 +731,7 @@ def test_the_schema_takes_what_we_take_and_refuses_what_we_refuse(capsys):
 
 def test_the_schemas_names_are_those_of_the_grids_and_the_page_names_all_keys():
     assert tuple(schema.GRID["properties"]["kind"]["enum"]) == tuple(methods.GRID_KEYS)
-    assert tuple(schema.FIELD["properties"]["mapping"]["enum"]) == MAPPINGS
-    assert tuple(schema.FIELD["properties"]["time"]["enum"]) == TIMES
+    assert tuple(schema.FIELD["properties"]["mapping"]["enum"]) == ("none", *methods.MAPPINGS)
     page = (ROOT / "docs" / "mpmd.md").read_text()
     page = page[page.index("```toml") : page.index("## Time")]
     tables = (schema.JOB, schema.PROGRAM, schema.GRID, schema.FIELD)

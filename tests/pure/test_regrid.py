@@ -301,6 +301,10 @@ REFUSED = {
     "a mask": (lambda: regrid.weights(SMALL, SMALL, "idw", given=np.ones(32, bool)), "flatnonzero"),
     "indices": (lambda: regrid.weights(SMALL, BUOYS, "idw", points=[2]), "the grid has 2 points"),
     "neighbours": (lambda: regrid.weights(BUOYS, SMALL, "idw", neighbours=3), "3 neighbours of 2 points"),
+    "a kind of nan": (
+        lambda: regrid.weights(SMALL, BUOYS, "idw").apply(np.zeros(8), "skip"),
+        "there is no nan 'skip'",
+    ),
     "a file": (lambda: regrid.Weights.load(__file__), "no weights in"),
     "masked points": (
         lambda: regrid.Points(HIDDEN[:2, :2]),
@@ -353,6 +357,43 @@ def test_a_globe_in_radians_is_told_with_its_range(case):
             regrid.weights(grid, target, "nearest")
     else:
         regrid.weights(grid, target, "nearest")  # warnings are errors here
+
+
+def with_nan(source, share=0.2):
+    """A smooth function of the source, which is nan at some places."""
+    values = 2 + source.centres(np.arange(size_of(source))) @ np.arange(1.0, 4)
+    return np.where(np.random.default_rng(1).random(len(values)) < share, np.nan, values)
+
+
+@pytest.mark.parametrize("target", [regrid.LatLon(9, 18), regrid.Gaussian(16, 30)])
+def test_renormalised_areas_are_those_of_what_is_given(target):
+    source = regrid.LatLon(18, 36)
+    values = with_nan(source)
+    rest = np.flatnonzero(~np.isnan(values))
+    made = regrid.weights(source, target, "conservative").apply(values, "renormalise")
+    masked = regrid.weights(source, target, "conservative", given=rest)
+    expected = np.where(masked.fraction > 0, masked.apply(values[masked.sources]), np.nan)
+    assert np.allclose(made, expected, rtol=1e-13, equal_nan=True)
+    assert np.isnan(made).any() == (len(masked.uncovered) > 0)
+
+
+@pytest.mark.parametrize("mapping", regrid.MAPPINGS)
+def test_renormalised_weights_keep_constants_and_leave_points_without_nan_alone(mapping):
+    source, target = regrid.LatLon(12, 24), regrid.LatLon(17, 23)
+    weights = regrid.weights(source, target, mapping)
+    values = np.stack([with_nan(source), np.where(np.isnan(with_nan(source)), np.nan, 7)], 1)[weights.sources]
+    spread, made = weights.apply(values), weights.apply(values, "renormalise")
+    lost, kept = np.isnan(spread[:, 0]), ~np.isnan(made[:, 0])
+    assert np.array_equal(spread[~lost], made[~lost])
+    by_complex = weights.apply(values.astype(complex), "renormalise")
+    assert np.allclose(by_complex, made, rtol=1e-13, equal_nan=True)
+    assert np.allclose(made[kept, 1], 7, rtol=1e-13)
+    assert np.abs(made[kept]).max() <= 3.01 * np.nanmax(np.abs(values))
+    assert (kept & lost).sum() >= (mapping != "nearest") * 0.9 * lost.sum()
+    for row in np.flatnonzero(kept & lost)[:5]:  # by hand
+        at = slice(*weights.matrix.indptr[row : row + 2])
+        w, x = weights.matrix.data[at], values[weights.matrix.indices[at], 0]
+        assert made[row, 0] == pytest.approx(np.nansum(w * x) / w[~np.isnan(x)].sum(), rel=1e-12)
 
 
 def test_where_nothing_is_given_nothing_arrives():

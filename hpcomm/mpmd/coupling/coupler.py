@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._lazy import NDArray
 from ...core.types import AnyArray
-from ...errors import ConfigError, UsageError
+from ...errors import ConfigError, UsageError, warn
 from ..coupled_field import Field, chooses, copied, host, scatter
 from ..record import Recorder
 from ..route.coupled_route import Selection
@@ -128,12 +128,13 @@ class Arrival(NamedTuple):
     """What is done with what arrives.
 
     weights: from it to the field's points; None: as it is. conversion: factor and offset of its unit.
-    uncovered: what becomes of points that nothing reaches.
+    uncovered: what becomes of points that nothing reaches. nan: what one of the source does to its targets.
     """
 
     weights: Any = None
     conversion: tuple[float, float] = (1.0, 0.0)
     uncovered: str | float = "keep"
+    nan: str = "spread"
 
 
 class Incoming(_Side):
@@ -154,7 +155,10 @@ class Incoming(_Side):
     ) -> None:
         super().__init__(lane, part, schedule)
         field, dtype = part.field, part.dtype
-        self.weights, self.conversion, self.uncovered = weights, conversion, uncovered = arrival
+        self.weights, self.conversion, self.uncovered, self.nan = arrival
+        weights, conversion, uncovered, nan = arrival
+        self.nan_points = 0  # as many of the weights made nan, last
+        self._has_told = nan != "spread"
         self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
         self._recorder = recorder
         # Values that are right as they come go straight to their places; others to an inbox first.
@@ -167,7 +171,8 @@ class Incoming(_Side):
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
         self._there: DeviceOperations | None = None
-        if not self._as_it_comes and _stays(lane, part) and (weights is None or Mapped.suits(weights)):
+        suits = weights is None or (nan == "spread" and Mapped.suits(weights))
+        if not self._as_it_comes and suits and _stays(lane, part):
             self._there = DeviceOperations(field.values)
             self._inbox.values = self._there.empty((count, *field.shape), dtype)
             self._came = (
@@ -202,6 +207,7 @@ class Incoming(_Side):
                 self._at(t)
         if self._recorder is not None:
             self._recorder.keep(self.field.name, host(self.field.values))
+        self._tell_of_nan()
         return self.field.values
 
     def _at(self, t: float) -> None:
@@ -235,12 +241,27 @@ class Incoming(_Side):
         if self._there is not None:
             made = self._came.apply(got)
         else:
-            made = got.copy() if self.weights is None else self.weights.apply(got)
+            made = got.copy() if self.weights is None else self._weighted(got)
         factor, offset = self.conversion
         if self.schedule.time == "linear" or (factor, offset) != (1.0, 0.0):  # rounded once, by _set
             wide = _wide(self.part.dtype)
             made = _as(made, wide) if self._there is None else self._there.cast(made, wide)
         return made if (factor, offset) == (1.0, 0.0) else made * factor + offset
+
+    def _weighted(self, got: AnyArray) -> AnyArray:
+        made: AnyArray = self.weights.apply(got, self.nan)
+        if made.dtype.kind in "fc":
+            self.nan_points = _nan_rows(made)
+        return made
+
+    def _tell_of_nan(self) -> None:
+        """Warn the first time: when all is done, since a warning may be an error."""
+        if self.nan_points and not self._has_told:
+            self._has_told = True
+            came = f"{_nan_rows(host(self._inbox.values))} of {self.weights.columns} points that came"
+            here = f"{self.nan_points} of {len(self.field.points)} here"
+            hint = "nan='renormalise' leaves them out of the weights"
+            warn(f"field {self.field.name!r}: {came} are nan, and so are {here}; {hint}")
 
     def _set(self, values: Any) -> None:
         if self._filling is not None:
@@ -264,6 +285,11 @@ def sent_dtype(dtype: np.dtype[np.generic], time: str) -> np.dtype[np.generic]:
 def _wide(dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
     """In which it is computed."""
     return np.result_type(dtype, np.float64)
+
+
+def _nan_rows(x: AnyArray) -> int:
+    """How many rows have a nan."""
+    return int(np.isnan(x).any(axis=tuple(range(1, x.ndim))).sum())
 
 
 def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> AnyArray | None:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 
-from ...grids import methods
 from ...grids.methods import GridSpec as GridSpec
 from ...job.spec.programs import RunSpec
-
-MAPPINGS = ("none", *methods.MAPPINGS)
-TIMES = ("instant", "mean", "sum", "linear")
 
 
 @dataclass(frozen=True)
@@ -34,6 +29,7 @@ class FieldSpec:
     timeout_s: float = 300.0
     weights: Path | None = None  # of the mapping, kept in a file; None: to be computed
     uncovered: str | float = "error"  # or "keep", or a value: of points that a mapping does not reach
+    nan: str = "spread"  # or "renormalise": what a nan of the source does to points that take it
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.target})"
@@ -45,10 +41,3 @@ class JobSpec(RunSpec):
 
     grids: dict[str, GridSpec] = field(default_factory=dict)
     fields: tuple[FieldSpec, ...] = ()
-
-
-def is_uncovered(given: object) -> bool:
-    """Whether this says what becomes of points that a mapping does not reach."""
-    if isinstance(given, str):
-        return given in ("error", "keep")
-    return isinstance(given, Real) and not isinstance(given, bool)
