@@ -124,7 +124,7 @@ def measured(sizes: list[int]) -> list[dict[str, Any]]:
 
 def judged(source: Any, target: Any, weights: Any, function: Callable[[Any], Any]) -> dict[str, Any]:
     """What one mapping of one function is worth: see the top of this file."""
-    (x, given), (y, there) = on(source, target), on(target, source)
+    (x, given), (y, there) = on(source), on(target)
     values, exact = function(x), function(y)
     got = weights.apply(values[weights.sources])
     lost = (there * weights.fraction * got).sum() - (given * values).sum()
@@ -138,10 +138,10 @@ def judged(source: Any, target: Any, weights: Any, function: Callable[[Any], Any
     }
 
 
-def on(grid: Any, other: Any) -> tuple[Any, Any]:
-    """(centres, areas) of all cells, with the edges that overlaps with the other grid have."""
-    points = np.arange(len(grid.vertices) if isinstance(grid, regrid.Cells) else grid.size)
-    return grid.centres(points), regrid.areas_against(grid, points, other.kind)
+def on(grid: Any) -> tuple[Any, Any]:
+    """(centres, areas) of all cells."""
+    points = np.arange(grid.size)
+    return grid.centres(points), grid.areas(points)
 
 
 def overview(rows: list[dict[str, Any]]) -> list[str]:

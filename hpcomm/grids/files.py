@@ -24,8 +24,8 @@ import numpy as np
 
 from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, LayoutError, MissingFileError, did_you_mean
-from .geometry import moments
-from .grid import Cells, Points, placed
+from .cells import Cells
+from .grid import Points
 from .netcdf import File
 
 _EARTH_M = 6.371e6
@@ -70,7 +70,7 @@ class GridFile:
         Raises:
             LayoutError: an index that the grid does not have, or numbers in the file that are no corners.
         """
-        return Cells(_turned(self._read(self._found.corners, points)))
+        return Cells(self._read(self._found.corners, points))
 
     def centres(self, points: object = None) -> Points:
         """Where the values of these cells live: as the file says, else the middles of the cells."""
@@ -377,13 +377,3 @@ def _areas(
         return part / (_EARTH_M if is_metres or is_large else radius) ** 2
 
     return read
-
-
-def _turned(corners: Floats) -> Floats:
-    """Anticlockwise, the last corner repeated where a cell has fewer."""
-    clockwise = np.flatnonzero(moments(placed(corners, True))[0] < 0)
-    for each in clockwise:
-        back = corners[each, ::-1]
-        same = int((back == back[0]).all(axis=1).cumprod().sum())
-        corners[each] = np.roll(back, -same, axis=0)
-    return corners

@@ -1,12 +1,20 @@
-"""Intersections of cells: intervals, rectangles and convex polygons, on the plane and the unit sphere."""
+"""Intersections of cells: rectangles and convex polygons, on the plane and the unit sphere.
+
+Edges are straight on a plane, and on the sphere great circles or, where it is said, parallels.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
+from .._lazy import NDArray
 from ..core.types import Floats, Ints
+
+Bools: TypeAlias = "NDArray[np.bool_]"
+_TOUCHES = 4e-16  # of heights: a corner that is nearer lies on the parallel
+_STRAIGHT = 1e-8  # shorter edges rise above their ends by less than that
 
 
 def repeated(counts: Ints) -> tuple[Ints, Ints]:
@@ -25,45 +33,6 @@ def tangents(x: Floats) -> tuple[Floats, Floats]:
 # -- rectangles ----------------------------------------------------------------------------------------
 
 
-def between(centres: Floats, x: Floats, period: float | None) -> tuple[Ints, Floats]:
-    """The centre below each x, and how far x is on the way to the next; up to half a way beyond the last."""
-    if period is not None:
-        centres = np.concatenate(([centres[-1] - period], centres, [centres[0] + period]))
-    if len(centres) == 1:
-        return np.zeros(len(x), np.int64), np.zeros(len(x))
-    at = np.clip(np.searchsorted(centres, x, "right") - 1, 0, len(centres) - 2)
-    share = (x - centres[at]) / (centres[at + 1] - centres[at])
-    share = np.where(np.abs(share) < 1e-13, 0.0, np.where(np.abs(share - 1) < 1e-13, 1.0, share))
-    return at - (period is not None), share if period is not None else np.clip(share, -0.5, 1.5)
-
-
-def beyond_poles(latitudes: Floats) -> Floats:
-    """With the first and last row once more, seen across the poles."""
-    return np.concatenate(([-np.pi - latitudes[0]], latitudes, [np.pi - latitudes[-1]]))
-
-
-def across(grid: Any, i: Ints, j: Ints) -> Ints:
-    """Index of column i and row j; a row beyond a pole is that row, half way round."""
-    if grid.sphere:
-        beyond = (j < 0) | (j >= grid.nv)
-        i = np.where(beyond, i + grid.nu // 2, i) % grid.nu
-        j = np.where(j < 0, 0, np.where(j >= grid.nv, grid.nv - 1, j))
-    return np.asarray(j * grid.nu + i, np.int64)
-
-
-def meetings(target: Floats, source: Floats) -> tuple[Ints, Ints, Floats, Floats]:
-    """Where intervals between ascending edges meet: (first of each target, source, low, high)."""
-    edges = np.union1d(target, source)
-    little = 1e-13 * float(np.abs(edges[[0, -1]]).max())
-    edges = edges[np.concatenate(([True], np.diff(edges) > little))]
-    edges = edges[
-        (edges >= max(target[0], source[0]) - little) & (edges <= min(target[-1], source[-1]) + little)
-    ]
-    middle = (edges[1:] + edges[:-1]) / 2
-    t, s = (np.searchsorted(e, middle, "right") - 1 for e in (target, source))
-    return np.searchsorted(t, np.arange(len(target))), s, edges[:-1], edges[1:]
-
-
 def rectangle_moments(sphere: bool, u0: Floats, u1: Floats, h0: Floats, h1: Floats) -> tuple[Floats, Floats]:
     """(area, integral of the position) over u0..u1 x h0..h1; on the sphere h = sin of the latitude."""
     area = (u1 - u0) * (h1 - h0)
@@ -77,12 +46,16 @@ def rectangle_moments(sphere: bool, u0: Floats, u1: Floats, h0: Floats, h1: Floa
 # -- polygons ------------------------------------------------------------------------------------------
 
 
-def moments(corners: Floats) -> tuple[Floats, Floats]:
-    """(area, integral of the position) of convex polygons, (n, k, 2 or 3); on the sphere by great circles.
+def moments(corners: Floats, parallel: Bools | None = None) -> tuple[Floats, Floats]:
+    """(area, integral of the position) of convex polygons, (n, k, 2 or 3).
 
     Triangles fan out from the first corner. The area of a spherical one by Eriksson (1990), from
     differences of corners, so that small ones are as exact as large ones. The integral of the position
     over a spherical polygon is half the sum of arc length times normal over its edges.
+
+    Args:
+        parallel: (n, k): the edges, each from the corner of that number to the next one, that run along a
+            parallel. All others on the sphere are great circles.
     """
     if corners.shape[2] == 2:
         a, b, c = corners[:, :1], corners[:, 1:-1], corners[:, 2:]
@@ -98,7 +71,22 @@ def moments(corners: Floats) -> tuple[Floats, Floats]:
     sine = np.linalg.norm(normal, axis=2)
     arc = np.arctan2(sine, (corners * following).sum(axis=2))
     scale = np.divide(arc, sine, out=np.ones_like(arc), where=sine > 1e-300)
-    return area, (normal * scale[..., None]).sum(axis=1) / 2
+    along = normal * scale[..., None]
+    if parallel is not None and parallel.any():
+        beside, along[parallel] = _along_parallels(corners[parallel], following[parallel])
+        area = area + np.bincount(np.nonzero(parallel)[0], beside, len(area))
+    return area, along.sum(axis=1) / 2
+
+
+def _along_parallels(a: Floats, b: Floats) -> tuple[Floats, Floats]:
+    """Of edges from a to b: (area from the great circle to the parallel, integral of r x dr along this)."""
+    z, ring = (a[:, 2] + b[:, 2]) / 2, (a[:, 0] ** 2 + a[:, 1] ** 2 + b[:, 0] ** 2 + b[:, 1] ** 2) / 2
+    turn = np.arctan2(a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0], a[:, 0] * b[:, 0] + a[:, 1] * b[:, 1])
+    t, high = np.tan(turn / 2), np.abs(z)
+    below = ring / (1 + high)  # 1 - |z|, with all its digits
+    beside = below * turn - 2 * np.arctan(below * t / (1 + high * t * t))  # = 2 arctan(|z| t) - |z| turn
+    across = b - a
+    return np.sign(z) * beside, np.stack([-z * across[:, 1], z * across[:, 0], ring * turn], axis=1)
 
 
 def clipped(polygon: Floats, window: Floats) -> Floats:
@@ -135,14 +123,79 @@ def _cut(polygon: Floats, side: Floats) -> Floats:
     if polygon.shape[2] == 3:
         length = np.linalg.norm(crossing, axis=2, keepdims=True)
         crossing = crossing / np.where(length > 0, length, 1.0)
-    n, k, wide = polygon.shape
-    both = np.stack([polygon, crossing], axis=2).reshape(n, 2 * k, wide)
-    kept = np.stack([inside, crosses], axis=2).reshape(n, 2 * k)
+    left = _left(np.stack([inside, crosses], axis=2))
+    return np.asarray(np.stack([polygon, crossing], axis=2).reshape(len(side), -1, polygon.shape[2])[left])
+
+
+def _left(kept: Bools) -> tuple[Ints, Ints]:
+    """(polygon, candidate) of corners that are kept, in order: kept is (n, k, candidates an edge).
+
+    The last one is repeated. Where nothing is left it is a point, which has no area.
+    """
+    kept = kept.reshape(len(kept), -1)
     order = np.argsort(~kept, axis=1, kind="stable")
     count = kept.sum(axis=1)
-    most = max(1, int(count.max(initial=1)))
     last = np.maximum(count - 1, 0)[:, None]
-    order = np.take_along_axis(order, np.minimum(np.arange(most)[None], last), axis=1)
-    made = np.take_along_axis(both, order[..., None], axis=1)
-    made[count == 0] = both[count == 0, :1]  # nothing left: a point, which has no area
-    return made
+    order = np.take_along_axis(order, np.minimum(np.arange(max(1, count.max(initial=1)))[None], last), axis=1)
+    order[count == 0] = 0
+    return np.arange(len(kept))[:, None], order
+
+
+def within_rectangles(
+    polygon: Floats, u0: Floats, u1: Floats, h0: Floats, h1: Floats
+) -> tuple[Floats, Floats]:
+    """(area, moment) of the part of each polygon, with great circles as edges, in its rectangle.
+
+    Args:
+        u0, u1: longitudes, less than half a turn apart.
+        h0, h1: heights above the equator, sines of latitudes.
+    """
+    for u, sign in ((u0, 1.0), (u1, -1.0)):  # first: what is cut by meridians has great circles as edges yet
+        side = sign * (np.cos(u)[:, None] * polygon[..., 1] - np.sin(u)[:, None] * polygon[..., 0])
+        side[np.abs(side) < 1e-16] = 0.0
+        polygon = _cut(polygon, side)
+    parallel = np.zeros(polygon.shape[:2], bool)
+    for height, sign in ((h0, 1.0), (h1, -1.0)):
+        polygon, parallel = _cut_by_parallels(polygon, parallel, height[:, None], sign)
+    return moments(polygon, parallel)
+
+
+def _cut_by_parallels(polygon: Floats, parallel: Bools, height: Floats, sign: float) -> tuple[Floats, Bools]:
+    """What is left of polygons where sign * (z - height) >= 0, and which of its edges are parallels.
+
+    A great circle may cross a parallel twice: before and behind its highest or lowest point. It is
+    followed from there: at an angle w from its highest point, z = steep * cos(w).
+    """
+    end = np.roll(polygon, -1, axis=1)
+    normal = np.cross(polygon, end - polygon)
+    length = np.linalg.norm(normal, axis=2)
+    normal /= np.maximum(length, 1e-300)[..., None]
+    steep = np.maximum(np.hypot(normal[..., 0], normal[..., 1]), 1e-300)
+    rise, rise_at_end = (normal[..., 0] * at[..., 1] - normal[..., 1] * at[..., 0] for at in (polygon, end))
+    turns = np.where((rise > 0) & (rise_at_end < 0), 1, np.where((rise < 0) & (rise_at_end > 0), -1, 0))
+    turns[parallel | (length < _STRAIGHT)] = 0
+    inside = sign * (polygon[..., 2] - height)
+    here = _signs(inside)
+    there = np.roll(here, -1, axis=1)
+    far = np.where(turns == 0, 0, _signs(sign * (turns * steep - height)))  # at its highest or lowest point
+    first = np.where(here != 0, here, np.where(far != 0, far, there))
+    last = np.where(there != 0, there, np.where(far != 0, far, here))
+    if (first >= 0).all() and (far >= 0).all():
+        return polygon, parallel
+    once, twice = first * last < 0, (first * last > 0) & (far * first < 0)
+    across = np.stack([normal[..., 1], -normal[..., 0], np.zeros_like(steep)], axis=2) / steep[..., None]
+    top = np.cross(across, normal)
+    cosine = np.clip(height / steep, -1.0, 1.0)[..., None]
+    up, down = (top * cosine + turn * across * np.sqrt(1 - cosine * cosine) for turn in (-1.0, 1.0))
+    upwards = np.where(once, sign * last > 0, turns > 0)[..., None]
+    share = inside / np.where(once, inside - np.roll(inside, -1, axis=1), 1.0)
+    straight = polygon + share[..., None] * (end - polygon)
+    up, down = (np.where((length < _STRAIGHT)[..., None], straight, each) for each in (up, down))
+    left = _left(np.stack([here >= 0, once | twice, twice], axis=2))
+    corners = np.stack([polygon, np.where(upwards, up, down), np.where(upwards, down, up)], axis=2)
+    along = np.stack([parallel | (first < 0), np.where(once, last < 0, first > 0), last < 0], axis=2)
+    return corners.reshape(len(polygon), -1, 3)[left], along.reshape(len(polygon), -1)[left]
+
+
+def _signs(x: Floats) -> Ints:
+    return np.where(np.abs(x) < _TOUCHES, 0, np.sign(x)).astype(np.int64)

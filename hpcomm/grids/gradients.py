@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.types import Floats, Ints
-from .geometry import across, repeated, tangents
-from .grid import Rectangles
+from .geometry import repeated, tangents
 
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _FEW = 4  # neighbours: from fewer a gradient has no second order
@@ -20,21 +19,6 @@ _UNIT = 2.0**-36  # of the largest coordinate: corners that are nearer are one
 _WEAK = 0.1  # of the strongest direction: weaker ones are left out where they make gradients too large
 _NONE = 1e-4  # of it: left out always
 _MOST = 2.0  # the sum of magnitudes of weights that a gradient adds anywhere in its cell
-
-
-def around_rectangles(source: Rectangles, given: Ints) -> tuple[Ints, Ints]:
-    """(cell, neighbour), as positions in given, ascending: the eight around each that there are."""
-    j, i = source.at(given)
-    cells = []
-    for b, a in ((b, a) for b in (-1, 0, 1) for a in (-1, 0, 1) if a or b):
-        index = across(source, i + a, j + b)
-        inside = source.sphere | ((i + a >= 0) & (i + a < source.nu) & (j + b >= 0) & (j + b < source.nv))
-        at = np.searchsorted(given, index)
-        at[at == len(given)] = 0
-        cells.append(np.where(inside & (given[at] == index), at, -1))
-    neighbour = np.stack(cells, axis=1)
-    owner = np.repeat(np.arange(len(given)), neighbour.shape[1])
-    return owner[neighbour.ravel() >= 0], neighbour.ravel()[neighbour.ravel() >= 0]
 
 
 def around_cells(corners: Floats, scale: float) -> tuple[Ints, Ints]:

@@ -4,30 +4,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-GRID_KEYS = {  # kind: the numbers that say how large a grid is
-    "latlon": ("nlat", "nlon"),
-    "gaussian": ("nlat", "nlon"),
-    "plane": ("nx", "ny"),
-    "points": ("size",),
-    "cells": ("size",),
+
+class Kind(NamedTuple):
+    """A kind of grid."""
+
+    maker: str  # its class in hpcomm.regrid
+    keys: tuple[str, ...]  # of a spec: the numbers that say how large it is, which its class begins with
+    has: str  # what mappings may use: "points", "cells", or "rows" of cells
+    sphere: bool | None = True  # None: a plane or the sphere, as the grid says
+
+    @property
+    def is_own(self) -> bool:
+        """Whether only the program knows its coordinates: each rank has its own part."""
+        return self.keys == ("size",)
+
+
+KINDS = {
+    "latlon": Kind("LatLon", ("nlat", "nlon"), "rows"),
+    "gaussian": Kind("Gaussian", ("nlat", "nlon"), "rows"),
+    "plane": Kind("Plane", ("nx", "ny"), "rows", sphere=False),
+    "points": Kind("Points", ("size",), "points", sphere=None),
+    "cells": Kind("Cells", ("size",), "cells", sphere=None),
 }
-_ANY = tuple(GRID_KEYS)
-_ROWS = ("latlon", "gaussian", "plane")
-_AREAS = (*_ROWS, "cells")
-_FITS = {  # mapping: kinds that it can read from and write to
-    "nearest": (_ANY, _ANY),
-    "idw": (_ANY, _ANY),
-    "bilinear": (_ROWS, _ANY),
-    "conservative": (_AREAS, _AREAS),
-    "conservative2": (_AREAS, _AREAS),
+_USES = {  # mapping: what it needs of the grid that it reads from, and of the one that it writes to
+    "nearest": ("points", "points"),
+    "idw": ("points", "points"),
+    "bilinear": ("rows", "points"),
+    "conservative": ("cells", "cells"),
+    "conservative2": ("cells", "cells"),
 }
-MAPPINGS = tuple(_FITS)
+_MORE = ("points", "cells", "rows")  # each has what those before it have
+MAPPINGS = tuple(_USES)
 
 
 @dataclass(frozen=True)
 class GridSpec:
-    """A grid that fields live on. shape: what its kind needs, in the order of GRID_KEYS."""
+    """A grid that fields live on. shape: what its kind needs, in the order of its keys."""
 
     name: str
     kind: str
@@ -49,10 +63,11 @@ def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> 
     Returns:
         (the side whose grid does not fit, "from" or "to", what is wrong, what to do).
     """
-    for side, (kind, _), kinds in zip(("from", "to"), (source, target), _FITS[mapping], strict=True):
-        if kind not in kinds:
+    for side, (kind, _), uses in zip(("from", "to"), (source, target), _USES[mapping], strict=True):
+        fits = [name for name, each in KINDS.items() if _MORE.index(each.has) >= _MORE.index(uses)]
+        if kind not in fits:
             what = f"mapping {mapping!r} does not go {side} a grid of kind {kind}"
-            return side, what, f"kinds that it fits: {', '.join(sorted(kinds))}"
+            return side, what, f"kinds that it fits: {', '.join(sorted(fits))}"
     if source[1] != target[1]:
         where = ["on a sphere" if each[1] else "on a plane" for each in (source, target)]
         what = f"mapping {mapping!r} goes from a grid {where[0]} to one {where[1]}"

@@ -3,11 +3,12 @@
 mapping         order  conserves  reads from
 nearest         1      no         anything
 idw             1      no         anything: k nearest, weighted by 1/d²
-bilinear        2      no         latlon, gaussian, plane
+bilinear        2      no         rows
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 
-SciPy's trees and sparse matrices do the heavy work; grid.py has the grids, gradients.py the gradients.
+SciPy's trees and sparse matrices do the heavy work. grid.py has the grids; what is quicker between rows is in
+rows.py, and gradients.py has the gradients.
 
 Points that are not given (masked, land) do not count: a target cell takes the mean over the part of it that
 is covered, `Weights.fraction` says how large that is, and `Weights.uncovered` which points nothing reaches.
@@ -27,13 +28,14 @@ from .._lazy import MPI, LazyModule, NDArray
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
-from .geometry import across, between, beyond_poles, meetings, moments, rectangle_moments, repeated
-from .gradients import around_cells, around_rectangles, gradients
-from .grid import Cells, Grid, Points, Rectangles, size_of
+from .geometry import moments, repeated
+from .gradients import around_cells, gradients
+from .grid import Grid, Points
 from .methods import MAPPINGS, misfit
 from .radians import Ends
+from .rows import Rows
 from .sparse_exchange import exchange_sparse
-from .triangulation import Parts, overlaps
+from .triangulation import Boxes, Parts, overlaps
 from .weights import Weights, sparse_matrices
 
 spatial: Any = LazyModule("scipy.spatial")
@@ -73,8 +75,8 @@ def weights(
         raise ConfigError(
             f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
         )
-    shapes = _shapes(source, np.arange(size_of(source)), mapping)[here]
-    if isinstance(target, (Points, Cells)) and points is not None:
+    shapes = _shapes(source, np.arange(source.size), mapping)[here]
+    if target.is_own and points is not None:
         target = target.part(there)
     mapper = _Mapper(source, target, there, mapping, neighbours, _scale(source, shapes[:, 0]))
     made = mapper.weights(here, shapes)
@@ -115,13 +117,13 @@ def _check(source: Any, target: Any, mapping: str) -> None:
     wrong = misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
     if wrong is not None:
         raise ConfigError(wrong[1], "regrid.weights", wrong[2])
-    if "cells" in (source.kind, target.kind) and mapping.startswith("cons"):
+    if mapping.startswith("cons") and not all(isinstance(each, Rows) for each in (source, target)):
         _check_widths(_is_halved(source) or _is_halved(target), "regrid.weights")
 
 
 def _is_halved(grid: Grid) -> bool:
-    """Whether edges of its cells go half round the sphere: no great circle does between two points."""
-    return isinstance(grid, Rectangles) and grid.sphere and grid.nu < 3
+    """Whether cells may go half round the sphere: no two meridians have such a cell between them."""
+    return isinstance(grid, Rows) and grid.sphere and grid.widest >= np.pi
 
 
 def _check_widths(wrong: bool, where: str) -> None:
@@ -132,7 +134,7 @@ def _check_widths(wrong: bool, where: str) -> None:
 
 def _indices(name: str, chosen: object, grid: Grid) -> Ints:
     """What was chosen of the points of a grid, None: all."""
-    size = size_of(grid)
+    size = grid.size
     if chosen is None:
         return np.arange(size)
     refuse_masked(chosen, f"{name} is", "regrid.weights")
@@ -161,7 +163,7 @@ def weights_between(
     """
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
-    source = comm.bcast(grid if isinstance(grid, Rectangles) else None, int(np.argmax(is_source)))
+    source = comm.bcast(grid if isinstance(grid, Rows) else None, int(np.argmax(is_source)))
     if mapping.startswith("cons") and entries["is_cells"].any():
         _check_widths(bool(entries["is_halved"].any()), "connect")
     margin = float(entries["reach"].max()) / (1 + (mapping == "nearest"))
@@ -195,7 +197,7 @@ def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> N
     )
     entry["is_giver"], entry["is_cells"], entry["is_halved"] = (
         is_giver,
-        grid.kind == "cells",
+        not isinstance(grid, Rows),
         _is_halved(grid),
     )
     entry["low"], entry["high"] = np.inf, -np.inf
@@ -250,7 +252,7 @@ def _nearby(
 class _Mapper:
     """Makes weights for some target points."""
 
-    source: Any  # the grid that they come from, if it is Rectangles
+    source: Any  # the grid that they come from, if it is Rows
     target: Any
     points: Ints
     mapping: str
@@ -306,28 +308,12 @@ class _Mapper:
 
     # -- between four ------------------------------------------------------------------------------------
     def _bilinear(self, given: Ints, shapes: Floats) -> Entries:
-        s = self.source
-        x = self.target.centres(self.points)
-        u, v = (
-            (np.arctan2(x[:, 1], x[:, 0]) % (2 * np.pi), np.arcsin(np.clip(x[:, 2], -1, 1)))
-            if s.sphere
-            else x.T
-        )
-        i, a = between(s.u_centres, u, 2 * np.pi if s.sphere else None)
-        j, b = between(beyond_poles(s.v_centres) if s.sphere else s.v_centres, v, None)
-        j = j - 1 if s.sphere else j
         n = len(self.points)
-        inside = np.ones(n, bool) if s.sphere else _within(s.u_edges, u) & _within(s.v_edges, v)
-        rows, columns, values = [], [], []
-        for dj, wb in ((0, 1 - b), (1, b)):
-            for di, wa in ((0, 1 - a), (1, a)):
-                columns.append(across(s, i + di, j + dj))
-                rows.append(np.arange(n))
-                values.append(wa * wb)
-        row, column, value = (np.concatenate(part) for part in (rows, columns, values))
+        index, share = self.source.between(self.target.centres(self.points))
+        row, column, value = np.repeat(np.arange(n), 4), index.ravel(), share.ravel()
         at = np.searchsorted(given, column)
         at[at == len(given)] = 0
-        there = (given[at] == column) & (value != 0) & inside[row]
+        there = (given[at] == column) & (value != 0)
         total = np.bincount(row[there], weights=value[there], minlength=n)
         kept = there & (total[row] > 1e-12)
         return row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float)
@@ -362,8 +348,8 @@ class _Mapper:
     ) -> tuple[Floats, Floats]:
         """(area, fraction) of each target cell that is covered; notes where sources lie over each other."""
         covered: Floats = np.bincount(row, area, len(self.points)).astype(float)
-        fraction = np.asarray(covered / self._target_areas())
-        if not isinstance(self.source, Rectangles):
+        fraction = np.asarray(covered / self.target.areas(self.points))
+        if not isinstance(self.source, Rows):
             self.overlap = _in_one_place(given, shapes)
             self.doubled = np.inf if self.overlap else max(0.0, float(fraction.max(initial=1.0)) - 1.0)
             if _TOLD < self.doubled < np.inf:
@@ -375,53 +361,27 @@ class _Mapper:
 
     def _gradients(self, given: Ints, shapes: Floats, centre: Floats) -> tuple[Ints, Ints, Floats]:
         """Of the source cells: (cell, neighbour, vector), positions in given."""
-        if isinstance(self.source, Rectangles):
-            around = around_rectangles(self.source, given)
+        if isinstance(self.source, Rows):
+            around = self.source.around(given)
         else:
             around = around_cells(shapes[:, 1:], self.source_scale)
         ways = shapes[:, 1:] - centre[:, None]
         return gradients(shapes[:, 0], *around, ways, bool(self.target.sphere))
 
-    def _target_areas(self) -> Floats:
-        """With the edges that overlaps are computed with."""
-        t = self.target
-        return np.asarray(
-            t.areas(self.points) if self._both_rectangles else moments(t.corners(self.points))[0]
-        )
-
-    @property
-    def _both_rectangles(self) -> bool:
-        return isinstance(self.source, Rectangles) and isinstance(self.target, Rectangles)
-
     def _overlaps(self, given: Ints, shapes: Floats) -> tuple[Ints, Ints, Floats, Floats]:
         """(target, source, area, moment) of each overlap; moment: the integral of the position over it."""
-        if self._both_rectangles:
-            return self._rectangle_overlaps(given)
-        return self._polygon_overlaps(shapes)
-
-    def _source_moments(self, given: Ints, shapes: Floats) -> tuple[Floats, Floats]:
-        if not self._both_rectangles:
-            return moments(shapes[:, 1:])
-        s = self.source
-        j, i = s.at(given)
-        return rectangle_moments(s.sphere, s.u_edges[i], s.u_edges[i + 1], s.heights[j], s.heights[j + 1])
-
-    def _rectangle_overlaps(self, given: Ints) -> tuple[Ints, Ints, Floats, Floats]:
-        s, t = self.source, self.target
-        j, i = t.at(self.points)
-        u_first, u_source, u_low, u_high = meetings(t.u_edges, s.u_edges)
-        v_first, v_source, v_low, v_high = meetings(t.heights, s.heights)
-        nu, nv = np.diff(u_first)[i], np.diff(v_first)[j]
-        row, nth = repeated(nu * nv)
-        a, b = u_first[i][row] + nth % nu[row], v_first[j][row] + nth // nu[row]
-        index = v_source[b] * s.nu + u_source[a]
+        if not isinstance(self.source, Rows) or not isinstance(self.target, Rows):
+            return self._polygon_overlaps(given, shapes)
+        row, index, area, moment = self.target.overlaps(self.points, self.source)
         at = np.searchsorted(given, index)
         at[at == len(given)] = 0
         kept = given[at] == index
-        row, at, a, b = row[kept], at[kept], a[kept], b[kept]
-        return row, at, *rectangle_moments(t.sphere, u_low[a], u_high[a], v_low[b], v_high[b])
+        return row[kept], at[kept], area[kept], moment[kept]
 
-    def _polygon_overlaps(self, shapes: Floats) -> tuple[Ints, Ints, Floats, Floats]:
+    def _source_moments(self, given: Ints, shapes: Floats) -> tuple[Floats, Floats]:
+        return self.source.moments(given) if isinstance(self.source, Rows) else moments(shapes[:, 1:])
+
+    def _polygon_overlaps(self, given: Ints, shapes: Floats) -> tuple[Ints, Ints, Floats, Floats]:
         x, corners = shapes[:, 0], shapes[:, 1:]
         mine, centre = self.target.corners(self.points), self.target.centres(self.points)
         reach = np.linalg.norm(mine - centre[:, None], axis=2).max(axis=1)
@@ -429,19 +389,18 @@ class _Mapper:
         lists = spatial.cKDTree(x).query_ball_point(centre, reach + widest + 1e-12, return_sorted=True)
         row = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
         column = np.fromiter(chain.from_iterable(lists), np.int64, len(row))
+        targets = Boxes(self.target.bounds(self.points)) if _has_parallels(self.target) else Parts(mine)
+        sources = Boxes(self.source.bounds(given)) if _has_parallels(self.source) else Parts(corners)
         parts = np.array_split(np.arange(len(row)), max(1, len(row) // 50_000))
-        both = Parts(mine), Parts(corners)
-        pieces = [overlaps(*both, row[part], column[part]) for part in parts]
+        pieces = [overlaps(targets, sources, row[part], column[part]) for part in parts]
         area, moment = (np.concatenate(part) for part in zip(*pieces, strict=True))
         digits = _ROUNDING * (np.linalg.norm(centre, axis=1) + reach)  # where cells only touch
         kept = area > (digits * reach)[row]
         return row[kept], column[kept], area[kept], moment[kept]
 
 
-def _within(edges: Floats, x: Floats) -> Any:
-    """Whether x lies between the first and the last edge, but for rounding."""
-    little = _ROUNDING * np.abs(edges).max()
-    return (x >= edges[0] - little) & (x <= edges[-1] + little)
+def _has_parallels(grid: Grid) -> bool:
+    return isinstance(grid, Rows) and grid.sphere
 
 
 def _in_one_place(given: Ints, shapes: Floats) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..core.dtypes import BY_NAME
 from ..errors import ConfigError, HpcommError, did_you_mean
-from ..grids.methods import misfit
+from ..grids.methods import KINDS, misfit
 from ..grids.radians import Ends
 from .coupled_field import Field
 from .coupling import unit
@@ -45,19 +45,19 @@ def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Fie
 
 
 def _take_grid(field: Field, said: GridSpec, where: str) -> None:
-    from ..grids import grid
+    from ..regrid import from_spec
 
     if field.grid is None:
-        if said.kind in ("points", "cells"):
+        if KINDS[said.kind].is_own:
             return  # only the program knows the coordinates; whoever checks both sides says so
-        field.grid = grid.from_spec(said)
+        field.grid = from_spec(said)
         field.check_grid("connect")
     mine = field.grid
     is_same = (mine.kind, bool(mine.sphere)) == (said.kind, said.sphere)
-    if is_same and isinstance(mine, grid.Rectangles):
-        is_same = mine.is_same(grid.from_spec(said))
-    elif is_same:
+    if is_same and mine.is_own:
         is_same = field.points.max(initial=-1) < said.size
+    elif is_same:
+        is_same = mine.is_same(from_spec(said))
     if not is_same:
         shape = " x ".join(map(str, said.shape))
         other = f"{where} {said.name!r} ({said.kind}, {shape})"
@@ -227,7 +227,6 @@ def connect(
                 recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
         side.mapping = each.mapping
-        side.peer_kind = theirs["takes" if is_giver else "gives"][each.name]["grid"]
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, recorder is not None)
 

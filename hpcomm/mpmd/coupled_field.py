@@ -83,13 +83,13 @@ class Field(Generic[A]):
         """That the grid has these points: of points and cells it is this rank's own part."""
         if self.grid is None:
             return
-        from ..grids.grid import Grid, Rectangles, size_of
+        from ..grids.grid import Grid
 
         if not isinstance(self.grid, Grid):
             hint = "me.grid(NAME), or hpcomm.regrid.LatLon(...)"
             raise UsageError(f"the grid of field {self.name!r} is {self.grid!r:.60}", verb, hint)
-        size = size_of(self.grid)
-        if isinstance(self.grid, Rectangles):
+        size = self.grid.size
+        if not self.grid.is_own:
             highest = int(self.points.max(initial=-1))
             if highest >= size:
                 what = f"field {self.name!r} has a point {highest}, but its grid has {size} points"

@@ -100,7 +100,7 @@ class Program:
                 raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
             hint = did_you_mean(name, self.spec.grids, f"grids: {', '.join(self.spec.grids) or 'none'}")
             raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
-        from ..grids.grid import from_spec
+        from ..regrid import from_spec
 
         return from_spec(self.spec.grids[name])
 

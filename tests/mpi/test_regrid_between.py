@@ -6,7 +6,6 @@ import pytest
 pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import LayoutError
-from hpcomm.grids.grid import size_of
 from hpcomm.grids.methods import misfit
 
 
@@ -31,7 +30,7 @@ def grids(n, points):
 
 def share(grid, points, rank):
     """A rank's part, whose cells have another number of vertices than those of the next rank."""
-    part = grid.part(points) if hasattr(grid, "part") else grid
+    part = grid.part(points) if grid.is_own else grid
     if rank % 2 and isinstance(part, regrid.Cells):
         return regrid.Cells(
             np.concatenate([part.vertices, part.vertices[:, -1:]], axis=1), sphere=part.sphere
@@ -40,7 +39,7 @@ def share(grid, points, rank):
 
 
 def smooth(grid):
-    x = grid.centres(np.arange(size_of(grid)))
+    x = grid.centres(np.arange(grid.size))
     return 2 + x[:, 0] * x[:, 1] + x[:, -1]
 
 
@@ -63,7 +62,7 @@ def test_between_programs_every_pair_of_grids_is_mapped_as_in_one_process(comm):
     wrong = []
     for source, target, mapping in CASES if comm.size == 3 else ():
         grid, first, count = (source, 0, givers) if gives else (target, givers, comm.size - givers)
-        own = np.random.default_rng(3).permutation(size_of(grid))
+        own = np.random.default_rng(3).permutation(grid.size)
         own = np.sort(np.array_split(own, count)[comm.rank - first])
         part = share(grid, own, comm.rank)
         found = regrid.weights_between(comm.mpi, part, own, gives, mapping, 4)
@@ -83,6 +82,6 @@ def test_cells_over_each_other_are_refused_on_every_rank_of_both_programs(comm):
     twice = boxes(0, 360, 12, -90, 90, 6)
     source = regrid.Cells(np.concatenate([twice, twice[:3]]))
     grid = source if gives else regrid.LatLon(5, 10)
-    own = np.arange(size_of(grid)) if gives else np.array_split(np.arange(50), comm.size - 1)[comm.rank - 1]
+    own = np.arange(grid.size) if gives else np.array_split(np.arange(50), comm.size - 1)[comm.rank - 1]
     with pytest.raises(LayoutError, match="cells 0 and 72 that are given lie over each other"):
         regrid.weights_between(comm.mpi, grid, own, gives, "conservative", 4)

@@ -1,5 +1,5 @@
-/* clip.c: random convex polygons on a plane and on the sphere. The parts of one on both sides of a line make up the whole,
-   and the overlap of two is the same whichever is cut by the other. Says nothing if all is well. */
+/* clip.c: random convex polygons on a plane and on the sphere. The overlap of two is the same whichever is cut by the
+   other, and parts in rectangles that fill the sphere make up the whole. Says nothing if all is well. */
 #include "clip.h"
 
 #include <math.h>
@@ -37,6 +37,24 @@ static void make(int wide, double *at) {
 
 static int differ(double a, double b, double whole) { return !(fabs(a - b) <= 1e-12 * whole + 1e-16); }
 
+/* Whether the parts of a polygon in rectangles, of 5 x 4, are the whole. */
+static int is_divided(struct clip_room *room, const struct polygons *ours) {
+  const double west = 7 * share(), low = -share(), high = share(), heights[5] = {-1, low, 0, high, 1};
+  double area = 0, moment[3] = {0}, whole, all[3];
+  if (clip_overlap(room, 3, ours, 0, ours, 0, &whole, all)) return 0;
+  for (int i = 0; i < 20; i++) {
+    const double turn = 6.283185307179586 / 5, u = west + turn * (i % 5), *h = heights + i / 5;
+    const double bounds[4] = {u, u + turn, h[0], h[1]};
+    double part, its[3];
+    if (clip_within(room, ours, 0, bounds, &part, its) || part < -1e-15) return 0;
+    area += part;
+    for (int d = 0; d < 3; d++) moment[d] += its[d];
+  }
+  int same = fabs(area - whole) <= 1e-12 * whole + 1e-15;
+  for (int d = 0; d < 3; d++) same &= fabs(moment[d] - all[d]) <= 1e-12 * whole + 1e-15;
+  return same;
+}
+
 int main(int argc, char **argv) {
   state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   struct clip_room room = {0};
@@ -53,6 +71,7 @@ int main(int argc, char **argv) {
     if (clip_overlap(&room, wide, &ours, 0, &ours, 0, &whole, all)) return 2;
     wrong += differ(area[0], area[1], whole) || area[0] < -1e-16 || area[0] > whole * (1 + 1e-9) + 1e-16 || !(whole >= 0);
     for (int d = 0; d < wide; d++) wrong += differ(moment[0][d], moment[1][d], whole);
+    wrong += wide == 3 && !is_divided(&room, &ours);
   }
   clip_done(&room);
   if (wrong) printf("%d of %d are wrong\n", wrong, ROUNDS);

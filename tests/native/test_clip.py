@@ -61,6 +61,23 @@ def test_c_and_numpy_find_the_same_overlaps(sphere: bool) -> None:
     np.testing.assert_allclose(moment, wanted[1], rtol=0, atol=1e-15)
 
 
+def test_c_and_numpy_find_the_same_parts_in_rectangles() -> None:
+    native = pytest.importorskip("hpcomm.grids._native.geometry")
+    ours, grid = polygons(np.random.default_rng(7), 60, True), regrid.LatLon(12, 24)
+    bounds = grid.bounds(np.arange(grid.size))
+    a, b = (each.ravel() for each in np.meshgrid(np.arange(60), np.arange(grid.size), indexing="ij"))
+    area, moment = np.empty(len(a)), np.empty((len(a), 3))
+    native.within(ours, bounds, a, b, area, moment)
+    wanted = geometry.within_rectangles(ours[a], *bounds[b].T)
+    assert (area > 1e-3).sum() > 500
+    np.testing.assert_allclose(area, wanted[0], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(moment, wanted[1], rtol=0, atol=1e-15)
+    with pytest.raises(ValueError, match="a rectangle has 4 bounds"):
+        native.within(ours, bounds[:, :3].copy(), a, b, area, moment)
+    with pytest.raises(ValueError, match="no polygon of such an index"):
+        native.within(ours, bounds[:5].copy(), a, b, area, moment)
+
+
 def test_weights_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("hpcomm.grids._native.geometry")
     cells = np.array(
@@ -68,7 +85,7 @@ def test_weights_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch
     )
     grids = regrid.Cells(cells), regrid.LatLon(30, 60)
     made = regrid.weights(*grids, "conservative2").matrix
-    monkeypatch.setattr(triangulation, "_fill", None)
+    monkeypatch.setattr(triangulation, "_native", None)
     assert abs(made - regrid.weights(*grids, "conservative2").matrix).max() < 1e-10
 
 

@@ -51,7 +51,7 @@ def row(grid: regrid.GridFile) -> tuple[str, bool]:
     other = regrid.LatLon(90, 180)
     there = regrid.weights(cells, other, "conservative")
     x = 2 + np.sin(3 * cells.centres(np.arange(0))[:, 0])
-    on_other = regrid.areas_against(other, np.arange(other.size), "cells") * there.fraction
+    on_other = other.areas(np.arange(other.size)) * there.fraction
     lost = abs((there.matrix @ x[there.sources] * on_other).sum() / (x * areas).sum() - 1)
     covered = there.fraction > 1e-9
     uneven = float(np.abs(there.matrix @ np.ones(len(there.sources)) - 1)[covered].max())

@@ -730,7 +730,7 @@ def test_the_schema_takes_what_we_take_and_refuses_what_we_refuse(capsys):
 
 
 def test_the_schemas_names_are_those_of_the_grids_and_the_page_names_all_keys():
-    assert tuple(schema.GRID["properties"]["kind"]["enum"]) == tuple(methods.GRID_KEYS)
+    assert tuple(schema.GRID["properties"]["kind"]["enum"]) == tuple(methods.KINDS)
     assert tuple(schema.FIELD["properties"]["mapping"]["enum"]) == ("none", *methods.MAPPINGS)
     page = (ROOT / "docs" / "mpmd.md").read_text()
     page = page[page.index("```toml") : page.index("## Time")]

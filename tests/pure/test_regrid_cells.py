@@ -10,8 +10,6 @@ pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import ConfigError, LayoutError
 from hpcomm.grids.geometry import moments
-from hpcomm.grids.gradients import around_rectangles
-from hpcomm.grids.grid import size_of
 from hpcomm.grids.triangulation import convex_parts
 
 
@@ -54,7 +52,7 @@ def test_bent_cells_keep_their_integral(onto, mapping):
     values = np.array([1.0, -2.0, 5.0])
     with pytest.warns(RuntimeWarning, match="cells 1 and 2 .* 1.03") if onto == "sphere" else nullcontext():
         weights = regrid.weights(source, target, mapping)
-    area = moments(target.corners(np.arange(size_of(target))))[0] * weights.fraction
+    area = target.areas(np.arange(target.size)) * weights.fraction
     before = moments(source.corners(np.arange(3)))[0] @ values
     assert abs(area @ weights.apply(values[weights.sources]) - before) < 1e-12
     assert onto == "sphere" or np.allclose(weights.fraction, 1, atol=1e-11)
@@ -177,7 +175,7 @@ def test_gradients_of_long_and_graded_cells_are_limited_and_better_than_none(kin
         first, second = (regrid.weights(source, target, m) for m in ("conservative", "conservative2"))
         assert abs(second.matrix).sum(axis=1).max() <= 3 + 1e-9
         covered = first.fraction > 0.99
-        x, where = source.centres(np.arange(size_of(source))), target.centres(np.arange(size_of(target)))
+        x, where = source.centres(np.arange(source.size)), target.centres(np.arange(target.size))
         smooth = [
             lambda x: 2 + np.exp(x[:, 0] - 0.3 * x[:, 1]) + np.sin(3 * x[:, 1]) * x[:, 0],
             lambda x: x[:, 1],
@@ -196,7 +194,7 @@ def test_gradients_do_not_depend_on_the_shape_of_cells():
         for a, b in ((cells, boxes(even(5), even(5))), (cells @ shear, boxes(even(5), even(5)) @ shear))
     ]
     assert abs(made[0] - made[1]).max() < 1e-11
-    cell, neighbour = around_rectangles(regrid.Plane(5, 5), np.arange(25))
+    cell, neighbour = regrid.Plane(5, 5).around(np.arange(25))
     assert neighbour[cell == 12].tolist() == [6, 7, 8, 11, 13, 16, 17, 18]
 
 

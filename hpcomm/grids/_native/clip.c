@@ -3,7 +3,8 @@
    Sutherland & Hodgman, Reentrant Polygon Clipping, 1974: cut by one edge of the other polygon after the other. On the
    sphere edges are great circles, so an edge is the plane through it and the centre. Areas of spherical triangles by
    Eriksson, On the Measure of Solid Angles, 1990, from differences of corners, so that small ones are as exact as large
-   ones. The same steps as in geometry.py, which does it where there is no compiler.
+   ones. Cells of rows have meridians and parallels as edges: planes, too, of which a great circle may cross the second
+   kind twice. The same steps as in geometry.py, which does it where there is no compiler.
 
    Cost: corners of the one times edges of the other. */
 #include "clip.h"
@@ -12,6 +13,8 @@
 #include <stdlib.h>
 
 typedef double point[3];
+static const double TOUCHES = 4e-16; /* of heights: a corner that is nearer lies on the parallel */
+static const double STRAIGHT = 1e-8; /* shorter edges rise above their ends by less than that */
 
 static void minus(point to, const point a, const point b) {
   for (int i = 0; i < 3; i++) to[i] = a[i] - b[i];
@@ -37,7 +40,11 @@ static int has_room(struct clip_room *r, size_t most) {
   if (cut) r->cut = cut;
   double *side = realloc(r->side, most * sizeof *side);
   if (side) r->side = side;
-  if (!corners || !cut || !side) return 0;
+  char *along = realloc(r->along, most);
+  if (along) r->along = along;
+  char *cut_along = realloc(r->cut_along, most);
+  if (cut_along) r->cut_along = cut_along;
+  if (!corners || !cut || !side || !along || !cut_along) return 0;
   r->most = most;
   return 1;
 }
@@ -46,6 +53,8 @@ void clip_done(struct clip_room *r) {
   free(r->corners);
   free(r->cut);
   free(r->side);
+  free(r->along);
+  free(r->cut_along);
 }
 
 /* How far n corners are on the inner side of the edge from a to b; 0: on it, but for rounding. */
@@ -88,7 +97,90 @@ static size_t cut(struct clip_room *r, size_t n, int wide) {
   return left;
 }
 
-static double flat_moments(const point *p, size_t n, double *moment) {
+static int sign_of(double x) { return fabs(x) < TOUCHES ? 0 : x > 0 ? 1 : -1; }
+
+static void keep(struct clip_room *r, size_t *left, const point p, int along) {
+  for (int d = 0; d < 3; d++) r->cut[*left][d] = p[d];
+  r->cut_along[(*left)++] = (char)along;
+}
+
+/* An edge from p to q: its highest or lowest point, if it passes one (turn 1 or -1), and where from there it is at a height:
+   z = steep * cos(w), at an angle w from the highest point. */
+struct arc {
+  point normal;
+  double length, steep;
+  int turn;
+};
+
+static struct arc arc_of(const point p, const point q, int along) {
+  struct arc arc = {.turn = 0};
+  point edge;
+  minus(edge, q, p);
+  cross(arc.normal, p, edge);
+  arc.length = sqrt(dot(arc.normal, arc.normal));
+  if (along || arc.length < STRAIGHT) return arc;
+  double *n = arc.normal;
+  for (int d = 0; d < 3; d++) n[d] /= arc.length;
+  arc.steep = larger(hypot(n[0], n[1]), 1e-300);
+  const double rise = n[0] * p[1] - n[1] * p[0], rise_at_end = n[0] * q[1] - n[1] * q[0];
+  arc.turn = rise > 0 && rise_at_end < 0 ? 1 : rise < 0 && rise_at_end > 0 ? -1 : 0;
+  return arc;
+}
+
+/* Where the great circle is at this height, going up or down. */
+static void at_height(point to, const struct arc *arc, double height, int upwards) {
+  const point across = {arc->normal[1] / arc->steep, -arc->normal[0] / arc->steep, 0};
+  point top;
+  cross(top, across, arc->normal);
+  const double share = height / arc->steep, cosine = share > 1 ? 1 : share < -1 ? -1 : share;
+  const double sine = (upwards ? -1 : 1) * sqrt(1 - cosine * cosine);
+  for (int d = 0; d < 3; d++) to[d] = top[d] * cosine + across[d] * sine;
+}
+
+/* Cut n corners where sign * (z - height) < 0: how many there are then. */
+static size_t cut_by_parallel(struct clip_room *r, size_t n, double height, double sign) {
+  size_t left = 0;
+  for (size_t i = 0; i < n; i++) {
+    const double *p = r->corners[i], *q = r->corners[i + 1 < n ? i + 1 : 0];
+    const double inside = sign * (p[2] - height), after = sign * (q[2] - height);
+    const struct arc arc = arc_of(p, q, r->along[i]);
+    const int here = sign_of(inside), there = sign_of(after),
+              far = arc.turn ? sign_of(sign * (arc.turn * arc.steep - height)) : 0;
+    const int first = here ? here : far ? far : there, last = there ? there : far ? far : here;
+    const int once = first * last < 0, twice = first * last > 0 && far * first < 0;
+    if (here >= 0) keep(r, &left, p, r->along[i] || first < 0);
+    point at;
+    if (once && arc.steep == 0) {
+      for (int d = 0; d < 3; d++) at[d] = p[d] + inside / (inside - after) * (q[d] - p[d]);
+      keep(r, &left, at, last < 0);
+    } else if (once || twice) {
+      const int upwards = once ? sign * last > 0 : arc.turn > 0;
+      at_height(at, &arc, height, upwards);
+      keep(r, &left, at, once ? last < 0 : first > 0);
+      if (twice) at_height(at, &arc, height, !upwards), keep(r, &left, at, last < 0);
+    }
+  }
+  double(*whole)[3] = r->corners;
+  char *along = r->along;
+  r->corners = r->cut, r->along = r->cut_along;
+  r->cut = whole, r->cut_along = along;
+  return left;
+}
+
+/* The area from the great circle from a to b to the parallel, and to moment half the integral of r x dr along this. */
+static double beside(const point a, const point b, double *moment) {
+  const double z = (a[2] + b[2]) / 2, ring = (a[0] * a[0] + a[1] * a[1] + b[0] * b[0] + b[1] * b[1]) / 2;
+  const double turn = atan2(a[0] * b[1] - a[1] * b[0], a[0] * b[0] + a[1] * b[1]), t = tan(turn / 2);
+  const double high = fabs(z), below = ring / (1 + high); /* 1 - |z|, with all its digits */
+  moment[0] -= z * (b[1] - a[1]) / 2;
+  moment[1] += z * (b[0] - a[0]) / 2;
+  moment[2] += ring * turn / 2;
+  const double area = below * turn - 2 * atan(below * t / (1 + high * t * t)); /* = 2 atan(|z| t) - |z| turn */
+  return z > 0 ? area : -area;
+}
+
+static double flat_moments(const point *p, size_t n, const char *along, double *moment) {
+  (void)along;
   double area = 0;
   for (size_t i = 1; i + 1 < n; i++) {
     point ab, ac;
@@ -101,7 +193,7 @@ static double flat_moments(const point *p, size_t n, double *moment) {
   return area;
 }
 
-static double round_moments(const point *p, size_t n, double *moment) {
+static double round_moments(const point *p, size_t n, const char *along, double *moment) {
   double area = 0;
   for (size_t i = 1; i + 1 < n; i++) { /* triangles fan out from the first corner */
     point ab, ac, normal;
@@ -112,6 +204,10 @@ static double round_moments(const point *p, size_t n, double *moment) {
   }
   for (size_t i = 0; i < n; i++) { /* half the sum of arc length times normal over the edges */
     const double *a = p[i], *b = p[i + 1 < n ? i + 1 : 0];
+    if (along[i]) {
+      area += beside(a, b, moment);
+      continue;
+    }
     point edge, normal;
     minus(edge, b, a);
     cross(normal, a, edge);
@@ -136,6 +232,31 @@ int clip_overlap(struct clip_room *r, int wide, const struct polygons *ours, siz
     n = cut(r, n, wide);
     if (!has_room(r, 2 * n)) return -1;
   }
-  *area = (wide == 3 ? round_moments : flat_moments)((const point *)r->corners, n, moment);
+  for (size_t i = 0; i < n; i++) r->along[i] = 0;
+  *area = (wide == 3 ? round_moments : flat_moments)((const point *)r->corners, n, r->along, moment);
+  return 0;
+}
+
+int clip_within(struct clip_room *r, const struct polygons *ours, size_t a, const double bounds[4], double *area,
+                double *moment) {
+  size_t n = ours->corners;
+  *area = moment[0] = moment[1] = moment[2] = 0;
+  if (!has_room(r, 4 * n)) return -1;
+  for (size_t k = 0; k < n; k++) corner(r->corners[k], 3, ours, a, k);
+  for (int side = 0; side < 2; side++) { /* first: what is cut by meridians has great circles as edges yet */
+    const double x = sin(bounds[side]), y = cos(bounds[side]);
+    for (size_t i = 0; i < n; i++) {
+      const double inside = (side ? -1 : 1) * (y * r->corners[i][1] - x * r->corners[i][0]);
+      r->side[i] = fabs(inside) < 1e-16 ? 0.0 : inside;
+    }
+    n = cut(r, n, 3);
+    if (!n) return 0;
+  }
+  for (size_t i = 0; i < n; i++) r->along[i] = 0;
+  for (int side = 0; side < 2; side++) {
+    if (!has_room(r, 3 * n)) return -1;
+    n = cut_by_parallel(r, n, bounds[2 + side], side ? -1 : 1);
+  }
+  *area = round_moments((const point *)r->corners, n, r->along, moment);
   return 0;
 }

@@ -12,3 +12,10 @@ def overlaps(ours: Floats, others: Floats, a: Ints, b: Ints, area: Floats, momen
     Raises:
         TypeError, ValueError: arrays of other types or shapes, or an index of no polygon.
     """
+
+def within(ours: Floats, bounds: Floats, a: Ints, b: Ints, area: Floats, moment: Floats) -> None:
+    """The same of parts of polygons on the unit sphere in rectangles.
+
+    Args:
+        bounds: (rectangles, 4): longitudes, less than half a turn apart, and sines of latitudes.
+    """

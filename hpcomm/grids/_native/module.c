@@ -19,11 +19,13 @@ static int look(PyObject *x, Py_buffer *to, const char *letters, int axes, int w
 
 enum { OURS, OTHERS, A, B, AREA, MOMENT, ARRAYS };
 
-/* What is wrong with the shapes, or NULL. */
+/* What is wrong with the shapes, or NULL. Others are polygons, or (of 2 axes) bounds of rectangles on the sphere. */
 static const char *misfit(const Py_buffer *of) {
   const Py_ssize_t n = of[A].shape[0], wide = of[OURS].shape[2];
-  if ((wide != 2 && wide != 3) || of[OTHERS].shape[2] != wide || of[MOMENT].shape[1] != wide)
+  const int is_bounds = of[OTHERS].ndim == 2;
+  if ((wide != 2 && wide != 3) || (is_bounds ? 3 : of[OTHERS].shape[2]) != wide || of[MOMENT].shape[1] != wide)
     return "positions have 2 numbers on a plane, 3 on the sphere";
+  if (is_bounds && of[OTHERS].shape[1] != 4) return "a rectangle has 4 bounds";
   if (of[OURS].shape[1] < 1 || of[OTHERS].shape[1] < 1) return "a polygon has a corner";
   if (of[B].shape[0] != n || of[AREA].shape[0] != n || of[MOMENT].shape[0] != n) return "the arrays are of several lengths";
   for (Py_ssize_t i = 0; i < n; i++) {
@@ -36,23 +38,25 @@ static const char *misfit(const Py_buffer *of) {
 static int fill(const Py_buffer *of) {
   const struct polygons ours = {of[OURS].buf, (size_t)of[OURS].shape[0], (size_t)of[OURS].shape[1]},
                         others = {of[OTHERS].buf, (size_t)of[OTHERS].shape[0], (size_t)of[OTHERS].shape[1]};
+  const int is_bounds = of[OTHERS].ndim == 2;
   const int64_t *a = of[A].buf, *b = of[B].buf;
   const size_t n = (size_t)of[A].shape[0], wide = (size_t)of[OURS].shape[2];
   double *area = of[AREA].buf, *moment = of[MOMENT].buf;
   struct clip_room room = {0};
   int is_done = 1;
   for (size_t i = 0; is_done && i < n; i++)
-    is_done = !clip_overlap(&room, (int)wide, &ours, (size_t)a[i], &others, (size_t)b[i], area + i, moment + i * wide);
+    is_done = !(is_bounds ? clip_within(&room, &ours, (size_t)a[i], others.at + 4 * b[i], area + i, moment + i * wide)
+                          : clip_overlap(&room, (int)wide, &ours, (size_t)a[i], &others, (size_t)b[i], area + i,
+                                         moment + i * wide));
   clip_done(&room);
   return is_done;
 }
 
-static PyObject *overlaps(PyObject *module, PyObject *arguments) {
-  static const struct {
+static PyObject *fill_arrays(PyObject *arguments, int axes_of_others) {
+  const struct {
     const char *letters;
     int axes, writable;
-  } wanted[ARRAYS] = {{"d", 3, 0}, {"d", 3, 0}, {"lq", 1, 0}, {"lq", 1, 0}, {"d", 1, 1}, {"d", 2, 1}};
-  (void)module;
+  } wanted[ARRAYS] = {{"d", 3, 0}, {"d", axes_of_others, 0}, {"lq", 1, 0}, {"lq", 1, 0}, {"d", 1, 1}, {"d", 2, 1}};
   PyObject *given[ARRAYS];
   Py_buffer of[ARRAYS];
   if (!PyArg_ParseTuple(arguments, "OOOOOO", given, given + 1, given + 2, given + 3, given + 4, given + 5)) return NULL;
@@ -72,7 +76,11 @@ static PyObject *overlaps(PyObject *module, PyObject *arguments) {
   return Py_NewRef(Py_None);
 }
 
-static PyMethodDef functions[] = {{"overlaps", overlaps, METH_VARARGS, NULL}, {0}};
+static PyObject *overlaps(PyObject *module, PyObject *arguments) { return (void)module, fill_arrays(arguments, 3); }
+static PyObject *within(PyObject *module, PyObject *arguments) { return (void)module, fill_arrays(arguments, 2); }
+
+static PyMethodDef functions[] = {
+    {"overlaps", overlaps, METH_VARARGS, NULL}, {"within", within, METH_VARARGS, NULL}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "geometry", NULL, 0, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_geometry(void) { return PyModuleDef_Init(&module); }

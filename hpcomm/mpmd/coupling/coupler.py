@@ -21,10 +21,9 @@ from .wire import TIMEOUT_S, Lane, Part
 
 
 class _Side:
-    """One field at one side of a link. peer_kind: of the grid at the other one."""
+    """One field at one side of a link."""
 
     mapping = "none"
-    peer_kind: str | None = None
     version = -1  # that was put, or taken, last
     verb = ""
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
-from ...grids.grid import areas_against
+from ...grids.methods import KINDS
 from .coupler import Incoming, Outgoing
 from .coupling_channel import Channel
 from .wire import Lane, Part, Wire
@@ -97,10 +97,8 @@ def _smooth(x: NDArray[np.float64], within: Sequence[Sequence[float]]) -> NDArra
 
 
 def areas(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
-    """Areas of the cells, as far as they are covered; of a conservative mapping, with its overlaps' edges."""
+    """Areas of the cells, as far as they are covered."""
     grid, points, weights = side.field.grid, side.field.points, getattr(side, "weights", None)
-    if grid is None or not hasattr(grid, "areas"):
+    if grid is None or KINDS[grid.kind].has == "points":
         return None
-    is_conservative = side.mapping.startswith("cons")
-    found = areas_against(grid, points, side.peer_kind) if is_conservative else grid.areas(points)
-    return found if weights is None else found * weights.fraction
+    return grid.areas(points) if weights is None else grid.areas(points) * weights.fraction

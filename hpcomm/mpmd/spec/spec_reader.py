@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError, did_you_mean
-from ...grids.methods import GRID_KEYS
+from ...grids.methods import KINDS
 from ...job.spec.programs import ProgramSpec, read_programs
 from ...job.spec.schema import FIELD, GRID
 from ...job.spec.toml_tables import Tables
 from ..coupling import unit
-from ..route import grid_checks
+from . import grid_checks
 from .spec_file import FieldSpec, GridSpec, JobSpec
 
 _KEYS = (
@@ -50,15 +50,15 @@ def _read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
     """The grid that table describes."""
     tables.where = ("grid", name)
     said = tables.read(table, GRID, f"grid {name!r}")
-    kind = said["kind"]
+    kind = KINDS[said["kind"]]
     bounds = tuple(map(float, said["bounds"]))
     if bounds[0] >= bounds[1] or bounds[2] >= bounds[3]:
         tables.fail(f"bounds must be [x0, x1, y0, y1], not {said['bounds']}", "x0 < x1 and y0 < y1", "bounds")
-    sphere = kind != "plane" and said["sphere"]
-    made = GridSpec(name, kind, tuple(said[key] for key in GRID_KEYS[kind]), bounds, sphere)
+    sphere = said["sphere"] if kind.sphere is None else kind.sphere
+    made = GridSpec(name, said["kind"], tuple(said[key] for key in kind.keys), bounds, sphere)
     if made.size > _MOST_POINTS:
         what = f"grid {name!r} has {made.size:,} points"
-        tables.fail(what, f"at most {_MOST_POINTS:,}", GRID_KEYS[kind][0])
+        tables.fail(what, f"at most {_MOST_POINTS:,}", kind.keys[0])
     return made
 
 

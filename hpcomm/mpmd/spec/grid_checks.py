@@ -7,11 +7,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ...errors import ConfigError
-from ...grids.methods import misfit
+from ...grids.methods import KINDS, misfit
 from ...job.spec.programs import ProgramSpec
 from ...job.spec.toml_tables import Tables
 from ..coupling.coupling_clock import divides
-from ..spec.spec_file import FieldSpec, GridSpec, JobSpec
+from .spec_file import FieldSpec, GridSpec, JobSpec
 
 
 def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -> None:
@@ -41,7 +41,7 @@ def _meet(a: GridSpec, b: GridSpec) -> bool:
 
 def _check_unmapped(tables: Tables, made: FieldSpec, source: GridSpec, target: GridSpec) -> None:
     """Without a mapping an index means the same point on both sides."""
-    is_alike = replace(source, name=target.name) == target and source.kind not in ("points", "cells")
+    is_alike = replace(source, name=target.name) == target and not KINDS[source.kind].is_own
     if source != target and not is_alike:
         both = " and ".join(f"{grid.name!r} ({grid.kind}, {grid.size:,} points)" for grid in (source, target))
         what = f"{made} has no mapping, but its grids differ: {both}"
