@@ -2,23 +2,27 @@
 
 from .core.types import Floats, Ints
 from .errors import ConfigError
-from .grids.cells import Cells
+from .grids.cells import Cells, Curvilinear, Healpix, Polygons
 from .grids.files import GridFile
 from .grids.files import open_grid as open
 from .grids.grid import Grid, Points
 from .grids.methods import KINDS, MAPPINGS, GridSpec
 from .grids.remap import weights, weights_between
-from .grids.rows import Gaussian, LatLon, Plane
+from .grids.rows import Gaussian, LatLon, Plane, ReducedGaussian
 from .grids.weights import Weights
 
 __all__ = [
     "MAPPINGS",
     "Cells",
+    "Curvilinear",
     "Gaussian",
     "GridFile",
+    "Healpix",
     "LatLon",
     "Plane",
     "Points",
+    "Polygons",
+    "ReducedGaussian",
     "Weights",
     "areas_against",
     "from_spec",

@@ -32,6 +32,7 @@ DOCUMENTS = [
             "algorithms",
             "ring_and_tree",
             "meshes",
+            "grids",
             "mpi4py",
             "spawn",
             "torch",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
@@ -14,6 +15,7 @@ class Kind(NamedTuple):
     keys: tuple[str, ...]  # of a spec: the numbers that say how large it is, which its class begins with
     has: str  # what mappings may use: "points", "cells", or "rows" of cells
     sphere: bool | None = True  # None: a plane or the sphere, as the grid says
+    size: Callable[..., int] = lambda *counts: prod(counts)
 
     @property
     def is_own(self) -> bool:
@@ -24,6 +26,8 @@ class Kind(NamedTuple):
 KINDS = {
     "latlon": Kind("LatLon", ("nlat", "nlon"), "rows"),
     "gaussian": Kind("Gaussian", ("nlat", "nlon"), "rows"),
+    "reduced_gaussian": Kind("ReducedGaussian", ("N",), "rows", size=lambda n: 4 * n * (n + 9)),
+    "healpix": Kind("Healpix", ("nside",), "cells", size=lambda nside: 12 * nside * nside),
     "plane": Kind("Plane", ("nx", "ny"), "rows", sphere=False),
     "points": Kind("Points", ("size",), "points", sphere=None),
     "cells": Kind("Cells", ("size",), "cells", sphere=None),
@@ -51,7 +55,7 @@ class GridSpec:
 
     @property
     def size(self) -> int:
-        return prod(self.shape)
+        return KINDS[self.kind].size(*self.shape)
 
 
 def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> tuple[str, str, str] | None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
-from ..errors import ConfigError
+from ..errors import ConfigError, LayoutError
 from .geometry import Bools, rectangle_moments, repeated
 from .grid import Grid, check_counts, on_sphere
 
@@ -230,13 +231,79 @@ class Plane(Rows):
 
 
 class LatLon(Rows):
-    """nlat x nlon cells of equal angles, from the south pole, from longitude 0."""
+    """Cells between meridians and parallels: nlat x nlon equal ones of the sphere, or as they are given.
+
+    Args:
+        nlat, nlon: so many of equal angles, from the south pole and from longitude 0.
+        lat, lon: where the values live, in degrees: latitudes in either order, longitudes eastward from
+            anywhere. Edges are half way between, if none are given.
+        lat_edges, lon_edges: one more of each, of the cells. They need not reach round the sphere.
+
+    Raises:
+        LayoutError: latitudes or longitudes are not in order, or not on the sphere.
+    """
 
     kind = "latlon"
 
-    def __init__(self, nlat: int, nlon: int) -> None:
-        check_counts("LatLon(nlat, nlon)", nlat, nlon)
-        super().__init__(_even(0, _ROUND, nlon), _even(-np.pi / 2, np.pi / 2, nlat))
+    def __init__(
+        self,
+        nlat: int | None = None,
+        nlon: int | None = None,
+        *,
+        lat: object = None,
+        lon: object = None,
+        lat_edges: object = None,
+        lon_edges: object = None,
+    ) -> None:
+        v, u = _axis("lat", lat, lat_edges), _axis("lon", lon, lon_edges)
+        check_counts("LatLon(nlat, nlon)", nlat if v is None else 1, nlon if u is None else 1)
+        super().__init__(u or _even(0, _ROUND, nlon or 1), v or _even(-np.pi / 2, np.pi / 2, nlat or 1))
+
+
+def _axis(name: str, centres: object, edges: object) -> tuple[Floats, Floats] | None:
+    """(edges, centres) in radians; None: neither is given."""
+    if centres is None and edges is None:
+        return None
+    is_lon = name == "lon"
+    c, e = (None if each is None else _angles(each, is_lon) for each in (centres, edges))
+    if e is None:
+        assert c is not None
+        e = _half_way(name, c)
+    middles = _middles(e)
+    c = middles if c is None else c
+    steps = np.diff(e) * (1.0 if is_lon else np.sign(e[-1] - e[0]))
+    if c.shape != middles.shape or e.ndim != 1 or not (steps > 0).all():
+        what = f"{len(c)} of {name} and {len(e)} edges are not in order"
+        raise LayoutError(what, "LatLon", f"{name} one after the other, with one more of {name}_edges")
+    c = c - _ROUND * np.round((c - middles) / _ROUND) if is_lon else c
+    beyond = np.abs(c - middles) > steps / 2 + _LITTLE
+    if beyond.any():
+        first = beyond.argmax()
+        what = f"{name} {np.degrees(c[first]):g} is not between its edges, the first of {beyond.sum()}"
+        raise LayoutError(what, "LatLon", f"{name}_edges around each of {name}")
+    wide = float(e[-1] - e[0] - _ROUND if is_lon else np.abs(e).max() - np.pi / 2)
+    if wide > _FULL:
+        what = f"{name} reaches {np.degrees(wide):.3g} degrees too far"
+        raise LayoutError(what, "LatLon", "90 each way, or once round")
+    if is_lon and wide > -_FULL:
+        e[-1] = e[0] + _ROUND
+    return e, c
+
+
+def _angles(given: object, is_lon: bool) -> Floats:
+    """Degrees in radians; of longitudes, that go eastward, a turn more each time they begin anew."""
+    refuse_masked(given, "the coordinates are", "LatLon")
+    found = np.atleast_1d(np.radians(np.asarray(given, float)))
+    anew = np.cumsum(np.diff(found, prepend=found[:1]) <= 0, axis=0) - 1
+    return np.asarray(found + _ROUND * anew if is_lon else found)
+
+
+def _half_way(name: str, c: Floats) -> Floats:
+    """Edges between centres; the outer ones as far away as the next."""
+    if c.ndim != 1 or len(c) < 2:
+        raise LayoutError(f"{name} has the shape {c.shape}", "LatLon", f"two or more; or {name}_edges=")
+    e = np.concatenate([[1.5 * c[0] - 0.5 * c[1]], _middles(c), [1.5 * c[-1] - 0.5 * c[-2]]])
+    return e if name == "lon" else np.clip(e, -np.pi / 2, np.pi / 2)
 
 
 def _gaussian(nlat: int) -> tuple[tuple[Floats, Floats], Floats]:
@@ -255,3 +322,66 @@ class Gaussian(Rows):
     def __init__(self, nlat: int, nlon: int) -> None:
         check_counts("Gaussian(nlat, nlon)", nlat, nlon)
         super().__init__(_even(0, _ROUND, nlon), *_gaussian(nlat))
+
+
+class ReducedGaussian(Rows):
+    """A reduced Gaussian grid: 2 N Gaussian latitudes from the north, whose rows have ever more columns.
+
+    The first column of each row has its value at longitude 0, as in GRIB files.
+
+    Args:
+        N: half the number of rows. Without rows the grid is octahedral: row i has 20 + 4 i columns.
+        rows: columns of each row, from the north; of the first N rows, if the others are like them.
+    """
+
+    kind = "reduced_gaussian"
+
+    def __init__(self, N: int | None = None, *, rows: object = None) -> None:  # noqa: N803  # as it is called
+        check_counts("ReducedGaussian(N)", 1 if N is None and rows is not None else N)
+        counts = np.asarray(20 + 4 * np.arange(N or 0) if rows is None else rows)
+        if N is not None and len(counts) == N:
+            counts = np.concatenate([counts, counts[::-1]])
+        wanted = 2 * (N or len(counts) // 2)
+        if counts.shape != (wanted,) or counts.dtype.kind not in "iu" or not (counts > 0).all():
+            what = f"rows are no numbers of columns of {wanted} rows"
+            raise LayoutError(what, "ReducedGaussian", "rows=[20, 24, ...], from the north")
+        (edges, centres), heights = _gaussian(len(counts))
+        most = int(counts.max())
+        u = (np.arange(most + 1) - 0.5) * _ROUND / most, np.arange(most) * _ROUND / most
+        super().__init__(u, (edges[::-1], centres[::-1]), heights[::-1])
+        self.first = np.concatenate([[0], np.cumsum(counts)])
+        self.size = int(self.first[-1])
+
+    def at(self, points: Ints) -> tuple[Ints, Ints]:
+        j = np.searchsorted(self.first, points, "right") - 1
+        return j, points - self.first[j]
+
+    def _count(self, j: Ints) -> Ints:
+        return np.diff(self.first)[np.clip(j, 0, self.nv - 1)]
+
+    def index(self, j: Ints, i: Ints) -> Ints:
+        found = self.first[np.clip(j, 0, self.nv - 1)] + i % self._count(j)
+        return np.asarray(np.where((j >= 0) & (j < self.nv), found, -1), np.int64)
+
+    def column(self, j: Ints, u: Floats) -> Ints:
+        return np.floor(u * (self._count(j) / _ROUND) + 0.5).astype(np.int64)
+
+    def west(self, j: Ints, i: Ints) -> Floats:
+        return np.asarray((i - 0.5) * (_ROUND / self._count(j)))
+
+    def middle(self, j: Ints, i: Ints) -> Floats:
+        return np.asarray(i * (_ROUND / self._count(j)))
+
+    def _unrolled(self, u: Floats) -> Floats:
+        """Longitudes within one turn from the first edge on."""
+        first = self.u_edges[0] - _LITTLE
+        return np.asarray(first + (u - first) % _ROUND)
+
+    def _columns(self, j: Ints, u: Floats) -> tuple[Ints, Floats]:
+        x = u * (self._count(j) / _ROUND)
+        i = np.floor(x + _LITTLE)
+        return i.astype(np.int64), _snapped(x - i)
+
+    @property
+    def widest(self) -> float:
+        return float(_ROUND / np.diff(self.first).min())

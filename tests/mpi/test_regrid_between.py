@@ -20,6 +20,8 @@ def grids(n, points):
     return [
         regrid.LatLon(n, 2 * n),
         regrid.Gaussian(n, 2 * n),
+        regrid.ReducedGaussian(n // 2, rows=4 * np.arange(1, n // 2 + 1)),
+        regrid.Healpix(n // 2),
         regrid.Cells(boxes(0, 360, 2 * n, -90, 90, n)),
         regrid.Points(points * [360, 180] - [0, 90]),
         regrid.Plane(n, n + 1),
@@ -58,7 +60,7 @@ def test_between_programs_every_pair_of_grids_is_mapped_as_in_one_process(comm):
     """The first half of the ranks gives, the others take."""
     givers = max(1, comm.size // 2)
     gives = comm.rank < givers
-    assert len(CASES) == 87
+    assert len(CASES) == 169
     wrong = []
     for source, target, mapping in CASES if comm.size == 3 else ():
         grid, first, count = (source, 0, givers) if gives else (target, givers, comm.size - givers)

@@ -1232,6 +1232,14 @@ def test_weights_come_from_a_file(spec, tmp_path):
     spec(WEIGHTS, files={"a.py": GIVER, "b.py": TAKER})
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("kind", ['kind = "reduced_gaussian"\nN = 3', 'kind = "healpix"\nnside = 3'])
+def test_a_spec_has_the_grids_of_models(spec, kind):
+    pytest.importorskip("scipy")
+    text = WEIGHTS.replace('weights = "w.npz"\n', "").replace('kind = "gaussian"\nnlat = 8\nnlon = 12', kind)
+    spec(text, files={"a.py": GIVER, "b.py": TAKER.replace("got, 2 *", "got,")})
+
+
 DAMAGED = """
 import numpy as np
 import hpcomm

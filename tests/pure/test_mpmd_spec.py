@@ -316,6 +316,12 @@ WRONG = {
         "grid 'sky' has kind gaussian, but no nlon",
         'kind = "gaussian"',
     ),
+    "an octahedral grid of no rows": (
+        'kind = "gaussian"\nnlat = 8\nnlon = 20',
+        'kind = "reduced_gaussian"',
+        "grid 'sky' has kind reduced_gaussian, but no N",
+        'kind = "reduced_gaussian"',
+    ),
     "a plane that is a sphere": (
         "nx = 4",
         "nx = 4\nsphere = true",
