@@ -69,6 +69,8 @@ GRIDS: dict[str, Callable[[int], Any]] = {
     "latlon": lambda n: regrid.LatLon(n, 2 * n),
     "gaussian": lambda n: regrid.Gaussian(3 * n // 4, 3 * n // 2),
     "cubed sphere": lambda n: cubed_sphere(n // 2),
+    "reduced": lambda n: regrid.ReducedGaussian(n // 2, rows=4 * np.arange(1, n // 2 + 1)),
+    "healpix": lambda n: regrid.Healpix(3 * n // 8),
     "plane": lambda n: regrid.Plane(n, n),
     "other plane": lambda n: regrid.Plane(3 * n // 4, 5 * n // 4),
     "triangles": lambda n: triangles(5 * n // 8),
@@ -78,6 +80,9 @@ PAIRS = [
     ("gaussian", "latlon"),
     ("latlon", "cubed sphere"),
     ("cubed sphere", "latlon"),
+    ("reduced", "latlon"),
+    ("latlon", "reduced"),
+    ("healpix", "reduced"),
     ("plane", "other plane"),
     ("plane", "triangles"),
     ("triangles", "plane"),
@@ -106,7 +111,7 @@ def measured(sizes: list[int]) -> list[dict[str, Any]]:
     rows = []
     for names in PAIRS:
         for mapping in regrid.MAPPINGS:
-            if mapping == "bilinear" and names[0] in ("cubed sphere", "triangles"):
+            if mapping == "bilinear" and names[0] in ("cubed sphere", "healpix", "triangles"):
                 continue  # it reads from rows and columns
             before: dict[str, float] = {}
             for n in sizes:
@@ -196,7 +201,7 @@ def plot(rows: list[dict[str, Any]]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(len(FUNCTIONS), len(PAIRS), figsize=(18, 6), sharex=True, sharey="row")
+    figure, panels = plt.subplots(len(FUNCTIONS), len(PAIRS), figsize=(25, 6), sharex=True, sharey="row")
     for line, function in zip(panels, FUNCTIONS, strict=True):
         for axis, (source, target) in zip(line, PAIRS, strict=True):
             case = (source, target, function)
