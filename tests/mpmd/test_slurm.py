@@ -128,3 +128,33 @@ def test_srun_starts_a_tutorial_of_torch_distributed(slurm, tmp_path):
     done = finish(command, 90, tmp_path, env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 2 [3.0, 3.0]" for rank in range(2)]
+
+
+TRAINS_ON = """
+import signal, sys, time
+from pathlib import Path
+from hpcomm import world as comm
+saved, asked, step = Path(f"saved-{comm.rank}"), [], 0
+signal.signal(signal.SIGUSR1, lambda number, frame: asked.append(number))
+while not comm.all_reduce(len(asked)):
+    step += 1
+    time.sleep(0.02)
+saved.write_text(f"{step}")
+comm.barrier()
+sys.exit(3)
+"""
+BATCH = """#!/bin/bash
+#SBATCH --nodes=3 --ntasks=3 --ntasks-per-node=1 --time=1 --signal=B:USR1@59 --output=said
+exec {python} -m hpcomm run python train.py
+"""
+
+
+def test_ranks_save_before_the_time_limit_and_the_job_ends_with_their_status(slurm, tmp_path):
+    """As docs/launching.md shows. Slurm looks at time limits twice a minute, and counts them in minutes."""
+    (tmp_path / "train.py").write_text(TRAINS_ON)
+    (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable))
+    done = finish(["sbatch", "--wait", "job.sh"], 150, tmp_path)
+    said = (tmp_path / "said").read_text()
+    steps = [file.read_text() for file in sorted(tmp_path.glob("saved-*"))]
+    assert (len(steps), len({*steps})) == (3, 1), said
+    assert done.returncode == 3, said
