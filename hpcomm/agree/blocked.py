@@ -2,8 +2,8 @@
 
 a message        its peer; any: one of all
 in the core      the rank whose arrival it waits for
-in MPI           those that have not come to the call, as their logs tell; which of them it needs depends
-                 on the verb
+in MPI           those that have not come to the call, as their logs tell; of several hosts, as they count
+                 their calls. Which of them it needs depends on the verb
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.limits import WATCHDOG_GLANCE_S
 from ..core.present import MESSAGE, NEXT, NONE, calling
-from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS
+from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
+from . import runtime
 from .ended_ranks import FEW
 from .present_calls import call_of
 
@@ -143,22 +144,41 @@ def _ends(call: Blocked) -> list[int]:
 
 
 def needed(call: Blocked) -> tuple[list[int], bool]:
-    """Without which ranks a call cannot end, ELSEWHERE for those not known; whether one is enough."""
-    comm, near = call.comm, call.comm.near
+    """Without which ranks a call cannot end, ELSEWHERE for those not known; whether one is enough.
+
+    Where calls are counted: all that it would need if nobody had come.
+    """
+    comm = call.comm
     if call.number == MESSAGE and comm.partners is None:
         return _ends(call), True
-    if comm.is_inter or call.number == NONE:
-        return [ELSEWHERE], True
-    is_all = len(near.ranks) == comm.size
     if call.number == IN_CORE:
         calls = core_calls(comm)
         awaited = calls[comm.rank][2] if calls else None
         return ([ELSEWHERE], True) if awaited is None else ([awaited], False)
-    found, root = [rank for rank, _ in late(call)], call.call.words.get("root")
-    verb = call.call.verb.removesuffix("_object").removesuffix("_ragged")
+    verb, root = _verb(call), call.call.words.get("root")
+    is_rooted = verb in ROOT_SENDS or (verb in ROOT_RECEIVES and root != comm.rank)
+    goes_round = is_rooted or verb in PREFIXES or verb not in TABLE
+    if counted(call):
+        return [rank for rank in range(comm.size) if rank != comm.rank], goes_round
+    found = [] if comm.is_inter or call.number == NONE else [rank for rank, _ in late(call)]
     if verb in ROOT_SENDS and root in found:
         return [root], False
-    if not is_all and not found:
-        return [ELSEWHERE], True
-    goes_round = verb in PREFIXES or verb in ROOT_SENDS or (verb in ROOT_RECEIVES and root != comm.rank)
-    return found, goes_round
+    is_known = found or (call.number != NONE and len(comm.near.ranks) == comm.size)
+    return (found, goes_round) if is_known else ([ELSEWHERE], True)
+
+
+def counted(call: Blocked) -> tuple[int, int, int] | None:
+    """Of a collective call whose ranks count it, those of several hosts: what it is.
+
+    The communicator's number; which call there; the rank that all others wait for, or ELSEWHERE.
+    """
+    comm, notices = call.comm, runtime.end_notices
+    if call.call.number != NEXT or notices is None or comm.is_inter or comm.partners is not None:
+        return None
+    number, root = notices.counts.get(comm.tag_base, 0), call.call.words.get("root")
+    root = root if _verb(call) in ROOT_SENDS and isinstance(root, int) else ELSEWHERE
+    return (comm.tag_base, number, root) if number else None
+
+
+def _verb(call: Blocked) -> str:
+    return call.call.verb.removesuffix("_object").removesuffix("_ragged")

@@ -21,11 +21,11 @@ from ..core.verbs import receives
 from ..errors import NAMED
 from ..node import segment
 from . import runtime
-from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, needed
+from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, counted, needed
 from .present_calls import OUTSIDE, describe_call, program_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Mapping, Sequence
 
     from ..core.comm import Comm
     from ..node.segment import Region
@@ -74,6 +74,7 @@ class Doing(NamedTuple):
         text: its call, and the line.
         waited_s: for how long it has waited in this call, at least; 0: it does not wait.
         needs: those without which the call cannot end; blocked.ELSEWHERE: of other nodes, or not known.
+            Of a counted call those, too, that may have come: see known().
         is_any: whether one of them is enough.
         comm: the name of its communicator; "": it is in no call of one.
         messages: what it waits for, if these are messages: one of them is missing.
@@ -81,6 +82,8 @@ class Doing(NamedTuple):
         others: whether threads, or other calls in the background, may do more than that.
         stack: lines of the program's own code, the innermost last.
         number: of this rank.
+        counted: of a collective call, see blocked.counted.
+        counts: of collective calls that it has begun, where they are counted: a communicator's number, calls.
     """
 
     who: str
@@ -95,6 +98,8 @@ class Doing(NamedTuple):
     others: bool = False
     stack: tuple[str, ...] = ()
     number: int = 0
+    counted: tuple[int, int, int] | None = None
+    counts: tuple[tuple[int, int], ...] = ()
 
     @property
     def words(self) -> str:
@@ -139,6 +144,8 @@ def own() -> Doing:
     numbers = numbers_of(call.comm)
     needs, is_any = needed(call)
     begun, others = _begun()
+    is_at, notices = counted(call), runtime.end_notices
+    counts = () if notices is None else tuple(notices.counts.items())
     return told._replace(
         waited_s=round(max(waits.waited_s, _BRIEF_S), 3),
         needs=tuple(dict.fromkeys(numbers.get(rank, ELSEWHERE) for rank in needs)),
@@ -146,7 +153,24 @@ def own() -> Doing:
         messages=_messages(call),
         begun=begun,
         others=others or "hpcomm.compat.MPI" in sys.modules,
+        counted=is_at and (*is_at[:2], numbers.get(is_at[2], ELSEWHERE)),
+        counts=counts if len(counts) <= _SERVED else (),
     )
+
+
+def known(doings: Mapping[int, Doing]) -> dict[int, Doing]:
+    """doings, by their ranks: the needs of counted calls are those that have not come."""
+    begun = {rank: dict(each.counts) for rank, each in doings.items()}
+    return {rank: _without_those_there(each, begun) for rank, each in doings.items()}
+
+
+def _without_those_there(doing: Doing, begun: Mapping[int, Mapping[int, int]]) -> Doing:
+    if doing.counted is None:
+        return doing
+    comm, call, root = doing.counted
+    calls = {rank: begun.get(rank, {}).get(comm) for rank in doing.needs}
+    late = [ELSEWHERE if its is None else rank for rank, its in calls.items() if its is None or its < call]
+    return doing._replace(needs=(root,) if root in late and root >= 0 else tuple(dict.fromkeys(late)))
 
 
 def own_number() -> int:

@@ -59,6 +59,7 @@ class EndNotices:
         near: what the ranks of this node share.
 
     Attributes:
+        counts: collective calls begun, by a communicator's tag_base; 0 where they are not counted, too.
         by_message: whether all ranks tell each other by MPI. Else those of a node are seen to have ended:
             all are there, they would be too many messages, or no thread can receive them.
         all_hear: whether all ranks hear until the last one has ended. Else those that have ended finalize
@@ -72,7 +73,7 @@ class EndNotices:
         records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
         self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
         self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
-        self._counts: dict[int, int] = {}  # calls, by the communicator's tag_base
+        self.counts: dict[int, int] = {}  # see the class
         # Of communicators: who their ranks are in mpi; of two groups the other one, which messages reach,
         self._members: dict[int, list[int]] = {}
         self._mates: dict[int, list[int]] = {}  # and of this one
@@ -90,7 +91,7 @@ class EndNotices:
         if not (comm.is_inter or self.by_message):
             return
         mpi, mark = comm.mpi_handle, comm.tag_base
-        self._counts[mark], self._members[mark] = 0, self._whose(mpi.Get_group())
+        self.counts[mark], self._members[mark] = 0, self._whose(mpi.Get_group())
         if comm.is_inter:
             self._mates[mark] = self._members[mark]
             self._members[mark] = self._whose(mpi.Get_remote_group())  # type: ignore[attr-defined]
@@ -109,7 +110,7 @@ class EndNotices:
         """
         if not comm.is_inter and (is_seen or not self.by_message):
             return made
-        begun, mark = self._counts, comm.tag_base
+        begun, mark = self.counts, comm.tag_base
 
         def counting(function: Callable[..., Any]) -> Callable[..., Any]:
             def counted(*call: Any) -> Any:
@@ -126,7 +127,7 @@ class EndNotices:
 
     def forget(self, comm: Comm) -> None:
         """comm is closed: who ends after that is not missing in it."""
-        for each in (self._members, self._mates, self._counts):
+        for each in (self._members, self._mates, self.counts):
             each.pop(comm.tag_base, None)
 
     def hear(self) -> bool:
@@ -196,13 +197,13 @@ class EndNotices:
         Of two groups, those of the other one; is_here: of this rank's own.
         """
         mark, ended = comm.tag_base, self._ended
-        begun, members = self._counts.get(mark, 0), (self._mates if is_here else self._members).get(mark, ())
+        begun, members = self.counts.get(mark, 0), (self._mates if is_here else self._members).get(mark, ())
         gone = [(rank, its) for rank, its in enumerate(members) if its in ended]
         return [rank for rank, its in gone if is_message or ended[its].get(mark, begun) < begun]
 
     def begun(self) -> bytes:
         """What this rank says at its end; nothing where it has too much to say."""
-        entries = [_ENTRY.pack(*entry) for entry in self._counts.items()]
+        entries = [_ENTRY.pack(*entry) for entry in self.counts.items()]
         return b"".join(entries if len(entries) <= _MOST else [])
 
     def say(self) -> None:

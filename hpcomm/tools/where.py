@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ..agree.doing import Doing
+from ..agree.doing import Doing, known
 from ..errors import ConfigError
 from ..job.command_line import AS_JSON, Command, option, table
 from ..watch import outside, report, stuck
@@ -73,7 +73,7 @@ def _record(job: Job) -> dict[str, object]:
 
 def _held(job: Job) -> tuple[list[int], dict[int, Doing]]:
     """Who can never go on, and what all do."""
-    doings = {rank.doing.number: rank.doing for rank in job.ranks if rank.doing is not None}
+    doings = known({rank.doing.number: rank.doing for rank in job.ranks if rank.doing is not None})
     return stuck.stuck(doings), doings
 
 

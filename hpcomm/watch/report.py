@@ -141,7 +141,7 @@ def _all(here: NodeSegment | None, is_far: bool) -> dict[int, Doing]:
     if is_far and runtime.end_notices is not None:
         far = map(Doing.of, runtime.end_notices.ask(own_text, 2 * _ANSWER_S))
         found |= {each.number: each for each in far}
-    return found
+    return doing.known(found)
 
 
 def own_text() -> str:
@@ -222,6 +222,9 @@ def _elsewhere(call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, D
         return [] if call.source is None or call.source < 0 else [call.source]
     if call.comm.is_inter:
         return []
+    if blocked.counted(call):
+        needs = doings[doing.own_number()].needs
+        return [rank for rank, its in numbers.items() if its in needs]
     far = {rank: doings[its] for rank, its in numbers.items() if its in doings}
     return [r for r, its in far.items() if r not in call.comm.near.ranks and its.comm != call.comm.name]
 

@@ -30,7 +30,7 @@ def stuck(doings: Mapping[int, Doing]) -> list[int]:
 
 def _may_go_on(doing: Doing, held: set[int]) -> bool:
     others = [rank not in held for rank in doing.needs]
-    return any(others) if doing.is_any else all(others)
+    return not others or (any(others) if doing.is_any else all(others))
 
 
 def _is_met(rank: int, doing: Doing, doings: Mapping[int, Doing]) -> bool:

@@ -207,26 +207,53 @@ import time
 import numpy as np
 from hpcomm import world as comm
 x = np.ones(3)
+pair = comm.split(comm.rank % 2, name='pair')
+other = pair.dup(name='other')
 comm.barrier()
-if comm.rank in (0, 2):
-    comm.recv(x, source=2 - comm.rank)
+{then}
 if comm.rank == 3:
     time.sleep(60)
 comm.all_reduce(x)
 """
+MESSAGES = """
+if comm.rank in (0, 2):
+    comm.recv(x, source=2 - comm.rank)
+"""
+COLLECTIVE = """
+if comm.rank == 2:
+    comm.recv(x, source=0)
+"""
+CROSSED = """
+if comm.rank in (0, 2):
+    [pair, other][comm.rank // 2].barrier()
+"""
 
 
-def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts):
-    (hosts.folder / "circle.py").write_text(CIRCLE)
+@pytest.mark.parametrize(
+    ("then", "calls"),
+    [
+        (
+            MESSAGES,
+            [r"recv\(.*source=2\) at circle.py:\d+ on 'world'", r"recv\(.*source=0\) at .* on 'world'"],
+        ),
+        (
+            COLLECTIVE,
+            [r"all_reduce\(.*\) at circle.py:\d+ on 'world'", r"recv\(.*source=0\) at .* on 'world'"],
+        ),
+        (CROSSED, [r"barrier\(\) at circle.py:\d+ on 'pair'", r"barrier\(\) at circle.py:\d+ on 'other'"]),
+    ],
+    ids=["messages", "collective", "crossed"],
+)
+def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts, then, calls):
+    (hosts.folder / "circle.py").write_text(CIRCLE.format(then=then))
     where = ["--hosts", "h1:2,h2:1,h3:1", "--stall", "14"]
     command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "circle.py"]
     process = hosts.start(command, hosts.environ(find_mpi().vendor))
     out = said(process, 60)[0]
     assert process.returncode not in (0, 124), out
     assert out.count("these calls can never end") == 1, out
-    for rank, other in ((0, 2), (2, 0)):
-        line = rf"rank {rank}: recv\(.*source={other}\) at circle.py:8 on 'world' waits for rank {other}\n"
-        assert re.search(line, out), out
+    for rank, call in zip((0, 2), calls, strict=True):
+        assert re.search(rf"rank {rank}: {call} waits for rank {2 - rank}\n", out), out
     assert "HPCOMM_TIMEOUT=14 ends the job" in out
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcomm.agree.blocked import ELSEWHERE
-from hpcomm.agree.doing import ANY, Doing, Message
+from hpcomm.agree.doing import ANY, Doing, Message, known
 from hpcomm.node.segment import ANSWER_BYTES
 from hpcomm.watch.stuck import PATIENT_S, circles, stuck
 
@@ -31,6 +31,11 @@ def recv(by: int, tag: int = 0, comm: int = 7, apart: bool = False, **more: Any)
 
 def recv_any(others: list[int], **more: Any) -> Doing:
     return waiting(*others, is_any=True, messages=(Message(7, False, False, ANY, 0),), **more)
+
+
+def counted(*needs: int, call: int = 1, root: int = ELSEWHERE, **more: Any) -> Doing:
+    """In a collective call of communicator 7, which is one of several hosts."""
+    return waiting(*needs, **{"counted": (7, call, root), "counts": ((7, call),), **more})
 
 
 CASES: dict[str, tuple[list[Doing], list[int]]] = {
@@ -64,13 +69,26 @@ CASES: dict[str, tuple[list[Doing], list[int]]] = {
     "the other one is elsewhere": ([recv(ELSEWHERE), recv(0)], []),
     "one of several waits back": ([waiting(1, 2), computing(), recv(0)], [0, 2]),
     "one of several is stuck": ([waiting(1, 2), computing(), recv(2)], [0, 2]),
+    "nobody is missing any more": ([waiting(is_any=True), waiting()], []),
+    "a barrier over hosts against a receive": ([counted(1), recv(0, counts=((7, 0),))], [0, 1]),
+    "who receives has come to it": ([counted(1), recv(0, counts=((7, 1),))], []),
+    "who receives does not say whether it has come": ([counted(1), recv(0)], []),
+    "two calls over hosts, one before the other": ([counted(1, call=2), counted(0)], []),
+    "crossed communicators": ([counted(1, counts=((7, 1), (8, 0))),
+                               counted(0, counted=(8, 1, ELSEWHERE), counts=((7, 0), (8, 1)))], [0, 1]),
+    "a broadcast waits for its root": (
+        [counted(1, 2, root=1, is_any=True), recv(0, counts=((7, 0),)), computing()], [0, 1]
+    ),
+    "a broadcast whose root has come": (
+        [counted(1, 2, root=1, is_any=True), recv(0, counts=((7, 1),)), computing()], []
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_who_can_never_go_on(case: str) -> None:
     doings, held = CASES[case]
-    by_rank = dict(enumerate(doings))
+    by_rank = known(dict(enumerate(doings)))
     assert stuck(by_rank) == held
     found = circles(held, by_rank)
     assert bool(found) == bool(held)
@@ -114,7 +132,7 @@ def test_random_programs_without_a_way_on_are_those_of_a_simulation() -> None:
 
 def test_what_a_rank_says_fits_its_record_and_comes_back_whole() -> None:
     told = recv(2, begun=(Message(1, True, True, ANY, 4),), stack=("main at a.py:1",))
-    assert Doing.of(told.as_text()) == told._replace(needs=[2], stack=["main at a.py:1"])
+    assert Doing.of(told.as_text()) == told._replace(needs=[2], stack=["main at a.py:1"], counts=[])
     long = told._replace(stack=("x" * 300,) * 100)
     assert Doing.of(long.as_text()).text == told.text
     assert len(long._replace(text="y" * 9999).as_text()) <= ANSWER_BYTES
