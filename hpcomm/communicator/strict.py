@@ -1,10 +1,11 @@
 """The level "strict": what a rank can tell of its own memory, messages and requests. It may be slow.
 
     what it finds                                        how, and who says so
-    arrays written to while a request has them           checksums at the beginning and the end; wait() raises
+    arrays written to while a request or plan has them   checksums at the beginning and the end; wait() raises
     sends that only MPI's buffers save                   sends are synchronous (MPI_Ssend): those ranks wait,
                                                          and a report about a circle of waits names them
-    requests never waited for, messages never received   looked for at the end of each rank, which says so
+    requests and plans never waited for,                 looked for at the end of each rank, which says so
+    messages never received
     receives of any source that two messages fit         both are there before the receive begins; a warning
     accesses of two ranks to one place of a window       at fence(), a warning: see Accesses
     two threads in collectives of one communicator       agree/one_thread.py, which sees all calls here
@@ -79,39 +80,59 @@ class Strict(Outstanding):
     def begin(self, stages: Begun, call: object = None) -> Begun:
         _count()
         if isinstance(call, Call) and call.after is None and call.carrier.stages is None:
-            _compare_memory(call)
+            _Guard(call).begin()
         return super().begin(stages)
 
+    def guard(self, call: Call) -> _Guard:
+        made = _Guard(call, is_plan=True)
+        call.then_fill(made.begin)
+        return made
 
-def _compare_memory(call: Call) -> None:
-    """Let a call in the background find out at its end whether the program has written to its arrays."""
-    if call.peer == MPI.PROC_NULL:
-        return
-    began = _line()
-    gives = call.send is not None or (call.verb == "broadcast" and call.root == call.comm.rank)
-    given = getattr(call.look, "array", None) if gives else None
-    into = call.recv[0] if type(call.recv) is tuple else None
-    if type(into) is not np.ndarray or not into.size or not into.flags.writeable:
-        into = None
-    looked_at = [] if given is None or (into is not None and np.may_share_memory(given, into)) else [given]
-    if into is not None:
-        looked_at.append(call.look.array if call.verb == "recv" else into)
-    held, scratch, finish = [*map(of_elements, looked_at)], None if into is None else into.copy(), call.finish
-    if scratch is not None:
-        call.recv = (scratch, *call.recv[1:])
 
-    def compare_and_finish(status: MPI.Status | None) -> Any:
-        was_changed = held != [*map(of_elements, looked_at)]
-        if into is not None and scratch is not None:
-            np.copyto(into, scratch)
-        result = finish(status)
-        call.let_go()
+class _Guard:
+    """Lets a call in the background, or a plan, find out whether the program has written to its arrays.
+
+    Attributes:
+        began: the line that started it last.
+    """
+
+    began = ""
+
+    def __init__(self, call: Call, is_plan: bool = False) -> None:
+        self._call, self._is_plan = call, is_plan
+        self._looked_at: list[Any] = []
+        self._into: Any = None  # what MPI would write to, and what it writes to in its place
+        self._scratch: Any = None
+        if call.peer == MPI.PROC_NULL or call.carrier.prepare is not None:  # of memory of its own
+            return
+        gives = call.send is not None or (call.verb == "broadcast" and call.root == call.comm.rank)
+        given = getattr(call.look, "array", None) if gives else None
+        into = call.recv[0] if type(call.recv) is tuple else None
+        if type(into) is np.ndarray and into.size and into.flags.writeable:
+            self._into, self._scratch = into, into.copy()
+            self._looked_at = [call.look.array if call.verb == "recv" else into]
+            call.recv = (self._scratch, *call.recv[1:])
+        if given is not None and not (self._looked_at and np.may_share_memory(given, into)):
+            self._looked_at.append(given)
+        self._finish, call.finish, call.give = call.finish, self._compare_and_finish, None
+
+    def begin(self) -> None:
+        """The call is started."""
+        self.began, self._held = _line(), [*map(of_elements, self._looked_at)]
+        if self._into is not None:
+            np.copyto(self._scratch, self._into)
+
+    def _compare_and_finish(self, status: MPI.Status | None) -> Any:
+        call, was_changed = self._call, self._held != [*map(of_elements, self._looked_at)]
+        if self._into is not None:
+            np.copyto(self._into, self._scratch)
+        result = self._finish(status)
+        if not self._is_plan:
+            call.let_go()
         if was_changed:
-            what = f"an array of {call}, started at {began}, was written to before that was complete"
+            what = f"an array of {call}, started at {self.began}, was written to before that was complete"
             raise UsageError(what, where(call.verb, call.comm), "write to it after wait(), or give a copy")
         return result
-
-    call.finish, call.give = compare_and_finish, None
 
 
 def _look_for_two(call: Call, mpi: MPI.Comm) -> None:
@@ -235,15 +256,18 @@ class Synchronous:
 
 
 def _say_what_is_left() -> None:
-    """Say at the end of this rank which requests nobody has waited for, and what was not received."""
-    left: Counter[str] = Counter()
+    """Say at the end of this rank what nobody has waited for, and what was not received."""
+    left, end = Counter[str](), "was never waited for"
     for each in gc.get_objects():  # as agree/doing.py does
         if issubclass(type(each), Request) and each.is_under_way and each.waits_for is not None:
             comm = each.waits_for[0]
             if _is_strict(comm) and not any(each is own for own in comm.to_itself):
-                left[f"{each.call} on '{comm.name}', started at {each.birth}, was never waited for"] += 1
-    for comm in runtime.living():
-        if _is_strict(comm) and not comm.is_closed:
+                left[f"{each.call} on '{comm.name}', started at {each.birth}, {end}"] += 1
+    for comm in filter(_is_strict, runtime.living()):
+        for plan in comm.outstanding.plans:
+            if plan.is_under_way:
+                left[f"the plan of {plan.call} on '{comm.name}', started at {plan.guard.began}, {end}"] += 1
+        if not comm.is_closed:
             for mpi in (comm.carriers.plain, comm.carriers.objects):
                 if (message := comm.carriers.unreceived(mpi)) is not None:
                     left[_untaken(comm, *message)] += 1

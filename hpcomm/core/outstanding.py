@@ -31,6 +31,10 @@ class Planned(Protocol):
 
     @property
     def is_under_way(self) -> bool: ...
+    @property
+    def call(self) -> str: ...
+    @property
+    def guard(self) -> Any: ...
     def close(self) -> None: ...
     def slow_down(self) -> None: ...
     def forget_mpi(self) -> None: ...
@@ -69,6 +73,9 @@ class Outstanding:
 
     def keep_plan(self, plan: Planned) -> None:
         vars(self).setdefault("plans", WeakSet()).add(plan)
+
+    def guard(self, call: Any) -> Any:
+        """What looks at the arrays of a plan of call, which is not prepared yet (communicator/strict.py)."""
 
     def keep_exchange(self, exchange: Exchanging) -> None:
         vars(self).setdefault("exchanges", WeakSet()).add(exchange)

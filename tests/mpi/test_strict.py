@@ -70,6 +70,47 @@ def test_an_array_written_to_while_a_request_has_it_is_named_with_both_lines(
     assert f"{verb} on communicator 'strict' (rank 0 of {strict.size}) at test_strict.py:{waited}" in text
 
 
+PLANS: dict[str, Callable[[Any, Any], Any]] = {
+    "send": lambda comm, x: comm.plan("send", x, dest=ring(comm)[1]),
+    "recv": lambda comm, x: comm.plan("recv", out=x, source=ring(comm)[0]),
+    "all_reduce": lambda comm, x: comm.plan("all_reduce", x),
+    "all_reduce in place": lambda comm, x: comm.plan("all_reduce", x, out=x),
+    "all_gather": lambda comm, x: comm.plan("all_gather", np.ones(3), out=x),
+    "broadcast": lambda comm, x: comm.plan("broadcast", x),
+}
+
+
+@pytest.mark.parametrize("verb", PLANS)
+def test_an_array_written_to_while_a_plan_has_it_is_named_with_both_lines(strict: Any, verb: str) -> None:
+    """At the start that it happened in; what comes is not seen before the end, and the plan goes on."""
+    x = np.zeros((strict.size, 3) if verb == "all_gather" else 3)
+    left, right = ring(strict)
+    others = {
+        "send": lambda: strict.irecv(np.empty(3), left),
+        "recv": lambda: strict.isend(np.ones(3), right),
+    }
+    other = others.get(verb, lambda: strict.barrier(async_op=True))
+    with PLANS[verb](strict, x) as plan:
+        for turn in range(3):
+            x[...], going = turn, other()
+            started = sys._getframe().f_lineno + 1
+            plan.start()
+            strict.barrier()  # so that it may be complete
+            assert (x == turn).all()
+            if turn != 1 or strict.rank:
+                got = plan.wait()
+                if verb.startswith("all_reduce") and turn != 1:
+                    assert got.tolist() == [turn * strict.size] * 3
+            else:
+                x[...] = 7
+                with pytest.raises(hpcomm.UsageError, match="was written to before") as caught:
+                    plan.wait()
+                text = str(caught.value)
+                assert f"an array of {verb.partition(' ')[0]}(float64" in text
+                assert f"started at test_strict.py:{started}" in text
+            going.wait()
+
+
 def test_two_rows_of_one_array_are_two_arrays(strict: Any) -> None:
     """A halo in the background: only what a request has must be left alone."""
     left, right = ring(strict)

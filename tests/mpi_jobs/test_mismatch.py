@@ -451,12 +451,15 @@ comm, x = hpcomm.world, np.ones(3)
 if comm.rank == 0:
     json.kept = comm.irecv(np.empty(3), source=1, tag=4)  # where it outlives the program
     late = comm.irecv(np.empty(3), source=1, tag=6)
+    json.plan = comm.plan("recv", out=x, source=1, tag=8)
+    json.plan.start()
 else:
     comm.send(x, dest=1, tag=7)  # to itself: copied
 """
     done = job(2, source, env={"HPCOMM_CHECK": "strict"})
     at = "started at device_call.py:"
     assert f"recv(float64 (3,), source=1, tag=4) on 'world', {at}8, was never waited for" in done.stderr
+    assert f"the plan of recv(float64 (3,), source=1, tag=8) on 'world', {at}11, was never" in done.stderr
     assert f"recv(float64 (3,), source=1, tag=6) on 'world' (rank 0 of 2), {at}9, was dropped" in done.stderr
     assert "a message of rank 1 with tag 7 on 'world' was never received" in done.stderr
     assert re.findall(r"rank (\d): at the end of this rank", done.stderr) in (["0", "1"], ["1", "0"])

@@ -50,9 +50,11 @@ class Plan(ClosedByAll, Generic[T_co]):
 
     Attributes:
         is_under_way: whether it was started and not waited for.
+        guard: what looks at its arrays, see Outstanding.
     """
 
     is_under_way = False
+    guard: Any = None
     _started: list[Any] | None = None
     _behind: Request[Any] | None = None  # of a start behind receives of unknown length
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
@@ -203,6 +205,8 @@ class Plan(ClosedByAll, Generic[T_co]):
         then = then if self._call.moves else ""
         if self._call.fill is None:
             return f"straight from x{then}"
+        if self.guard is not None:
+            return f"looked at by check='strict'{then}"
         if not look.array.flags.c_contiguous:
             why = "x is not contiguous"
         elif look.dtype.kind in "bh":
@@ -450,13 +454,16 @@ def _tensors(*given: object) -> tuple[Any, ...]:
 def _make(comm: Context, call: Call, tensors: tuple[Any, ...]) -> Plan[object]:
     if call.after is not None:
         return Plan(comm, call, [], tensors)
+    guard = comm.outstanding.guard(call)
     prepared = transport.prepare(call)
     give = call.give if call.verb != "barrier" else lambda: None
     if len(prepared) == 1 and call.fill is None and give is not None:
         result = give()
         if result is None or hasattr(result, "__dlpack__"):  # not a number, which is a new one each time
             return _DirectPlan(comm, call, prepared, tensors, result)
-    return Plan(comm, call, prepared, tensors)
+    made: Plan[object] = Plan(comm, call, prepared, tensors)
+    made.guard = guard
+    return made
 
 
 def _composed(comm: Context, given: Arguments, algorithm: str | None) -> Call:
