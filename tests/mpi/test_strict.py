@@ -162,7 +162,9 @@ def test_everything_goes_as_at_other_levels(strict: Any) -> None:
             out.start(), into.start()
             out.wait()
             assert into.wait().tolist() == [1.0, 1.0]
-        twin.send(np.ones(2), strict.rank)  # to itself: copied
+        mine = np.ones(4)[::2]
+        twin.send(mine, strict.rank)  # to itself: copied
+        mine[...] = 2
         assert twin.recv(np.empty(2), strict.rank).tolist() == [1.0, 1.0]
         halves = twin.split(strict.rank % 2)
         assert halves.all_reduce(1) == halves.size

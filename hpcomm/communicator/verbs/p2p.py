@@ -326,9 +326,9 @@ def send_carefully(comm: Context, x: object, dest: int, tag: int, async_op: bool
     if devices is not None and devices.takes_message(look):
         call = devices.send(call, look, copy=to_self)
     else:
-        packed = np.ascontiguousarray(look.array)
-        if to_self and np.shares_memory(packed, look.array):
-            packed = packed.copy()
+        packed = look.array.copy() if to_self else np.ascontiguousarray(look.array)
+        if to_self:
+            call.look = buffer.Buffer(packed, look.dtype, look.make, look.give)  # x may change
         call.send = transport.spec(packed, look.array.size, look.dtype)
         if not to_self:
             _note(comm, x, call, "isend" if async_op else "send")
