@@ -15,7 +15,7 @@ So without a trace calls cost nothing more.
 of rank 0, or of ocean.0 in a job of several programs. All numbers are little-endian.
 
     begin, end    ns of this host's monotonic clock
-    bytes         that this rank gives, or gets where it gives nothing; 0 of objects
+    bytes         that this rank gives, or gets where it gives nothing; of objects as they travel
     row           number of the line in 0.rows, from 1 on; 0: here is no record
     peer, tag     root, or the other rank of a message; -1: any or none. Of sendrecv source and dest
     of            this is the wait for a call in the background: the number of its record, from 1 on
@@ -43,10 +43,13 @@ from typing import TYPE_CHECKING, Any
 from ..core.request import Request
 from ..errors import UsageError, demand, source_line
 from . import shell
+from .payloads import pickling
 from .program_calls import Rows, alone, later, methods, outside, program, ranks_of, words_of
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from .payloads.payload import Payload
 
     Find = Callable[[FrameType], FrameType | None]
 
@@ -111,6 +114,7 @@ def _placed(line: FrameType, about: dict[str, Any]) -> dict[str, Any]:
 _log: _Log | None = None
 _folder = ""  # of the trace that is made now
 _wrapped: list[tuple[type, str, Any]] = []  # with the method itself; None: of a base class
+_objects: dict[int, tuple[int, int]] = {}  # by thread: bytes of objects that it has given, and got
 _early: list[tuple[int, int, dict[str, Any]]] = []  # ranges before this rank's first call
 
 
@@ -135,12 +139,13 @@ def watch(kind: type) -> None:
 def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any]:
     """of: the class; "": of verbs."""
     defaults = {each.name: each.default for each in [*signature(method).parameters.values()][1:]}
-    names, is_both = [*defaults], "sendrecv" in name
+    names, is_both, is_object = [*defaults], "sendrecv" in name, name.endswith("_object")
     peers = ("source", "src") if is_both else ("dest", "dst", "source", "src", "root")
     has_ends, tags = {"dest", "source", "root"} & {*names}, ("dest", "dst") if is_both else ("tag",)
 
     @wraps(method)
     def call(self: Any, *args: Any, **given: Any) -> Any:
+        before = _objects.get(get_ident(), (0, 0)) if is_object else (0, 0)
         begin = _clock()
         result = method(self, *args, **given)
         end = _clock()
@@ -150,11 +155,12 @@ def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any
         told = partial(about, self, comm, args, given)
         if not (row := log.at(sys._getframe(1), program, told, _number(comm), name)):
             return result
-        nbytes, ends = _nbytes(args[0] if args else given.get(names[0] if names else "")), (-1, -1)
+        x, ends = args[0] if args else given.get(names[0] if names else ""), (-1, -1)
+        nbytes = _since(before) if is_object else _nbytes(x) or _nbytes(result)
         if has_ends:
             given = {**defaults, **dict(zip(names, args, strict=False)), **given}
             ends = _number_of(given, peers), _number_of(given, tags)
-        number = log.add(begin, end, nbytes or _nbytes(result), row, *ends, 0)
+        number = log.add(begin, end, nbytes, row, *ends, 0)
         if isinstance(result, Request):
             later(result, partial(_waited, number, row, ends))
         return result
@@ -164,6 +170,18 @@ def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any
         return {"call": words, "verb": name, "of": of, **_told(comm), **_planned(self, of, name)}
 
     return call
+
+
+def _hear(payload: Payload, is_given: bool) -> None:
+    gave, got = _objects.get(get_ident(), (0, 0))
+    nbytes = sum(block.look.nbytes if hasattr(block, "look") else len(block) for block in payload)
+    _objects[get_ident()] = (gave + nbytes, got) if is_given else (gave, got + nbytes)
+
+
+def _since(before: tuple[int, int]) -> int:
+    """Bytes of objects that this thread has given since then, or got where it has given nothing."""
+    gave, got = _objects.get(get_ident(), before)
+    return gave - before[0] or got - before[1]
 
 
 def _number_of(given: dict[str, Any], names: tuple[str, ...]) -> int:
@@ -259,6 +277,7 @@ class trace:  # noqa: N801  a context, read as a word
             hint = "one trace at a time, and none in a job that hpcomm run --trace has started"
             raise UsageError(f"a trace is being written to {_folder}", "trace", hint)
         _folder = self.folder
+        pickling.heard = _hear
         shell.watchers.append(watch)
         for kind in shell.kinds:
             watch(kind)
@@ -268,7 +287,7 @@ class trace:  # noqa: N801  a context, read as a word
         global _folder, _log
         if not _folder:
             return
-        _folder, _log = "", None
+        _folder, _log, pickling.heard = "", None, None
         shell.watchers.remove(watch)
         for kind, name, method in _wrapped:
             if method is None:

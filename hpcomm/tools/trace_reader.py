@@ -134,17 +134,22 @@ def _judged(
     np.maximum.at(events["until"], background, events["end"][waits])
     planned = np.array([sum(row.get("sends", {}).values()) for row in rows])
     events["nbytes"] = np.maximum(events["nbytes"], planned[events["row"]])
-    parts = np.array([*_parts(rows, events)], np.int64).reshape(-1, 5).T
+    parts = np.array([*_parts(rows, events)], np.int64).reshape(-1, 6).T
     error = _align(events, clocks[events["rank"]], parts) if clocks.any() else 0.0
-    event, match, gives, gets, nbytes = parts[:, np.argsort(events["begin"][parts[0]], kind="stable")]
+    event, match, gives, gets, nbytes, to = parts[:, np.argsort(events["begin"][parts[0]], kind="stable")]
     given, giver = gives > 0, np.full(match.max(initial=-1) + 1, -1)
     giver[match[given]] = event[given]  # the last one stays
     got = (gets > 0) & (giver[match] >= 0)
-    event, of = event[got], giver[match[got]]
+    sender, event, of = event, event[got], giver[match[got]]
     sizes = np.zeros(len(giver), np.int64)
     sizes[match[given]] = nbytes[given]
+    events["nbytes"][event] += np.where(
+        events["nbytes"][event] == 0, sizes[match[got]], 0
+    )  # in the background
     moved = np.zeros((len(names), len(names)), np.int64)
     np.add.at(moved, (events["rank"][of], events["rank"][event]), sizes[match[got]])
+    alone = (to >= 0) & ~np.isin(match, match[got])  # whose receive does not say for whom it waits
+    np.add.at(moved, (events["rank"][sender[alone]], to[alone]), nbytes[alone])
     late = np.argsort(events["begin"][of], kind="stable")
     cause = np.full(len(events), -1)
     cause[event[late]] = of[late]
@@ -156,13 +161,14 @@ def _judged(
 
 
 # -- what belongs together -------------------------------------------------------------------------------
-def _parts(rows: list[dict[str, Any]], events: Array) -> Iterator[tuple[int, int, bool, bool, int]]:
+def _parts(rows: list[dict[str, Any]], events: Array) -> Iterator[tuple[int, int, bool, bool, int, int]]:
     """Parts of calls: event, number of what matches; whether this rank gives something to the others of
-    that, whether it gets something from them; and the bytes of a message."""
+    that, whether it gets something from them; the bytes of a message, and to whom it goes, or -1."""
     verbs, comms = [plain(row.get("verb", "")) for row in rows], [row.get("comm") for row in rows]
     any_tag = np.unique(events["row"][events["tag"] < 0]).tolist()
     loose = {comms[i] for i in any_tag if verbs[i] in ("recv", "sendrecv")}
     counts, numbers = Counter[Any](), dict[Any, int]()
+    homes = {(row["comm"], row["rank"]): row["of_rank"] for row in rows if "comm" in row}
     columns = (events[name].tolist() for name in ("row", "rank", "peer", "tag", "of", "nbytes"))
     for i, (place, rank, peer, tag, of, nbytes) in enumerate(zip(*columns, strict=True)):
         if of >= 0 or "comm" not in rows[place]:
@@ -170,7 +176,8 @@ def _parts(rows: list[dict[str, Any]], events: Array) -> Iterator[tuple[int, int
         row = {"peer": peer, "tag": tag, "nbytes": nbytes, **rows[place]}
         for key, gives, gets, size in _ends(row, verbs[place], row["comm"] in loose):
             n = counts[key, rank] = counts[key, rank] + 1
-            yield i, numbers.setdefault((key, n), len(numbers)), gives, gets, size
+            to = homes.get((key[0], key[2]), -1) if size else -1
+            yield i, numbers.setdefault((key, n), len(numbers)), gives, gets, size, to
 
 
 def _ends(row: dict[str, Any], verb: str, is_loose: bool) -> Iterator[tuple[Any, bool, bool, int]]:
@@ -202,7 +209,7 @@ def _align(events: Array, clock: Array, parts: Array) -> float | None:
 
     clock: the number of its clock, of each event.
     """
-    event, match, gives, gets, _ = parts
+    event, match, gives, gets, *_ = parts
     shape = clock.max() + 1, match.max(initial=-1) + 1
     begun, ended = np.full(shape, _NEVER), np.full(shape, -_NEVER)  # the last of each clock, and the first
     giver, getter = event[gives > 0], event[gets > 0]

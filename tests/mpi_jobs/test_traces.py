@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,12 @@ if rank == 0:
     world.send(x, 2, tag=3)
 elif rank == 2:
     world.recv(np.empty(1000), 0)
+if rank == 1:
+    for each in (np.ones(500), "once more"):
+        world.send_object(each, 2)
+elif rank == 2:
+    world.irecv_object(1).wait()
+    world.recv_object()
 field = hpcomm.Field(world, (6, 4), halo=1)
 for _ in range(2):
     field.update_halo()  #halo
@@ -132,13 +139,18 @@ def test_a_report_counts_calls_and_bytes_by_line(job: Any, tmp_path: Path, capsy
     assert reduced["waiting_s"] <= reduced["time_s"]
     assert {name: each["calls"] for name, each in calls.items()} == {
         "early": 3, "background": 3, "sendrecv": 2, "broadcast_object": 3, "send": 1, "recv": 1,
+        "send_object": 2, "irecv_object": 1, "recv_object": 1,
         "Field.update_halo": 6, "Field.sum": 3,
         "barrier": 3, "plan of all_gather": 3,
     }  # fmt: skip
     assert at[str(line(SPMD, "halo"))]["nbytes"] == 2 * 4 * 8 * 4
     assert at[str(line(SPMD, "sum"))]["nbytes"] <= 3 * 8
     assert found["moved"][0] == [0, 8000 + 64, 8000]
-    assert found["moved"][1] == [8000 + 64, 0, 64]
+    nbytes = {name: calls[name]["nbytes"] for name in calls if name.endswith("_object")}
+    assert 4000 < nbytes["irecv_object"] < 4200
+    assert nbytes["recv_object"] > len("once more")
+    assert found["moved"][1] == [8000 + 64, 0, 64 + nbytes["irecv_object"] + nbytes["recv_object"]]
+    assert nbytes["broadcast_object"] == 3 * len(pickle.dumps({"a": 1}, 5))
     assert found["clock_error_s"] == 0
     assert report.main([str(folder), "--machine", "cluster"]) == 0
     text = capsys.readouterr().out

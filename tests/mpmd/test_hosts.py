@@ -1,5 +1,6 @@
 """Several hosts: programs placed by the spec, and a cable that is cut ends the job with a clear word."""
 
+import json
 import re
 import signal
 import sys
@@ -11,6 +12,7 @@ from processes import said
 from steady import steady_time
 
 from hpcomm.job.installation import find_mpi
+from hpcomm.tools import report
 
 REASON = why_not()
 pytestmark = [
@@ -281,6 +283,51 @@ def test_where_shows_the_ranks_of_each_host(hosts):
     out = said(process, 60)[0]
     assert process.returncode == 0, out
     assert "seen: 2 rank 0 rank 1 rank 2" in out, out
+
+
+TRACED = """
+import time
+import numpy as np
+from hpcomm import world as comm
+comm.all_gather_object(None)  # until all are there
+for i in range(20):
+    comm.barrier()
+    if comm.rank == 0:
+        comm.send_object(np.ones(1000), 2)
+        comm.send(np.ones(50), 1)
+    elif comm.rank == 2:
+        comm.recv_object(0)
+    else:
+        comm.recv(np.empty(50), 0)
+    time.sleep(0.05 * (comm.rank == 2))
+"""
+OF_ITS_OWN = """
+mount --bind h{host}/boot_id /proc/sys/kernel/random/boot_id
+exec unshare --time --monotonic $((1000 * {host})) --fork --kill-child "$@"
+"""
+
+
+def test_a_trace_of_two_hosts_is_on_one_clock_and_counts_objects(hosts, capsys):
+    """The clock of each host is 1000 s ahead of the one before."""
+    (hosts.folder / "traced.py").write_text(TRACED)
+    (hosts.folder / "clock.sh").write_text(OF_ITS_OWN.replace("{host}", "$(uname -n | tail -c 2)"))
+    for i in (1, 2):
+        (hosts.folder / f"h{i}" / "boot_id").write_text(f"{i}")
+    words = ["--hosts", "h1:2,h2:1", "--trace", "t", "sh", "clock.sh", sys.executable, "traced.py"]
+    process = hosts.start([sys.executable, "-m", "hpcomm", "run", *words], hosts.environ(find_mpi().vendor))
+    out = said(process, 60)[0]
+    assert process.returncode == 0, out
+    assert report.main([str(hosts.folder / "t"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["host"] for each in found["ranks"]] == ["h1", "h1", "h2"]
+    assert 0 < found["clock_error_s"] < 0.05
+    calls = {each["call"].partition("(")[0]: each for each in found["operations"]}
+    nbytes = calls["send_object"]["nbytes"]
+    assert 20 * 8000 < nbytes == calls["recv_object"]["nbytes"] < 20 * 8200
+    assert found["moved"] == [[0, 20 * 400, nbytes], [0, 0, 0], [0, 0, 0]]
+    waits = calls["barrier"]
+    assert (waits["whom"], waits["calls"]) == ("2", 60)
+    assert 0.5 < waits["waiting_s"] < 10
 
 
 ENDS = """

@@ -84,6 +84,17 @@ def test_messages_meet_in_order_and_a_wait_belongs_to_its_call(tmp_path: Path) -
     assert ranks[1]["computing_s"] == pytest.approx(1e-6)
 
 
+def test_bytes_count_once_where_a_receive_does_not_say_more(tmp_path: Path) -> None:
+    """From any source, it is not known of whom it gets them; in the background it has no bytes of its own."""
+    sends, recv = [{"verb": "send_object"}, {"verb": "send"}], {"verb": "irecv_object"}
+    written(tmp_path, "0", 0, sends, [(10, 11, 1, 300, 1, 4), (12, 13, 2, 8, 2, 0)])
+    written(tmp_path, "1", 1, [recv], [(10, 20, 1, 0, 0, 4)])
+    written(tmp_path, "2", 2, [{"verb": "recv"}], [(10, 20, 1, 8, -1, -1)])
+    trace = read(tmp_path)
+    assert trace.moved.tolist() == [[0, 300, 8], [0, 0, 0], [0, 0, 0]]
+    assert trace.events["nbytes"].tolist() == [300, 8, 300, 8]
+
+
 def test_a_wait_in_the_background_is_for_who_began_last(tmp_path: Path) -> None:
     rows = [{"verb": "all_reduce"}, {"verb": "wait", "call": "wait"}]
     for rank, begin in enumerate((10, 30)):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _PICKLED = 0x80  # how every pickle begins
+heard: Callable[[Payload, bool], object] | None = None  # of a trace: is told what is made of objects, or came
 
 
 class Pickler(Protocol):
@@ -93,6 +94,8 @@ def encode(obj: object, pickler: Pickler | None = None) -> Payload:
             "comm.dup(pickler=cloudpickle)",
         ) from error
     spare.append(mine)
+    if heard is not None:
+        heard(made, True)
     return made
 
 
@@ -191,6 +194,8 @@ def decode(got: Payload, rank: int | None = None) -> Any:
         whose = "" if rank is None else f" from rank {rank}"
         what = f"an array of send_ragged arrived{whose} where an object was expected"
         raise UsageError(what, hint="recv_ragged for what send_ragged sends")
+    if heard is not None:
+        heard(got, False)
     try:
         return pickle.loads(first, buffers=got[1:])
     except (HpcommError, MemoryError):
