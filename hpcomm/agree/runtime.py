@@ -217,8 +217,8 @@ def in_one_piece(hook: Hook) -> Hook:
 
 def _is_last_word() -> bool:
     """Whether an exception ends this rank and the job; and the program has left stderr as it was."""
-    goes_on = _is_interactive() or "HPCOMM_SURVIVE" in os.environ or "HPCOMM_ON_FAILURE" in os.environ
-    return not goes_on and os.getpid() == process and sys.stderr is sys.__stderr__
+    may_fail = "HPCOMM_SURVIVE" in os.environ or os.environ.get("HPCOMM_ON_FAILURE") == "continue"
+    return not (may_fail or _is_interactive()) and os.getpid() == process and sys.stderr is sys.__stderr__
 
 
 def _is_left(text: str) -> bool:
@@ -410,11 +410,15 @@ def _remove(file: str) -> None:
         os.unlink(file)  # noqa: PTH108
 
 
-def _note_first(status: int) -> None:
-    """Tell `hpcomm run` that this rank fails, if it is the first one."""
+def _note_first(status: int) -> bool:
+    """Tell `hpcomm run` that this rank fails, if it is the first one, as far as is known; whether it is."""
     folder, _, _ = _life.rpartition("/")
-    with suppress(OSError), open(f"{folder}/{FIRST}" if folder else "", "x") as note:  # noqa: PTH123
-        note.write(str(status & 255 or 1))
+    try:
+        with open(f"{folder}/{FIRST}" if folder else "", "x") as note:  # noqa: PTH123
+            note.write(str(status & 255 or 1))
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
+    return True
 
 
 def _die(code: int) -> NoReturn:
@@ -442,12 +446,12 @@ def _leave(code: int) -> None:
         return
     if segment.survives:
         _die(code)
-    _note_first(status)
-    all_end = job.meeting()
+    is_first, all_end = _note_first(status), job.meeting()
     deadline = time.monotonic() + GRACE_S
     while not all_end():
         if time.monotonic() > deadline:
-            print(f"hpcomm: {name} ends with status {code}, so the job does", file=sys.stderr, flush=True)
+            if is_first:
+                _write(sys.stderr, f"hpcomm: {name} ends with status {code}, so the job does\n")
             if "HPCOMM_PROGRAM" in os.environ:  # a supervisor passes that on; MPICH kills it at once
                 time.sleep(0.5)
             _abort(code)

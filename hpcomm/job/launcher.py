@@ -32,6 +32,7 @@ HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
 SLURM = "slurmstepd"
 _FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "TMPDIR", "TEMP", "TMP")  # variables of where it keeps its own
+_SUPERVISOR = ["-m", "hpcomm.job.rank_supervisor"]
 _LAUNCHERS = (*PRRTE, "orterun", "orted", "hydra_pmi_proxy", SLURM)
 FIRST = "first"  # a file of a job, on its launcher's host: the status of the first rank that has failed
 # MPICH's launcher kills the others at once and names nobody, so a rank runs under a shell that does.
@@ -67,6 +68,14 @@ def launcher_of(pid: int) -> int:
     while pid > 1 and name_of(pid) not in _LAUNCHERS:
         pid = parent_of(pid)
     return pid if pid > 1 else 0
+
+
+def reader_of(pid: int) -> int:
+    """The process that has the end of what this rank says: its supervisor, or its launcher; 0: none."""
+    launcher = launcher_of(pid)
+    while pid != launcher and words_of(pid)[1:3] != _SUPERVISOR:
+        pid = parent_of(pid) if pid > 1 else launcher
+    return pid
 
 
 def line_of(launcher: int) -> list[str]:
@@ -137,7 +146,7 @@ def is_above_rank(pid: int, supervises: bool) -> bool:
     """Whether it is a shell of ours, above a rank; supervises: or a supervisor, which passes SIGTERM on."""
     words = words_of(pid)
     is_shell = (*words[:2],) == _SHELL and words[3:4] == [_END]
-    return is_shell or (supervises and words[1:3] == ["-m", "hpcomm.job.rank_supervisor"])
+    return is_shell or (supervises and words[1:3] == _SUPERVISOR)
 
 
 def _multi_prog(rank: int, file: str) -> str:

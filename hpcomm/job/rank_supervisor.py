@@ -124,6 +124,8 @@ def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:
     try:
         shown: list[_Target] = [(1, prefix), (2, prefix)]
         if folder:
+            if environ.get(tracebacks.VARIABLE) != tracebacks.FULL:
+                environ[tracebacks.VARIABLE] = tracebacks.BOTH
             shown = [(_opened(folder, f"{name}.{rank}.{end}"), b"") for end in ("out", "err")]
         child, copies = _begin(program.command, environ, program.workdir, [[each] for each in shown])
     except OSError as error:

@@ -31,6 +31,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -68,6 +69,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BARE = (signal.SIGKILL, signal.SIGTERM)  # as MPICH's launcher gives the end by a signal
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _TRIES = 50  # to start a launcher whose job shares no files with another one
+Say = Callable[[float], object]
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 # Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
 _is_asked = False  # to end the job; else it may be started again
@@ -123,16 +125,18 @@ def supervise(
             (folder / name).write_text(content)
         words = [str(folder / word) if word in files else word for word in command]
         pipe = subprocess.PIPE
+        say = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
+        environ[LIVING] = str(folder)
         if watch is None:
-            launcher, held = start(words, {**environ, LIVING: str(folder)})
+            launcher, held = start(words, environ, say)
         else:
-            launcher, held = start(words, environ, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+            launcher, held = start(words, environ, say, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
             watch.read(launcher)
         try:
             with _handing_on(launcher, mark):
                 status, why = _end_of(launcher, held, mark, (timeout_s, grace_s or LEAVE_S), watch)
         finally:
-            tracebacks.say(folder)
+            say(0.0)
         if watch is None:
             if status == TIMED_OUT:
                 print(f"hpcomm run: {why}", file=sys.stderr)
@@ -290,17 +294,19 @@ def _judged(status: int, mark: str, living: Path) -> int:
 
 
 def start(
-    command: list[str], environ: dict[str, str], **streams: Any
+    command: list[str], environ: dict[str, str], say: Say = lambda age_s: None, **streams: Any
 ) -> tuple[subprocess.Popen[bytes], list[int]]:
     """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them.
 
     And the signals to end that came meanwhile: for raise_signals, once the caller can end the job.
+
+    say: prints what ranks have left so long ago, in seconds.
     """
     held: list[int] = []
     for number in ENDING:
         signal.signal(number, lambda number, _: held.append(number))
     try:
-        return _started(command, environ, **streams), held
+        return _started(command, environ, say, **streams), held
     except BaseException:
         raise_signals(held)
         raise
@@ -324,7 +330,9 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _started(command: list[str], environ: dict[str, str], **streams: Any) -> subprocess.Popen[bytes]:
+def _started(
+    command: list[str], environ: dict[str, str], say: Say, **streams: Any
+) -> subprocess.Popen[bytes]:
     if sys.platform != "linux":
         return subprocess.Popen(command, env=environ, **streams)
     import ctypes
@@ -349,9 +357,7 @@ def _started(command: list[str], environ: dict[str, str], **streams: Any) -> sub
         except subprocess.SubprocessError:
             if is_last:
                 raise
-    threading.Thread(
-        target=_free, args=(launcher, Path(environ.get(LIVING, os.devnull))), daemon=True
-    ).start()
+    threading.Thread(target=_free, args=(launcher, say), daemon=True).start()
     if made >= 0:
         mark = environ[MARK].rpartition(",")[2]
         threading.Thread(target=mpi_shared_memory.notice, args=(made, launcher.pid), daemon=True).start()
@@ -359,7 +365,7 @@ def _started(command: list[str], environ: dict[str, str], **streams: Any) -> sub
     return launcher
 
 
-def _free(launcher: subprocess.Popen[bytes], living: Path) -> None:
+def _free(launcher: subprocess.Popen[bytes], say: Say) -> None:
     """End a launcher of Open MPI's that has locked itself up after its last child has ended.
 
     And say what ranks have left in their folder that fail without ending the job.
@@ -367,7 +373,7 @@ def _free(launcher: subprocess.Popen[bytes], living: Path) -> None:
     locked_s = 0.0
     while launcher.returncode is None:
         time.sleep(_LOOK_S)
-        tracebacks.say(living, tracebacks.SOON_S)
+        say(tracebacks.SOON_S)
         locked_s = locked_s + _LOOK_S if is_locked(launcher.pid) else 0.0
         if locked_s >= LOCKED_S and launcher.returncode is None:
             print(

@@ -2,6 +2,7 @@
 
 A rank that is about to end leaves its traceback in the folder of its job, in place of writing it to stderr.
 They are printed when the job has ended, or SOON_S after the first. Nothing else that ranks say is held back.
+Those of several programs are said to be of [ocean 0-3], and so on.
 
     [ranks 0-7] Traceback (most recent call last):
       File "train.py", line 5, in step
@@ -21,14 +22,15 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import in_package
 from .command_line import spans
-from .launcher import launcher_of
+from .launcher import reader_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 VARIABLE = "HPCOMM_TRACEBACK"
 FULL, BOTH = "full", "both"  # BOTH: here and on stderr, which goes to a file of the rank
@@ -40,10 +42,11 @@ _MOST = 4  # of what ranks say differently in one place
 
 
 class Left(NamedTuple):
-    """What a rank has left."""
+    """What a rank has left; program: it is a rank of, if there are several."""
 
     rank: int
     lines: list[str]
+    program: str = ""
 
 
 def leave(life: str, text: str) -> bool:
@@ -77,7 +80,7 @@ def _is_the_launchers() -> bool:
     kind = os.fstat(2).st_mode
     try:
         if stat.S_ISFIFO(kind):
-            its, ours = Path(f"/proc/{launcher_of(os.getpid())}/fd"), Path("/proc/self/fd/2").readlink()
+            its, ours = Path(f"/proc/{reader_of(os.getpid())}/fd"), Path("/proc/self/fd/2").readlink()
             return any(_target(each) == ours for each in its.iterdir())
     except OSError:  # another user's (slurmstepd), or a system without /proc
         return True
@@ -92,19 +95,27 @@ def _target(link: Path) -> Path | None:
         return None
 
 
-def say(folder: Path, age_s: float = 0.0) -> None:
-    """Print what has been left in a folder, once the first is so old; then it is gone."""
+def say(folder: Path, age_s: float = 0.0, programs: Mapping[str, range] = MappingProxyType({})) -> None:
+    """Print what has been left in a folder, once the first is so old; then it is gone.
+
+    programs: their ranks of the job, if there are several.
+    """
     with _saying, suppress(OSError):  # the job has ended meanwhile
         files = sorted(folder.glob(f"{_LEFT}*"), key=lambda file: file.stat().st_mtime_ns)
         if files and time.time() - files[0].stat().st_mtime >= age_s:
-            left = [
-                Left(int(file.name.removeprefix(_LEFT).partition("-")[0]), _folded(file.read_text("utf-8")))
-                for file in files
-            ]
+            left = [_read(file, programs) for file in files]
             sys.stderr.write("".join(f"{line}\n" for line in _merged(left)))
             sys.stderr.flush()
             for file in files:
                 file.unlink()
+
+
+def _read(file: Path, programs: Mapping[str, range]) -> Left:
+    rank, lines = int(file.name.removeprefix(_LEFT).partition("-")[0]), _folded(file.read_text("utf-8"))
+    for program, ranks in programs.items():
+        if rank in ranks:
+            return Left(rank - ranks[0], lines, program)
+    return Left(rank, lines)
 
 
 def _folded(text: str) -> list[str]:
@@ -143,20 +154,21 @@ def _merged(left: Sequence[Left]) -> Iterator[str]:
     """Those with the same frames and kinds of exceptions as one, with what differs."""
     alike: dict[tuple[str, ...], list[Left]] = {}
     for each in left:
-        alike.setdefault(tuple(_kind(each.rank, line) for line in each.lines), []).append(each)
-    for group in alike.values():
+        kinds = (_kind(each.rank, line) for line in each.lines)
+        alike.setdefault((each.program, *kinds), []).append(each)
+    for (program, *_), group in alike.items():
         group.sort()
         ranks = [each.rank for each in group]
-        yield f"{_named(ranks)} {group[0].lines[0]}"
+        yield f"{_named(ranks, program)} {group[0].lines[0]}"
         differing: list[tuple[str, ...]] = []  # lines one behind the other
         for lines in list(zip(*(each.lines for each in group), strict=True))[1:]:
             if (same := _of_all(ranks, lines)) is None:
                 differing.append(lines)
                 continue
-            yield from _each(ranks, differing)
+            yield from _each(ranks, differing, program)
             differing = []
             yield same
-        yield from _each(ranks, differing)
+        yield from _each(ranks, differing, program)
 
 
 def _kind(rank: int, line: str) -> str:
@@ -177,17 +189,17 @@ def _of_all(ranks: Sequence[int], lines: Sequence[str]) -> str | None:
     return own[0].replace("\0", spans(ranks)) if len({*own}) == 1 else None
 
 
-def _each(ranks: Sequence[int], differing: Sequence[Sequence[str]]) -> Iterator[str]:
+def _each(ranks: Sequence[int], differing: Sequence[Sequence[str]], program: str) -> Iterator[str]:
     """The lines of each rank, those of ranks that have the same once."""
     of: dict[tuple[str, ...], list[int]] = {}
     for rank, lines in zip(ranks, zip(*differing, strict=True), strict=False):
         of.setdefault(lines, []).append(rank)
     for lines, some in list(of.items())[:_MOST]:
-        yield f"{_named(some)} {lines[0]}"
+        yield f"{_named(some, program)} {lines[0]}"
         yield from lines[1:]
     if len(of) > _MOST:
         yield f"... and others of {len(of) - _MOST} more ranks (--full-traceback shows them)"
 
 
-def _named(ranks: Sequence[int]) -> str:
-    return f"[rank{'s' * (len(ranks) > 1)} {spans(ranks)}]"
+def _named(ranks: Sequence[int], program: str) -> str:
+    return f"[{program or 'rank' + 's' * (len(ranks) > 1)} {spans(ranks)}]"

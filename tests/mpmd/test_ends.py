@@ -61,6 +61,43 @@ def judge(done, seconds, words):
     assert words in done.stderr
 
 
+BOTH = """
+[program.ocean]
+command = "python fails.py"
+ranks = 3
+[program.air]
+command = "python fails.py"
+ranks = 2
+"""
+FAILS = """
+import os
+import hpcomm
+me = hpcomm.join()
+if me.name in os.environ["FAIL"]:
+    me.comm.all_reduce([1])
+me.link("air" if me.name == "ocean" else "ocean").comm.barrier()
+"""
+
+
+def test_what_the_ranks_of_a_program_fail_by_is_said_once(spec, tmp_path):
+    more = {"HPCOMM_TRACEBACK": "once", "FAIL": "ocean"}
+    said = spec(BOTH, files={"fails.py": FAILS}, expect="failure", env=more).stderr
+    assert re.search(r"\[ocean 0-2\] Traceback .*\n  File .*fails.py", said), said
+    assert re.search(
+        r"  \.\.\. \d+ frames of hpcomm .*\nhpcomm.errors.*\n.*'ocean' \(rank 0-2 of 3\)", said
+    ), said
+    assert (said.count("Traceback"), said.count("so the job does")) == (1, 1), said
+
+    more["FAIL"] = "ocean air"
+    options = ("--files", str(tmp_path / "all"))
+    said = spec(BOTH, *options, expect="failure", env=more).stderr
+    assert sorted(re.findall(r"\[(.*)\] Traceback", said)) == ["air 0-1", "ocean 0-2"], said
+    for rank in range(3):
+        kept = (tmp_path / "all" / f"ocean.{rank}.err").read_text()
+        assert f"(rank {rank} of 3)" in kept
+        assert "/hpcomm/core/buffer.py" in kept
+
+
 @pytest.mark.parametrize(("end", "wait"), PAIRS)
 def test_without_a_spec(programs, end, wait):
     statement, words = ENDS[end]

@@ -371,7 +371,7 @@ def test_a_traceback_is_left_in_any_locale_but_not_where_somebody_else_reads_std
     code = (
         "import os, sys, tempfile\n"
         "from hpcomm.job import tracebacks\n"
-        "tracebacks.launcher_of = lambda pid: os.getppid()\n"
+        "tracebacks.reader_of = lambda pid: os.getppid()\n"
         "left = [tracebacks.leave(sys.argv[1], text) for text in ('', 'KeyError: gr\\xf6\\udcff')]\n"
         "os.dup2(os.pipe()[1], 2)\n"
         "left.append(any(tracebacks.leave(sys.argv[1], 'KeyError: 2') for _ in range(200)))\n"
