@@ -326,8 +326,8 @@ def test_a_trace_of_two_hosts_is_on_one_clock_and_counts_objects(hosts, capsys):
     assert 20 * 8000 < nbytes == calls["recv_object"]["nbytes"] < 20 * 8200
     assert found["moved"] == [[0, 20 * 400, nbytes], [0, 0, 0], [0, 0, 0]]
     waits = calls["barrier"]
-    assert (waits["whom"], waits["calls"]) == ("2", 60)
-    assert 0.5 < waits["waiting_s"] < 10
+    assert waits["calls"] == 60
+    assert 0.5 < waits["waiting_s"] < 10  # for rank 2, and on a busy machine for others
 
 
 ENDS = """

@@ -144,13 +144,16 @@ comm.barrier()
 sys.exit(3)
 """
 BATCH = """#!/bin/bash
-#SBATCH --nodes=3 --ntasks=3 --ntasks-per-node=1 --time=1 --signal=B:USR1@59 --output=said
+#SBATCH --nodes=3 --ntasks=3 --ntasks-per-node=1 --time=1 --signal=B:USR1@30 --output=said
 exec {python} -m hpcomm run python train.py
 """
 
 
 def test_ranks_save_before_the_time_limit_and_the_job_ends_with_their_status(slurm, tmp_path):
-    """As docs/launching.md shows. Slurm looks at time limits twice a minute, and counts them in minutes."""
+    """As docs/launching.md shows. Slurm looks at time limits twice a minute, and counts them in minutes.
+
+    So ranks have half a minute to set their handlers, and half a minute to save.
+    """
     (tmp_path / "train.py").write_text(TRAINS_ON)
     (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable))
     done = finish(["sbatch", "--wait", "job.sh"], 150, tmp_path)
