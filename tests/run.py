@@ -68,7 +68,7 @@ OF_MPI = (
 )
 # Where jobs go side by side, ranks that wait in MPI leave the cores to others.
 WAITING = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-TORCH_RANKS, TORCH_RANKS_AGAIN = (4,), (2,)
+TORCH_RANKS, TORCH_RANKS_AGAIN = (4,), ()  # torch under the other MPI: tests of jobs
 QUICK_PURE = [
     *("tests/test_layers.py", "tests/test_public_names.py", "tests/pure"),
     *(
