@@ -68,7 +68,8 @@ OF_MPI = (
 )
 # Where jobs go side by side, ranks that wait in MPI leave the cores to others.
 WAITING = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
-TORCH_RANKS, TORCH_RANKS_AGAIN = (4,), ()  # torch under the other MPI: tests of jobs
+TORCH_RANKS = 4
+TORCH_BY_MPI = "tests/torch/test_groups.py"
 QUICK_PURE = [
     *("tests/test_layers.py", "tests/test_public_names.py", "tests/pure"),
     *(
@@ -134,10 +135,10 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         ranks, chosen, tests = (3, "not once", by_mpi) if again else (2, "", files(WITHOUT_CORE))
         without = Step(f"{name}, {ranks} ranks, no core", [], MPI_S, ranks)
         off = ["-x", "HPCOMM_NODE=off"]
-        yield [[on_ranks(without, python, f"{tests} {QUICK_TORCH * (not again)}", chosen, off)]]
-        for ranks in TORCH_RANKS_AGAIN if again else TORCH_RANKS:
-            step = Step(f"{name}, torch, {ranks} ranks", [], TORCH_S, ranks)
-            yield [[on_ranks(step, python, "tests/torch", "not once" * again)]]
+        yield [[on_ranks(without, python, f"{tests} {TORCH_BY_MPI if again else QUICK_TORCH}", chosen, off)]]
+        if not again:  # the other MPI: what goes by it, above, and jobs
+            step = Step(f"{name}, torch, {TORCH_RANKS} ranks", [], TORCH_S, TORCH_RANKS)
+            yield [[on_ranks(step, python, "tests/torch")]]
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
