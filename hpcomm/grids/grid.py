@@ -7,6 +7,8 @@ vertices of other cells (cells.py), straight lines on a plane.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from ..core.buffer import refuse_masked
@@ -16,7 +18,7 @@ from .geometry import moments
 from .methods import KINDS
 
 
-class Grid:
+class Grid(ABC):
     """Points, each with a cell around it or without.
 
     Of grids by formula every rank knows all, and asks for global indices. Of others it has its own part, in
@@ -37,13 +39,13 @@ class Grid:
         """Whether this is a rank's own part."""
         return KINDS[self.kind].is_own
 
+    @abstractmethod
     def centres(self, points: Ints) -> Floats:
         """Where the values live: (points, 3) on the unit sphere, (points, 2) on a plane."""
-        raise NotImplementedError
 
+    @abstractmethod
     def corners(self, points: Ints) -> Floats:
         """Of the cells, (points, corners, 3 or 2), anticlockwise seen from outside; none of bare points."""
-        raise NotImplementedError
 
     def moments(self, points: Ints) -> tuple[Floats, Floats]:
         """Of the cells: (area, integral of the position)."""
@@ -59,8 +61,8 @@ class Grid:
         return self.kind == other.kind and all(np.array_equal(mine[key], theirs[key]) for key in mine)
 
     def part(self, which: Ints) -> Grid:
-        """Some of this rank's own part."""
-        raise NotImplementedError
+        """Some of this rank's own part. A grid by formula stays whole: its points are asked for by index."""
+        return self
 
 
 class Points(Grid):
@@ -79,6 +81,9 @@ class Points(Grid):
 
     def centres(self, points: Ints) -> Floats:
         return placed(self.coordinates, self.sphere)
+
+    def corners(self, points: Ints) -> Floats:
+        return self.centres(points)[:, None][:, :0]
 
     def part(self, which: Ints) -> Points:
         return Points(self.coordinates[which], sphere=self.sphere)

@@ -76,7 +76,7 @@ def weights(
             f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
         )
     shapes = _shapes(source, np.arange(source.size), mapping)[here]
-    if target.is_own and points is not None:
+    if points is not None:
         target = target.part(there)
     mapper = _Mapper(source, target, there, mapping, neighbours, _scale(source, shapes[:, 0]))
     made = mapper.weights(here, shapes)

@@ -372,11 +372,6 @@ class ReducedGaussian(Rows):
     def middle(self, j: Ints, i: Ints) -> Floats:
         return np.asarray(i * (_ROUND / self._count(j)))
 
-    def _unrolled(self, u: Floats) -> Floats:
-        """Longitudes within one turn from the first edge on."""
-        first = self.u_edges[0] - _LITTLE
-        return np.asarray(first + (u - first) % _ROUND)
-
     def _columns(self, j: Ints, u: Floats) -> tuple[Ints, Floats]:
         x = u * (self._count(j) / _ROUND)
         i = np.floor(x + _LITTLE)

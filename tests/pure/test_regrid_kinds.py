@@ -193,6 +193,8 @@ def test_pixels_lie_where_gorski_et_al_put_them():
         begin = degrees(pixels.centres(first))[:, 0]
         half = (rings < nside) | (rings > 3 * nside) | ((rings - nside) % 2 == 0)
         assert np.allclose(begin, np.where(half, 180 / count, 0))
+        off = np.abs(pixels.areas(everything(pixels)) * pixels.size / (4 * np.pi) - 1).max()
+        assert 0.05 < off < (0.1 if nside > 1 else 0.2)  # as docs/grids.md says
     order = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]
     assert np.allclose(
         regrid.Healpix(1, nest=True).centres(np.array(order)), regrid.Healpix(1).centres(np.array(order))
