@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, MissingError
 from ..job.optional_packages import load
 from . import weight_files
+from .grid import Grid
 
 NAN = ("spread", "renormalise")  # what a nan of the source may do
 _MOST = 3.0001  # times its sum that absolute weights may add up to, as those with gradients do
@@ -126,6 +127,41 @@ class Weights:
         rows = self.matrix[points]
         used = np.unique(rows.indices)
         return Weights(rows[:, used], self.sources[used], self.fraction[points])
+
+
+@dataclass
+class Ask:
+    """Source points that are given, and target points that want their values."""
+
+    source: Any  # the grid of the givers, if it is Rows
+    target: Grid
+    points: Ints  # of the target
+    neighbours: int
+    scale: float  # the source's largest coordinate
+    given: Ints  # ascending
+    shapes: Floats  # (given, 1 + corners, 3 or 2): the centre of each, and for areas its corners
+
+    @cached_property
+    def x(self) -> Floats:
+        """Where the values of the source live."""
+        return self.shapes[:, 0]
+
+    @cached_property
+    def wanted(self) -> Floats:
+        """Where the values of the target live."""
+        return self.target.centres(self.points)
+
+
+class Entries(NamedTuple):
+    """Of a matrix of weights: rows and columns are positions in Ask.points and Ask.given."""
+
+    row: Ints
+    column: Ints
+    value: Floats
+    fraction: Floats  # (points,): covered part of each
+    needed: float = 0.0  # how far the farthest source was that counted
+    doubled: float = 0.0  # part of a target that sources cover twice, at most; inf: two are in one place
+    overlap: str = ""  # the same in words
 
 
 _KINDS = {"data": "f", "indices": "iu", "indptr": "iu", "sources": "iu", "fraction": "f"}
