@@ -30,7 +30,7 @@ def around_cells(corners: Floats, scale: float) -> tuple[Ints, Ints]:
         scale: the largest coordinate of all cells.
     """
     n, k, _ = corners.shape
-    vertex = _numbered(corners, scale)
+    vertex = numbered(corners, scale)
     start, end = vertex.ravel(), np.roll(vertex, -1, axis=1).ravel()
     cell = np.repeat(np.arange(n), k)
     real = start != end  # not that of a corner to its repetition
@@ -46,7 +46,7 @@ def around_cells(corners: Floats, scale: float) -> tuple[Ints, Ints]:
     return pairs // max(n, 1), pairs % max(n, 1)
 
 
-def _numbered(corners: Floats, scale: float) -> Ints:
+def numbered(corners: Floats, scale: float) -> Ints:
     """A number for each corner, the same for corners in one place."""
     # Off by a share of a unit, since coordinates that people choose lie at round numbers.
     places = np.floor(corners.reshape(-1, corners.shape[2]) / (scale * _UNIT) + 0.3180339887)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from .._lazy import LazyModule
 from ..core.types import Floats, Ints
+from .geometry import Bools, tangents
+from .gradients import numbered
+from .rows import Rows
+from .triangulation import convex_parts
 from .weights import Ask, Entries
 
 spatial: Any = LazyModule("scipy.spatial")
 
 FAR = 8.0  # farther than anything on the unit sphere is from anything else
+_EDGE = 1e-12  # of a polygon: so far beside it a point counts as on its edge
+_TINY = 1e-15  # of it: points on an edge are so far inside
 _DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
 
 
@@ -45,6 +53,41 @@ def _closest(ask: Ask, k: int) -> tuple[Floats, Ints, float]:
 
 
 def bilinear(ask: Ask) -> Entries:
+    """Between the centres of the cells around a corner: of four that make a rectangle, bilinear.
+
+    In other convex polygons by Wachspress (1975): in triangles barycentric. On the sphere the same in planes
+    through its centre, and a plane is one of three dimensions, all of it at one height. Bare points have the
+    corners of their Voronoi cells.
+    """
+    if isinstance(ask.source, Rows):
+        return _between_rows(ask)
+    x, wanted = _in_space(ask.x, ask), _in_space(ask.wanted, ask)
+    is_bare = ask.shapes.shape[1] == 1
+    incidence = _voronoi(ask, x) if is_bare else _at_corners(ask)
+    tree, done = spatial.cKDTree(wanted), np.zeros(len(wanted), bool)
+    found, needed = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))], 0.0
+    for ring in _rings(x, *incidence, ask.target.sphere):
+        middle = _on_surface(x[ring].mean(axis=1), ask.target.sphere)
+        reach = np.linalg.norm(x[ring] - middle[:, None], axis=2).max(axis=1)
+        lists = tree.query_ball_point(middle, reach * (1 + 1e-9), return_sorted=True)
+        which = np.repeat(np.arange(len(ring)), [len(each) for each in lists])
+        row = np.fromiter(chain.from_iterable(lists), np.int64, len(which))
+        inside, share = _wachspress(wanted[row], x[ring[which]])
+        inside &= ~done[row]
+        row, first = np.unique(row[inside], return_index=True)  # of several rings the first
+        done[row] = True
+        which, share = which[inside][first], share[inside][first]
+        found.append((np.repeat(row, ring.shape[1]), ring[which].ravel(), share.ravel()))
+        if is_bare and len(row):
+            needed = max(needed, 2 * float(_circles(x[ring[which][:, :3]])[1].max()))
+    row, column, value = (np.concatenate(each) for each in zip(*found, strict=True))
+    kept = value != 0
+    if is_bare and not done.all():
+        needed = np.inf
+    return Entries(row[kept], column[kept], value[kept], done.astype(float), needed)
+
+
+def _between_rows(ask: Ask) -> Entries:
     given, n = ask.given, len(ask.points)
     index, share = ask.source.between(ask.wanted)
     row, column, value = np.repeat(np.arange(n), 4), index.ravel(), share.ravel()
@@ -54,3 +97,91 @@ def bilinear(ask: Ask) -> Entries:
     total = np.bincount(row[there], weights=value[there], minlength=n)
     kept = there & (total[row] > 1e-12)
     return Entries(row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float))
+
+
+def _in_space(x: Floats, ask: Ask) -> Floats:
+    return x if x.shape[1] == 3 else np.pad(x, ((0, 0), (0, 1)), constant_values=ask.scale)
+
+
+def _on_surface(x: Floats, sphere: bool) -> Floats:
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300) if sphere else x
+
+
+def _at_corners(ask: Ask) -> tuple[Ints, Ints]:
+    """(corner, cell) for each corner of each cell."""
+    corner = numbered(ask.shapes[:, 1:], ask.scale)
+    return corner.ravel(), np.repeat(np.arange(len(corner)), corner.shape[1])
+
+
+def _voronoi(ask: Ask, x: Floats) -> tuple[Ints, Ints]:
+    """(corner, point) for each corner of the points' Voronoi cells: middles of circles without points."""
+    try:
+        if ask.target.sphere:  # with the centre of the sphere as one more point, a region has no lid
+            triangles = spatial.ConvexHull(np.concatenate([x, np.zeros((1, 3))])).simplices
+            triangles = triangles[(triangles < len(x)).all(axis=1)]
+        else:
+            triangles = spatial.Delaunay(ask.x).simplices
+    except spatial.QhullError:  # too few, or all on a line
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    middle, radius = _circles(x[triangles])
+    flat = ~(radius < FAR * ask.scale)
+    corner = numbered(middle[~flat][:, None], ask.scale)
+    return np.repeat(corner.ravel(), 3), triangles[~flat].ravel()
+
+
+def _circles(corners: Floats) -> tuple[Floats, Floats]:
+    """(middle, radius) of the circles through three points each, (n, 3, 3)."""
+    b, c = corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]
+    normal = np.cross(b, c)
+    way = (
+        np.cross(normal, b) * (c * c).sum(axis=1)[:, None]
+        + np.cross(c, normal) * (b * b).sum(axis=1)[:, None]
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        way = way / (2 * (normal * normal).sum(axis=1))[:, None]
+    return corners[:, 0] + way, np.linalg.norm(way, axis=1)
+
+
+def _rings(x: Floats, corner: Ints, cell: Ints, sphere: bool) -> Iterator[Ints]:
+    """Those around each corner, anticlockwise, in convex polygons (m, n): triangles first, then n = 4, 5, ...
+
+    Their order and first corners depend on the order of the points alone.
+    """
+    pairs = np.unique(corner * len(x) + cell)
+    corner, cell = pairs // len(x), pairs % len(x)
+    _, first, count = np.unique(corner, return_index=True, return_counts=True)
+    made: dict[int, list[Ints]] = {3: []}
+    for n in np.unique(count[count >= 3]).tolist():
+        ring = cell[first[count == n][:, None] + np.arange(n)]
+        off = x[ring] - x[ring].mean(axis=1, keepdims=True)
+        up = _on_surface(x[ring].mean(axis=1), sphere) if sphere else np.tile([0.0, 0.0, 1.0], (len(ring), 1))
+        a, b = ((off * axis[:, None]).sum(axis=2) for axis in tangents(up))
+        ring = np.take_along_axis(ring, np.arctan2(b, a).argsort(axis=1, kind="stable"), axis=1)
+        turn = (ring.argmin(axis=1)[:, None] + np.arange(n)) % n
+        ring = np.take_along_axis(ring, turn, axis=1)
+        corners = x[ring][..., : 2 + sphere]
+        parts, owner = convex_parts(corners)
+        same = (parts[:, :, None] == corners[owner][:, None]).all(axis=3)
+        ring = np.take_along_axis(ring[owner], same.argmax(axis=2), axis=1)
+        cut = ring[:, -2] == ring[:, -1]
+        made.setdefault(n, []).append(ring[~cut])
+        made[3].append(ring[cut][:, :3])
+    for _, rings in sorted(made.items()):
+        if rings:
+            ring = np.concatenate(rings)
+            yield ring[np.lexsort(ring.T[::-1])]
+
+
+def _wachspress(x: Floats, corners: Floats) -> tuple[Bools, Floats]:
+    """(whether x lies inside, share of each corner): x of shape (m, 3), corners (m, n, 3) anticlockwise."""
+    after, before = np.roll(corners, -1, axis=1), np.roll(corners, 1, axis=1)
+    normal = np.cross(corners, after - corners)
+    side = ((x[:, None] - corners) * normal).sum(axis=2)  # of the edge to the next corner
+    bend = ((before - corners) * normal).sum(axis=2)
+    most = np.abs(side).max(axis=1, keepdims=True)
+    inside = (side >= -_EDGE * most).all(axis=1)
+    side = np.maximum(side, _TINY * most)
+    share = bend / (side * np.roll(side, 1, axis=1))
+    share = share / share.sum(axis=1, keepdims=True)
+    share[np.abs(share) < _EDGE] = 0.0
+    return inside, share / share.sum(axis=1, keepdims=True)

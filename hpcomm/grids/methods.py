@@ -13,7 +13,7 @@ class Kind(NamedTuple):
 
     maker: str  # its class in hpcomm.regrid
     keys: tuple[str, ...]  # of a spec: the numbers that say how large it is, which its class begins with
-    has: str  # what mappings may use: "points", "cells", or "rows" of cells
+    has: str  # what mappings may use: "points", "cells", or "cells" of cells
     sphere: bool | None = True  # None: a plane or the sphere, as the grid says
     size: Callable[..., int] = lambda *counts: prod(counts)
 
@@ -24,22 +24,21 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "latlon": Kind("LatLon", ("nlat", "nlon"), "rows"),
-    "gaussian": Kind("Gaussian", ("nlat", "nlon"), "rows"),
-    "reduced_gaussian": Kind("ReducedGaussian", ("N",), "rows", size=lambda n: 4 * n * (n + 9)),
+    "latlon": Kind("LatLon", ("nlat", "nlon"), "cells"),
+    "gaussian": Kind("Gaussian", ("nlat", "nlon"), "cells"),
+    "reduced_gaussian": Kind("ReducedGaussian", ("N",), "cells", size=lambda n: 4 * n * (n + 9)),
     "healpix": Kind("Healpix", ("nside",), "cells", size=lambda nside: 12 * nside * nside),
-    "plane": Kind("Plane", ("nx", "ny"), "rows", sphere=False),
+    "plane": Kind("Plane", ("nx", "ny"), "cells", sphere=False),
     "points": Kind("Points", ("size",), "points", sphere=None),
     "cells": Kind("Cells", ("size",), "cells", sphere=None),
 }
 _USES = {  # mapping: what it needs of the grid that it reads from, and of the one that it writes to
     "nearest": ("points", "points"),
     "idw": ("points", "points"),
-    "bilinear": ("rows", "points"),
+    "bilinear": ("points", "points"),
     "conservative": ("cells", "cells"),
     "conservative2": ("cells", "cells"),
 }
-_MORE = ("points", "cells", "rows")  # each has what those before it have
 MAPPINGS = tuple(_USES)
 
 
@@ -68,7 +67,7 @@ def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> 
         (the side whose grid does not fit, "from" or "to", what is wrong, what to do).
     """
     for side, (kind, _), uses in zip(("from", "to"), (source, target), _USES[mapping], strict=True):
-        fits = [name for name, each in KINDS.items() if _MORE.index(each.has) >= _MORE.index(uses)]
+        fits = [name for name, each in KINDS.items() if uses in ("points", each.has)]
         if kind not in fits:
             what = f"mapping {mapping!r} does not go {side} a grid of kind {kind}"
             return side, what, f"kinds that it fits: {', '.join(sorted(fits))}"

@@ -3,7 +3,7 @@
 mapping         order  conserves  reads from
 nearest         1      no         anything
 idw             1      no         anything: k nearest, weighted by 1/d²
-bilinear        2      no         rows
+bilinear        2      no         anything: between those around a corner (Wachspress 1975)
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 
@@ -213,9 +213,10 @@ def _radius(grid: Grid, points: Ints) -> float:
 
 
 def _shapes(grid: Any, points: Ints, mapping: str) -> Floats:
-    """What a giver says of each point: its centre, and for areas its corners behind it."""
+    """What a giver says of each point: its centre, and behind it, where a mapping needs them, its corners."""
     x = grid.centres(points)[:, None]
-    return np.concatenate([x, grid.corners(points)], axis=1) if mapping.startswith("cons") else x
+    needs = mapping.startswith("cons") or (mapping == "bilinear" and not isinstance(grid, Rows))
+    return np.concatenate([x, grid.corners(points)], axis=1) if needs else x
 
 
 def _nearby(

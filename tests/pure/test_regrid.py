@@ -60,12 +60,7 @@ PAIRS = {
     "cells to plane": lambda n: (skewed(n * 3 // 4), regrid.Plane(n, n)),
 }
 ORDER = {"nearest": 0.8, "idw": 0.7, "bilinear": 1.7, "conservative": 0.8, "conservative2": 1.5}
-CASES = [
-    (pair, mapping)
-    for pair in PAIRS
-    for mapping in regrid.MAPPINGS
-    if not (mapping == "bilinear" and pair.startswith(("cube", "cells", "healpix")))
-]
+CASES = [(pair, mapping) for pair in PAIRS for mapping in regrid.MAPPINGS]
 
 
 def everything(grid):
@@ -81,7 +76,7 @@ def error_of(pair, mapping, n, function):
     weights = regrid.weights(source, target, mapping)
     exact = function(target.centres(everything(target)))
     got = weights.apply(function(source.centres(everything(source)))[weights.sources])
-    area = areas(target)
+    area = np.where(weights.fraction > 0, areas(target), 0)  # without what lies beside the middles of cells
     return np.sqrt((area * (got - exact) ** 2).sum() / (area * exact**2).sum())
 
 
@@ -129,7 +124,8 @@ def test_with_a_mask_what_is_covered_keeps_its_integral(pair, mapping):
 def test_a_constant_stays_constant(pair, mapping):
     source, target = PAIRS[pair](16)
     weights = regrid.weights(source, target, mapping)
-    assert np.allclose(weights.apply(np.full(weights.columns, 3.25)), 3.25, rtol=1e-12)
+    assert np.allclose(weights.apply(np.full(weights.columns, 3.25))[weights.rows], 3.25, rtol=1e-12)
+    assert len(weights.rows) == target.size or (pair, mapping) == ("cells to plane", "bilinear")
 
 
 SIZES = st.integers(1, 7)
@@ -294,7 +290,7 @@ REFUSED = {
         "on a sphere to one on a plane",
     ),
     "from points": (
-        lambda: regrid.weights(BUOYS, SMALL, "bilinear"),
+        lambda: regrid.weights(BUOYS, SMALL, "conservative"),
         "does not go from a grid of kind points",
     ),
     "to points": (

@@ -1,0 +1,123 @@
+"""Mappings between points: bilinear from cells and from bare points."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("scipy")
+from test_regrid import cube, everything, skewed, smooth
+
+from hpcomm import regrid
+
+RNG = np.random.default_rng(5)
+
+
+def degrees(x):
+    return np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arctan2(x[:, 2], np.hypot(*x.T[:2]))], -1))
+
+
+def scattered(n):
+    return regrid.Points(degrees(np.random.default_rng(n).normal(size=(n, 3))))
+
+
+def lattice(n, sphere=True):
+    """Points in rows, any four of which lie on a circle: their triangles are as one likes."""
+    whole = regrid.LatLon(n, 2 * n) if sphere else regrid.Plane(n, n + 1)
+    x = whole.centres(everything(whole))
+    return regrid.Points(degrees(x) if sphere else x, sphere=sphere)
+
+
+PLANES = {
+    "cells": skewed(9),
+    "rows as cells": regrid.Cells(regrid.Plane(7, 5).corners(np.arange(35)), sphere=False),
+    "points": regrid.Points(RNG.random((150, 2)), sphere=False),
+    "a lattice": lattice(9, sphere=False),
+}
+
+
+@pytest.mark.parametrize("kind", PLANES)
+def test_on_a_plane_bilinear_is_exact_for_linear_functions(kind):
+    source, target = PLANES[kind], regrid.Points(RNG.uniform(-0.1, 1.1, (400, 2)), sphere=False)
+    weights = regrid.weights(source, target, "bilinear")
+    x, y = (grid.centres(everything(grid)) for grid in (source, target))
+    values = np.stack([np.ones(len(x)), 2 - x @ [3.0, -5.0]], 1)
+    exact = np.stack([np.ones(len(y)), 2 - y @ [3.0, -5.0]], 1)
+    off = np.abs(weights.apply(values[weights.sources]) - exact)[weights.rows]
+    assert off[:, 0].max() < 1e-14
+    assert off[:, 1].max() < 1e-13
+    assert weights.matrix.data.min() > 0  # so no new extremes
+    assert 150 < len(weights.rows) < 350
+    near = np.abs(y - 0.5).max(axis=1) < 0.3
+    assert near[weights.rows].sum() == near.sum()  # there are no holes between
+
+
+def test_points_in_rows_are_mapped_as_the_cells_around_them_are():
+    inside = regrid.Points(RNG.uniform(0.2, 0.8, (300, 2)), sphere=False)
+    for source in (
+        PLANES["a lattice"],
+        regrid.Cells(regrid.Plane(9, 10).corners(np.arange(90)), sphere=False),
+    ):
+        values = RNG.random(90)
+        plain = regrid.weights(regrid.Plane(9, 10), inside, "bilinear")
+        weights = regrid.weights(source, inside, "bilinear")
+        assert np.allclose(
+            weights.apply(values[weights.sources]), plain.apply(values[plain.sources]), atol=1e-13
+        )
+
+
+SPHERES = {
+    "cube": lambda n: cube(n // 2),
+    "healpix": lambda n: regrid.Healpix(n // 2),
+    "latlon as cells": lambda n: regrid.Cells(
+        np.degrees(np.stack([np.arctan2(c[..., 1], c[..., 0]), np.arcsin(c[..., 2])], -1))
+        if (c := regrid.LatLon(n, 2 * n).corners(np.arange(2 * n * n))) is not None
+        else None
+    ),
+    "scattered": lambda n: scattered(2 * n * n),
+    "a lattice": lattice,
+}
+
+
+@pytest.mark.parametrize("kind", SPHERES)
+def test_over_the_poles_and_the_date_line_bilinear_has_order_2_as_elsewhere(kind):
+    special = [[0.0, 90.0], [7.0, -90.0], [180.0, 3.0], [-180.0, 3.0], [180.0, -61.0], [33.0, 89.9]]
+    target = regrid.Points(np.concatenate([special, degrees(RNG.normal(size=(500, 3)))]))
+    worst = []
+    for n in (12, 48):
+        source = SPHERES[kind](n)
+        weights = regrid.weights(source, target, "bilinear")
+        assert not len(weights.uncovered)
+        assert np.abs(weights.apply(np.ones(weights.columns)) - 1).max() < 1e-14
+        off = weights.apply(smooth(source.centres(everything(source)))[weights.sources])
+        off = np.abs(off - smooth(target.centres(everything(target))))
+        worst.append((off[:6].max(), off[6:].max(), np.sqrt((off**2).mean())))
+    coarse, fine = worst
+    assert fine[0] < 1.5 * fine[1]  # no imprint
+    assert np.log2(coarse[2] / fine[2]) / 2 > 1.7
+
+
+def test_a_point_of_the_source_keeps_its_value():
+    for source in (cube(5), scattered(300), lattice(6), PLANES["cells"], PLANES["points"]):
+        target = source.centres(everything(source))
+        target = regrid.Points(degrees(target) if source.sphere else target, sphere=source.sphere)
+        weights = regrid.weights(source, target, "bilinear")
+        assert np.array_equal(weights.matrix.toarray(), np.eye(len(weights.sources))[: source.size])
+
+
+def test_where_sources_are_masked_the_rest_around_a_corner_counts():
+    source = regrid.Cells(regrid.Plane(3, 3).corners(np.arange(9)), sphere=False)
+    target = regrid.Points([[0.3, 0.3], [0.45, 0.45], [0.7, 0.7], [0.1, 0.5]], sphere=False)
+    weights = regrid.weights(source, target, "bilinear", given=np.arange(8))
+    assert weights.uncovered.tolist() == [2, 3]  # beyond the line between two of three, and their middles
+    assert regrid.weights(source, target, "bilinear", given=[0, 1]).columns == 0
+
+
+@pytest.mark.parametrize("sphere", [True, False])
+def test_few_points_or_points_on_a_line_cover_what_they_can(sphere):
+    target = regrid.Points([[5.0, 5.0], [40.0, 40.0]], sphere=sphere)
+    for some, count in (
+        ([[0, 0]], 0),
+        ([[0, 0], [9, 0], [18, 0], [27, 0]], 0),
+        ([[0, 0], [20, 0], [0, 20]], 1),
+    ):
+        weights = regrid.weights(regrid.Points(some, sphere=sphere), target, "bilinear")
+        assert len(weights.rows) == count
