@@ -17,6 +17,7 @@ from .grid import Grid, check_counts, on_sphere
 _ROUND = 2 * np.pi
 _LITTLE = 1e-13  # of coordinates: edges that are nearer are one
 _FULL = 1e-9  # edges of columns this near to a full circle close it
+_IS_EDGE = np.array([False, True, False, True, True, False, True, False])  # of the eight around a cell
 
 
 class Rows(Grid):
@@ -28,7 +29,10 @@ class Rows(Grid):
             radians, or x and y.
         u_centres, v_centres: where the values live.
         heights: v such that du dv is area, of the edges of rows.
+        is_aligned: whether all rows have the same columns.
     """
+
+    is_aligned = True
 
     def __init__(
         self, u: tuple[Floats, Floats], v: tuple[Floats, Floats], heights: Floats | None = None
@@ -124,7 +128,10 @@ class Rows(Grid):
         return row[kept], index[kept], *rectangle_moments(self.sphere, *rectangle)
 
     def around(self, given: Ints) -> tuple[Ints, Ints]:
-        """(cell, neighbour), as positions in given, ascending: the eight around each that there are."""
+        """(cell, neighbour), as positions in given, ascending: who is on the other side of an edge.
+
+        Where these are few (coasts), or rows have other columns than the next: all eight around it.
+        """
         j, i = self.at(given)
         u = self.middle(j, i)
         cells = []
@@ -132,11 +139,13 @@ class Rows(Grid):
             row, beyond = self._across(j + b)
             a = self.column(row, u + beyond) if b else i
             cells += [self.index(row, a + more) for more in (-1, 0, 1) if b or more]
-        index = np.stack(cells, axis=1).ravel()
+        index = np.stack(cells, axis=1)
         at = np.searchsorted(given, index)
         at[at == len(given)] = 0
         kept = (index >= 0) & (given[at] == index)
-        return np.repeat(np.arange(len(given)), 8)[kept], at[kept]
+        if self.is_aligned:
+            kept &= _IS_EDGE | (kept[:, _IS_EDGE].sum(axis=1) < 4)[:, None]
+        return np.nonzero(kept)[0], at[kept]
 
     def _across(self, j: Ints) -> tuple[Ints, Floats]:
         """(row, how far round) for rows that may be beyond a pole: seen across it, half way round."""
@@ -334,7 +343,7 @@ class ReducedGaussian(Rows):
         rows: columns of each row, from the north; of the first N rows, if the others are like them.
     """
 
-    kind = "reduced_gaussian"
+    kind, is_aligned = "reduced_gaussian", False
 
     def __init__(self, N: int | None = None, *, rows: object = None) -> None:  # noqa: N803  # as it is called
         check_counts("ReducedGaussian(N)", 1 if N is None and rows is not None else N)
