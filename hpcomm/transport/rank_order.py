@@ -22,7 +22,7 @@ import numpy as np
 
 from .._lazy import MPI, LazyModule
 from ..agree import runtime
-from ..core.limits import ORDER_BACKGROUND, ORDER_GATHERED, ORDER_GATHERED_FAR
+from ..core.limits import ORDER_ALONE_FAR, ORDER_BACKGROUND, ORDER_GATHERED, ORDER_GATHERED_FAR
 from ..core.ufuncs import UFUNCS
 from ..node import segment
 
@@ -138,7 +138,9 @@ def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
         return True
     if verb == "reduce_scatter" and is_one:
         return True  # what travels is what MPI would move
-    return nbytes * comm.size <= (ORDER_GATHERED if is_one else ORDER_GATHERED_FAR)
+    if is_one:
+        return nbytes * comm.size <= ORDER_GATHERED
+    return nbytes < ORDER_ALONE_FAR and nbytes * comm.size <= ORDER_GATHERED_FAR
 
 
 class Fold:
@@ -200,6 +202,19 @@ class Fold:
             for before, row in pairwise(wide):
                 self._op(before, row, out=row)
             return self.rounded(wide)
+
+    def room_for(self, row: NpArray) -> NpArray:
+        """Memory for what others have reduced of this row, and not yet rounded."""
+        return np.empty(row.shape, self._widened(row[:1]).dtype)
+
+    def onto(self, before: NpArray | None, row: NpArray) -> NpArray:
+        """What is there before, if anything, and a row that is only read, reduced; not yet rounded."""
+        wide = self._widened(row)
+        made = row.copy() if wide is row else wide
+        if before is not None:
+            with np.errstate(all="ignore"):
+                self._op(before, made, out=made)
+        return made
 
     def _widened(self, rows: NpArray) -> NpArray:
         return rows if self.is_wide or self.reduce.widen is None else self.reduce.widen(rows)

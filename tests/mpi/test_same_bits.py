@@ -86,7 +86,8 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
     if "nodes" in request.param:
         many = int(request.param.split()[-2])
         monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, many)[mpi.rank % many])
-    monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
+    for limit in ("ORDER_PIECE", "ORDER_PREFIX"):
+        monkeypatch.setattr(ordered_blocks, limit, 2000)
     monkeypatch.setattr(ordered_blocks, "ORDER_EXCHANGED", 1000)  # the short ones of three nodes
     with comm.dup(check="full") as apart:  # which has no core
         yield apart
@@ -178,9 +179,11 @@ def test_prefixes_have_the_bits_of_the_same_law(way: Any) -> None:
             xs = [given(dtype, n, rank) for rank in range(way.size)]
             for verb, until in (("scan", way.rank + 1), ("exscan", way.rank)):
                 wanted = law("sum", xs[:until], nodes_of(until, 1)) if until else xs[0] * 0
-                for later in (False, True):
-                    got = ended(getattr(way, verb)(xs[way.rank], "sum", async_op=later))
-                    wrong[verb, dtype, n, later] = differing(got, wanted) if until else float(abs(got).sum())
+                for later, out in ((False, None), (True, None), (False, xs[way.rank] + 0)):
+                    x = xs[way.rank] if out is None else out
+                    got = ended(getattr(way, verb)(x, "sum", out=out, async_op=later))
+                    lost = differing(got, wanted) if until else float(abs(got).sum())
+                    wrong[verb, dtype, n, later, out is None] = lost
     assert {name: count for name, count in wrong.items() if count} == {}
 
 

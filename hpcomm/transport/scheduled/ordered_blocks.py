@@ -12,8 +12,9 @@ ranks of that node have:
 One holder owns a part: the ranks of N nodes take turns, and each node sends 2 n (N-1)/N elements. Between two
 nodes, which send as much then, and for short arrays, all holders own it, and there is one step less between
 nodes. Within one node there is nothing to cross. The result of a reduce goes from its owner to the root, and
-that of a reduce_scatter stays there. Prefixes, and exact sums, are made as on one node, whichever nodes there
-are. So each rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and Gropp 2005).
+that of a reduce_scatter stays there. Exact sums are made as on one node, whichever nodes there are. So each
+rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and Gropp 2005).
+Prefixes have no parts. They go from rank to rank, which adds its own: p - 1 messages of n elements.
 Arrays go in pieces, which follow each other one step apart. Messages travel on a duplicate, with a tag for
 each call, so any number of calls may be under way, in whatever order they end.
 """
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._lazy import MPI
-from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE
+from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE, ORDER_PREFIX
 from ...core.operation import Carrier
 from ...core.request import Again, Request
 from ...core.verbs import PREFIXES
@@ -127,7 +128,6 @@ class _Parts:
         comm = call.comm
         self.verb, self.root, self.fold, self.x, self.out = call.verb, call.root, fold, x, out
         self.rank, self.size = comm.rank, comm.size
-        self.is_prefix = call.verb in PREFIXES
         self.nodes = fold.nodes.groups
         self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
         self.near = self.nodes[self.here]
@@ -139,13 +139,14 @@ class _Parts:
     def stages(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> Stages:
         blocks = self.size if self.verb == "reduce_scatter" else 1
         n = self.x.size // blocks
-        step = max(ORDER_PIECE // (self.x.itemsize * blocks), self.size)
+        longest, made = (ORDER_PREFIX, self._prefix) if self.verb in PREFIXES else (ORDER_PIECE, self._piece)
+        step = max(longest // (self.x.itemsize * blocks), self.size)
         lows = iter(range(0, n, step))
         under_way: list[Iterator[tuple[Messages, Messages]]] = []
         while True:
             low = next(lows, None)
             if low is not None:
-                under_way.append(self._piece(low, min(low + step, n), n))
+                under_way.append(made(low, min(low + step, n), n))
             coming: Messages = []
             going: Messages = []
             for piece in tuple(under_way):
@@ -178,9 +179,6 @@ class _Parts:
         )
         for part, row in zip(held, rows, strict=True):
             row[self.near.index(self.rank)] = self.x[part.low : part.high]
-        if self.is_prefix:
-            yield self._prefixes(parts, held, rows)
-            return
         folded = {part: self.fold.partial(row) for part, row in zip(held, rows, strict=True)}
         if len(self.nodes) > 1:
             yield from self._cross(folded)
@@ -239,19 +237,19 @@ class _Parts:
             going += [(q, data) for q in self.near if q != self.rank] if holder == self.rank else []
         yield coming, going
 
-    def _prefixes(
-        self, parts: list[Part], held: list[Part], rows: list[NpArray]
-    ) -> tuple[Messages, Messages]:
-        """Prefix q of what this rank holds to rank q."""
-        later = self.verb == "exscan"
-        gets = self.out is not None and self.rank >= later
-        going: Messages = []
-        for part, row in zip(held, rows, strict=True):
-            made = self.fold.prefixes(row)
-            if gets:
-                self._into(part.low, part.high)[...] = made[self.rank - later]
-            going += [(q, made[q - later]) for q in range(later, self.size) if q != self.rank]
-        return self._coming(parts) if gets else [], going
+    def _prefix(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
+        """What the ranks before have, reduced, comes; with this rank's own it goes to the next."""
+        mine, before, made = self.x[low:high], None, None
+        if self.rank:
+            before = self.fold.room_for(mine)
+            yield [(self.rank - 1, before)], []
+        if self.verb == "scan" or self.rank < self.size - 1:
+            made = self.fold.onto(before, mine)
+        if made is not None and self.rank < self.size - 1:
+            yield [], [(self.rank + 1, made)]
+        wide = made if self.verb == "scan" else before
+        if self.out is not None and wide is not None:
+            self._into(low, high)[...] = self.fold.rounded(wide)
 
     def _coming(self, parts: list[Part]) -> Messages:
         """Those parts of the result that this rank does not own."""
