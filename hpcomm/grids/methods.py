@@ -13,7 +13,7 @@ class Kind(NamedTuple):
 
     maker: str  # its class in hpcomm.regrid
     keys: tuple[str, ...]  # of a spec: the numbers that say how large it is, which its class begins with
-    has: str  # what mappings may use: "points", "cells", or "cells" of cells
+    has: str  # what mappings may use: "points" alone, or "cells" around them
     sphere: bool | None = True  # None: a plane or the sphere, as the grid says
     size: Callable[..., int] = lambda *counts: prod(counts)
 

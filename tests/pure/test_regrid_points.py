@@ -68,9 +68,7 @@ SPHERES = {
     "cube": lambda n: cube(n // 2),
     "healpix": lambda n: regrid.Healpix(n // 2),
     "latlon as cells": lambda n: regrid.Cells(
-        np.degrees(np.stack([np.arctan2(c[..., 1], c[..., 0]), np.arcsin(c[..., 2])], -1))
-        if (c := regrid.LatLon(n, 2 * n).corners(np.arange(2 * n * n))) is not None
-        else None
+        degrees(regrid.LatLon(n, 2 * n).corners(np.arange(2 * n * n)).reshape(-1, 3)).reshape(-1, 4, 2)
     ),
     "scattered": lambda n: scattered(2 * n * n),
     "a lattice": lattice,

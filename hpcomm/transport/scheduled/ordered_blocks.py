@@ -14,7 +14,7 @@ nodes, which send as much then, and for short arrays, all holders own it, and th
 nodes. Within one node there is nothing to cross. The result of a reduce goes from its owner to the root, and
 that of a reduce_scatter stays there. Exact sums are made as on one node, whichever nodes there are. So each
 rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and Gropp 2005).
-Prefixes have no parts. They go from rank to rank, which adds its own: p - 1 messages of n elements.
+Prefixes have no parts: each goes to the next rank, which adds its own. That is p - 1 messages of n elements.
 Arrays go in pieces, which follow each other one step apart. Messages travel on a duplicate, with a tag for
 each call, so any number of calls may be under way, in whatever order they end.
 """
