@@ -84,7 +84,7 @@ class Values:
         self._begun = number = self._begun + 1
         try:
             crc = crc32(found)
-        except (TypeError, ValueError):  # other than contiguous arrays of numpy
+        except (BufferError, TypeError, ValueError):  # other than contiguous arrays of numpy
             crc = _crc(found)
         self._count((number, crc, self.signature, frame.f_code, frame.f_lasti))
 

@@ -31,10 +31,10 @@ def can_wrap(dtype: Dtype, reduce: Reduction) -> bool:
 def see_to(call: Call, x: Any, reduce: Reduction) -> None:
     """Have the ranks look at it when they have agreed about call, of x, a Buffer."""
     if can_wrap(x.dtype, reduce) and not call.comm.is_inter:
-        call.beside = partial(_look, call, x.array, reduce)
+        call.beside = partial(_look, x.array, reduce)
 
 
-def _look(call: Call, x: AnyArray, reduce: Reduction) -> None:
+def _look(x: AnyArray, reduce: Reduction, call: Call) -> None:
     """Let call warn when it is complete if its result, of all x, is too large for their dtype. Collective."""
     ranks: Any = call.comm.object_comm
     flat, bounds, op = x.reshape(-1), np.iinfo(x.dtype.char), getattr(MPI, reduce.mpi_op)

@@ -99,7 +99,8 @@ class _Guard:
     began = ""
 
     def __init__(self, call: Call, is_plan: bool = False) -> None:
-        self._call, self._is_plan = call, is_plan
+        # Of a plan not the call, which holds this one: circles keep arrays until Python collects garbage.
+        self._words, self._call = (str(call), call.verb, call.comm), None if is_plan else call
         self._looked_at: list[Any] = []
         self._into: Any = None  # what MPI would write to, and what it writes to in its place
         self._scratch: Any = None
@@ -123,15 +124,16 @@ class _Guard:
             np.copyto(self._scratch, self._into)
 
     def _compare_and_finish(self, status: MPI.Status | None) -> Any:
-        call, was_changed = self._call, self._held != [*map(of_elements, self._looked_at)]
+        was_changed = self._held != [*map(of_elements, self._looked_at)]
         if self._into is not None:
             np.copyto(self._into, self._scratch)
         result = self._finish(status)
-        if not self._is_plan:
-            call.let_go()
+        if self._call is not None:
+            self._call.let_go()
         if was_changed:
+            call, verb, comm = self._words
             what = f"an array of {call}, started at {self.began}, was written to before that was complete"
-            raise UsageError(what, where(call.verb, call.comm), "write to it after wait(), or give a copy")
+            raise UsageError(what, where(verb, comm), "write to it after wait(), or give a copy")
         return result
 
 

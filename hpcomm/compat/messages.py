@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from mpi4py import MPI
 
+from ..core import patience
+from ..core.patience import Pause
 from ..errors import MismatchError
 from .buffers import plain
-from .requests import Request, is_short, note
-from .surface import Like, Surface, beside, go, watched
+from .requests import Request, background, in_turns, is_short, note
+from .surface import F, Like, Surface, beside, go, named, watched
 
 if TYPE_CHECKING:
     from mpi4py.typing import Buffer, BufSpec
@@ -33,7 +35,7 @@ class Messages(Surface):
     def Send(self, buf: BufSpec, dest: int, tag: int = 0) -> None:  # noqa: N802
         x = plain(buf)
         if x is None:
-            return self.communicator.mpi.Send(buf, dest, tag)
+            return in_turns("Send", self.communicator.mpi, buf, dest, tag)
         self.communicator.send(x, dest, tag)
 
     def Recv(  # noqa: N802
@@ -41,7 +43,7 @@ class Messages(Surface):
     ) -> None:
         x = plain(buf)
         if x is None:
-            return self.communicator.mpi.Recv(buf, source, tag, status)
+            return in_turns("Recv", self.communicator.mpi, buf, source, tag, status=status)
         try:
             self.communicator.recv(x, source, tag, status=status)
         except MismatchError as error:
@@ -69,8 +71,8 @@ class Messages(Surface):
         x = plain(sendbuf)
         out = x if recvbuf is sendbuf else plain(recvbuf)
         if x is None or out is None:
-            mpi = self.communicator.mpi
-            return mpi.Sendrecv(sendbuf, dest, sendtag, recvbuf, source, recvtag, status)
+            given = sendbuf, dest, sendtag, recvbuf, source, recvtag
+            return in_turns("Sendrecv", self.communicator.mpi, *given, status=status)
         try:
             self.communicator.sendrecv(x, dest, source, sendtag, recvtag, out=out, status=status)
         except MismatchError as error:
@@ -82,7 +84,8 @@ class Messages(Surface):
         recvtag: int = MPI.ANY_TAG, status: _Status = None,
     ) -> None:  # fmt: skip
         if plain(buf) is None:
-            return self.communicator.mpi.Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
+            given = buf, dest, sendtag, source, recvtag
+            return in_turns("Sendrecv_replace", self.communicator.mpi, *given, status=status)
         self.Sendrecv(buf, dest, sendtag, buf, source, recvtag, status)
 
     def Probe(  # noqa: N802
@@ -136,8 +139,34 @@ class Messages(Surface):
     probe, iprobe = Probe, Iprobe
 
 
-go(Messages, beside, "Ssend Bsend Rsend Issend Ibsend Irsend ssend bsend issend ibsend")
-go(Messages, beside, "Isendrecv Isendrecv_replace Mprobe Improbe mprobe improbe")
+def _in_turns(function: F) -> F:
+    """As beside, of a call that waits: handlers of signals run meanwhile."""
+
+    @named(function)
+    def method(self: Surface, *args: Any, **kwargs: Any) -> None:
+        in_turns(function.__name__, self.communicator.mpi, *args, **kwargs)
+
+    return method
+
+
+def _probing(function: F) -> F:
+    """The same of a probe."""
+
+    @named(function)
+    def method(self: Surface, *args: object, **kwargs: object) -> object:
+        mpi, pause, found = self.communicator.mpi, Pause(), None
+        while patience.is_signalled and found is None:
+            pause.sleep()
+            found = getattr(mpi, background(function.__name__))(*args, **kwargs)
+        return function(mpi, *args, **kwargs) if found is None else found
+
+    return method
+
+
+go(Messages, _in_turns, "Ssend Rsend ssend")
+go(Messages, _probing, "Mprobe mprobe")
+go(Messages, beside, "Bsend Issend Ibsend Irsend bsend issend ibsend")
+go(Messages, beside, "Isendrecv Isendrecv_replace Improbe improbe")
 go(Messages, beside, "Send_init Recv_init Psend_init Precv_init Ssend_init Bsend_init Rsend_init")
 go(Messages, beside, "Attach_buffer Detach_buffer Flush_buffer Iflush_buffer")
 

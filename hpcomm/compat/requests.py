@@ -9,8 +9,10 @@ from typing import Any, Literal, Self, TypeVar
 
 from mpi4py import MPI
 
+from ..core import patience
 from ..core.patience import Pause
 from ..core.request import Request as OwnRequest
+from ..core.request import abandon
 from ..core.waiting import wait_any
 from ..errors import MismatchError
 from .surface import Like
@@ -90,12 +92,16 @@ class Request(MPI.Request, metaclass=Like):
 
     def Wait(self, status: MPI.Status | None = None) -> Literal[True]:  # noqa: N802
         if self._under is None:
+            _ask([self], all)
             return super().Wait(status)
         self._take(status)
         return True
 
     def wait(self, status: MPI.Status | None = None) -> Any:
-        return super().wait(status) if self._under is None else self._take(status)
+        if self._under is None:
+            _ask([self], all)
+            return super().wait(status)
+        return self._take(status)
 
     def Test(self, status: MPI.Status | None = None) -> bool:  # noqa: N802
         return super().Test(status) if self._under is None else self.test(status)[0]
@@ -143,6 +149,51 @@ _freed: list[OwnRequest[object]] = []
 
 def _own(request: MPI.Request) -> OwnRequest[object] | None:
     return getattr(request, "_under", None)
+
+
+# -- where handlers of signals are to run: between two steps of Python's (core/patience.py) -----------------
+def _ask(requests: Sequence[MPI.Request], which: Callable[[Iterator[bool]], bool]) -> None:
+    """Ask MPI's own again and again until all, or any, are complete; elsewhere MPI waits for them itself."""
+    pause = Pause()
+    while (
+        patience.is_signalled and any(requests) and not which(each.Get_status() for each in requests if each)
+    ):
+        pause.sleep()
+
+
+def in_turns(verb: str, mpi: MPI.Comm, *given: Any, status: MPI.Status | None = None, **named: Any) -> None:
+    """What mpi4py's blocking Send, Ssend, Recv or Sendrecv does.
+
+    After a handler that raises, a receive is taken back; memory of what goes on is kept.
+    """
+    of_receive = {} if status is None else {"status": status}
+    try:
+        begin = getattr(mpi, background(verb)) if patience.is_signalled else None
+        going = begin and Request(begin(*given, **named))
+    except NotImplementedError:  # Isendrecv, by an older MPI
+        going = None
+    if going is None:
+        getattr(mpi, verb)(*given, **named, **of_receive)
+        return
+    seen = MPI.Status()
+    try:
+        going.Wait(status)
+    except MPI.Exception:  # such as of a message that is too long
+        raise
+    except BaseException as raised:
+        if verb == "Recv":
+            going.Cancel()
+            going.Wait(seen)
+        if not seen.Is_cancelled():
+            how = "is complete" if verb == "Recv" else "goes on, and its memory must stay as it is"
+            raised.add_note(f"hpcomm: {verb} was interrupted, but {how}")
+            abandon(going, given, named)
+        raise
+
+
+def background(verb: str) -> str:
+    """mpi4py's name of the same in the background, or of a probe that does not wait."""
+    return f"I{verb.lower()}" if verb[0].isupper() else f"i{verb}"
 
 
 # -- several at once -----------------------------------------------------------------------------------
@@ -204,6 +255,8 @@ def _set(name: str, mixed: Callable[..., object], taken: Callable[[Any], object]
     def function(requests: Sequence[MPI.Request], *more: object, **named: object) -> object:
         if any(_own(each) is not None for each in requests):
             return taken(mixed(requests, *more, **named))
+        if name.startswith(("wait", "Wait")):
+            _ask(requests, all if name.endswith("all") else any)
         return theirs(requests, *more, **named)
 
     setattr(Request, name, staticmethod(function))

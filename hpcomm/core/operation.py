@@ -100,7 +100,7 @@ class Call:
         self.op: Any = None
         self.moves = ""
         self.fill: Callable[[], None] | None = None
-        self.beside: Callable[[], None] | None = None
+        self.beside: Callable[[Call], None] | None = None
         self.carrier = BY_MPI
         self.finish: Callable[[MPI.Status | None], Any] = _nothing
         self.give: Callable[[], Any] | None = None

@@ -25,6 +25,7 @@ from ..communicator.shell import FINGERPRINT
 from ..core.present import saying
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
+from . import rendezvous
 from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds, words
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import EntryBarrier
@@ -348,6 +349,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Finish what is queued and give the communicator back, if the other ranks do so too."""
         if self.comm.is_closed:
             return
+        if c10d.GroupMember.WORLD is self:
+            rendezvous.end()
         if not self.worker.stop(self.seconds if self.entry.failed is None else 0.0):
             return  # a rank that never came holds it up for ever
         self._poller.finish(_DRAIN_S)

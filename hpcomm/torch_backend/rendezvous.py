@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import parse_qs, urlparse
 
 from ..agree import runtime
@@ -24,7 +24,7 @@ from ..job import pmi_server, process_role
 from ..job.optional_packages import load_mpi
 from ..job.process_role import RANKS, SIZES
 from ..job.torch_variables import variables
-from ..node import native
+from ..node import native, segment
 from . import torchrun
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ OURS = ("mpi", "hpcomm")  # two names of one backend
 _TOLD = "HPCOMM_TOLD"  # what of env:// is of our making, inherited by other jobs that a rank starts
 _STORE_S = 300.0  # for a key of the store
 _world: Communicator | NodeWorld | None = None
+_is_over = False  # all that was made of it, in a job that goes on when ranks die
 _kept: list[Store] = []  # whose address is in the environment
 _groups = count()  # default ones, whose stores may be one
 
@@ -120,7 +121,9 @@ def world(
     Raises:
         ConfigError: MPI has another rank or size than somebody says, or cannot be loaded.
     """
-    global _world
+    global _is_over, _world
+    if _is_over:  # a launcher has started the job, so that its ranks have MPI
+        _world, _is_over = cast("Communicator", _world).shrink(), False
     if _world is None or _world.is_closed:
         said = said or given_numbers()
         if is_launched() or runtime.started():
@@ -133,6 +136,12 @@ def world(
     if said is not None:
         _hold(said, _world)
     return _world
+
+
+def end() -> None:
+    """The default group is destroyed: the next one is of the ranks that live then."""
+    global _is_over
+    _is_over = segment.survives
 
 
 def is_up() -> bool:

@@ -85,11 +85,11 @@ def _described(comm: Comm, given: Arguments) -> tuple[Call, Arrays]:
     elif receives:
         recv = template.make(shape)
     call, reduce, op_code = Call(comm, verb), None, 0
-    call.root, call.look, call.count = root, template, block
+    call.root, call.look, call.count = int(root), template, block  # it may be one of numpy
     if verb in REDUCTIONS:
         reduce = _reduction(call, x, op, send)
         op_code = reduce.code
-    call.code = head(verb, op_code, template.dtype.code, root)
+    call.code = head(verb, op_code, template.dtype.code, call.root)
     if given.exact:
         assert reduce is not None
         reduce = _exact(call, reduce)

@@ -60,8 +60,10 @@ def test_a_root_that_is_no_whole_number_is_a_rank_error(comm: Any, verb: str, ro
     assert repr(root) in three_lines(caught.value, verb, comm)
 
 
-def test_a_root_may_be_a_number_of_numpy(comm: Any) -> None:
-    assert comm.broadcast(np.ones(2), root=np.int64(0)).tolist() == [1.0, 1.0]
+@pytest.mark.parametrize("check", ["light", "full"])
+def test_a_root_may_be_a_number_of_numpy(comm: Any, check: str) -> None:
+    with hpcomm.Communicator(comm.mpi, name=comm.name, check=check) as own:
+        assert own.broadcast(np.ones(2), root=np.int64(0)).tolist() == [1.0, 1.0]
 
 
 P2P: dict[str, Callable[[Any, Any], Any]] = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -169,6 +170,27 @@ def test_everything_goes_as_at_other_levels(strict: Any) -> None:
         halves = twin.split(strict.rank % 2)
         assert halves.all_reduce(1) == halves.size
         halves.close()
+        rows = memoryview(np.zeros(6, "i2"))[::2]  # strided, which nothing takes a checksum of
+        assert twin.broadcast(rows, out=rows) is rows
+
+
+def test_no_array_is_kept_behind_its_call(strict: Any) -> None:
+    """Not until Python collects garbage."""
+    x, small, held = np.ones(3), np.ones(3, "i2"), sys.getrefcount
+    before = held(x), held(small)
+    gc.disable()
+    try:
+        strict.all_reduce(small)
+        strict.all_reduce(small, async_op=True).wait()
+        with strict.plan("all_reduce", x) as plan:
+            plan()
+        del plan
+        until = time.monotonic() + 10  # the watchdog may hold what this rank waits in
+        while (held(x), held(small)) != before and time.monotonic() < until:
+            time.sleep(1e-3)
+        assert (held(x), held(small)) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.once

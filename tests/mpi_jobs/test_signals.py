@@ -54,6 +54,9 @@ def meet(name, waits, comes):
     return comes()
 
 signal.signal(signal.SIGUSR1, handle)
+
+from hpcomm.compat import MPI
+its, column = MPI.COMM_WORLD, [np.ones((4, 4)), 1, MPI.DOUBLE.Create_vector(4, 1, 4).Commit()]
 """
 
 
@@ -92,6 +95,14 @@ def test_a_handler_runs_in_every_wait_for_a_message(job: Any, tmp_path: Path, no
             lambda: comm.probe_object(1) and comm.recv_object(1), lambda: comm.send_object(1, 0),
         ),
         "plan of all_reduce": (plan := comm.plan("all_reduce", x), plan),
+        "Recv of a column": (lambda: its.Recv(column, 1), lambda: its.Send(x, 0)),
+        "Ssend": (lambda: its.Ssend(x, 1), lambda: its.Recv(x, 0)),
+        "Sendrecv of a column": (
+            lambda: its.Sendrecv(column, 1, 0, column, 1, 0), lambda: its.Sendrecv(x, 0, 0, x.copy(), 0, 0),
+        ),
+        "mprobe": (lambda: its.mprobe(1).recv(), lambda: its.send(1, 0)),
+        "Wait for a column": (lambda: its.Irecv(column, 1).Wait(), lambda: its.Send(x, 0)),
+        "Waitany": (lambda: MPI.Request.Waitany([its.Irecv(column, 1)]), lambda: its.Send(x, 0)),
     }
     for name, (waits, comes) in CALLS.items():
         print(comm.rank, name, flush=True)
@@ -133,6 +144,10 @@ def test_a_handler_that_raises_leaves_the_rank_in_step(job: Any, tmp_path: Path,
     assert comm.rank or "goes on, and its memory must stay as it is" in notes[0], notes
     raised("sendrecv", lambda: comm.sendrecv(x, 1, 1), lambda: comm.sendrecv(x + 4, 0, 0))
     assert comm.rank or comm.recv(np.empty(4), 1)[0] == 5
+    raised("Recv", lambda: its.Recv(column, 1), lambda: its.Send(x + 5, 0))
+    assert comm.rank or its.Recv(column, 1) or column[0][0, 0] == 6
+    notes = raised("Ssend", lambda: its.Ssend(x, 1), lambda: its.Recv(x, 0))
+    assert comm.rank or "goes on, and its memory must stay as it is" in notes[0], notes
     assert comm.all_reduce(1) == 2
     print("in step")
     """

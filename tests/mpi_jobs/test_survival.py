@@ -110,7 +110,7 @@ def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
     assert done.stdout.count("has gone on") == 3
 
 
-def test_calls_of_torch_distributed_say_who_has_died(job: Any) -> None:
+def test_calls_of_torch_distributed_say_who_has_died_and_another_group_goes_on(job: Any) -> None:
     pytest.importorskip("torch")
     source = """
     import os, signal
@@ -135,6 +135,12 @@ def test_calls_of_torch_distributed_say_who_has_died(job: Any) -> None:
             assert [*error.ranks] == [2], error
         else:
             raise AssertionError(name)
+    dist.destroy_process_group()
+    dist.init_process_group("hpcomm")  # of the ranks that live
+    assert dist.get_world_size() == 2 and os.environ["RANK"] == str(dist.get_rank())
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0] * 4
     print("has gone on")
     """
     done = job(3, dedent(source), options=("--survive",))

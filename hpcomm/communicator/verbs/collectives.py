@@ -456,7 +456,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
         with comm.call_guard:
             leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
             if call.beside is not None:
-                call.beside()
+                call.beside(call)
             if comm.values is not None:
                 call.finish, call.give = comm.values.later(call.verb, call.finish), None
             request = transport.start(call)
@@ -469,7 +469,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
         else:
             comm.agreement.enter(call.code, call.agreed)
             if call.beside is not None:
-                call.beside()
+                call.beside(call)
             result = transport.run(call)
             comm.agreement.leave()
             if comm.values is not None:

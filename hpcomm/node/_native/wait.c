@@ -5,7 +5,8 @@
      unlocked: other threads of the program may run
        look                      up to SPIN_NS: on a core of its own a rank that yields may lose a slice of ms
        look, yield the core      up to YIELD_NS: whoever has work to do gets the core
-       look, sleep               then, a fiftieth of what has been waited for, at most SLEEP_NS
+       look, sleep               then, a fiftieth of what has been waited for, up to SLEEP_NS; from 0.1 s of waiting
+                                 on a five-hundredth, up to LOOK_NS: so long waits cost others little
      every LOOK_NS, locked: the host looks (signals, progress of MPI, who lives); it may end the wait
      past the timeout: the wait ends
 
@@ -71,6 +72,7 @@ static void rest(const struct node *n, uint64_t waited) {
     return;
   }
   uint64_t ns = waited / 50 < SLEEP_NS ? waited / 50 : SLEEP_NS;
+  if (waited / 500 > ns) ns = waited / 500 < LOOK_NS ? waited / 500 : LOOK_NS;
   nanosleep(&(struct timespec){0, (long)ns}, NULL);
 }
 
