@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from numbers import Real
+from typing import NamedTuple, cast
+
+from ..errors import ConfigError, did_you_mean
 
 
 class Kind(NamedTuple):
@@ -40,6 +43,7 @@ _USES = {  # mapping: what it needs of the grid that it reads from, and of the o
     "conservative2": ("cells", "cells"),
 }
 MAPPINGS = tuple(_USES)
+_USES["creep"] = ("points", "cells")  # behind another one
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,38 @@ class GridSpec:
     @property
     def size(self) -> int:
         return KINDS[self.kind].size(*self.shape)
+
+
+def stack(
+    mapping: object, where: str, end: str | float = "error", whose: str = ""
+) -> tuple[tuple[str, ...], str | float]:
+    """(methods in their order, what becomes of points that none of them reaches) of a mapping.
+
+    Args:
+        mapping: one method; or a list of them, at its end perhaps "keep" or a value.
+        end: what is so without these.
+        whose: begins what an error says.
+
+    Raises:
+        ConfigError: it is neither, or there is no such method.
+    """
+    if isinstance(mapping, str):
+        listed: list[object] = [mapping]
+    else:
+        listed = list(mapping) if isinstance(mapping, (list, tuple)) else []
+        last = listed[-1] if listed else None
+        if last == "keep" or (isinstance(last, Real) and not isinstance(last, bool)):
+            end = cast("str | float", listed.pop())
+    for nth, each in enumerate(listed or [mapping]):
+        known = (*MAPPINGS, "creep") if nth else MAPPINGS
+        if each not in known:
+            hint = did_you_mean(
+                each, known, f"one of {', '.join(known)}; or a list, as ['bilinear', 'creep', 0.0]"
+            )
+            raise ConfigError(
+                f"{whose}there is no mapping {each!r}{' at this place' * (nth > 0)}", where, hint
+            )
+    return cast("tuple[str, ...]", tuple(listed)), end
 
 
 def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> tuple[str, str, str] | None:

@@ -18,7 +18,7 @@ Cells that are given lie beside each other, not over each other.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,14 @@ import numpy as np
 from .._lazy import MPI, NDArray
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
-from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
+from ..errors import ConfigError, DtypeError, LayoutError
 from . import conserve, interpolate
 from .grid import Grid, Points
-from .methods import MAPPINGS, misfit
+from .methods import misfit, stack
 from .radians import Ends
 from .rows import Rows
 from .sparse_exchange import exchange_sparse
+from .stack import stacked
 from .weights import Ask, Entries, Weights, sparse_matrices
 
 _OVER = 0.05  # of a cell may be covered twice, and is told: great circles are no parallels, so 0.002 is usual
@@ -48,7 +49,7 @@ _METHODS: dict[str, Callable[[Ask], Entries]] = {
 def weights(
     source: Grid,
     target: Grid,
-    mapping: str,
+    mapping: str | Sequence[str | float],
     *,
     neighbours: int = 4,
     given: object = None,
@@ -57,6 +58,8 @@ def weights(
     """Weights between two grids in one process.
 
     Args:
+        mapping: a method, or a list: each further one takes what those before it leave uncovered. "creep"
+            takes the mean of neighbours that have a value, step by step outward. A number is a value.
         given: indices of the source points that have values; None: all.
         points: indices of the target points that are wanted; None: all.
 
@@ -64,20 +67,32 @@ def weights(
         ConfigError: there is no such mapping, or not between these grids.
         DtypeError, LayoutError: given or points are not indices of the grids, or cells overlap.
     """
-    _check(source, target, mapping)
+    methods, fill = stack(mapping, "regrid.weights")
+    for each in methods:
+        _check(source, target, each)
     here = np.unique(_indices("given", given, source))
     there = _indices("points", points, target)
-    if mapping == "idw" and not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, len(here))):
+    if "idw" in methods and not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, len(here))):
         raise ConfigError(
             f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
         )
-    shapes = _shapes(source, np.arange(source.size), mapping)[here]
-    if points is not None:
-        target = target.part(there)
-    scale = _scale(source, shapes[:, 0])
-    made, entries = _made(mapping, Ask(source, target, there, neighbours, scale, here, shapes))
-    if entries.doubled > _OVER:
-        raise _lie_over(made.overlap, "regrid.weights")
+    all_ = np.arange(target.size) if "creep" in methods else there  # it goes over other points
+
+    def make(method: str, which: Ints) -> Weights:
+        shapes = _shapes(source, np.arange(source.size), method)[here]
+        scale, wanted = _scale(source, shapes[:, 0]), all_[which]
+        made, entries = _made(
+            method, Ask(source, target.part(wanted), wanted, neighbours, scale, here, shapes)
+        )
+        if entries.doubled > _OVER:
+            raise _lie_over(made.overlap, "regrid.weights")
+        return made
+
+    part = target if points is None or all_ is not there else target.part(there)
+    made = stacked(make, methods, part, all_, _scale(target, part.centres(all_)), lambda said: [said])
+    assert made is not None
+    made = made if all_ is there else made.part(there)
+    made.fill = fill if isinstance(fill, (int, float)) else 0.0
     looks = (("source", Ends.of(source).doubt()), ("target", Ends.of(target).doubt()))
     for doubt in [*(f"the {side} grid has {doubt}" for side, doubt in looks if doubt), made.overlap]:
         if doubt:
@@ -102,9 +117,6 @@ def _lie_over(what: str, where: str) -> LayoutError:
 
 
 def _check(source: Any, target: Any, mapping: str) -> None:
-    if mapping not in MAPPINGS:
-        hint = did_you_mean(mapping, MAPPINGS, f"one of {', '.join(MAPPINGS)}")
-        raise ConfigError(f"there is no mapping {mapping!r}", "regrid.weights", hint)
     for each in (source, target):
         if not isinstance(each, Grid):
             raise ConfigError(
@@ -148,15 +160,37 @@ def _indices(name: str, chosen: object, grid: Grid) -> Ints:
 
 
 def weights_between(
-    comm: MPI.Intracomm, grid: Any, points: Ints, is_giver: bool, mapping: str, neighbours: int
+    comm: MPI.Intracomm,
+    grid: Any,
+    points: Ints,
+    is_giver: bool,
+    mapping: str | Sequence[str],
+    neighbours: int,
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
     Ranks that give send to each rank that takes only those points that are in a box around its own.
 
+    Args:
+        mapping: a method, or several: each further one takes what those before it leave uncovered.
+
     Raises:
         LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
     """
+
+    def make(method: str, which: Ints) -> Weights | None:
+        some = (grid, points) if is_giver else (grid.part(which), points[which])
+        return _between(comm, *some, is_giver, method, neighbours)
+
+    methods = (mapping,) if isinstance(mapping, str) else mapping
+    scale = _scale(grid, grid.centres(points)) if "creep" in methods else 1.0
+    scale = float(comm.allreduce(0.0 if is_giver else scale, MPI.MAX))
+    return stacked(make, methods, grid, points, scale, comm.allgather)
+
+
+def _between(
+    comm: MPI.Intracomm, grid: Any, points: Ints, is_giver: bool, mapping: str, neighbours: int
+) -> Weights | None:
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
     source = comm.bcast(grid if isinstance(grid, Rows) else None, int(np.argmax(is_source)))

@@ -30,12 +30,14 @@ class Weights:
         sources: global indices of the source points that are needed, ascending.
         fraction: (points here,): covered part of each target cell; 1 or 0 for mappings without areas.
         overlap: what is to be said of source cells that lie over each other a little; mostly "".
+        fill: what apply leaves at points that nothing reaches.
     """
 
     matrix: Any
     sources: Ints
     fraction: Floats
     overlap: str = ""
+    fill: float = 0.0
 
     @property
     def columns(self) -> int:
@@ -48,7 +50,7 @@ class Weights:
 
     @cached_property
     def uncovered(self) -> Ints:
-        """Points that nothing reaches; apply leaves 0 there."""
+        """Points that nothing reaches; apply leaves fill there."""
         return np.flatnonzero(np.diff(self.matrix.indptr) == 0)
 
     @cached_property
@@ -77,6 +79,8 @@ class Weights:
         made: AnyArray = np.asarray(self.matrix @ flat)
         if nan != "spread" and (lost := np.isnan(made)).any():
             made[lost] = self._renormalised(flat)[lost]
+        if self.fill:
+            made[self.uncovered] = self.fill
         return np.asarray(made.reshape(self.matrix.shape[0], *values.shape[1:]))
 
     def _renormalised(self, flat: AnyArray) -> AnyArray:
@@ -126,7 +130,20 @@ class Weights:
             raise ConfigError(what, "regrid", "weights for this grid")
         rows = self.matrix[points]
         used = np.unique(rows.indices)
-        return Weights(rows[:, used], self.sources[used], self.fraction[points])
+        return Weights(rows[:, used], self.sources[used], self.fraction[points], self.overlap, self.fill)
+
+    def filled(self, rest: Ints, more: Weights) -> Weights:
+        """With the rows of more at points, in the order of its own, that nothing reaches here."""
+        sources = np.union1d(self.sources, more.sources)
+        a, b = self.matrix.tocoo(), more.matrix.tocoo()
+        column = [np.searchsorted(sources, w.sources)[m.col] for w, m in ((self, a), (more, b))]
+        entries = (
+            np.concatenate([a.data, b.data]),
+            (np.concatenate([a.row, rest[b.row]]), np.concatenate(column)),
+        )
+        matrix = sparse_matrices().csr_matrix(entries, shape=(a.shape[0], len(sources)))
+        matrix.sort_indices()
+        return Weights(matrix, sources, self.fraction, self.overlap or more.overlap, self.fill)
 
 
 @dataclass

@@ -146,9 +146,10 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         who, verb = (each.source, "gives") if given["grid"] is None else (each.target, "takes")
         what = f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it"
         yield what, f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))"
-    wrong = misfit(each.mapping, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
-    if wrong is not None:
-        yield f"field {each}: {wrong[1]}", wrong[2]
+    for method in each.methods:
+        wrong = misfit(method, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
+        if wrong is not None:
+            yield f"field {each}: {wrong[1]}", wrong[2]
 
 
 def _misfit_of_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> tuple[str, str] | None:
@@ -174,8 +175,9 @@ def _misfit_of_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, An
 
 def _cuts(each: FieldSpec) -> str:
     """What makes fractions of whole numbers on the way of a field; "" if nothing does."""
-    if each.weights is not None or each.mapping not in ("none", "nearest"):
-        return "weights from a file" if each.weights is not None else f"mapping {each.mapping!r}"
+    mixes = [method for method in each.methods if method not in ("none", "nearest")]
+    if each.weights is not None or mixes:
+        return "weights from a file" if each.weights is not None else f"mapping {mixes[0]!r}"
     if each.time == "linear":
         return "time 'linear'"
     if each.implicit:
@@ -226,7 +228,7 @@ def connect(
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
-        side.mapping = each.mapping
+        side.mapping = ", ".join(each.methods)
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, recorder is not None)
 
@@ -268,7 +270,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     found, wrong = None, None
     if each.weights is None:
         try:
-            how = is_giver, each.mapping, each.neighbours
+            how = is_giver, each.methods, each.neighbours
             found = weights_between(wire.mpi, field.grid, field.points, *how)
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
@@ -288,7 +290,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     if count and each.uncovered == "error":
         first = told[told[:, 0] > 0][0, 1]
         what = f"{count} points of field {each} are reached by nothing that is given, the first is {first}"
-        hint = 'uncovered="keep" leaves them as they are, uncovered=nan (a value) fills them; or give more'
+        hint = f'mapping = ["{each.mapping}", "nearest"], or "keep" or a value in place of "nearest"'
         raise _wrong(what, hint)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -24,7 +25,7 @@ from .coupling.wire import TIMEOUT_S
 from .link import Link, no_field
 from .record import recorder
 from .route import coupled_route
-from .spec.spec_file import FieldSpec, JobSpec
+from .spec.spec_file import FieldSpec, JobSpec, stacked
 from .spec.spec_reader import read
 from .verdict import Refusal, first_refusal, judge
 
@@ -127,7 +128,7 @@ class Program:
         points: ArrayLike | None = None,
         *,
         grid: Grid | None = None,
-        mapping: str = "none",
+        mapping: str | Sequence[str | float] = "none",
         every: float | None = None,
         lag: float = 0.0,
         time: str = "instant",
@@ -142,8 +143,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, uncovered, nan: as in a spec, whose values take
-                precedence.
+            mapping, every, lag, time, neighbours, timeout, nan: as in a spec, whose values take precedence.
+            uncovered: what the end of a list as mapping says; goes with the next release.
 
         Raises:
             ConfigError: an argument such as mapping or every is not valid.
@@ -151,7 +152,8 @@ class Program:
         """
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
-        wish = FieldSpec(name, "", self.name, mapping, None, None, *times, uncovered=uncovered, nan=nan)
+        how = stacked(mapping, uncovered, "takes", f"field {name!r}")
+        wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, nan=nan, **how)
         _check_wish(wish)
         made = Field(name, values, self._numbered(values, points), grid, "takes")
         self._takes[name] = made, wish
@@ -411,7 +413,7 @@ class Program:
 def _check_wish(wish: FieldSpec) -> None:
     """What a spec's reader checks of a field, of one that a program declares."""
     every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
-    values = {"mapping": wish.mapping, "time": wish.time, "neighbours": wish.neighbours, "nan": wish.nan}
+    values = {"time": wish.time, "neighbours": wish.neighbours, "nan": wish.nan}
     values |= {"every": every, "lag": lag, "timeout": wish.timeout_s, "uncovered": wish.uncovered}
     for key, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value

@@ -304,7 +304,10 @@ sea = everything[np.abs(source.centres(everything)[:, 2] - 0.1) > 0.4]  # withou
 if me.name == "a":
     points = np.sort(mine(len(sea), 5))
     points = sea[points]
-    fields = [me.gives(name, function(source.centres(points)), points, grid=source) for name in names]
+    fields = [
+        me.gives(name, function(source.centres(points)), points, grid=source)
+        for name in (*names, "crept", "filled")
+    ]
     points = mine(source.size, 7)
     values = function(source.centres(points))
     fields.append(me.gives("whole", values, points, grid=source))
@@ -318,14 +321,17 @@ else:
     wish = dict(points=points, grid=target, mapping="conservative", every=2.0, time="mean")
     mixed = me.takes("mixed", np.zeros(len(points)), **wish)
     whole = me.takes("whole", np.zeros(len(points)), points, grid=target, mapping="conservative2")
+    stacks = {"crept": ["conservative", "creep"], "filled": ["bilinear", "nearest"]}
+    empty = lambda: np.zeros(len(points))
+    stacked = [me.takes(each, empty(), points, grid=target, mapping=stacks[each]) for each in stacks]
     # What the strip hides is kept, or filled with what is there already.
     wish = {name: "keep" if name.endswith("2") else -9.0 for name in names}
     fields = [
-        me.takes(name, np.full(len(points), -9.0), points, grid=target, mapping=name, uncovered=wish[name])
+        me.takes(name, np.full(len(points), -9.0), points, grid=target, mapping=[name, wish[name]])
         for name in names
     ]
     fields[3].values[:] = 7.0  # to be filled
-    me.link("a").get([*fields, whole])
+    me.link("a").get([*fields, whole, *stacked])
     me.get(mixed, 0)
     me.get(mixed, 2)
     for name, field in zip(names, fields):
@@ -333,6 +339,11 @@ else:
         expected = np.full(len(points), -9.0)
         expected[alone.rows] = alone.apply(function(source.centres(alone.sources)))[alone.rows]
         assert np.array_equal(field.values, expected), (name, np.abs(field.values - expected).max())
+    for how, field in zip(stacks.values(), stacked):
+        alone = regrid.weights(source, target, how, given=sea, points=points)
+        expected = alone.apply(function(source.centres(alone.sources)))
+        assert np.array_equal(field.values, expected), (how, np.abs(field.values - expected).max())
+        assert len(alone.rows) == len(points)
 text = me.link("b" if me.name == "a" else "a").report()
 if me.name == "a" and comm.rank == 0:
     print(text)

@@ -481,6 +481,30 @@ WRONG = {
         "bounds must be",
         "bounds = [false, true, 0, 1]",
     ),
+    "a stack of a mapping that is none": (
+        'mapping = "bilinear"',
+        'mapping = ["bilinear", "neerest"]',
+        "no mapping 'neerest'.*did you mean 'nearest'",
+        'mapping = ["bilinear", "neerest"]',
+    ),
+    "a stack that only fills": (
+        'mapping = "bilinear"',
+        "mapping = [0.0]",
+        "there is no mapping",
+        "mapping = [0.0]",
+    ),
+    "a stack that begins to creep": (
+        'mapping = "bilinear"',
+        'mapping = ["creep", "nearest"]',
+        "no mapping 'creep'",
+        'mapping = ["creep", "nearest"]',
+    ),
+    "a stack that goes on behind its end": (
+        'mapping = "bilinear"',
+        'mapping = ["bilinear", "keep", "nearest"]',
+        "no mapping 'keep' at this place",
+        'mapping = ["bilinear", "keep", "nearest"]',
+    ),
     "neighbours of a mapping without": (
         'mapping = "bilinear"',
         'mapping = "bilinear"\nneighbours = 3',
@@ -690,6 +714,7 @@ onto a plane: no mapping between sizes: weights that are not there: weights in a
 else: a unit that is none: the same wrong unit on both sides: a unit that cannot be read: a command for a
 shell: a variable before a command: a launcher as command: a script behind an option that is not there: a
 module that is not there: a script that is no program: a folder as command: a path that a shell would read:
+a stack that only fills: a stack that begins to creep: a stack that goes on behind its end:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
 a sum of degrees: a lag of no number: more ranks in all than any machine has: a grid of more points than
@@ -737,7 +762,7 @@ def test_the_schema_takes_what_we_take_and_refuses_what_we_refuse(capsys):
 
 def test_the_schemas_names_are_those_of_the_grids_and_the_page_names_all_keys():
     assert tuple(schema.GRID["properties"]["kind"]["enum"]) == tuple(methods.KINDS)
-    assert tuple(schema.FIELD["properties"]["mapping"]["enum"]) == ("none", *methods.MAPPINGS)
+    assert tuple(schema.FIELD["properties"]["mapping"]["anyOf"][0]["enum"]) == ("none", *methods.MAPPINGS)
     page = (ROOT / "docs" / "mpmd.md").read_text()
     page = page[page.index("```toml") : page.index("## Time")]
     tables = (schema.JOB, schema.PROGRAM, schema.GRID, schema.FIELD)

@@ -1,4 +1,4 @@
-"""Mappings between points: bilinear from cells and from bare points."""
+"""Mappings between points, bilinear from cells and from bare points, and stacks of mappings."""
 
 import numpy as np
 import pytest
@@ -119,3 +119,49 @@ def test_few_points_or_points_on_a_line_cover_what_they_can(sphere):
     ):
         weights = regrid.weights(regrid.Points(some, sphere=sphere), target, "bilinear")
         assert len(weights.rows) == count
+
+
+def without(source, low, high):
+    """Indices of the points of source beside a strip, as if the strip were land."""
+    x = source.centres(everything(source))[:, 0]
+    return np.flatnonzero((x < low) | (x > high))
+
+
+@pytest.mark.parametrize(
+    "target", [regrid.LatLon(9, 18), regrid.ReducedGaussian(8), regrid.Healpix(4), cube(5)]
+)
+def test_what_one_mapping_leaves_uncovered_the_next_one_takes(target):
+    source = regrid.LatLon(16, 32)
+    sea = without(source, -0.3, 2)
+    x = smooth(source.centres(everything(source)))
+    first = regrid.weights(source, target, "bilinear", given=sea)
+    assert 0 < len(first.uncovered) < target.size
+    plain = first.apply(x[first.sources])
+    for then in ("nearest", "creep"):
+        weights = regrid.weights(source, target, ["bilinear", then], given=sea)
+        made = weights.apply(x[weights.sources])
+        assert np.array_equal(made[first.rows], plain[first.rows])
+        assert not len(weights.uncovered)
+        assert np.abs(weights.apply(np.ones(weights.columns)) - 1).max() < 1e-14
+        assert x[sea].min() <= made.min() <= made.max() <= x[sea].max()
+        part = np.arange(0, target.size, 3)
+        some = regrid.weights(source, target, ["bilinear", then], given=sea, points=part)
+        assert np.array_equal(some.apply(x[some.sources]), made[part])
+    near = regrid.weights(source, target, "nearest", given=sea)
+    second = regrid.weights(source, target, ["bilinear", "nearest"], given=sea)
+    assert np.array_equal(
+        second.apply(x[second.sources])[first.uncovered], near.apply(x[near.sources])[first.uncovered]
+    )
+    filled = regrid.weights(source, target, ["bilinear", -7.0], given=sea).apply(x[first.sources])
+    assert np.array_equal(filled, np.where(first.fraction > 0, plain, -7.0))
+
+
+def test_creeping_takes_the_mean_of_neighbours_step_by_step():
+    source, target = regrid.Plane(2, 1, (0, 2, 0, 1)), regrid.Plane(5, 1, (0, 5, 0, 1))
+    weights = regrid.weights(source, target, ["conservative", "creep"])
+    assert weights.apply(np.array([1.0, 3.0])[weights.sources]).tolist() == [1.0, 3.0, 3.0, 3.0, 3.0]
+    rows = regrid.Plane(5, 1, (0, 5, 0, 1))
+    middle = regrid.weights(rows, target, ["conservative", "creep"], given=[0, 4])
+    assert middle.apply(np.array([1.0, 4.0])).tolist() == [1.0, 1.0, 2.5, 4.0, 4.0]
+    alone = regrid.weights(rows, regrid.Plane(2, 1, (7, 9, 0, 1)), ["conservative", "creep", 5])
+    assert alone.apply(np.zeros(alone.columns)).tolist() == [5.0, 5.0]  # nobody has a value

@@ -54,16 +54,20 @@ def misfit(key: str, value: object, schema: Schema) -> tuple[str, str] | None:
     """Why a value of a key does not fit, and what to write; None: it fits."""
     if fits(value, schema):
         return None
+    if "anyOf" in schema and "title" not in schema:  # that of its type, or the first
+        of_type = (each for each in schema["anyOf"] if isinstance(value, _TYPES[each["type"]]))
+        return misfit(key, value, next(of_type, schema["anyOf"][0]))
     if "enum" in schema:
         return f"there is no {key} {value!r}", did_you_mean(value, schema["enum"], wanted(schema))
     parts: list[tuple[str, object, Schema]] = []
     if isinstance(value, dict) and schema.get("type") == "object":
         parts = [(f"{key}.{name}", each, schema["additionalProperties"]) for name, each in value.items()]
     elif isinstance(value, list) and "items" in schema:
-        parts = [(f"each of {key}", each, schema["items"]) for each in value]
+        several = "anyOf" in schema["items"]
+        parts = [(key if several else f"each of {key}", each, schema["items"]) for each in value]
     for part in parts:
         if wrong := misfit(*part):
-            return wrong[0], example_of(key, schema)
+            return wrong[0], wrong[1] if wrong[1].startswith("did you mean") else example_of(key, schema)
     most = schema.get("maximum")
     if most is not None and fits(value, {**schema, "maximum": float("inf")}):
         told = (

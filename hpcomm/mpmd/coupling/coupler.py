@@ -300,7 +300,7 @@ def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> A
         made = np.full((len(rows), *field.shape), uncovered, field.dtype) if fits else None
     if made is None:
         what = f"field {field.name!r} of {field.dtype} cannot hold {uncovered!r} where nothing reaches it"
-        raise ConfigError(what, "connect", 'uncovered="keep", or a value of its kind')
+        raise ConfigError(what, "connect", '"keep" at the end of the mapping, or a value of its kind')
     return made
 
 

@@ -135,7 +135,7 @@ def _read(argv: Sequence[str], command: str) -> JobSpec:
 
 
 def _about(each: FieldSpec) -> str:
-    parts = [] if each.mapping == "none" else [each.mapping]
+    parts = [] if each.mapping == "none" else [*each.methods]
     if each.every_s is not None:
         parts.append(f"every {each.every_s:g} s")
     if each.time != "instant":

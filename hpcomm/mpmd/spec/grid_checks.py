@@ -21,14 +21,15 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
     if made.mapping == "none":
         _check_unmapped(tables, made, source, target)
         return
-    if made.mapping == "idw" and made.neighbours > source.size:
+    if "idw" in made.methods and made.neighbours > source.size:
         what = f"{made.neighbours} neighbours, but grid {source.name!r} has {source.size} points"
         tables.fail(what, "neighbours = 4", "neighbours")
-    wrong = misfit(made.mapping, (source.kind, source.sphere), (target.kind, target.sphere))
-    if wrong is not None:
-        side, what, hint = wrong
-        tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
-    if made.mapping not in ("nearest", "idw") and not _meet(source, target):
+    for each in made.methods:
+        wrong = misfit(each, (source.kind, source.sphere), (target.kind, target.sphere))
+        if wrong is not None:
+            side, what, hint = wrong
+            tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
+    if not {"nearest", "idw"} & {*made.methods} and not _meet(source, target):
         what = f"{made} goes between planes that do not meet: {list(source.bounds)} and {list(target.bounds)}"
         tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")
 

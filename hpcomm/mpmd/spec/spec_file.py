@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...grids.methods import GridSpec as GridSpec
+from ...grids.methods import stack
 from ...job.spec.programs import RunSpec
 
 
@@ -30,9 +32,20 @@ class FieldSpec:
     weights: Path | None = None  # of the mapping, kept in a file; None: to be computed
     uncovered: str | float = "error"  # or "keep", or a value: of points that a mapping does not reach
     nan: str = "spread"  # or "renormalise": what a nan of the source does to points that take it
+    then: tuple[str, ...] = ()  # mappings of points that the first one does not reach
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return (self.mapping, *self.then)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.target})"
+
+
+def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> dict[str, Any]:
+    """What FieldSpec has of a mapping as users write it: "none", a method, or a list."""
+    found = (("none",), uncovered) if mapping == "none" else stack(mapping, where, uncovered, f"{whose}: ")
+    return {"mapping": found[0][0], "then": found[0][1:], "uncovered": found[1]}
 
 
 @dataclass(frozen=True)

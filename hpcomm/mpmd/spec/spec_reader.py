@@ -15,11 +15,11 @@ from ...job.spec.schema import FIELD, GRID
 from ...job.spec.toml_tables import Tables
 from ..coupling import unit
 from . import grid_checks
-from .spec_file import FieldSpec, GridSpec, JobSpec
+from .spec_file import FieldSpec, GridSpec, JobSpec, stacked
 
 _KEYS = (
     "name", "from", "to", "mapping", "from_grid", "to_grid", "every", "lag", "time", "from_unit", "to_unit",
-    "neighbours", "implicit", "timeout", "weights", "uncovered", "nan",
+    "neighbours", "implicit", "timeout", "weights", "uncovered", "nan", "then",
 )  # fmt: skip  # in the order of what FieldSpec has
 _MOST_POINTS = GRID["properties"]["size"]["maximum"]
 
@@ -85,6 +85,10 @@ def _read_field(
     for key in ("from_grid", "to_grid"):
         if (name := said[key]) is not None and name not in grids:
             tables.fail(f"there is no grid {name!r}", did_you_mean(name, grids, f"[grid.{name}]"), key)
+    try:
+        said |= stacked(said["mapping"], said["uncovered"], "", what)
+    except ConfigError as error:
+        tables.fail(error.what, error.hint or "", "mapping")
     both = said["unit"]
     for key in ("from_unit", "to_unit"):
         said[key] = said[key] or both
