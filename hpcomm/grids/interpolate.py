@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -30,8 +30,30 @@ def nearest(ask: Ask) -> Entries:
     return Entries(np.arange(n), which[:, 0], np.ones(n), np.ones(n), needed)
 
 
+def to_nearest(ask: Ask) -> Entries:
+    """The other way round: each of ask.points has an amount, which goes to the nearest of ask.given.
+
+    With a radius, equal parts of it go to all of them that are so near to that one.
+    """
+    _, which, needed = _closest(ask, 1)
+    lists = which.tolist()
+    if ask.options.radius:
+        chord = 2 * np.sin(np.radians(ask.options.radius) / 2) if ask.target.sphere else ask.options.radius
+        lists = spatial.cKDTree(ask.x).query_ball_point(ask.x[which[:, 0]], chord, return_sorted=True)
+        needed += chord
+    row, column = _pairs(lists)
+    share = 1.0 / np.bincount(row)[row]
+    return Entries(row, column, share, np.ones(len(ask.points)), needed)
+
+
+def _pairs(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """(which list, each of its elements)"""
+    which = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
+    return which, np.fromiter(chain.from_iterable(lists), np.int64, len(which))
+
+
 def idw(ask: Ask) -> Entries:
-    distance, which, needed = _closest(ask, ask.neighbours)
+    distance, which, needed = _closest(ask, ask.options.neighbours)
     distance = distance / ask.scale
     share = 1.0 / np.maximum(distance, 1e-14) ** 2
     share = np.where(distance[:, :1] < 1e-13, np.arange(share.shape[1]) == 0, share)
@@ -43,13 +65,18 @@ def idw(ask: Ask) -> Entries:
 def _closest(ask: Ask, k: int) -> tuple[Floats, Ints, float]:
     """(distances, sources), k of each target point: of equally near ones the lower indices; and how far
     sources were needed."""
-    count = min(k + 6, len(ask.x))
-    distance, which = spatial.cKDTree(ask.x).query(ask.wanted, k=count)
-    distance, which = distance.reshape(-1, count), which.reshape(-1, count)
-    order = np.lexsort((which, np.round(distance / ask.scale, _DIGITS)), axis=1)[:, :k]
-    distance, which = (np.take_along_axis(a, order, axis=1) for a in (distance, which))
-    needed = float(distance.max(initial=0.0)) if count > k or count == len(ask.x) else FAR
-    return distance, which, needed
+    n, most, tree = len(ask.points), len(ask.x), spatial.cKDTree(ask.x)
+    count, kept = min(k + 6, most), min(k, most)
+    distance, which = np.empty((n, kept)), np.empty((n, kept), np.int64)
+    rest = np.arange(n)
+    while len(rest):  # those that have more equally near ones than were asked for: around a pole
+        far, at = (each.reshape(-1, count) for each in tree.query(ask.wanted[rest], k=count))
+        near = np.round(far / ask.scale, _DIGITS)
+        order = np.lexsort((at, near), axis=1)[:, :kept]
+        distance[rest], which[rest] = (np.take_along_axis(a, order, axis=1) for a in (far, at))
+        rest = rest[(near[:, -1] == near[:, kept - 1]) & (count < most)]
+        count = min(4 * count, most)
+    return distance, which, float(distance.max(initial=0.0)) if most >= k else np.inf
 
 
 def bilinear(ask: Ask) -> Entries:
@@ -70,8 +97,7 @@ def bilinear(ask: Ask) -> Entries:
         middle = _on_surface(x[ring].mean(axis=1), ask.target.sphere)
         reach = np.linalg.norm(x[ring] - middle[:, None], axis=2).max(axis=1)
         lists = tree.query_ball_point(middle, reach * (1 + 1e-9), return_sorted=True)
-        which = np.repeat(np.arange(len(ring)), [len(each) for each in lists])
-        row = np.fromiter(chain.from_iterable(lists), np.int64, len(which))
+        which, row = _pairs(lists)
         inside, share = _wachspress(wanted[row], x[ring[which]])
         inside &= ~done[row]
         row, first = np.unique(row[inside], return_index=True)  # of several rings the first

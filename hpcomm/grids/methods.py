@@ -43,6 +43,8 @@ _USES = {  # mapping: what it needs of the grid that it reads from, and of the o
     "conservative2": ("cells", "cells"),
 }
 MAPPINGS = tuple(_USES)
+AMOUNTS = "to_nearest"  # the mapping that keeps the sum of amounts, not values; alone
+_USES[AMOUNTS] = ("points", "points")
 _USES["creep"] = ("points", "cells")  # behind another one
 
 
@@ -81,8 +83,13 @@ def stack(
         last = listed[-1] if listed else None
         if last == "keep" or (isinstance(last, Real) and not isinstance(last, bool)):
             end = cast("str | float", listed.pop())
+    if AMOUNTS in listed:
+        if len(listed) > 1:
+            what = f"{whose}{AMOUNTS!r} gives each amount away whole, so no other mapping goes with it"
+            raise ConfigError(what, where, f"{AMOUNTS!r} alone, or [{AMOUNTS!r}, 'keep']")
+        return (AMOUNTS,), 0.0 if end == "error" else end
     for nth, each in enumerate(listed or [mapping]):
-        known = (*MAPPINGS, "creep") if nth else MAPPINGS
+        known = (*MAPPINGS, "creep" if nth else AMOUNTS)
         if each not in known:
             hint = did_you_mean(
                 each, known, f"one of {', '.join(known)}; or a list, as ['bilinear', 'creep', 0.0]"

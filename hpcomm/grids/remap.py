@@ -6,6 +6,7 @@ idw             1      no         anything: k nearest, weighted by 1/d²
 bilinear        2      no         anything: between those around a corner (Wachspress 1975)
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
+to_nearest      -      sums       anything: each source's amount goes to the nearest target
 
 Each is one function of interpolate.py or conserve.py. What is quicker between rows is in rows.py. SciPy's
 trees and sparse matrices do the heavy work.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,13 +30,14 @@ from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError
 from . import conserve, interpolate
 from .grid import Grid, Points
-from .methods import misfit, stack
+from .methods import AMOUNTS, misfit, stack
 from .radians import Ends
 from .rows import Rows
 from .sparse_exchange import exchange_sparse
 from .stack import stacked
-from .weights import Ask, Entries, Weights, sparse_matrices
+from .weights import Ask, Entries, Options, Weights, sparse_matrices
 
+Triples: TypeAlias = tuple[Ints, Ints, Floats]  # target, source, by their global indices; weight
 _OVER = 0.05  # of a cell may be covered twice, and is told: great circles are no parallels, so 0.002 is usual
 _METHODS: dict[str, Callable[[Ask], Entries]] = {
     "nearest": interpolate.nearest,
@@ -43,6 +45,7 @@ _METHODS: dict[str, Callable[[Ask], Entries]] = {
     "bilinear": interpolate.bilinear,
     "conservative": conserve.conservative,
     "conservative2": conserve.conservative2,
+    AMOUNTS: interpolate.to_nearest,
 }
 
 
@@ -52,6 +55,7 @@ def weights(
     mapping: str | Sequence[str | float],
     *,
     neighbours: int = 4,
+    radius: float = 0.0,
     given: object = None,
     points: object = None,
 ) -> Weights:
@@ -60,8 +64,11 @@ def weights(
     Args:
         mapping: a method, or a list: each further one takes what those before it leave uncovered. "creep"
             takes the mean of neighbours that have a value, step by step outward. A number is a value.
+        neighbours: of "idw".
+        radius: of "to_nearest": an amount goes in equal parts to all targets that are so near to the nearest
+            one, in degrees of the sphere, or in units of the plane.
         given: indices of the source points that have values; None: all.
-        points: indices of the target points that are wanted; None: all.
+        points: indices of the target points that are wanted; None: all. "to_nearest" gives all to these.
 
     Raises:
         ConfigError: there is no such mapping, or not between these grids.
@@ -79,15 +86,19 @@ def weights(
     all_ = np.arange(target.size) if "creep" in methods else there  # it goes over other points
 
     def make(method: str, which: Ints) -> Weights:
+        if method == AMOUNTS:
+            taken = np.unique(there)
+            x = _shapes(target.part(taken), taken, method)
+            ask = Ask(None, source.part(here), here, options, _scale(target, x), taken, x)
+            return _turned([_triples(_made(method, ask)[1], ask)], there)
         shapes = _shapes(source, np.arange(source.size), method)[here]
         scale, wanted = _scale(source, shapes[:, 0]), all_[which]
-        made, entries = _made(
-            method, Ask(source, target.part(wanted), wanted, neighbours, scale, here, shapes)
-        )
+        made, entries = _made(method, Ask(source, target.part(wanted), wanted, options, scale, here, shapes))
         if entries.doubled > _OVER:
             raise _lie_over(made.overlap, "regrid.weights")
         return made
 
+    options = Options(neighbours, _number("radius", radius))
     part = target if points is None or all_ is not there else target.part(there)
     made = stacked(make, methods, part, all_, _scale(target, part.centres(all_)), lambda said: [said])
     assert made is not None
@@ -98,6 +109,13 @@ def weights(
         if doubt:
             warnings.warn(doubt, RuntimeWarning, stacklevel=2)
     return made
+
+
+def _number(name: str, given: object) -> float:
+    """given, if it is a number from 0."""
+    if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not 0 <= given < np.inf:
+        raise ConfigError(f"{name} is {given!r}, and no number from 0", "regrid.weights", f"{name}=1.0")
+    return float(given)
 
 
 def _scale(grid: Grid, *ends: Floats) -> float:
@@ -165,7 +183,9 @@ def weights_between(
     points: Ints,
     is_giver: bool,
     mapping: str | Sequence[str],
-    neighbours: int,
+    neighbours: int = 4,
+    *,
+    radius: float = 0.0,
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
@@ -180,17 +200,18 @@ def weights_between(
 
     def make(method: str, which: Ints) -> Weights | None:
         some = (grid, points) if is_giver else (grid.part(which), points[which])
-        return _between(comm, *some, is_giver, method, neighbours)
+        return _between(comm, *some, is_giver, method, options)
 
-    methods = (mapping,) if isinstance(mapping, str) else mapping
+    methods, options = (mapping,) if isinstance(mapping, str) else mapping, Options(neighbours, radius)
     scale = _scale(grid, grid.centres(points)) if "creep" in methods else 1.0
     scale = float(comm.allreduce(0.0 if is_giver else scale, MPI.MAX))
     return stacked(make, methods, grid, points, scale, comm.allgather)
 
 
 def _between(
-    comm: MPI.Intracomm, grid: Any, points: Ints, is_giver: bool, mapping: str, neighbours: int
+    comm: MPI.Intracomm, grid: Any, points: Ints, is_giver: bool, mapping: str, options: Options
 ) -> Weights | None:
+    is_giver = is_giver != (mapping == AMOUNTS)  # there the givers look for the points of the takers
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
     source = comm.bcast(grid if isinstance(grid, Rows) else None, int(np.argmax(is_source)))
@@ -203,16 +224,48 @@ def _between(
     while True:  # until every taker has been given all that may count
         given, near = _nearby(comm, entries, points, shapes, margin)
         if not is_giver:
-            found, made = _made(mapping, Ask(source, grid, points, neighbours, scale, given, near))
+            ask = Ask(source, grid, points, options, scale, given, near)
+            found, made = _made(mapping, ask)
         if not comm.allreduce(not is_giver and _lacks(grid, points, made.needed, margin)):
             break
         margin *= 2
+    if mapping == AMOUNTS:
+        parts = {} if is_giver else _parcels(entries, _triples(made, ask), near[made.column, 0])
+        got = exchange_sparse(comm, parts)
+        return _turned(got, points) if is_giver else None
     most, turn = comm.allreduce((made.doubled, -comm.rank), MPI.MAX)
     if most > _OVER:
         raise _lie_over(comm.bcast(found and found.overlap, -turn), "connect")
     if found is not None and comm.rank != -turn:
         found.overlap = ""  # one rank tells the worst
     return found
+
+
+def _triples(made: Entries, ask: Ask) -> Triples:
+    return ask.given[made.column], ask.points[made.row], made.value
+
+
+def _parcels(entries: NDArray[np.void], triples: Triples, x: Floats) -> dict[int, Triples]:
+    """The triples for each rank in whose box their target lies, at x."""
+    parts = {}
+    for rank in np.flatnonzero(entries["is_giver"]).tolist():
+        inside = ((x >= entries["low"][rank]) & (x <= entries["high"][rank])).all(axis=1)
+        if inside.any():
+            parts[rank] = triples[0][inside], triples[1][inside], triples[2][inside]
+    return parts
+
+
+def _turned(parts: Sequence[Triples], points: Ints) -> Weights:
+    """Weights of these points, of triples that may be for others, too."""
+    taken, where = np.unique(points, return_inverse=True)
+    parts = [(points[:0], points[:0], np.empty(0)), *parts]
+    target, source, value = (np.concatenate(each) for each in zip(*parts, strict=True))
+    here = np.isin(target, taken)
+    sources, column = np.unique(source[here], return_inverse=True)
+    entries = value[here], (np.searchsorted(taken, target[here]), column)
+    matrix = sparse_matrices().csr_matrix(entries, (len(taken), len(sources)))[where]
+    matrix.sort_indices()
+    return Weights(matrix, sources, (np.diff(matrix.indptr) > 0).astype(float))
 
 
 def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> NDArray[np.void]:
@@ -271,9 +324,8 @@ def _nearby(
         return np.empty(0, np.int64), shapes[:0]
     wide = max(form.shape[1] for _, form in got)  # some ranks' cells have more vertices than others'
     got = [(part, np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge")) for part, form in got]
-    found, forms = np.concatenate([p for p, _ in got]), np.concatenate([s for _, s in got])
-    order = np.argsort(found, kind="stable")
-    return found[order], forms[order]
+    found, which = np.unique(np.concatenate([p for p, _ in got]), return_index=True)  # some twice: halos
+    return found, np.concatenate([s for _, s in got])[which]
 
 
 def _lacks(target: Grid, points: Ints, needed: float, margin: float) -> bool:

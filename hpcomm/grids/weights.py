@@ -146,6 +146,13 @@ class Weights:
         return Weights(matrix, sources, self.fraction, self.overlap or more.overlap, self.fill)
 
 
+class Options(NamedTuple):
+    """Of mappings. radius: in degrees of the sphere, or in units of the plane."""
+
+    neighbours: int = 4  # of idw
+    radius: float = 0.0  # of to_nearest
+
+
 @dataclass
 class Ask:
     """Source points that are given, and target points that want their values."""
@@ -153,7 +160,7 @@ class Ask:
     source: Any  # the grid of the givers, if it is Rows
     target: Grid
     points: Ints  # of the target
-    neighbours: int
+    options: Options
     scale: float  # the source's largest coordinate
     given: Ints  # ascending
     shapes: Floats  # (given, 1 + corners, 3 or 2): the centre of each, and for areas its corners

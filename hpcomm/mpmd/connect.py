@@ -271,7 +271,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     if each.weights is None:
         try:
             how = is_giver, each.methods, each.neighbours
-            found = weights_between(wire.mpi, field.grid, field.points, *how)
+            found = weights_between(wire.mpi, field.grid, field.points, *how, radius=each.radius)
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
             raise

@@ -25,7 +25,7 @@ from .coupling.wire import TIMEOUT_S
 from .link import Link, no_field
 from .record import recorder
 from .route import coupled_route
-from .spec.spec_file import FieldSpec, JobSpec, stacked
+from .spec.spec_file import FieldSpec, JobSpec, misfit_of_options, stacked
 from .spec.spec_reader import read
 from .verdict import Refusal, first_refusal, judge
 
@@ -136,6 +136,7 @@ class Program:
         timeout: float = 300.0,
         uncovered: str | float = "error",
         nan: str = "spread",
+        radius: float = 0.0,
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
@@ -143,7 +144,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, nan: as in a spec, whose values take precedence.
+            mapping, every, lag, time, neighbours, timeout, nan, radius: as in a spec, whose values take
+                precedence.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
         Raises:
@@ -153,7 +155,8 @@ class Program:
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
         how = stacked(mapping, uncovered, "takes", f"field {name!r}")
-        wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, nan=nan, **how)
+        how |= {"nan": nan, "radius": radius}
+        wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
         _check_wish(wish)
         made = Field(name, values, self._numbered(values, points), grid, "takes")
         self._takes[name] = made, wish
@@ -413,12 +416,14 @@ class Program:
 def _check_wish(wish: FieldSpec) -> None:
     """What a spec's reader checks of a field, of one that a program declares."""
     every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
-    values = {"time": wish.time, "neighbours": wish.neighbours, "nan": wish.nan}
+    values = {"time": wish.time, "radius": wish.radius, "neighbours": wish.neighbours, "nan": wish.nan}
     values |= {"every": every, "lag": lag, "timeout": wish.timeout_s, "uncovered": wish.uncovered}
     for key, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value
         if wrong := (key, plain) != ("every", None) and misfit(key, plain, FIELD["properties"][key]):
             raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
+    if misuse := misfit_of_options(wish):
+        raise ConfigError(f"{whose} has {misuse[1]}", "takes", misuse[2])
     if every is None and (lag or wish.time != "instant"):
         raise ConfigError(f"{whose}: time and lag need every", "takes", "every=3600.0")
     if every is not None and not divides(every, lag):

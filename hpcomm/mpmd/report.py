@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..communicator.communicator import Communicator
+from ..grids.methods import AMOUNTS
 from ..job.command_line import table as laid_out
 from .coupled_field import host, width_of
 from .coupling import trial
@@ -120,29 +121,30 @@ def _own_line(name: str, source: str, target: str, about: Mapping[str, Any]) -> 
 
 def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:
     line = f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
-    if taken["trial"] is None:
-        return line
-    line += f": {trial.judged(given['trial'], taken['trial'])}{taken['cover']}"
+    line += "" if taken["trial"] is None else f": {trial.judged(given['trial'], taken['trial'])}"
+    line += str(taken["cover"])
     if given["integral"] is None or taken["integral"] is None or given["version"] != taken["version"]:
         return line
-    if not trial.comparable(given["trial"], taken["trial"]):
+    if taken["trial"] is not None and not trial.comparable(given["trial"], taken["trial"]):
         return line
     a, b = given["integral"], taken["integral"]
     off = abs(a - b) / max(abs(a), 1e-300)
-    return f"{line}; integral {a:.12g} to {b:.12g}, relative difference {off:.1e}"
+    word = "sum" if taken["trial"] is None else "integral"
+    return f"{line}; {word} {a:.12g} to {b:.12g}, relative difference {off:.1e}"
 
 
 def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[str, Any]:
     """This program's side of a field. Collective over its ranks."""
-    field, is_mapped = side.field, side.mapping != "none"
+    field, is_judged = side.field, side.mapping not in ("none", AMOUNTS)
+    is_kept = side.mapping == AMOUNTS or side.mapping.startswith("cons")
     return {
         "points": int(local.all_reduce(len(field.points))),
         "mapping": side.mapping,
-        "integral": _integral(side, local) if side.mapping.startswith("cons") else None,
+        "integral": _integral(side, local) if is_kept else None,
         "version": side.version,
         "trial": None,
         "cover": _cover(side, local),
-        "extent": trial.extent(field.grid, field.points, local) if gives and is_mapped else None,
+        "extent": trial.extent(field.grid, field.points, local) if gives and is_judged else None,
     }
 
 
@@ -167,12 +169,12 @@ def _cover(side: Outgoing | Incoming, local: Communicator) -> str:
 
 
 def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
-    """Of what was sent last, or taken last; None: that lies between two times."""
+    """Of what was sent last, or taken last, of amounts the sum; None: that lies between two times."""
     if side.schedule.time == "linear":
         return None
     values: Any = host(getattr(side, "last", side.field.values))
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
-    area = trial.areas(side)
+    area = np.ones(len(values)) if side.mapping == AMOUNTS else trial.areas(side)
     assert area is not None
     wide = values.reshape(len(area), width_of(side.field)).astype(np.result_type(values.dtype, np.float64))
     held = (wide - offset) / factor

@@ -78,6 +78,35 @@ def test_between_programs_every_pair_of_grids_is_mapped_as_in_one_process(comm):
     assert not wrong
 
 
+@pytest.mark.once
+def test_what_takers_alone_cannot_see_is_as_in_one_process(comm):
+    """To which of all ranks' targets an amount goes, with ties and a radius; and neighbours that are far."""
+    if comm.size < 2:
+        return
+    target = regrid.LatLon(12, 24)
+    ocean = np.flatnonzero(target.centres(np.arange(target.size))[:, 0] < 0.5)
+    coarse, fine, all_ = regrid.LatLon(6, 12), regrid.LatLon(36, 72), np.arange(6 * 12)
+    few, there = np.array([0, 20, 40, 60, 31 * 72 + 10]), np.arange(240, 246)  # only one of them is near
+    cases = [
+        (coarse, "to_nearest", 0.0, all_, ocean),
+        (coarse, "to_nearest", 20.0, all_, ocean),
+        (fine, "idw", 0.0, few, there),
+    ]
+    for source, mapping, radius, given, taken in cases:
+        for givers in range(1, comm.size):
+            gives = comm.rank < givers
+            mine = given if gives else taken
+            count, nth = (givers, comm.rank) if gives else (comm.size - givers, comm.rank - givers)
+            own = np.array_split(np.random.default_rng(4).permutation(mine), count)[nth]
+            grid = source if gives else target
+            found = regrid.weights_between(comm.mpi, grid, own, gives, mapping, 4, radius=radius)
+            alone = regrid.weights(source, target, mapping, given=given, points=taken, radius=radius)
+            if found is not None:
+                values = smooth(source)
+                got, wanted = (each.apply(values[each.sources]) for each in (found, alone))
+                assert np.array_equal(got, wanted[np.searchsorted(taken, own)])
+
+
 def test_cells_over_each_other_are_refused_on_every_rank_of_both_programs(comm):
     if comm.size < 2:
         return

@@ -311,6 +311,7 @@ if me.name == "a":
     points = mine(source.size, 7)
     values = function(source.centres(points))
     fields.append(me.gives("whole", values, points, grid=source))
+    fields.append(me.gives("river", values, points, grid=source))
     mixed = me.gives("mixed", values, points, grid=source)
     me.link("b").put(fields)
     for t in (0, 1, 2):
@@ -321,6 +322,8 @@ else:
     wish = dict(points=points, grid=target, mapping="conservative", every=2.0, time="mean")
     mixed = me.takes("mixed", np.zeros(len(points)), **wish)
     whole = me.takes("whole", np.zeros(len(points)), points, grid=target, mapping="conservative2")
+    shared = np.concatenate([points, points[:2]])  # some of them twice
+    river = me.takes("river", np.ones(len(shared)), shared, grid=target, mapping="to_nearest", radius=12.0)
     stacks = {"crept": ["conservative", "creep"], "filled": ["bilinear", "nearest"]}
     empty = lambda: np.zeros(len(points))
     stacked = [me.takes(each, empty(), points, grid=target, mapping=stacks[each]) for each in stacks]
@@ -331,7 +334,13 @@ else:
         for name in names
     ]
     fields[3].values[:] = 7.0  # to be filled
-    me.link("a").get([*fields, whole, *stacked])
+    me.link("a").get([*fields, whole, river, *stacked])
+    alone = regrid.weights(source, target, "to_nearest", radius=12.0)
+    expected = alone.apply(function(source.centres(alone.sources)))
+    assert len(alone.sources) == source.size
+    assert np.array_equal(river.values, expected[shared])
+    before, after = function(source.centres(everything)).sum(), expected.sum()
+    assert abs(after / before - 1) < 1e-15
     me.get(mixed, 0)
     me.get(mixed, 2)
     for name, field in zip(names, fields):
@@ -354,6 +363,7 @@ if me.name == "a" and comm.rank == 0:
 def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, sizes):
     out = couple(MAPPED, sizes).stdout
     assert "whole: a -> b, 200 points to 144, conservative2: " in out
+    assert re.search("river: a -> b, 200 points to 1[45]., to_nearest.*; sum [0-9.]+ to", out)
     kept = dict(re.findall(r"(\w+): a -> b, .* relative difference (\S+)", out))
     assert max(float(kept["whole"]), float(kept["mixed"])) < 1e-12
     off, lost = (
@@ -892,6 +902,9 @@ REFUSED = {
     "me.takes('f', x, neighbours=1.5)": "neighbours must be a whole number from 1, not 1.5",
     "me.takes('f', x, timeout=None)": "timeout must be a number of seconds, above 0, not None",
     "me.takes('f', x, nan='skip')": "field 'f': there is no nan 'skip'",
+    "me.takes('f', x, radius=-1.0)": "field 'f': radius must be a number from 0, not -1.0",
+    "me.takes('f', x, mapping='nearest', radius=1.0)": "field 'f' has radius, which only to_nearest uses",
+    "me.takes('f', x, mapping='to_nearest', nan='renormalise')": "but to_nearest adds amounts up",
     "me.connect('x')": "'x' is no time of the model",
     "me.connect(timeout=float('inf'))": "timeout must be above 0, not inf",
     "me.link(5)": "asks for a program 5",

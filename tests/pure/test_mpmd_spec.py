@@ -505,6 +505,18 @@ WRONG = {
         "no mapping 'keep' at this place",
         'mapping = ["bilinear", "keep", "nearest"]',
     ),
+    "a stack with amounts": (
+        'mapping = "bilinear"',
+        'mapping = ["to_nearest", "nearest"]',
+        "'to_nearest' gives each amount away whole, so no other mapping goes with it",
+        'mapping = ["to_nearest", "nearest"]',
+    ),
+    "a radius of a mapping without": (
+        'mapping = "bilinear"',
+        'mapping = "bilinear"\nradius = 3.0',
+        "has radius, which only to_nearest uses",
+        "radius = 3.0",
+    ),
     "neighbours of a mapping without": (
         'mapping = "bilinear"',
         'mapping = "bilinear"\nneighbours = 3',
@@ -715,6 +727,7 @@ else: a unit that is none: the same wrong unit on both sides: a unit that cannot
 shell: a variable before a command: a launcher as command: a script behind an option that is not there: a
 module that is not there: a script that is no program: a folder as command: a path that a shell would read:
 a stack that only fills: a stack that begins to creep: a stack that goes on behind its end:
+a stack with amounts: a radius of a mapping without:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
 a sum of degrees: a lag of no number: more ranks in all than any machine has: a grid of more points than
@@ -762,7 +775,11 @@ def test_the_schema_takes_what_we_take_and_refuses_what_we_refuse(capsys):
 
 def test_the_schemas_names_are_those_of_the_grids_and_the_page_names_all_keys():
     assert tuple(schema.GRID["properties"]["kind"]["enum"]) == tuple(methods.KINDS)
-    assert tuple(schema.FIELD["properties"]["mapping"]["anyOf"][0]["enum"]) == ("none", *methods.MAPPINGS)
+    assert tuple(schema.FIELD["properties"]["mapping"]["anyOf"][0]["enum"]) == (
+        "none",
+        *methods.MAPPINGS,
+        methods.AMOUNTS,
+    )
     page = (ROOT / "docs" / "mpmd.md").read_text()
     page = page[page.index("```toml") : page.index("## Time")]
     tables = (schema.JOB, schema.PROGRAM, schema.GRID, schema.FIELD)

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("scipy")
 from test_regrid import cube, everything, skewed, smooth
 
+import hpcomm
 from hpcomm import regrid
 
 RNG = np.random.default_rng(5)
@@ -165,3 +166,35 @@ def test_creeping_takes_the_mean_of_neighbours_step_by_step():
     assert middle.apply(np.array([1.0, 4.0])).tolist() == [1.0, 1.0, 2.5, 4.0, 4.0]
     alone = regrid.weights(rows, regrid.Plane(2, 1, (7, 9, 0, 1)), ["conservative", "creep", 5])
     assert alone.apply(np.zeros(alone.columns)).tolist() == [5.0, 5.0]  # nobody has a value
+
+
+@pytest.mark.parametrize("radius", [0.0, 15.0])
+def test_amounts_go_to_the_nearest_target_whole(radius):
+    """Of rivers: land gets nothing, and the sums are the same."""
+    rivers, sea = regrid.LatLon(9, 18), regrid.Gaussian(16, 32)
+    x, y = (grid.centres(np.arange(grid.size)) for grid in (rivers, sea))
+    ocean = np.flatnonzero(y[:, 0] + y[:, 2] < 0.2)
+    weights = regrid.weights(rivers, sea, "to_nearest", points=ocean, radius=radius)
+    amounts = np.random.default_rng(1).random(rivers.size)
+    got = weights.apply(amounts[weights.sources])
+    apart = np.round(np.linalg.norm(x[:, None] - y[None, ocean], axis=2), 12)
+    near = y[ocean][apart.argmin(axis=1)]
+    within = np.linalg.norm(near[:, None] - y[None, ocean], axis=2) <= 2 * np.sin(np.radians(radius) / 2)
+    assert within.sum(axis=1).max() > 1 or not radius
+    np.testing.assert_allclose(got, (within / within.sum(axis=1, keepdims=True)).T @ amounts, rtol=1e-14)
+    assert abs(got.sum() / amounts.sum() - 1) < 1e-15
+    assert list(weights.uncovered) == list(np.flatnonzero(~within.any(axis=0)))
+
+
+def test_of_many_that_are_equally_near_the_first_one_is_taken():
+    """Around a pole: more than a search for the nearest few can hold."""
+    poles, rows = regrid.Points([[0, 90], [0, -90]]), regrid.LatLon(18, 72)
+    assert list(regrid.weights(rows, poles, "nearest").sources) == [0, 17 * 72]
+    assert list(regrid.weights(rows, poles, "idw").sources[:4]) == [0, 1, 2, 3]
+    assert list(regrid.weights(poles, rows, "to_nearest").rows) == [0, 17 * 72]
+
+
+@pytest.mark.parametrize("radius", [-1.0, np.nan, "1", True])
+def test_a_radius_that_is_none_is_refused(radius):
+    with pytest.raises(hpcomm.ConfigError, match="and no number from 0"):
+        regrid.weights(regrid.LatLon(2, 4), regrid.LatLon(2, 4), "to_nearest", radius=radius)

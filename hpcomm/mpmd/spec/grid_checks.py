@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ...errors import ConfigError
-from ...grids.methods import KINDS, misfit
+from ...grids.methods import AMOUNTS, KINDS, misfit
 from ...job.spec.programs import ProgramSpec
 from ...job.spec.toml_tables import Tables
 from ..coupling.coupling_clock import divides
@@ -29,7 +29,7 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
         if wrong is not None:
             side, what, hint = wrong
             tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
-    if not {"nearest", "idw"} & {*made.methods} and not _meet(source, target):
+    if not {"nearest", "idw", AMOUNTS} & {*made.methods} and not _meet(source, target):
         what = f"{made} goes between planes that do not meet: {list(source.bounds)} and {list(target.bounds)}"
         tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...grids.methods import AMOUNTS, stack
 from ...grids.methods import GridSpec as GridSpec
-from ...grids.methods import stack
 from ...job.spec.programs import RunSpec
 
 
@@ -33,6 +33,7 @@ class FieldSpec:
     uncovered: str | float = "error"  # or "keep", or a value: of points that a mapping does not reach
     nan: str = "spread"  # or "renormalise": what a nan of the source does to points that take it
     then: tuple[str, ...] = ()  # mappings of points that the first one does not reach
+    radius: float = 0.0  # of to_nearest
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -46,6 +47,15 @@ def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> 
     """What FieldSpec has of a mapping as users write it: "none", a method, or a list."""
     found = (("none",), uncovered) if mapping == "none" else stack(mapping, where, uncovered, f"{whose}: ")
     return {"mapping": found[0][0], "then": found[0][1:], "uncovered": found[1]}
+
+
+def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
+    """(key, what is wrong, what to do) of an option that the mapping of a field has no use for."""
+    if each.radius and each.mapping != AMOUNTS:
+        return "radius", f"radius, which only {AMOUNTS} uses", f'mapping = "{AMOUNTS}"'
+    if each.nan != "spread" and each.mapping == AMOUNTS:
+        return "nan", f"nan = {each.nan!r}, but {AMOUNTS} adds amounts up", "take this line out"
+    return None
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from ...job.spec.schema import FIELD, GRID
 from ...job.spec.toml_tables import Tables
 from ..coupling import unit
 from . import grid_checks
-from .spec_file import FieldSpec, GridSpec, JobSpec, stacked
+from .spec_file import FieldSpec, GridSpec, JobSpec, misfit_of_options, stacked
 
 _KEYS = (
     "name", "from", "to", "mapping", "from_grid", "to_grid", "every", "lag", "time", "from_unit", "to_unit",
-    "neighbours", "implicit", "timeout", "weights", "uncovered", "nan", "then",
+    "neighbours", "implicit", "timeout", "weights", "uncovered", "nan", "then", "radius",
 )  # fmt: skip  # in the order of what FieldSpec has
 _MOST_POINTS = GRID["properties"]["size"]["maximum"]
 
@@ -96,6 +96,8 @@ def _read_field(
     made = FieldSpec(*map(said.__getitem__, _KEYS))
     if here and made.source_unit and made.target_unit:
         _check_units(tables, made, ("unit", "unit") if both else ("from_unit", "to_unit"))
+    if wrong := misfit_of_options(made):
+        tables.fail(f"{what} has {wrong[1]}", wrong[2], wrong[0])
     grid_checks.check_mapping(tables, made, grids)
     grid_checks.check_weights(tables, made, grids, here)
     grid_checks.check_times(tables, made, programs)
