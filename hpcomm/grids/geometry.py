@@ -5,13 +5,19 @@ Edges are straight on a plane, and on the sphere great circles or, where it is s
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from .._lazy import NDArray
 from ..core.types import Floats, Ints
 
+try:
+    from ._native import geometry as _native
+except ImportError:  # installed without a compiler
+    _native = None  # type: ignore[assignment]
+
+native: Any = _native  # for other modules, too
 Bools: TypeAlias = "NDArray[np.bool_]"
 _TOUCHES = 4e-16  # of heights: a corner that is nearer lies on the parallel
 _STRAIGHT = 1e-8  # shorter edges rise above their ends by less than that
@@ -57,6 +63,9 @@ def moments(corners: Floats, parallel: Bools | None = None) -> tuple[Floats, Flo
         parallel: (n, k): the edges, each from the corner of that number to the next one, that run along a
             parallel. All others on the sphere are great circles.
     """
+    if native is not None and parallel is None and corners.size:
+        found = np.frombuffer(native.moments(np.ascontiguousarray(corners, float))).reshape(-1, 4)
+        return found[:, 0], found[:, 1 : 1 + corners.shape[2]]
     if corners.shape[2] == 2:
         a, b, c = corners[:, :1], corners[:, 1:-1], corners[:, 2:]
         double = (b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0]

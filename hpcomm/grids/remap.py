@@ -345,7 +345,7 @@ def _made(mapping: str, ask: Ask) -> tuple[Weights, Entries]:
     found = _METHODS[mapping](ask)
     matrix = sparse.csr_matrix((found.value, (found.row, found.column)), shape=(n, len(given)))
     matrix.sum_duplicates()
-    used = np.unique(matrix.indices)
+    used = np.flatnonzero(np.bincount(matrix.indices, minlength=len(given)))
     matrix = sparse.csr_matrix(matrix[:, used])
     matrix.sort_indices()  # sums run in the order of global indices, on any number of ranks
     return Weights(matrix, given[used], found.fraction, found.overlap), found

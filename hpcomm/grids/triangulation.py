@@ -10,58 +10,10 @@ import numpy as np
 
 from .._lazy import NDArray
 from ..core.types import Floats, Ints
-from .geometry import clipped, moments, repeated, tangents, within_rectangles
-
-try:
-    from ._native import geometry as _native
-except ImportError:  # installed without a compiler
-    _native = None  # type: ignore[assignment]
+from .geometry import tangents
 
 _FLAT = 1e-12  # of a cell's size squared: three corners that span less lie on one line
 _LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself lose less
-
-
-class Parts:
-    """Convex polygons that cells consist of: those of cell i are polygons[first[i]:first[i + 1]]."""
-
-    def __init__(self, corners: Floats) -> None:
-        self.polygons, owner = convex_parts(corners)
-        self.first = np.searchsorted(owner, np.arange(len(corners) + 1))
-        self.count = np.diff(self.first)
-
-
-class Boxes(Parts):
-    """Cells between two meridians and two parallels, by bounds: u from, u to, height from and to."""
-
-    def __init__(self, bounds: Floats) -> None:
-        self.polygons, self.first = bounds, np.arange(len(bounds) + 1)
-        self.count = np.diff(self.first)
-
-
-def overlaps(targets: Parts, sources: Parts, row: Ints, column: Ints) -> tuple[Floats, Floats]:
-    """(area, moment) of the overlap of each pair of cells; moment: the integral of the position over it.
-
-    At most one of the two consists of boxes.
-    """
-    if isinstance(targets, Boxes):
-        return overlaps(sources, targets, column, row)
-    wide = sources.count[column]
-    pair, nth = repeated(targets.count[row] * wide)
-    a = targets.first[row][pair] + nth // wide[pair]
-    b = sources.first[column][pair] + nth % wide[pair]
-    ours, others = (np.ascontiguousarray(parts.polygons, float) for parts in (targets, sources))
-    is_boxes = isinstance(sources, Boxes)
-    if _native is None and is_boxes:
-        area, moment = within_rectangles(ours[a], *others[b].T)
-    elif _native is None:
-        area, moment = moments(clipped(ours[a], others[b]))
-    else:
-        area, moment = np.empty(len(a)), np.empty((len(a), ours.shape[2]))
-        (_native.within if is_boxes else _native.overlaps)(ours, others, a, b, area, moment)
-    if len(pair) == len(row):
-        return area, moment
-    sums: list[Floats] = [np.bincount(pair, each, len(row)).astype(float) for each in (area, *moment.T)]
-    return sums[0], np.stack(sums[1:], axis=1)
 
 
 def convex_parts(corners: Floats) -> tuple[Floats, Ints]:

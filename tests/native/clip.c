@@ -1,13 +1,15 @@
 /* clip.c: random convex polygons on a plane and on the sphere. The overlap of two is the same whichever is cut by the
-   other, and parts in rectangles that fill the sphere make up the whole. Says nothing if all is well. */
-#include "clip.h"
+   other, and parts in rectangles that fill the sphere make up the whole. Among many, the pairs that are found are those
+   that overlap. Says nothing if all is well. */
+#include "search.h"
 
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-enum { CORNERS = 7, ROUNDS = 20000 };
+enum { CORNERS = 7, ROUNDS = 20000, MANY = 90 };
 
 static uint64_t state;
 
@@ -38,20 +40,45 @@ static void make(int wide, double *at) {
 static int differ(double a, double b, double whole) { return !(fabs(a - b) <= 1e-12 * whole + 1e-16); }
 
 /* Whether the parts of a polygon in rectangles, of 5 x 4, are the whole. */
-static int is_divided(struct clip_room *room, const struct polygons *ours) {
+static int is_divided(struct clip_room *room, const struct cells *ours) {
   const double west = 7 * share(), low = -share(), high = share(), heights[5] = {-1, low, 0, high, 1};
   double area = 0, moment[3] = {0}, whole, all[3];
-  if (clip_overlap(room, 3, ours, 0, ours, 0, &whole, all)) return 0;
+  if (clip_whole(room, ours, 0, &whole, all)) return 0;
   for (int i = 0; i < 20; i++) {
     const double turn = 6.283185307179586 / 5, u = west + turn * (i % 5), *h = heights + i / 5;
     const double bounds[4] = {u, u + turn, h[0], h[1]};
     double part, its[3];
-    if (clip_within(room, ours, 0, bounds, &part, its) || part < -1e-15) return 0;
+    const struct cells box = {bounds, 1, 1, BOUNDS};
+    if (clip_overlap(room, ours, 0, &box, 0, &part, its) || part < -1e-15) return 0;
     area += part;
     for (int d = 0; d < 3; d++) moment[d] += its[d];
   }
   int same = fabs(area - whole) <= 1e-12 * whole + 1e-15;
   for (int d = 0; d < 3; d++) same &= fabs(moment[d] - all[d]) <= 1e-12 * whole + 1e-15;
+  return same;
+}
+
+/* Whether of n and MANY polygons those pairs are found that overlap, in their order, as one by one. */
+static int are_found(struct clip_room *room, int wide, size_t n) {
+  static double a[MANY * 3 * CORNERS], b[MANY * 3 * CORNERS];
+  const struct cells ours = {a, n, CORNERS, wide}, others = {b, MANY, CORNERS, wide};
+  for (int i = 0; i < MANY; i++) make(wide, a + i * wide * CORNERS), make(wide, b + i * wide * CORNERS);
+  struct overlaps found = {0};
+  int same = !find_overlaps(&found, &ours, &others, 1);
+  size_t at = 0;
+  for (size_t i = 0; same && i < n; i++)
+    for (size_t k = 0; same && k < MANY; k++) {
+      double area, moment[3];
+      if (clip_overlap(room, &ours, i, &others, k, &area, moment)) return 0;
+      const struct overlap *pair = found.pairs + at;
+      if (at < found.count && pair->a == (int64_t)i && pair->b == (int64_t)k) {
+        same = pair->area == area && area > 0 && !memcmp(pair->moment, moment, sizeof moment);
+        at++;
+      } else
+        same = area < 1e-13; /* they only touch */
+    }
+  same = same && at == found.count;
+  free(found.pairs);
   return same;
 }
 
@@ -64,15 +91,16 @@ int main(int argc, char **argv) {
     double a[3 * CORNERS], b[3 * CORNERS], area[2], moment[2][3];
     make(wide, a);
     make(wide, b);
-    const struct polygons ours = {a, 1, CORNERS}, others = {i % 3 ? b : a, 1, CORNERS};
+    const struct cells ours = {a, 1, CORNERS, wide}, others = {i % 3 ? b : a, 1, CORNERS, wide};
     for (int way = 0; way < 2; way++)
-      if (clip_overlap(&room, wide, way ? &others : &ours, 0, way ? &ours : &others, 0, area + way, moment[way])) return 2;
+      if (clip_overlap(&room, way ? &others : &ours, 0, way ? &ours : &others, 0, area + way, moment[way])) return 2;
     double whole, all[3];
-    if (clip_overlap(&room, wide, &ours, 0, &ours, 0, &whole, all)) return 2;
+    if (clip_whole(&room, &ours, 0, &whole, all)) return 2;
     wrong += differ(area[0], area[1], whole) || area[0] < -1e-16 || area[0] > whole * (1 + 1e-9) + 1e-16 || !(whole >= 0);
     for (int d = 0; d < wide; d++) wrong += differ(moment[0][d], moment[1][d], whole);
     wrong += wide == 3 && !is_divided(&room, &ours);
   }
+  for (int i = 0; i < 40; i++) wrong += !are_found(&room, 2 + i % 2, (size_t)(i % 4 * 30));
   clip_done(&room);
   if (wrong) printf("%d of %d are wrong\n", wrong, ROUNDS);
   return wrong > 0;

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from hpcomm import regrid
-from hpcomm.grids import geometry, triangulation
+from hpcomm.grids import geometry, overlap
+from hpcomm.grids.overlap import Parts
 
 HERE = Path(__file__).parent
 CLIP = HERE.parents[1] / "hpcomm/grids/_native"
@@ -29,7 +30,7 @@ def test_overlaps_make_up_the_whole_and_are_the_same_either_way(
     if not shutil.which(compiler) or (compiler == "clang" and level == SANITIZERS):
         pytest.skip(f"there is no {compiler}, or not its sanitizers")
     program = str(tmp_path / "clip")
-    sources = [str(HERE / "clip.c"), str(CLIP / "clip.c")]
+    sources = [str(HERE / "clip.c"), *(str(CLIP / name) for name in ("clip.c", "search.c"))]
     subprocess.run([compiler, *FLAGS, *level, f"-I{CLIP}", "-o", program, *sources, "-lm"], check=True)
     for seed in ("1", "2"):
         done = subprocess.run([program, seed], capture_output=True, text=True, timeout=100)
@@ -47,69 +48,72 @@ def polygons(chance: np.random.Generator, n: int, sphere: bool) -> Any:
     return raised / np.linalg.norm(raised, axis=2, keepdims=True)
 
 
-@pytest.mark.parametrize("sphere", [False, True])
-def test_c_and_numpy_find_the_same_overlaps(sphere: bool) -> None:
-    native = pytest.importorskip("hpcomm.grids._native.geometry")
+@pytest.mark.parametrize("kind", ["plane", "sphere", "in rectangles", "over polygons"])
+def test_c_and_numpy_find_the_same_overlaps(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    pytest.importorskip("hpcomm.grids._native.geometry")
     chance = np.random.default_rng(7)
-    ours, others = polygons(chance, 60, sphere), polygons(chance, 50, sphere)
-    a, b = (each.ravel() for each in np.meshgrid(np.arange(60), np.arange(50), indexing="ij"))
-    area, moment = np.empty(3000), np.empty((3000, ours.shape[2]))
-    native.overlaps(ours, others, a, b, area, moment)
-    wanted = geometry.moments(geometry.clipped(ours[a], others[b]))
-    assert (area > 1e-3).sum() > 1000
-    np.testing.assert_allclose(area, wanted[0], rtol=0, atol=1e-15)
-    np.testing.assert_allclose(moment, wanted[1], rtol=0, atol=1e-15)
+    sphere, grid = kind != "plane", regrid.LatLon(24, 48)
+    pair = [Parts(polygons(chance, n, sphere)) for n in (60, 50)]
+    cells = np.arange(grid.size)
+    if kind in ("in rectangles", "over polygons"):
+        pair[1] = Parts.of(grid, cells, grid.corners(cells))
+        pair = pair[:: 1 if kind == "in rectangles" else -1]
+    found = overlap.overlaps(*pair, True)
+    for mine, theirs in zip(overlap.overlaps(*pair)[:3], found, strict=False):
+        assert mine.tolist() == theirs.tolist()  # with or without moments
+    monkeypatch.setattr(geometry, "native", None)
+    wanted = overlap.overlaps(*pair, True)
+    assert len(found[0]) > 1000
+    for mine, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-15)
 
 
-def test_c_and_numpy_find_the_same_parts_in_rectangles() -> None:
-    native = pytest.importorskip("hpcomm.grids._native.geometry")
-    ours, grid = polygons(np.random.default_rng(7), 60, True), regrid.LatLon(12, 24)
-    bounds = grid.bounds(np.arange(grid.size))
-    a, b = (each.ravel() for each in np.meshgrid(np.arange(60), np.arange(grid.size), indexing="ij"))
-    area, moment = np.empty(len(a)), np.empty((len(a), 3))
-    native.within(ours, bounds, a, b, area, moment)
-    wanted = geometry.within_rectangles(ours[a], *bounds[b].T)
-    assert (area > 1e-3).sum() > 500
-    np.testing.assert_allclose(area, wanted[0], rtol=0, atol=1e-15)
-    np.testing.assert_allclose(moment, wanted[1], rtol=0, atol=1e-15)
-    with pytest.raises(ValueError, match="a rectangle has 4 bounds"):
-        native.within(ours, bounds[:, :3].copy(), a, b, area, moment)
-    with pytest.raises(ValueError, match="no polygon of such an index"):
-        native.within(ours, bounds[:5].copy(), a, b, area, moment)
-
-
-def test_weights_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mapping", ["conservative", "conservative2"])
+def test_weights_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch, mapping: str) -> None:
     pytest.importorskip("hpcomm.grids._native.geometry")
     cells = np.array(
         [[[i, j], [i + 9, j], [i + 9, j + 9], [i, j + 9]] for i in range(0, 90, 9) for j in (0, 9)]
     )
-    grids = regrid.Cells(cells), regrid.LatLon(30, 60)
-    made = regrid.weights(*grids, "conservative2").matrix
-    monkeypatch.setattr(triangulation, "_native", None)
-    assert abs(made - regrid.weights(*grids, "conservative2").matrix).max() < 1e-10
+    bent = np.array([[[0, 30], [20, 30], [20, 50], [10, 35], [0, 50]]])
+    cells = regrid.Cells(np.concatenate([np.concatenate([cells, cells[:, -1:]], axis=1), bent]))
+    for grids in ((cells, regrid.LatLon(30, 60)), (regrid.LatLon(30, 60), cells)):
+        made = regrid.weights(*grids, mapping).matrix
+        with monkeypatch.context() as without:
+            without.setattr(geometry, "native", None)
+            assert abs(made - regrid.weights(*grids, mapping).matrix).max() < 1e-10
+
+
+def test_nothing_and_what_is_no_number_overlap_with_nothing() -> None:
+    native = pytest.importorskip("hpcomm.grids._native.geometry")
+    some = polygons(np.random.default_rng(7), 40, True)
+    some[::3, 1] = np.nan
+    real = np.isfinite(some).all(axis=(1, 2))
+    for others in (some[:0], some[~real], np.full((9, 4), np.nan), np.empty((0, 4))):
+        assert len(native.overlaps(some, others, True)) == len(native.overlaps(others, some, True)) == 0
+    found = np.frombuffer(native.overlaps(some, some, True), np.int64).reshape(-1, 6)
+    there = np.flatnonzero(real)
+    wanted = np.frombuffer(native.overlaps(some[real], some[real], True), np.int64).reshape(-1, 6)
+    assert (found[:, :2] == there[wanted[:, :2]]).all()
+    assert (found[:, 2:] == wanted[:, 2:]).all()
 
 
 def test_wrong_arguments_are_refused() -> None:
     native = pytest.importorskip("hpcomm.grids._native.geometry")
-    ours, one = np.zeros((2, 3, 3)), np.zeros(1, np.int64)
-    area, moment = np.zeros(1), np.zeros((1, 3))
-    read_only = np.zeros(1)
-    read_only.flags.writeable = False
-    good = (ours, ours, one, one, area, moment)
-    native.overlaps(*good)
-    for at, wrong, error in (
-        (0, ours[:, :, ::2], (BufferError, ValueError)),
-        (0, ours.astype(np.float32), TypeError),
-        (0, ours[0], TypeError),
-        (0, np.zeros((2, 3, 2)), ValueError),
-        (1, np.zeros((2, 0, 3)), ValueError),
-        (2, one + 2, ValueError),
-        (3, one - 1, ValueError),
-        (3, np.zeros(2, np.int64), ValueError),
-        (4, np.zeros(2), ValueError),
-        (4, read_only, (BufferError, ValueError)),
-        (5, np.zeros((1, 2)), ValueError),
-        (5, "no array", TypeError),
+    ours, bounds = np.zeros((2, 3, 3)), np.zeros((2, 4))
+    native.overlaps(ours, bounds, False)
+    for both in (
+        (ours, ours[:, :, ::2]),
+        (ours.astype(np.float32), ours),
+        (ours[0, 0], ours),
+        (ours, np.zeros((2, 3, 2))),
+        (ours, np.zeros((2, 0, 3))),
+        (np.zeros((2, 3, 2)), bounds),
+        (ours, bounds[:, :3].copy()),
+        (bounds, bounds),
     ):
-        with pytest.raises(error):  # type: ignore[call-overload]
-            native.overlaps(*good[:at], wrong, *good[at + 1 :])
+        with pytest.raises((BufferError, ValueError)):
+            native.overlaps(*both, True)
+    with pytest.raises(TypeError):
+        native.overlaps(ours, "no array", True)
+    with pytest.raises(ValueError, match="3 axes"):
+        native.moments(bounds)

@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef double point[3];
 static const double TOUCHES = 4e-16; /* of heights: a corner that is nearer lies on the parallel */
@@ -27,9 +28,9 @@ static void cross(point to, const point a, const point b) {
 }
 static double larger(double a, double b) { return a > b ? a : b; }
 
-static void corner(point to, int wide, const struct polygons *p, size_t i, size_t k) {
-  const double *from = p->at + (i * p->corners + k) * (size_t)wide;
-  to[0] = from[0], to[1] = from[1], to[2] = wide == 3 ? from[2] : 0.0;
+static void corner(point to, const struct cells *cells, size_t i, size_t k) {
+  const double *from = cells->at + (i * cells->corners + k) * (size_t)cells->wide;
+  to[0] = from[0], to[1] = from[1], to[2] = cells->wide == SPHERE ? from[2] : 0.0;
 }
 
 static int has_room(struct clip_room *r, size_t most) {
@@ -62,13 +63,13 @@ static void sides(struct clip_room *r, size_t n, int wide, const point a, const 
   point edge, normal = {0};
   minus(edge, b, a);
   double little = 1e-16;
-  if (wide == 3)
+  if (wide == SPHERE)
     cross(normal, a, edge);
   else
     little *= larger(fabs(edge[0]), fabs(edge[1])) * larger(fabs(a[0]) + fabs(edge[0]), fabs(a[1]) + fabs(edge[1]));
   for (size_t i = 0; i < n; i++) {
     const double *p = r->corners[i];
-    const double side = wide == 3 ? dot(p, normal) : edge[0] * (p[1] - a[1]) - edge[1] * (p[0] - a[0]);
+    const double side = wide == SPHERE ? dot(p, normal) : edge[0] * (p[1] - a[1]) - edge[1] * (p[0] - a[0]);
     r->side[i] = fabs(side) < little ? 0.0 : side;
   }
 }
@@ -87,7 +88,7 @@ static size_t cut(struct clip_room *r, size_t n, int wide) {
       const double share = s / (s - after);
       double *c = r->cut[left++];
       for (int d = 0; d < 3; d++) c[d] = p[d] + share * (q[d] - p[d]);
-      const double length = wide == 3 ? sqrt(dot(c, c)) : 0.0;
+      const double length = wide == SPHERE ? sqrt(dot(c, c)) : 0.0;
       for (int d = 0; length > 0 && d < 3; d++) c[d] /= length;
     }
   }
@@ -168,7 +169,7 @@ static size_t cut_by_parallel(struct clip_room *r, size_t n, double height, doub
 }
 
 /* The area from the great circle from a to b to the parallel, and to moment half the integral of r x dr along this. */
-static double beside(const point a, const point b, double *moment) {
+static double beside(const point a, const point b, point moment) {
   const double z = (a[2] + b[2]) / 2, ring = (a[0] * a[0] + a[1] * a[1] + b[0] * b[0] + b[1] * b[1]) / 2;
   const double turn = atan2(a[0] * b[1] - a[1] * b[0], a[0] * b[0] + a[1] * b[1]), t = tan(turn / 2);
   const double high = fabs(z), below = ring / (1 + high); /* 1 - |z|, with all its digits */
@@ -179,8 +180,7 @@ static double beside(const point a, const point b, double *moment) {
   return z > 0 ? area : -area;
 }
 
-static double flat_moments(const point *p, size_t n, const char *along, double *moment) {
-  (void)along;
+static double flat_moments(const point *p, size_t n, point moment) {
   double area = 0;
   for (size_t i = 1; i + 1 < n; i++) {
     point ab, ac;
@@ -193,7 +193,7 @@ static double flat_moments(const point *p, size_t n, const char *along, double *
   return area;
 }
 
-static double round_moments(const point *p, size_t n, const char *along, double *moment) {
+static double round_moments(const point *p, size_t n, const char *along, int is_wanted, point moment) {
   double area = 0;
   for (size_t i = 1; i + 1 < n; i++) { /* triangles fan out from the first corner */
     point ab, ac, normal;
@@ -204,10 +204,8 @@ static double round_moments(const point *p, size_t n, const char *along, double 
   }
   for (size_t i = 0; i < n; i++) { /* half the sum of arc length times normal over the edges */
     const double *a = p[i], *b = p[i + 1 < n ? i + 1 : 0];
-    if (along[i]) {
-      area += beside(a, b, moment);
-      continue;
-    }
+    if (along[i]) area += beside(a, b, moment);
+    if (along[i] || !is_wanted) continue;
     point edge, normal;
     minus(edge, b, a);
     cross(normal, a, edge);
@@ -217,46 +215,69 @@ static double round_moments(const point *p, size_t n, const char *along, double 
   return area;
 }
 
-int clip_overlap(struct clip_room *r, int wide, const struct polygons *ours, size_t a, const struct polygons *others,
-                 size_t b, double *area, double *moment) {
-  size_t n = ours->corners;
-  *area = 0;
-  for (int d = 0; d < wide; d++) moment[d] = 0;
-  if (!has_room(r, 2 * n)) return -1;
-  for (size_t k = 0; k < n; k++) corner(r->corners[k], wide, ours, a, k);
-  point start, end;
-  for (size_t k = 0; k < others->corners && n > 0; k++) {
-    corner(start, wide, others, b, k);
-    corner(end, wide, others, b, k + 1 < others->corners ? k + 1 : 0);
-    sides(r, n, wide, start, end);
-    n = cut(r, n, wide);
-    if (!has_room(r, 2 * n)) return -1;
-  }
-  for (size_t i = 0; i < n; i++) r->along[i] = 0;
-  *area = (wide == 3 ? round_moments : flat_moments)((const point *)r->corners, n, r->along, moment);
+/* No edge between the n corners runs along a parallel. */
+static void all_great(struct clip_room *r, size_t n) {
+  if (n) memset(r->along, 0, n);
+}
+
+/* What there is to say of the n corners that are left. */
+static int measured(const struct clip_room *r, size_t n, int wide, double *area, double *moment) {
+  point whole = {0};
+  const point *p = (const point *)r->corners;
+  *area = wide == SPHERE ? round_moments(p, n, r->along, moment != NULL, whole) : flat_moments(p, n, whole);
+  if (moment) memcpy(moment, whole, sizeof whole);
   return 0;
 }
 
-int clip_within(struct clip_room *r, const struct polygons *ours, size_t a, const double bounds[4], double *area,
-                double *moment) {
-  size_t n = ours->corners;
-  *area = moment[0] = moment[1] = moment[2] = 0;
-  if (!has_room(r, 4 * n)) return -1;
-  for (size_t k = 0; k < n; k++) corner(r->corners[k], 3, ours, a, k);
+/* The corners of polygon a: how many, 0 if there is no memory. */
+static size_t begin(struct clip_room *r, const struct cells *ours, size_t a) {
+  const size_t n = ours->corners;
+  if (!has_room(r, 4 * n)) return 0;
+  for (size_t k = 0; k < n; k++) corner(r->corners[k], ours, a, k);
+  return n;
+}
+
+int clip_whole(struct clip_room *r, const struct cells *ours, size_t a, double *area, double *moment) {
+  const size_t n = begin(r, ours, a);
+  all_great(r, n);
+  return n ? measured(r, n, ours->wide, area, moment) : -1;
+}
+
+/* The overlap with a rectangle. */
+static int within(struct clip_room *r, const struct cells *ours, size_t a, const double *bounds, double *area,
+                  double *moment) {
+  size_t n = begin(r, ours, a);
+  if (!n) return -1;
   for (int side = 0; side < 2; side++) { /* first: what is cut by meridians has great circles as edges yet */
     const double x = sin(bounds[side]), y = cos(bounds[side]);
     for (size_t i = 0; i < n; i++) {
       const double inside = (side ? -1 : 1) * (y * r->corners[i][1] - x * r->corners[i][0]);
       r->side[i] = fabs(inside) < 1e-16 ? 0.0 : inside;
     }
-    n = cut(r, n, 3);
-    if (!n) return 0;
+    n = cut(r, n, SPHERE);
   }
-  for (size_t i = 0; i < n; i++) r->along[i] = 0;
+  all_great(r, n);
   for (int side = 0; side < 2; side++) {
     if (!has_room(r, 3 * n)) return -1;
     n = cut_by_parallel(r, n, bounds[2 + side], side ? -1 : 1);
   }
-  *area = round_moments((const point *)r->corners, n, r->along, moment);
-  return 0;
+  return measured(r, n, SPHERE, area, moment);
+}
+
+int clip_overlap(struct clip_room *r, const struct cells *ours, size_t a, const struct cells *others, size_t b, double *area,
+                 double *moment) {
+  if (ours->wide == BOUNDS) return within(r, others, b, ours->at + 4 * a, area, moment);
+  if (others->wide == BOUNDS) return within(r, ours, a, others->at + 4 * b, area, moment);
+  size_t n = begin(r, ours, a);
+  if (!n) return -1;
+  point start, end;
+  for (size_t k = 0; k < others->corners && n > 0; k++) {
+    corner(start, others, b, k);
+    corner(end, others, b, k + 1 < others->corners ? k + 1 : 0);
+    sides(r, n, ours->wide, start, end);
+    n = cut(r, n, ours->wide);
+    if (!has_room(r, 2 * n)) return -1;
+  }
+  all_great(r, n);
+  return measured(r, n, ours->wide, area, moment);
 }

@@ -1,13 +1,17 @@
-/* clip.h: overlaps of convex polygons. Needs no Python. */
+/* clip.h: overlaps of convex cells. Needs no Python. */
 #ifndef HPCOMM_CLIP_H
 #define HPCOMM_CLIP_H
 #include <stddef.h>
 
-/* Polygons on a plane (wide 2) or on the unit sphere (wide 3), anticlockwise seen from outside. Polygon i has the corners
-   at[(i * corners + 0..corners - 1) * wide]; one with fewer corners repeats its last one. */
-struct polygons {
+/* Convex cells. On a plane or on the unit sphere: polygons, anticlockwise seen from outside, whose edges are straight or great
+   circles. Cell i has the corners at[(i * corners + 0..corners - 1) * wide]; one with fewer repeats its last one. By bounds:
+   rectangles on the sphere, corners 1. Cell i has the longitudes at[4 i], at[4 i + 1], less than half a turn apart, and the
+   heights above the equator at[4 i + 2], at[4 i + 3]. */
+enum { PLANE = 2, SPHERE = 3, BOUNDS = 4 };
+struct cells {
   const double *at;
   size_t count, corners;
+  int wide; /* one of these: how many numbers a corner has */
 };
 
 /* Room for what is left of one polygon; grows. Begin with zeros, end with clip_done. */
@@ -17,13 +21,11 @@ struct clip_room {
   size_t most;
 };
 
-/* The overlap of polygon a of `ours` and b of `others`: area, and moment, the integral of the position over it, of `wide`
-   numbers. 0; -1: there is no memory. */
-int clip_overlap(struct clip_room *, int wide, const struct polygons *ours, size_t a, const struct polygons *others,
-                 size_t b, double *area, double *moment);
-/* The part of polygon a of `ours`, on the sphere, between two meridians and two parallels: bounds are longitudes, less than
-   half a turn apart, and heights above the equator. */
-int clip_within(struct clip_room *, const struct polygons *ours, size_t a, const double bounds[4], double *area,
-                double *moment);
+/* The overlap of cell a of `ours` and b of `others`, of which one may be a rectangle: area, and moment, the integral of the
+   position over it, 3 numbers; NULL: it is not wanted. 0; -1: there is no memory. */
+int clip_overlap(struct clip_room *, const struct cells *ours, size_t a, const struct cells *others, size_t b, double *area,
+                 double *moment);
+/* The same of polygon a itself. */
+int clip_whole(struct clip_room *, const struct cells *ours, size_t a, double *area, double *moment);
 void clip_done(struct clip_room *);
 #endif

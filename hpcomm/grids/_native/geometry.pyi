@@ -1,21 +1,20 @@
 """The hot part of mappings, in C."""
 
-from ...core.types import Floats, Ints
+from ...core.types import Floats
 
-def overlaps(ours: Floats, others: Floats, a: Ints, b: Ints, area: Floats, moment: Floats) -> None:
-    """Fill area (n) and moment (n, wide) of the overlaps of convex polygons, ours[a] with others[b].
+def overlaps(ours: Floats, others: Floats, has_moments: bool) -> bytearray:
+    """All overlaps of convex cells, ours[a] with others[b], ordered by a, then by b.
+
+    Of each: int64 a and b, float64 area and moment, of three numbers; without moments of zeros.
 
     Args:
-        ours, others: (polygons, corners, 2 or 3), anticlockwise; 3: on the unit sphere, with great circles.
-        a, b: (n) of int64.
+        ours, others: (cells, corners, 2 or 3), anticlockwise; 3: on the unit sphere, with great circles. One
+            of the two may be rectangles on the sphere, (cells, 4): longitudes, less than half a turn apart,
+            and sines of latitudes.
 
     Raises:
-        TypeError, ValueError: arrays of other types or shapes, or an index of no polygon.
+        ValueError: arrays of other types or shapes.
     """
 
-def within(ours: Floats, bounds: Floats, a: Ints, b: Ints, area: Floats, moment: Floats) -> None:
-    """The same of parts of polygons on the unit sphere in rectangles.
-
-    Args:
-        bounds: (rectangles, 4): longitudes, less than half a turn apart, and sines of latitudes.
-    """
+def moments(corners: Floats) -> bytearray:
+    """float64 area and moment, of three numbers, of each convex polygon, (cells, corners, 2 or 3)."""

@@ -2,85 +2,80 @@
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdlib.h>
 
-#include "clip.h"
+#include "search.h"
 
-/* A contiguous array of `axes` axes of numbers of this letter, 8 bytes each. */
-static int look(PyObject *x, Py_buffer *to, const char *letters, int axes, int writable) {
-  if (PyObject_GetBuffer(x, to, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writable ? PyBUF_WRITABLE : 0))) return 0;
-  const char *format = to->format ? to->format : "B";
-  for (const char *each = letters; *each; each++)
-    if (format[0] == *each && !format[1] && to->itemsize == 8 && to->ndim == axes) return 1;
-  PyErr_Format(PyExc_TypeError, "an array of %d axes of type '%c' is needed, not %d axes of '%s'", axes, letters[0],
-               to->ndim, format);
+/* Cells in a contiguous array of float64: (cells, corners, 2 or 3), or where these are allowed bounds, (cells, 4). */
+static int look(PyObject *x, Py_buffer *to, struct cells *cells, int may_be_bounds) {
+  if (PyObject_GetBuffer(x, to, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return 0;
+  const char *format = to->format ? to->format : "B", *wrong = NULL;
+  const Py_ssize_t *n = to->shape;
+  const int is_bounds = to->ndim == 2;
+  if (format[0] != 'd' || format[1] || (to->ndim != 3 && !(is_bounds && may_be_bounds)))
+    wrong = "an array of float64 of 3 axes is needed, or where rectangles are allowed of 2";
+  else if (is_bounds && n[1] != BOUNDS)
+    wrong = "a rectangle has 4 bounds";
+  else if (!is_bounds && (n[1] < 1 || (n[2] != PLANE && n[2] != SPHERE)))
+    wrong = "a polygon has one corner or more, each of 2 numbers on a plane, 3 on the sphere";
+  if (!wrong) {
+    *cells = (struct cells){to->buf, (size_t)n[0], is_bounds ? 1 : (size_t)n[1], (int)n[to->ndim - 1]};
+    return 1;
+  }
+  PyErr_SetString(PyExc_ValueError, wrong);
   PyBuffer_Release(to);
   return 0;
 }
 
-enum { OURS, OTHERS, A, B, AREA, MOMENT, ARRAYS };
-
-/* What is wrong with the shapes, or NULL. Others are polygons, or (of 2 axes) bounds of rectangles on the sphere. */
-static const char *misfit(const Py_buffer *of) {
-  const Py_ssize_t n = of[A].shape[0], wide = of[OURS].shape[2];
-  const int is_bounds = of[OTHERS].ndim == 2;
-  if ((wide != 2 && wide != 3) || (is_bounds ? 3 : of[OTHERS].shape[2]) != wide || of[MOMENT].shape[1] != wide)
-    return "positions have 2 numbers on a plane, 3 on the sphere";
-  if (is_bounds && of[OTHERS].shape[1] != 4) return "a rectangle has 4 bounds";
-  if (of[OURS].shape[1] < 1 || of[OTHERS].shape[1] < 1) return "a polygon has a corner";
-  if (of[B].shape[0] != n || of[AREA].shape[0] != n || of[MOMENT].shape[0] != n) return "the arrays are of several lengths";
-  for (Py_ssize_t i = 0; i < n; i++) {
-    const int64_t a = ((const int64_t *)of[A].buf)[i], b = ((const int64_t *)of[B].buf)[i];
-    if (a < 0 || a >= of[OURS].shape[0] || b < 0 || b >= of[OTHERS].shape[0]) return "there is no polygon of such an index";
+static PyObject *find(const struct cells *ours, const struct cells *others, int has_moments) {
+  if (ours->wide != others->wide ? ours->wide + others->wide != SPHERE + BOUNDS : ours->wide == BOUNDS) {
+    PyErr_SetString(PyExc_ValueError, "both lie on a plane, or both on the sphere, and at most one are rectangles");
+    return NULL;
   }
-  return NULL;
+  struct overlaps found = {0};
+  int failed;
+  Py_BEGIN_ALLOW_THREADS;
+  failed = find_overlaps(&found, ours, others, has_moments);
+  Py_END_ALLOW_THREADS;
+  PyObject *made = failed ? PyErr_NoMemory()
+                          : PyByteArray_FromStringAndSize((char *)found.pairs, (Py_ssize_t)(found.count * sizeof *found.pairs));
+  free(found.pairs);
+  return made;
 }
 
-static int fill(const Py_buffer *of) {
-  const struct polygons ours = {of[OURS].buf, (size_t)of[OURS].shape[0], (size_t)of[OURS].shape[1]},
-                        others = {of[OTHERS].buf, (size_t)of[OTHERS].shape[0], (size_t)of[OTHERS].shape[1]};
-  const int is_bounds = of[OTHERS].ndim == 2;
-  const int64_t *a = of[A].buf, *b = of[B].buf;
-  const size_t n = (size_t)of[A].shape[0], wide = (size_t)of[OURS].shape[2];
-  double *area = of[AREA].buf, *moment = of[MOMENT].buf;
+static PyObject *overlaps(PyObject *module, PyObject *arguments) {
+  PyObject *given[2], *made = NULL;
+  Py_buffer of[2];
+  struct cells cells[2];
+  int has_moments;
+  (void)module;
+  if (!PyArg_ParseTuple(arguments, "OOp", given, given + 1, &has_moments) || !look(given[0], of, cells, 1)) return NULL;
+  if (look(given[1], of + 1, cells + 1, 1)) {
+    made = find(cells, cells + 1, has_moments);
+    PyBuffer_Release(of + 1);
+  }
+  PyBuffer_Release(of);
+  return made;
+}
+
+static PyObject *moments(PyObject *module, PyObject *given) {
+  Py_buffer of;
+  struct cells cells;
   struct clip_room room = {0};
-  int is_done = 1;
-  for (size_t i = 0; is_done && i < n; i++)
-    is_done = !(is_bounds ? clip_within(&room, &ours, (size_t)a[i], others.at + 4 * b[i], area + i, moment + i * wide)
-                          : clip_overlap(&room, (int)wide, &ours, (size_t)a[i], &others, (size_t)b[i], area + i,
-                                         moment + i * wide));
+  (void)module;
+  if (!look(given, &of, &cells, 0)) return NULL;
+  PyObject *made = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(cells.count * 4 * sizeof(double)));
+  double *to = made ? (double *)PyByteArray_AsString(made) : NULL;
+  int failed = 0;
+  for (size_t i = 0; made && !failed && i < cells.count; i++) failed = clip_whole(&room, &cells, i, to + 4 * i, to + 4 * i + 1);
   clip_done(&room);
-  return is_done;
+  PyBuffer_Release(&of);
+  if (!failed) return made;
+  Py_DECREF(made);
+  return PyErr_NoMemory();
 }
 
-static PyObject *fill_arrays(PyObject *arguments, int axes_of_others) {
-  const struct {
-    const char *letters;
-    int axes, writable;
-  } wanted[ARRAYS] = {{"d", 3, 0}, {"d", axes_of_others, 0}, {"lq", 1, 0}, {"lq", 1, 0}, {"d", 1, 1}, {"d", 2, 1}};
-  PyObject *given[ARRAYS];
-  Py_buffer of[ARRAYS];
-  if (!PyArg_ParseTuple(arguments, "OOOOOO", given, given + 1, given + 2, given + 3, given + 4, given + 5)) return NULL;
-  int had = 0;
-  while (had < ARRAYS && look(given[had], of + had, wanted[had].letters, wanted[had].axes, wanted[had].writable)) had++;
-  const char *wrong = had < ARRAYS ? NULL : misfit(of);
-  if (wrong) PyErr_SetString(PyExc_ValueError, wrong);
-  if (had == ARRAYS && !wrong) {
-    int is_done;
-    Py_BEGIN_ALLOW_THREADS;
-    is_done = fill(of);
-    Py_END_ALLOW_THREADS;
-    if (!is_done) PyErr_NoMemory();
-  }
-  while (had > 0) PyBuffer_Release(of + --had);
-  if (PyErr_Occurred()) return NULL;
-  return Py_NewRef(Py_None);
-}
-
-static PyObject *overlaps(PyObject *module, PyObject *arguments) { return (void)module, fill_arrays(arguments, 3); }
-static PyObject *within(PyObject *module, PyObject *arguments) { return (void)module, fill_arrays(arguments, 2); }
-
-static PyMethodDef functions[] = {
-    {"overlaps", overlaps, METH_VARARGS, NULL}, {"within", within, METH_VARARGS, NULL}, {0}};
+static PyMethodDef functions[] = {{"overlaps", overlaps, METH_VARARGS, NULL}, {"moments", moments, METH_O, NULL}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "geometry", NULL, 0, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_geometry(void) { return PyModuleDef_Init(&module); }
