@@ -43,6 +43,7 @@ _USES = {  # mapping: what it needs of the grid that it reads from, and of the o
     "conservative2": ("cells", "cells"),
 }
 MAPPINGS = tuple(_USES)
+NORMALISE = ("fracarea", "destarea")  # SCRIP's words: a mean over the covered part, or over the whole cell
 AMOUNTS = "to_nearest"  # the mapping that keeps the sum of amounts, not values; alone
 _USES[AMOUNTS] = ("points", "points")
 _USES["creep"] = ("points", "cells")  # behind another one

@@ -12,7 +12,8 @@ Each is one function of interpolate.py or conserve.py. What is quicker between r
 trees and sparse matrices do the heavy work.
 
 Points that are not given (masked, land) do not count: a target cell takes the mean over the part of it that
-is covered, `Weights.fraction` says how large that is, and `Weights.uncovered` which points nothing reaches.
+is covered (or over all of it: normalise="destarea"). `Weights.fraction` says how large that is, and
+`Weights.uncovered` which points nothing reaches.
 Cells that are given lie beside each other, not over each other.
 """
 
@@ -27,10 +28,10 @@ import numpy as np
 from .._lazy import MPI, NDArray
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
-from ..errors import ConfigError, DtypeError, LayoutError
+from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from . import conserve, interpolate
 from .grid import Grid, Points
-from .methods import AMOUNTS, misfit, stack
+from .methods import AMOUNTS, NORMALISE, misfit, stack
 from .radians import Ends
 from .rows import Rows
 from .sparse_exchange import exchange_sparse
@@ -56,6 +57,7 @@ def weights(
     *,
     neighbours: int = 4,
     radius: float = 0.0,
+    normalise: str = "fracarea",
     given: object = None,
     points: object = None,
 ) -> Weights:
@@ -67,6 +69,9 @@ def weights(
         neighbours: of "idw".
         radius: of "to_nearest": an amount goes in equal parts to all targets that are so near to the nearest
             one, in degrees of the sphere, or in units of the plane.
+        normalise: of conservative mappings: "fracarea" divides by the part of a target cell that is covered,
+            so values stay in the source's range. "destarea" divides by the whole cell, so the integral over
+            whole cells is kept.
         given: indices of the source points that have values; None: all.
         points: indices of the target points that are wanted; None: all. "to_nearest" gives all to these.
 
@@ -98,7 +103,10 @@ def weights(
             raise _lie_over(made.overlap, "regrid.weights")
         return made
 
-    options = Options(neighbours, _number("radius", radius))
+    if normalise not in NORMALISE:
+        hint = did_you_mean(normalise, NORMALISE, f"one of {', '.join(NORMALISE)}")
+        raise ConfigError(f"there is no normalise {normalise!r}", "regrid.weights", hint)
+    options = Options(neighbours, _number("radius", radius), normalise)
     part = target if points is None or all_ is not there else target.part(there)
     made = stacked(make, methods, part, all_, _scale(target, part.centres(all_)), lambda said: [said])
     assert made is not None
@@ -186,6 +194,7 @@ def weights_between(
     neighbours: int = 4,
     *,
     radius: float = 0.0,
+    normalise: str = "fracarea",
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
@@ -193,6 +202,7 @@ def weights_between(
 
     Args:
         mapping: a method, or several: each further one takes what those before it leave uncovered.
+        neighbours, radius, normalise: as of weights.
 
     Raises:
         LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
@@ -202,7 +212,10 @@ def weights_between(
         some = (grid, points) if is_giver else (grid.part(which), points[which])
         return _between(comm, *some, is_giver, method, options)
 
-    methods, options = (mapping,) if isinstance(mapping, str) else mapping, Options(neighbours, radius)
+    methods, options = (
+        (mapping,) if isinstance(mapping, str) else mapping,
+        Options(neighbours, radius, normalise),
+    )
     scale = _scale(grid, grid.centres(points)) if "creep" in methods else 1.0
     scale = float(comm.allreduce(0.0 if is_giver else scale, MPI.MAX))
     return stacked(make, methods, grid, points, scale, comm.allgather)
@@ -342,10 +355,12 @@ def _made(mapping: str, ask: Ask) -> tuple[Weights, Entries]:
     sparse, given, n = sparse_matrices(), ask.given, len(ask.points)
     if not len(given):
         return Weights(sparse.csr_matrix((n, 0)), given, np.zeros(n)), _NOTHING
-    found = _METHODS[mapping](ask)
+    found, normalise = _METHODS[mapping](ask), ask.options.normalise
+    if normalise == "destarea" and mapping.startswith("cons"):
+        found = found._replace(value=found.value * found.fraction[found.row])
     matrix = sparse.csr_matrix((found.value, (found.row, found.column)), shape=(n, len(given)))
     matrix.sum_duplicates()
     used = np.flatnonzero(np.bincount(matrix.indices, minlength=len(given)))
     matrix = sparse.csr_matrix(matrix[:, used])
     matrix.sort_indices()  # sums run in the order of global indices, on any number of ranks
-    return Weights(matrix, given[used], found.fraction, found.overlap), found
+    return Weights(matrix, given[used], found.fraction, found.overlap, 0.0, normalise), found

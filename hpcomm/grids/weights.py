@@ -18,6 +18,7 @@ from . import weight_files
 from .grid import Grid
 
 NAN = ("spread", "renormalise")  # what a nan of the source may do
+_PARTLY = 1e-6  # of a cell: less is rounding
 _MOST = 3.0001  # times its sum that absolute weights may add up to, as those with gradients do
 
 
@@ -31,6 +32,8 @@ class Weights:
         fraction: (points here,): covered part of each target cell; 1 or 0 for mappings without areas.
         overlap: what is to be said of source cells that lie over each other a little; mostly "".
         fill: what apply leaves at points that nothing reaches.
+        normalise: whether values of conservative mappings are means over the covered part of each cell
+            ("fracarea"), or over the whole of it ("destarea").
     """
 
     matrix: Any
@@ -38,6 +41,17 @@ class Weights:
     fraction: Floats
     overlap: str = ""
     fill: float = 0.0
+    normalise: str = "fracarea"
+
+    @property
+    def valid(self) -> Floats:
+        """(points,): the part of each cell that its value is a mean over."""
+        return self.fraction if self.normalise == "fracarea" else (self.fraction > 0).astype(float)
+
+    @property
+    def sums(self) -> Floats:
+        """(points,): of the weights of each."""
+        return np.asarray(self.matrix @ np.ones(self.columns))
 
     @property
     def columns(self) -> int:
@@ -64,9 +78,9 @@ class Weights:
         each is taken as it is stay whole numbers.
 
         Args:
-            nan: "spread": what takes a nan is nan. "renormalise": it is the sum over the other sources,
-                divided by the sum of their weights, as with YAC's fractional masks. It is nan where there
-                are no others, or the sum of their weights is below a third of that of their absolute values.
+            nan: "spread": what takes a nan is nan. "renormalise": it is the sum over the other sources, whose
+                weights grow to the same sum, as with YAC's fractional masks. It is nan where there are no
+                others, or the sum of their weights is below a third of that of their absolute values.
         """
         refuse_masked(values, "the values are")
         if nan not in NAN:
@@ -87,7 +101,7 @@ class Weights:
         """apply over those of the sources that are no nan, (sources, n)."""
         there = ~np.isnan(flat)
         share, most = (m @ there.astype(float) for m in (self.matrix, abs(self.matrix)))
-        made = np.asarray(self.matrix @ np.where(there, flat, 0))
+        made = np.asarray(self.matrix @ np.where(there, flat, 0)) * self.sums[:, None]
         held = (share > 0) & (most <= _MOST * share)
         return np.asarray(np.divide(made, share, out=np.full_like(made, np.nan), where=held))
 
@@ -113,9 +127,13 @@ class Weights:
             ConfigError: there is nothing there that save has written, or it is damaged.
         """
         kept = _kept(path)
-        shape = (len(kept["indptr"]) - 1, len(kept["sources"]))
+        shape, fraction = (len(kept["indptr"]) - 1, len(kept["sources"])), kept["fraction"].astype(float)
         matrix = sparse_matrices().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
-        return cls(matrix, kept["sources"].astype(np.int64), kept["fraction"].astype(float))
+        made = cls(matrix, kept["sources"].astype(np.int64), fraction)
+        partly = (fraction > 0) & (fraction < 1 - _PARTLY)
+        if partly.any() and np.allclose(made.sums[partly], fraction[partly], rtol=_PARTLY):
+            made.normalise = "destarea"
+        return made
 
     @staticmethod
     def sizes(path: Path) -> tuple[int, int]:
@@ -130,7 +148,9 @@ class Weights:
             raise ConfigError(what, "regrid", "weights for this grid")
         rows = self.matrix[points]
         used = np.unique(rows.indices)
-        return Weights(rows[:, used], self.sources[used], self.fraction[points], self.overlap, self.fill)
+        return Weights(
+            rows[:, used], self.sources[used], self.fraction[points], self.overlap, self.fill, self.normalise
+        )
 
     def filled(self, rest: Ints, more: Weights) -> Weights:
         """With the rows of more at points, in the order of its own, that nothing reaches here."""
@@ -143,7 +163,9 @@ class Weights:
         )
         matrix = sparse_matrices().csr_matrix(entries, shape=(a.shape[0], len(sources)))
         matrix.sort_indices()
-        return Weights(matrix, sources, self.fraction, self.overlap or more.overlap, self.fill)
+        return Weights(
+            matrix, sources, self.fraction, self.overlap or more.overlap, self.fill, self.normalise
+        )
 
 
 class Options(NamedTuple):
@@ -151,6 +173,7 @@ class Options(NamedTuple):
 
     neighbours: int = 4  # of idw
     radius: float = 0.0  # of to_nearest
+    normalise: str = "fracarea"  # of conservative ones, or "destarea"
 
 
 @dataclass

@@ -270,8 +270,16 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     found, wrong = None, None
     if each.weights is None:
         try:
-            how = is_giver, each.methods, each.neighbours
-            found = weights_between(wire.mpi, field.grid, field.points, *how, radius=each.radius)
+            found = weights_between(
+                wire.mpi,
+                field.grid,
+                field.points,
+                is_giver,
+                each.methods,
+                each.neighbours,
+                radius=each.radius,
+                normalise=each.normalise,
+            )
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
             raise

@@ -137,6 +137,7 @@ class Program:
         uncovered: str | float = "error",
         nan: str = "spread",
         radius: float = 0.0,
+        normalise: str = "fracarea",
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
@@ -144,8 +145,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, nan, radius: as in a spec, whose values take
-                precedence.
+            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise: as in a spec, whose values
+                take precedence.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
         Raises:
@@ -155,7 +156,7 @@ class Program:
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
         how = stacked(mapping, uncovered, "takes", f"field {name!r}")
-        how |= {"nan": nan, "radius": radius}
+        how |= {"nan": nan, "radius": radius, "normalise": normalise}
         wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
         _check_wish(wish)
         made = Field(name, values, self._numbered(values, points), grid, "takes")
@@ -417,7 +418,13 @@ def _check_wish(wish: FieldSpec) -> None:
     """What a spec's reader checks of a field, of one that a program declares."""
     every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
     values = {"time": wish.time, "radius": wish.radius, "neighbours": wish.neighbours, "nan": wish.nan}
-    values |= {"every": every, "lag": lag, "timeout": wish.timeout_s, "uncovered": wish.uncovered}
+    values |= {
+        "normalise": wish.normalise,
+        "every": every,
+        "lag": lag,
+        "timeout": wish.timeout_s,
+        "uncovered": wish.uncovered,
+    }
     for key, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value
         if wrong := (key, plain) != ("every", None) and misfit(key, plain, FIELD["properties"][key]):

@@ -306,7 +306,7 @@ if me.name == "a":
     points = sea[points]
     fields = [
         me.gives(name, function(source.centres(points)), points, grid=source)
-        for name in (*names, "crept", "filled")
+        for name in (*names, "crept", "filled", "coast")
     ]
     points = mine(source.size, 7)
     values = function(source.centres(points))
@@ -334,7 +334,14 @@ else:
         for name in names
     ]
     fields[3].values[:] = 7.0  # to be filled
-    me.link("a").get([*fields, whole, river, *stacked])
+    how = dict(mapping=["conservative", 0.0], normalise="destarea")
+    coast = me.takes("coast", np.zeros(len(points)), points, grid=target, **how)
+    me.link("a").get([*fields, whole, river, coast, *stacked])
+    alone = regrid.weights(source, target, "conservative", given=sea, normalise="destarea")
+    expected = alone.apply(function(source.centres(alone.sources)))
+    assert np.array_equal(coast.values, expected[points])
+    before = source.areas(sea) @ function(source.centres(sea))
+    assert abs(target.areas(np.arange(target.size)) @ expected / before - 1) < 1e-12
     alone = regrid.weights(source, target, "to_nearest", radius=12.0)
     expected = alone.apply(function(source.centres(alone.sources)))
     assert len(alone.sources) == source.size
@@ -365,7 +372,7 @@ def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, s
     assert "whole: a -> b, 200 points to 144, conservative2: " in out
     assert re.search("river: a -> b, 200 points to 1[45]., to_nearest.*; sum [0-9.]+ to", out)
     kept = dict(re.findall(r"(\w+): a -> b, .* relative difference (\S+)", out))
-    assert max(float(kept["whole"]), float(kept["mixed"])) < 1e-12
+    assert max(float(kept["whole"]), float(kept["mixed"]), float(kept["coast"])) < 1e-12
     off, lost = (
         {name: float(value) for name, value in re.findall(rf"(\w+): a -> b, .* {words} ([0-9.e+-]+)", out)}
         for words in ("off by", "its integral by")
@@ -902,6 +909,8 @@ REFUSED = {
     "me.takes('f', x, neighbours=1.5)": "neighbours must be a whole number from 1, not 1.5",
     "me.takes('f', x, timeout=None)": "timeout must be a number of seconds, above 0, not None",
     "me.takes('f', x, nan='skip')": "field 'f': there is no nan 'skip'",
+    "me.takes('f', x, normalise='dstarea')": "field 'f': there is no normalise 'dstarea'",
+    "me.takes('f', x, mapping='idw', normalise='destarea')": "normalise, which only conservative mappings",
     "me.takes('f', x, radius=-1.0)": "field 'f': radius must be a number from 0, not -1.0",
     "me.takes('f', x, mapping='nearest', radius=1.0)": "field 'f' has radius, which only to_nearest uses",
     "me.takes('f', x, mapping='to_nearest', nan='renormalise')": "but to_nearest adds amounts up",

@@ -118,6 +118,14 @@ def test_with_a_mask_what_is_covered_keeps_its_integral(pair, mapping):
     assert len(weights.rows) < len(area)
     ones = weights.apply(np.ones(weights.columns))
     assert np.allclose(ones[weights.rows], 1)
+    whole = regrid.weights(source, target, mapping, given=sea, normalise="destarea")
+    got = whole.apply(values[whole.sources])
+    assert abs((areas(target) * got).sum() - before) < 1e-12 * abs(before)
+    assert np.allclose(whole.apply(np.ones(whole.columns)), weights.fraction, rtol=1e-12)
+    lost = values[whole.sources]
+    lost[::3] = np.nan
+    more, less = (each.apply(lost, "renormalise") for each in (weights, whole))
+    assert np.allclose(more * weights.fraction, less, rtol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize(("pair", "mapping"), CASES)
@@ -210,6 +218,12 @@ def test_weights_are_kept_and_read_back(tmp_path):
     values = np.random.default_rng(0).random((weights.columns, 2))
     assert np.array_equal(weights.apply(values), again.apply(values))
     assert np.array_equal(weights.fraction, again.fraction)
+    for normalise in ("fracarea", "destarea"):  # which shows in cells that are covered in part
+        half = regrid.weights(regrid.Gaussian(3, 7), SMALL, "conservative", given=[0, 1], normalise=normalise)
+        half.save(tmp_path / "w.npz")
+        assert regrid.Weights.load(tmp_path / "w.npz").normalise == half.normalise == normalise
+    with pytest.raises(ConfigError, match="there is no normalise 'dstarea'"):
+        regrid.weights(SMALL, SMALL, "conservative", normalise="dstarea")
 
 
 DAMAGE = {

@@ -34,6 +34,7 @@ class FieldSpec:
     nan: str = "spread"  # or "renormalise": what a nan of the source does to points that take it
     then: tuple[str, ...] = ()  # mappings of points that the first one does not reach
     radius: float = 0.0  # of to_nearest
+    normalise: str = "fracarea"  # of conservative mappings, or "destarea"
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -51,6 +52,12 @@ def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> 
 
 def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     """(key, what is wrong, what to do) of an option that the mapping of a field has no use for."""
+    is_default = not each.radius and each.normalise == "fracarea"
+    if each.weights is not None and not is_default:
+        key = "radius" if each.radius else "normalise"
+        return key, f"{key}, but weights from a file", "take this line out, and make the weights with it"
+    if each.normalise != "fracarea" and not {"conservative", "conservative2"} & {*each.methods}:
+        return "normalise", "normalise, which only conservative mappings use", 'mapping = "conservative"'
     if each.radius and each.mapping != AMOUNTS:
         return "radius", f"radius, which only {AMOUNTS} uses", f'mapping = "{AMOUNTS}"'
     if each.nan != "spread" and each.mapping == AMOUNTS:
