@@ -37,6 +37,8 @@ _FRAMES = 12  # of the program's own code, from the innermost one on
 _BRIEF_S = 1e-3
 _AT_A_FAILURE_S = DESCRIPTION_S  # for ranks to say what they do when a call has failed
 waits: Waiting | None = None  # the watchdog's, once it runs
+_NEVER_S = 1e9
+reported_at = -_NEVER_S  # when this rank has last said what all ranks do
 kinds: list[type] = [Request]  # of what may be in the background
 
 
@@ -84,6 +86,7 @@ class Doing(NamedTuple):
         number: of this rank.
         counted: of a collective call, see blocked.counted.
         counts: of collective calls that it has begun, where they are counted: a communicator's number, calls.
+        quiet_s: since it has last reported a wait, and so what all ranks do.
     """
 
     who: str
@@ -100,6 +103,7 @@ class Doing(NamedTuple):
     number: int = 0
     counted: tuple[int, int, int] | None = None
     counts: tuple[tuple[int, int], ...] = ()
+    quiet_s: float = _NEVER_S
 
     @property
     def words(self) -> str:
@@ -136,7 +140,10 @@ class Doing(NamedTuple):
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
     stack, call = program_stack(_FRAMES), blocked_call()
-    told = Doing(runtime.name, runtime.process, describe_call(), stack=stack, number=own_number())
+    quiet_s = round(time.monotonic() - reported_at, 3)
+    told = Doing(
+        runtime.name, runtime.process, describe_call(), stack=stack, number=own_number(), quiet_s=quiet_s
+    )
     if call is not None:
         told = told._replace(comm=call.comm.name)
     if call is None or waits is None or waits.call is None or not waits.call.is_the(call):

@@ -5,7 +5,8 @@ Who speaks holds a lock of the node segment while it waits; the kernel takes it 
     waits PATIENT_S ──> has the lock? ──> asks all ranks of the node, now and then
                           ├─ twice the same ranks can never go on ──> that, once for each circle
                           └─ it has waited for HPCOMM_STALL ────────> the report, once for this call, unless a
-                                                                      circle has been said that holds it
+                                                                      circle has been said that holds it, or
+                                                                      another rank has reported this wait
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
 _AGAIN_S = 1.5  # between two looks at all ranks,
-_SOON_S = 0.5  # or at those that were found to be unable to go on
+_SOON_S = 0.5  # or where some were found to be unable to go on, or have not waited long enough for that
+_QUIET = 2  # times HPCOMM_STALL between a report and that of another rank which waited then
 _ASKING_S = 5.0  # since a rank of another node has asked, which so speaks for all
 _ANSWER_S = 1.0  # for them to answer: their watchdogs look five times a second
 
@@ -53,7 +55,7 @@ class Reporter:
     def __init__(self, here: NodeSegment | None, say: Callable[[str], None], stall_s: float) -> None:
         self._here, self._say, self.end, self.stall_s = here, say, say, stall_s
         self._speaks = self._reported = False
-        self._next_s = self._ended_s = 0.0
+        self._next_s = self._later_s = self._ended_s = 0.0
         self._before: list[str] = []  # what those that could never go on said at the last look
         self._said: set[str] = set()
 
@@ -66,12 +68,17 @@ class Reporter:
         if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
             return
         if waited_s >= self._next_s:
-            self._look_for_circles(call, not silent)
-            self._next_s = waited_s + (_SOON_S if self._before else _AGAIN_S)
-        if waited_s >= limit_s and not self._reported:
-            self._reported = True
-            if not self._is_silent():
-                self._say(self.report(call, waited_s, silent))
+            self._next_s = waited_s + self._look_for_circles(call, not silent)
+        if waited_s < max(limit_s, self._later_s) or self._reported:
+            return
+        quiet_s = min(each.quiet_s for each in _all(self._here, not silent).values())
+        if quiet_s < min(waited_s, _QUIET * limit_s):
+            self._later_s = waited_s + _QUIET * limit_s - quiet_s
+            return
+        self._reported = True
+        if not self._is_silent():
+            doing.reported_at = time.monotonic()
+            self._say(self.report(call, waited_s, silent))
 
     def report(self, call: Blocked, waited_s: float, silent: str) -> str:
         """The words about a call that has lasted, which are kept, too."""
@@ -105,7 +112,8 @@ class Reporter:
         """This rank has moved on."""
         if self._speaks and self._here is not None:
             self._here.give_word()
-        self._speaks, self._reported, self._next_s, self._before = False, False, 0.0, []
+        self._speaks, self._reported, self._before = False, False, []
+        self._next_s = self._later_s = 0.0
 
     def may_speak(self) -> bool:
         """Whether no other rank of the node speaks."""
@@ -117,11 +125,11 @@ class Reporter:
         notices = runtime.end_notices
         return notices is not None and notices.leaves_word_to_others(_ASKING_S)
 
-    def _look_for_circles(self, call: Blocked, is_far: bool) -> None:
-        """is_far: among the ranks of other nodes, too."""
+    def _look_for_circles(self, call: Blocked, is_far: bool) -> float:
+        """is_far: among the ranks of other nodes, too. Returns: seconds until the next look."""
         doings = _all(self._here, is_far)
         if self._is_silent():
-            return
+            return _AGAIN_S
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
@@ -132,6 +140,8 @@ class Reporter:
                 self.end(told)
             self._reported = self._reported or doing.own_number() in held
         self._before = said
+        is_soon = said or any(0 < each.waited_s < stuck.PATIENT_S for each in doings.values())
+        return _SOON_S if is_soon else _AGAIN_S
 
 
 def _all(here: NodeSegment | None, is_far: bool) -> dict[int, Doing]:

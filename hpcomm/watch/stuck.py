@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from ..agree.doing import Doing
 
-PATIENT_S = 4.0  # in one call: what a rank needs may still be on its way
+PATIENT_S = 3.0  # in one call: what a rank needs may still be on its way
 
 
 def stuck(doings: Mapping[int, Doing]) -> list[int]:

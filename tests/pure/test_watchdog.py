@@ -125,3 +125,18 @@ def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch
     call: Any = SimpleNamespace(comm=None, call=None, number=MESSAGE)
     told = report.Reporter(None, pytest.fail, 30.0).report(call, 12.0, "")
     assert told.startswith("these calls can never end, since each waits for the next one:\n  rank 0: recv(")
+
+
+def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the last of those that waited for one: who spoke has gone on, and left the word to it."""
+    quiet_s, said = 4.0, []
+    answers = lambda here, is_far: {0: doing.Doing("rank 0", 1, "barrier()", quiet_s=quiet_s)}  # noqa: E731
+    monkeypatch.setattr(report, "_all", answers)
+    monkeypatch.setattr(report, "_report", lambda call, waited_s, *given: f"{waited_s:.0f} s")
+    monkeypatch.setattr(report, "keep", lambda *given: None)
+    reporter = report.Reporter(None, said.append, 30.0)
+    for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
+        waiting: Any = SimpleNamespace(call=object(), waited_s=waited_s, times=9)
+        reporter.look(waiting, "")
+        quiet_s = 100.0
+    assert said == ["90 s"]  # twice HPCOMM_STALL after what was said
