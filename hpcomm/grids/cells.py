@@ -6,6 +6,7 @@ On the sphere their edges are great circles, on a plane straight lines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 
@@ -66,8 +67,10 @@ class Cells(Grid):
         return x / np.linalg.norm(x, axis=-1, keepdims=True) if self.sphere else x
 
     def part(self, which: Ints) -> Cells:
-        centres = None if self._centres is None else self._centres[which]
-        return Cells(self.vertices[which], sphere=self.sphere, centres=centres)
+        part = copy(self)
+        part.vertices, part.size = self.vertices[which], len(which)
+        part._centres = None if self._centres is None else self._centres[which]
+        return part
 
 
 def _turned(vertices: Floats) -> Floats:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.types import Floats, Ints
-from .geometry import repeated, tangents
+from .geometry import distinct, repeated, tangents
 
 _SAME = 1e-28  # square of no way, but for rounding: to itself, or through the sphere
 _FEW = 4  # neighbours: from fewer a gradient has no second order
@@ -42,9 +42,7 @@ def around_cells(corners: Floats, scale: float) -> tuple[Ints, Ints]:
     few = np.bincount(np.concatenate([a, b]), minlength=n) < _FEW
     owner, neighbour = _at_corners(cell, start, few[cell])
     owner, neighbour = np.concatenate([a, b, owner]), np.concatenate([b, a, neighbour])
-    pairs = np.sort((owner * n + neighbour)[owner != neighbour])
-    pairs = pairs[np.diff(pairs, prepend=-1) > 0]  # np.unique takes five times as long
-    return pairs // max(n, 1), pairs % max(n, 1)
+    return np.divmod(distinct((owner * n + neighbour)[owner != neighbour]), max(n, 1))
 
 
 def numbered(corners: Floats, scale: float) -> Ints:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._lazy import LazyModule
 from ..core.types import Floats, Ints
-from .geometry import Bools, tangents
+from .geometry import distinct, tangents
 from .gradients import numbered
 from .rows import Rows
 from .triangulation import convex_parts
@@ -96,13 +96,14 @@ def bilinear(ask: Ask) -> Entries:
     for ring in _rings(x, *incidence, ask.target.sphere):
         middle = _on_surface(x[ring].mean(axis=1), ask.target.sphere)
         reach = np.linalg.norm(x[ring] - middle[:, None], axis=2).max(axis=1)
-        lists = tree.query_ball_point(middle, reach * (1 + 1e-9), return_sorted=True)
+        lists = tree.query_ball_point(middle, reach * (1 + 1e-9), return_sorted=False)
         which, row = _pairs(lists)
+        new = np.flatnonzero(~done[row])
+        row, which = row[new], which[new]
         inside, share = _wachspress(wanted[row], x[ring[which]])
-        inside &= ~done[row]
         row, first = np.unique(row[inside], return_index=True)  # of several rings the first
         done[row] = True
-        which, share = which[inside][first], share[inside][first]
+        which, share = which[inside[first]], share[first]
         found.append((np.repeat(row, ring.shape[1]), ring[which].ravel(), share.ravel()))
         if is_bare and len(row):
             needed = max(needed, 2 * float(_circles(x[ring[which][:, :3]])[1].max()))
@@ -173,11 +174,11 @@ def _rings(x: Floats, corner: Ints, cell: Ints, sphere: bool) -> Iterator[Ints]:
 
     Their order and first corners depend on the order of the points alone.
     """
-    pairs = np.unique(corner * len(x) + cell)
-    corner, cell = pairs // len(x), pairs % len(x)
-    _, first, count = np.unique(corner, return_index=True, return_counts=True)
+    corner, cell = np.divmod(distinct(corner * len(x) + cell), len(x))
+    first = np.flatnonzero(np.diff(corner, prepend=-1))
+    count = np.diff(first, append=len(corner))
     made: dict[int, list[Ints]] = {3: []}
-    for n in np.unique(count[count >= 3]).tolist():
+    for n in distinct(count[count >= 3]).tolist():
         ring = cell[first[count == n][:, None] + np.arange(n)]
         off = x[ring] - x[ring].mean(axis=1, keepdims=True)
         up = _on_surface(x[ring].mean(axis=1), sphere) if sphere else np.tile([0.0, 0.0, 1.0], (len(ring), 1))
@@ -186,9 +187,10 @@ def _rings(x: Floats, corner: Ints, cell: Ints, sphere: bool) -> Iterator[Ints]:
         turn = (ring.argmin(axis=1)[:, None] + np.arange(n)) % n
         ring = np.take_along_axis(ring, turn, axis=1)
         corners = x[ring][..., : 2 + sphere]
-        parts, owner = convex_parts(corners)
-        same = (parts[:, :, None] == corners[owner][:, None]).all(axis=3)
-        ring = np.take_along_axis(ring[owner], same.argmax(axis=2), axis=1)
+        parts, owner = convex_parts(corners) if n > 3 else (corners, None)
+        if parts is not corners:
+            same = (parts[:, :, None] == corners[owner][:, None]).all(axis=3)
+            ring = np.take_along_axis(ring[owner], same.argmax(axis=2), axis=1)
         cut = ring[:, -2] == ring[:, -1]
         made.setdefault(n, []).append(ring[~cut])
         made[3].append(ring[cut][:, :3])
@@ -198,14 +200,14 @@ def _rings(x: Floats, corner: Ints, cell: Ints, sphere: bool) -> Iterator[Ints]:
             yield ring[np.lexsort(ring.T[::-1])]
 
 
-def _wachspress(x: Floats, corners: Floats) -> tuple[Bools, Floats]:
-    """(whether x lies inside, share of each corner): x of shape (m, 3), corners (m, n, 3) anticlockwise."""
-    after, before = np.roll(corners, -1, axis=1), np.roll(corners, 1, axis=1)
-    normal = np.cross(corners, after - corners)
-    side = ((x[:, None] - corners) * normal).sum(axis=2)  # of the edge to the next corner
-    bend = ((before - corners) * normal).sum(axis=2)
+def _wachspress(x: Floats, corners: Floats) -> tuple[Ints, Floats]:
+    """(which x lie inside, share of each corner there): x (m, 3), corners (m, n, 3) anticlockwise."""
+    normal = np.cross(corners, np.roll(corners, -1, axis=1) - corners)
+    side = np.einsum("mnd,mnd->mn", x[:, None] - corners, normal)  # of the edge to the next corner
     most = np.abs(side).max(axis=1, keepdims=True)
-    inside = (side >= -_EDGE * most).all(axis=1)
+    inside = np.flatnonzero((side >= -_EDGE * most).all(axis=1))
+    corners, normal, side, most = (each[inside] for each in (corners, normal, side, most))
+    bend = np.einsum("mnd,mnd->mn", np.roll(corners, 1, axis=1) - corners, normal)
     side = np.maximum(side, _TINY * most)
     share = bend / (side * np.roll(side, 1, axis=1))
     share = share / share.sum(axis=1, keepdims=True)

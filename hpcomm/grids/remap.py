@@ -108,7 +108,8 @@ def weights(
         raise ConfigError(f"there is no normalise {normalise!r}", "regrid.weights", hint)
     options = Options(neighbours, _number("radius", radius), normalise)
     part = target if points is None or all_ is not there else target.part(there)
-    made = stacked(make, methods, part, all_, _scale(target, part.centres(all_)), lambda said: [said])
+    scale = _scale(target, part.centres(all_)) if "creep" in methods else 1.0
+    made = stacked(make, methods, part, all_, scale, lambda said: [said])
     assert made is not None
     made = made if all_ is there else made.part(there)
     made.fill = fill if isinstance(fill, (int, float)) else 0.0
