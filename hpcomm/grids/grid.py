@@ -89,6 +89,19 @@ class Points(Grid):
         return Points(self.coordinates[which], sphere=self.sphere)
 
 
+def checked_areas(areas: object, count: int, whose: str, where: str) -> Floats:
+    """The areas that a model has of count cells, as numbers above 0."""
+    refuse_masked(areas, f"{whose} are", where)
+    try:
+        found = np.asarray(areas, float)
+    except (TypeError, ValueError):
+        found = np.empty(0)
+    if found.shape != (count,) or not (np.isfinite(found) & (found > 0)).all():
+        what = f"{whose} are no numbers above 0, one for each of {count} cells"
+        raise LayoutError(what, where, "an array of shape (cells,), in the order of the points")
+    return found
+
+
 def check_counts(what: str, *counts: object) -> None:
     if not all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) and n >= 1 for n in counts):
         raise ConfigError(f"a grid of {' x '.join(map(repr, counts))} cells", what, "whole numbers from 1")

@@ -30,7 +30,7 @@ from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from . import conserve, interpolate
-from .grid import Grid, Points
+from .grid import Grid, Points, checked_areas
 from .methods import AMOUNTS, NORMALISE, misfit, stack
 from .radians import Ends
 from .rows import Rows
@@ -38,6 +38,7 @@ from .sparse_exchange import exchange_sparse
 from .stack import stacked
 from .weights import Ask, Entries, Options, Weights, sparse_matrices
 
+_UNLIKE = 2.0  # times the other side's: areas of another unit
 Triples: TypeAlias = tuple[Ints, Ints, Floats]  # target, source, by their global indices; weight
 _OVER = 0.05  # of a cell may be covered twice, and is told: great circles are no parallels, so 0.002 is usual
 _METHODS: dict[str, Callable[[Ask], Entries]] = {
@@ -58,6 +59,7 @@ def weights(
     neighbours: int = 4,
     radius: float = 0.0,
     normalise: str = "fracarea",
+    areas: tuple[object, object] | None = None,
     given: object = None,
     points: object = None,
 ) -> Weights:
@@ -72,6 +74,8 @@ def weights(
         normalise: of conservative mappings: "fracarea" divides by the part of a target cell that is covered,
             so values stay in the source's range. "destarea" divides by the whole cell, so the integral over
             whole cells is kept.
+        areas: the models' own areas of all cells of the source, and of the target, in one unit. Conservative
+            mappings then keep the integral with these areas, and not a constant. None: as computed here.
         given: indices of the source points that have values; None: all.
         points: indices of the target points that are wanted; None: all. "to_nearest" gives all to these.
 
@@ -98,11 +102,15 @@ def weights(
             return _turned([_triples(_made(method, ask)[1], ask)], there)
         shapes = _shapes(source, np.arange(source.size), method)[here]
         scale, wanted = _scale(source, shapes[:, 0]), all_[which]
-        made, entries = _made(method, Ask(source, target.part(wanted), wanted, options, scale, here, shapes))
+        ratios = None if own is None else (own[0][here], own[1][wanted])
+        ask = Ask(source, target.part(wanted), wanted, options, scale, here, shapes, ratios)
+        made, entries = _made(method, ask)
         if entries.doubled > _OVER:
             raise _lie_over(made.overlap, "regrid.weights")
         return made
 
+    by_area = areas is not None and any(each.startswith("cons") for each in methods)
+    own = _own_areas(source, target, areas) if by_area else None
     if normalise not in NORMALISE:
         hint = did_you_mean(normalise, NORMALISE, f"one of {', '.join(NORMALISE)}")
         raise ConfigError(f"there is no normalise {normalise!r}", "regrid.weights", hint)
@@ -118,6 +126,34 @@ def weights(
         if doubt:
             warnings.warn(doubt, RuntimeWarning, stacklevel=2)
     return made
+
+
+def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats]:
+    """The models' areas of both grids, divided by those of their cells."""
+    if not isinstance(areas, (tuple, list)) or len(areas) != 2:
+        raise ConfigError(
+            "areas are not two arrays", "regrid.weights", "areas=(of the source, of the target)"
+        )
+    sums, found = [], []
+    for side, grid, said in zip(("source", "target"), (source, target), areas, strict=True):
+        mine = checked_areas(said, grid.size, f"the areas of the {side}", "regrid.weights")
+        computed = grid.areas(np.arange(grid.size))
+        sums.append((mine.sum(), computed.sum()))
+        found.append(mine / computed)
+    _check_units(np.array(sums), "regrid.weights")
+    return found
+
+
+def _check_units(sums: Floats, where: str) -> None:
+    """That the models' areas of both sides are in one unit: rows are (theirs, as computed), source first."""
+    (source, target) = sums[:, 0] / np.maximum(sums[:, 1], 1e-300)
+    if not 1 / _UNLIKE < source / max(target, 1e-300) < _UNLIKE and sums.all():
+        what = (
+            f"areas of the source are {source:.6g} times those of its cells, of the target {target:.6g} times"
+        )
+        raise LayoutError(
+            what, where, "areas in one unit on both sides; of grids by formula grid.areas(points)"
+        )
 
 
 def _number(name: str, given: object) -> float:
@@ -196,6 +232,7 @@ def weights_between(
     *,
     radius: float = 0.0,
     normalise: str = "fracarea",
+    areas: Floats | None = None,
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
@@ -204,27 +241,37 @@ def weights_between(
     Args:
         mapping: a method, or several: each further one takes what those before it leave uncovered.
         neighbours, radius, normalise: as of weights.
+        areas: those that the model has of these cells, at both programs or at none.
 
     Raises:
         LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
     """
 
     def make(method: str, which: Ints) -> Weights | None:
-        some = (grid, points) if is_giver else (grid.part(which), points[which])
-        return _between(comm, *some, is_giver, method, options)
+        some = (grid, points, own) if is_giver else (grid.part(which), points[which], own[which])
+        return _between(comm, some, is_giver, method, options)
 
     methods, options = (
         (mapping,) if isinstance(mapping, str) else mapping,
         Options(neighbours, radius, normalise),
     )
+    own = np.ones(len(points))
+    if areas is not None and any(each.startswith("cons") for each in methods):
+        computed, sums = grid.areas(points), np.zeros((2, 2))
+        sums[0 if is_giver else 1] = areas.sum(), computed.sum()
+        comm.Allreduce(MPI.IN_PLACE, sums)
+        _check_units(sums, "connect")
+        own = areas / computed
     scale = _scale(grid, grid.centres(points)) if "creep" in methods else 1.0
     scale = float(comm.allreduce(0.0 if is_giver else scale, MPI.MAX))
     return stacked(make, methods, grid, points, scale, comm.allgather)
 
 
 def _between(
-    comm: MPI.Intracomm, grid: Any, points: Ints, is_giver: bool, mapping: str, options: Options
+    comm: MPI.Intracomm, part: tuple[Any, Ints, Floats], is_giver: bool, mapping: str, options: Options
 ) -> Weights | None:
+    """part: of this rank: grid, points, and the model's areas of these divided by those computed."""
+    grid, points, own = part
     is_giver = is_giver != (mapping == AMOUNTS)  # there the givers look for the points of the takers
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
@@ -236,9 +283,9 @@ def _between(
     found, made = None, _NOTHING
     shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
     while True:  # until every taker has been given all that may count
-        given, near = _nearby(comm, entries, points, shapes, margin)
+        given, near, its = _nearby(comm, entries, (points, shapes, own), margin)
         if not is_giver:
-            ask = Ask(source, grid, points, options, scale, given, near)
+            ask = Ask(source, grid, points, options, scale, given, near, (its, own))
             found, made = _made(mapping, ask)
         if not comm.allreduce(not is_giver and _lacks(grid, points, made.needed, margin)):
             break
@@ -321,25 +368,26 @@ def _shapes(grid: Any, points: Ints, mapping: str) -> Floats:
 
 
 def _nearby(
-    comm: MPI.Intracomm, entries: NDArray[np.void], points: Ints, shapes: Floats, margin: float
-) -> tuple[Ints, Floats]:
-    """The givers' points that lie within the margin of this taker's box, ascending."""
-    parts: dict[int, tuple[Ints, Floats]] = {}
+    comm: MPI.Intracomm, entries: NDArray[np.void], said: tuple[Ints, Floats, Floats], margin: float
+) -> tuple[Ints, Floats, Floats]:
+    """What the givers say of their points that lie within the margin of this taker's box, ascending."""
+    parts: dict[int, tuple[Ints, Floats, Floats]] = {}
     if entries["is_giver"][comm.rank]:
-        x, mine = shapes[:, 0], entries[comm.rank]
+        x, mine = said[1][:, 0], entries[comm.rank]
         low, high = entries["low"] - margin, entries["high"] + margin
         meets = (low <= mine["high"]).all(axis=1) & (high >= mine["low"]).all(axis=1)
         for rank in np.flatnonzero(meets & ~entries["is_giver"]).tolist():
             near = ((x >= low[rank]) & (x <= high[rank])).all(axis=1)
             if near.any():
-                parts[rank] = (points[near], shapes[near])
+                parts[rank] = said[0][near], said[1][near], said[2][near]
     got = exchange_sparse(comm, parts)
     if not got:
-        return np.empty(0, np.int64), shapes[:0]
-    wide = max(form.shape[1] for _, form in got)  # some ranks' cells have more vertices than others'
-    got = [(part, np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge")) for part, form in got]
-    found, which = np.unique(np.concatenate([p for p, _ in got]), return_index=True)  # some twice: halos
-    return found, np.concatenate([s for _, s in got])[which]
+        return np.empty(0, np.int64), said[1][:0], said[2][:0]
+    index, forms, own = zip(*got, strict=True)
+    wide = max(form.shape[1] for form in forms)  # some ranks' cells have more vertices than others'
+    forms = tuple(np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge") for form in forms)
+    found, which = np.unique(np.concatenate(index), return_index=True)  # some twice: halos
+    return found, np.concatenate(forms)[which], np.concatenate(own)[which]
 
 
 def _lacks(target: Grid, points: Ints, needed: float, margin: float) -> bool:
@@ -357,8 +405,11 @@ def _made(mapping: str, ask: Ask) -> tuple[Weights, Entries]:
     if not len(given):
         return Weights(sparse.csr_matrix((n, 0)), given, np.zeros(n)), _NOTHING
     found, normalise = _METHODS[mapping](ask), ask.options.normalise
-    if normalise == "destarea" and mapping.startswith("cons"):
-        found = found._replace(value=found.value * found.fraction[found.row])
+    if mapping.startswith("cons"):
+        if normalise == "destarea":
+            found = found._replace(value=found.value * found.fraction[found.row])
+        if ask.own is not None:
+            found = found._replace(value=found.value * ask.own[0][found.column] / ask.own[1][found.row])
     matrix = sparse.csr_matrix((found.value, (found.row, found.column)), shape=(n, len(given)))
     matrix.sum_duplicates()
     used = np.flatnonzero(np.bincount(matrix.indices, minlength=len(given)))

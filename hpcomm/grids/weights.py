@@ -187,6 +187,7 @@ class Ask:
     scale: float  # the source's largest coordinate
     given: Ints  # ascending
     shapes: Floats  # (given, 1 + corners, 3 or 2): the centre of each, and for areas its corners
+    own: tuple[Floats, Floats] | None = None  # of given, of points: the models' areas / those computed here
 
     @cached_property
     def x(self) -> Floats:

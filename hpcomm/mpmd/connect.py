@@ -83,6 +83,7 @@ def _entry(field: Field) -> dict[str, object]:
         "shape": field.shape,
         "grid": None if field.grid is None else field.grid.kind,
         "sphere": field.grid is not None and bool(field.grid.sphere),
+        "areas": field.areas is not None,
     }
 
 
@@ -146,6 +147,11 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         who, verb = (each.source, "gives") if given["grid"] is None else (each.target, "takes")
         what = f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it"
         yield what, f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))"
+    is_by_area = each.weights is None and any(method.startswith("cons") for method in each.methods)
+    if is_by_area and given["areas"] != taken["areas"]:
+        has, lacks = (each.source, each.target) if given["areas"] else (each.target, each.source)
+        what = f"field {each.name!r} is declared with areas= by {has!r}, and without by {lacks!r}"
+        yield what, "at both, in one unit: of grids by formula areas=grid.areas(points) * radius**2"
     for method in each.methods:
         wrong = misfit(method, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
         if wrong is not None:
@@ -279,6 +285,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
                 each.neighbours,
                 radius=each.radius,
                 normalise=each.normalise,
+                areas=field.areas,
             )
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"

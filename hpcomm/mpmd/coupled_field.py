@@ -37,9 +37,18 @@ class Field(Generic[A]):
         kind: dtype of the elements, as hpcomm names it.
         dtype: numpy dtype of the messages; for half types an integer of as many bits.
         grid: the grid that has these points, for mappings. None: indices mean the same on both sides.
+        areas: of its cells, as the program has them, shape (points,). None: as the grid's.
     """
 
-    def __init__(self, name: str, values: A, points: ArrayLike, grid: Grid | None, verb: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        values: A,
+        points: ArrayLike,
+        grid: Grid | None,
+        verb: str,
+        areas: ArrayLike | None = None,
+    ) -> None:
         self.name = name
         self.values = values
         self.grid = grid
@@ -53,6 +62,11 @@ class Field(Generic[A]):
             what = f"field {name!r} has {len(self.points)} points here, but values of shape {shape}"
             raise LayoutError(what, verb, "one row of values for each point")
         self.check_grid(verb)
+        self.areas: NDArray[np.float64] | None = None
+        if areas is not None:
+            from ..grids.grid import checked_areas
+
+            self.areas = checked_areas(areas, len(self.points), f"the areas of field {name!r}", verb)
         look = _looked_at(name, values, verb)
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype

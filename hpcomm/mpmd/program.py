@@ -106,7 +106,13 @@ class Program:
         return from_spec(self.spec.grids[name])
 
     def gives(
-        self, name: str, values: A, points: ArrayLike | None = None, *, grid: Grid | None = None
+        self,
+        name: str,
+        values: A,
+        points: ArrayLike | None = None,
+        *,
+        grid: Grid | None = None,
+        areas: ArrayLike | None = None,
     ) -> Field[A]:
         """Declare a field that others may take. Collective over this program; before the first put or get.
 
@@ -115,9 +121,11 @@ class Program:
             points: their global indices, shape (points,). Each point is given by one rank. None: points are
                 numbered one rank after the other.
             grid: the grid (of hpcomm.regrid) that has these points, if a mapping needs it.
+            areas: of the cells, as this program has them, shape (points,): a conservative mapping keeps the
+                integral with these. Whoever takes it gives areas, too, in the same unit.
         """
         self._declare("gives", name)
-        made = Field(name, values, self._numbered(values, points), grid, "gives")
+        made = Field(name, values, self._numbered(values, points), grid, "gives", areas)
         self._gives[name] = made
         return made
 
@@ -128,6 +136,7 @@ class Program:
         points: ArrayLike | None = None,
         *,
         grid: Grid | None = None,
+        areas: ArrayLike | None = None,
         mapping: str | Sequence[str | float] = "none",
         every: float | None = None,
         lag: float = 0.0,
@@ -147,6 +156,7 @@ class Program:
             points: global indices in any order. Other ranks may take the same ones, as in halos.
             mapping, every, lag, time, neighbours, timeout, nan, radius, normalise: as in a spec, whose values
                 take precedence.
+            areas: as of gives.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
         Raises:
@@ -159,7 +169,7 @@ class Program:
         how |= {"nan": nan, "radius": radius, "normalise": normalise}
         wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
         _check_wish(wish)
-        made = Field(name, values, self._numbered(values, points), grid, "takes")
+        made = Field(name, values, self._numbered(values, points), grid, "takes", areas)
         self._takes[name] = made, wish
         return made
 
@@ -279,12 +289,13 @@ class Program:
                 may connect again.
         """
         wrong: Exception | None = None
-        declared: list[Any] = [sorted(self._gives), sorted(self._takes), start_s]
+        sized = sorted(name for (_, name), field in self._declared.items() if field.areas is not None)
+        declared: list[Any] = [sorted(self._gives), sorted(self._takes), start_s, sized]
         first = self.comm.broadcast_object(declared)
         doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
         try:
             if declared != first:
-                words = "gives {} and takes {}, from {:g} s on"
+                words = "gives {} and takes {}, from {:g} s on" + ", with areas of {}" * (first[3] != sized)
                 here, there = words.format(*declared), words.format(*first)
                 hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
                 raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)

@@ -174,7 +174,7 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
         return None
     values: Any = host(getattr(side, "last", side.field.values))
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
-    area = np.ones(len(values)) if side.mapping == AMOUNTS else trial.areas(side, valid=True)
+    area = np.ones(len(values)) if side.mapping == AMOUNTS else trial.weighing(side)
     assert area is not None
     wide = values.reshape(len(area), width_of(side.field)).astype(np.result_type(values.dtype, np.float64))
     held = (wide - offset) / factor

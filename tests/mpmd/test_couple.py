@@ -300,6 +300,7 @@ names = ["nearest", "idw", "bilinear", "conservative", "conservative2"]
 source, target = regrid.LatLon(10, 20), regrid.Gaussian(8, 18)
 function = lambda x: 2 + x[:, 0] * x[:, 1] + x[:, 2]
 everything = np.arange(source.size)
+own = lambda grid: 4e13 * grid.areas(np.arange(grid.size)) * (1 + np.arange(grid.size) % 7 / 50)
 sea = everything[np.abs(source.centres(everything)[:, 2] - 0.1) > 0.4]  # without a strip of land
 if me.name == "a":
     points = np.sort(mine(len(sea), 5))
@@ -312,6 +313,7 @@ if me.name == "a":
     values = function(source.centres(points))
     fields.append(me.gives("whole", values, points, grid=source))
     fields.append(me.gives("river", values, points, grid=source))
+    fields.append(me.gives("own", values, points, grid=source, areas=own(source)[points]))
     mixed = me.gives("mixed", values, points, grid=source)
     me.link("b").put(fields)
     for t in (0, 1, 2):
@@ -336,7 +338,13 @@ else:
     fields[3].values[:] = 7.0  # to be filled
     how = dict(mapping=["conservative", 0.0], normalise="destarea")
     coast = me.takes("coast", np.zeros(len(points)), points, grid=target, **how)
-    me.link("a").get([*fields, whole, river, coast, *stacked])
+    how = dict(mapping="conservative2", areas=own(target)[points])
+    mine_ = me.takes("own", np.zeros(len(points)), points, grid=target, **how)
+    me.link("a").get([*fields, whole, river, coast, mine_, *stacked])
+    alone = regrid.weights(source, target, "conservative2", areas=(own(source), own(target)))
+    expected = alone.apply(function(source.centres(alone.sources)))
+    assert np.array_equal(mine_.values, expected[points])
+    assert abs(own(target) @ expected / (own(source) @ function(source.centres(everything))) - 1) < 1e-12
     alone = regrid.weights(source, target, "conservative", given=sea, normalise="destarea")
     expected = alone.apply(function(source.centres(alone.sources)))
     assert np.array_equal(coast.values, expected[points])
@@ -372,7 +380,7 @@ def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, s
     assert "whole: a -> b, 200 points to 144, conservative2: " in out
     assert re.search("river: a -> b, 200 points to 1[45]., to_nearest.*; sum [0-9.]+ to", out)
     kept = dict(re.findall(r"(\w+): a -> b, .* relative difference (\S+)", out))
-    assert max(float(kept["whole"]), float(kept["mixed"]), float(kept["coast"])) < 1e-12
+    assert max(float(kept["whole"]), float(kept["mixed"]), float(kept["coast"]), float(kept["own"])) < 1e-12
     off, lost = (
         {name: float(value) for name, value in re.findall(rf"(\w+): a -> b, .* {words} ([0-9.e+-]+)", out)}
         for words in ("off by", "its integral by")
@@ -754,6 +762,14 @@ WRONG = {
         ),
         "20 points of field f (a -> b) are reached by nothing that is given, the first is 12",
     ),
+    "areas at one end only": (
+        (
+            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
+            "me.gives('f', np.zeros(8), areas=np.ones(8), **how) if me.name == 'a' else "
+            "me.takes('f', np.zeros(8), mapping='conservative', **how)"
+        ),
+        "field 'f' is declared with areas= by 'a', and without by 'b'",
+    ),
     "a put of nothing": (
         "f = me.gives('f', np.zeros(3)); me.connect(); me.link('b' if me.name == 'a' else 'a').put(f)",
         "takes no field 'f'",
@@ -911,6 +927,7 @@ REFUSED = {
     "me.takes('f', x, nan='skip')": "field 'f': there is no nan 'skip'",
     "me.takes('f', x, normalise='dstarea')": "field 'f': there is no normalise 'dstarea'",
     "me.takes('f', x, mapping='idw', normalise='destarea')": "normalise, which only conservative mappings",
+    "me.takes('f', x, areas=[1.0, 0.0, 1.0])": "the areas of field 'f' are no numbers above 0, one for",
     "me.takes('f', x, radius=-1.0)": "field 'f': radius must be a number from 0, not -1.0",
     "me.takes('f', x, mapping='nearest', radius=1.0)": "field 'f' has radius, which only to_nearest uses",
     "me.takes('f', x, mapping='to_nearest', nan='renormalise')": "but to_nearest adds amounts up",

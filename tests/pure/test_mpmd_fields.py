@@ -78,7 +78,9 @@ CUTS = {
 def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
     kind, (options, what) = case[0], CUTS[case]
     spec = FieldSpec("f", "a", "b", **options)
-    gives, takes = ({"f": {**entry(kind), "sphere": True, "grid": "latlon"}} for _ in range(2))
+    gives, takes = (
+        {"f": {**entry(kind), "sphere": True, "areas": False, "grid": "latlon"}} for _ in range(2)
+    )
     mine, theirs = both(gives, takes)
     for link, sides in (("a", (mine, theirs)), ("b", (theirs, mine))):
         ends = SimpleNamespace(name=link, peer="ba"[link == "b"])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("scipy")
 from hpcomm import regrid
-from hpcomm.errors import ConfigError, UsageError
+from hpcomm.errors import ConfigError, LayoutError, UsageError
 
 
 def smooth(x):
@@ -126,6 +126,29 @@ def test_with_a_mask_what_is_covered_keeps_its_integral(pair, mapping):
     lost[::3] = np.nan
     more, less = (each.apply(lost, "renormalise") for each in (weights, whole))
     assert np.allclose(more * weights.fraction, less, rtol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("normalise", ["fracarea", "destarea"])
+def test_integrals_with_the_models_own_areas_are_kept(normalise):
+    source, target = PAIRS["cube to latlon"](24)
+    own = [4e13 * areas(grid) * (1 + 0.05 * np.sin(everything(grid))) for grid in (source, target)]
+    sea = everything(source)[::3]
+    how = {"given": sea, "normalise": normalise}
+    weights = regrid.weights(source, target, "conservative", areas=own, **how)
+    values = smooth(source.centres(everything(source)))
+    after = own[1] * weights.valid @ weights.apply(values[weights.sources])
+    assert abs(after / (own[0] @ np.where(everything(source) % 3 == 0, values, 0)) - 1) < 1e-12
+    for wrong, words in [
+        ((own[0], 1.0), "the areas of the target are no numbers above 0, one for each of"),
+        ((own[0], -own[1]), "the areas of the target are no numbers above 0"),
+        (
+            (own[0], areas(target)),
+            r"areas of the source are \d.*e.13 times those of its cells, of the target 1 times",
+        ),
+        ((own[0],), "areas are not two arrays"),
+    ]:
+        with pytest.raises((ConfigError, LayoutError), match=words):
+            regrid.weights(source, target, "conservative", areas=wrong)
 
 
 @pytest.mark.parametrize(("pair", "mapping"), CASES)

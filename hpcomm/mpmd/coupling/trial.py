@@ -66,8 +66,8 @@ def measure(
     worst = float(local.all_reduce(np.array(off.max(initial=0.0)), "max"))
     found = areas(side)
     area = np.ones(len(exact)) if found is None else found
-    valid = areas(side, valid=True)
-    mine = np.array([area.sum(), ((area if valid is None else valid) * made).sum(), (area * off).sum()])
+    weight = weighing(side)
+    mine = np.array([area.sum(), ((area if weight is None else weight) * made).sum(), (area * off).sum()])
     whole, integral, missed = local.all_reduce(mine).tolist()
     mean = missed / whole if whole else 0.0
     return {"area": None if found is None else whole, "integral": integral, "worst": worst, "mean": mean}
@@ -97,10 +97,18 @@ def _smooth(x: NDArray[np.float64], within: Sequence[Sequence[float]]) -> NDArra
     return np.asarray(2.0 + 0.5 * np.sin(np.pi * u[:, 0]) * np.cos(np.pi * u[:, -1]))
 
 
-def areas(side: Outgoing | Incoming, *, valid: bool = False) -> NDArray[np.float64] | None:
-    """Areas of the cells, as far as they are covered; valid: as far as their values are means over them."""
+def areas(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
+    """Areas of the cells, as far as they are covered."""
     grid, points, weights = side.field.grid, side.field.points, getattr(side, "weights", None)
     if grid is None or KINDS[grid.kind].has == "points":
         return None
-    part = 1.0 if weights is None else weights.valid if valid else weights.fraction
-    return grid.areas(points) * part
+    return grid.areas(points) if weights is None else grid.areas(points) * weights.fraction
+
+
+def weighing(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
+    """What integrals weigh values with: the program's own areas, or the grid's, of what each is for."""
+    field, weights = side.field, getattr(side, "weights", None)
+    if field.grid is None or (field.areas is None and KINDS[field.grid.kind].has == "points"):
+        return None
+    area = field.grid.areas(field.points) if field.areas is None else field.areas
+    return np.asarray(area if weights is None else area * weights.valid)
