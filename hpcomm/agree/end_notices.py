@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI
-from . import runtime
+from . import runtime, survival
 from .ended_ranks import FEW
 from .levels import depth
 
@@ -139,7 +139,7 @@ class EndNotices:
             return bool(self._ended)
         status = MPI.Status()
         with self._lock:
-            while not self._is_over and self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+            while not self._is_over and survival.is_there(self._mpi, status):
                 said = bytearray(status.Get_count(MPI.BYTE))
                 self._mpi.Recv([said, MPI.BYTE], status.source, status.tag)
                 if status.tag == _QUESTION:
@@ -156,7 +156,8 @@ class EndNotices:
 
         answer: what this one says to those that ask meanwhile.
         """
-        self._answers, asked = {}, [rank for rank in self.far if rank not in self._ended]
+        gone = {*self._ended, *survival.failed(self._mpi)}
+        self._answers, asked = {}, [rank for rank in self.far if rank not in gone]
         self._tell(asked, _QUESTION, b"")
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
@@ -209,7 +210,7 @@ class EndNotices:
     def say(self) -> None:
         """Tell all others that this rank makes no more calls."""
         said = self.begun()
-        gone = set() if self.all_hear else self.ended()
+        gone = survival.failed(self._mpi) | (set() if self.all_hear else self.ended())
         others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
         self._going = [self._mpi.Isend([said, MPI.BYTE], rank) for rank in others]
         end = time.monotonic() + _LAST_WORDS_S

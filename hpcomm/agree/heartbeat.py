@@ -15,7 +15,7 @@ from typing import Any
 
 from .._lazy import MPI
 from ..core.limits import HEARTBEAT_S
-from . import runtime
+from . import runtime, survival
 
 _LATE_S = 3 * HEARTBEAT_S  # of silence, until a host is one that does not answer
 _NBYTES = 512  # of a message: a line for each host that does not answer
@@ -71,6 +71,7 @@ class Heartbeat:
         """Let the others know that nothing more comes."""
         with self._lock:
             self._is_over = True
+            self._hear()
             heard = [rank for rank in self._names if time.monotonic() - self._heard[rank] <= _LATE_S]
             going = [self._mpi.Isend([b"", MPI.BYTE], rank, _BYE) for rank in heard]
             end = time.monotonic() + _LAST_WORDS_S
@@ -107,14 +108,20 @@ class Heartbeat:
 
     def _hear(self) -> None:
         status = MPI.Status()
-        while self._mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+        for rank in survival.failed(self._mpi):
+            self._forget(rank)
+        while survival.is_there(self._mpi, status):
             rank, tag = status.source, status.tag
             text = bytearray(_NBYTES)
             self._mpi.Recv([text, MPI.BYTE], rank, tag)
             if tag == _BYE:
-                self._names.pop(rank, None)
-                self._told.pop(rank, None)
+                self._forget(rank)
             elif rank in self._names:
                 self._heard[rank] = time.monotonic()
                 self._told[rank] = text.decode(errors="replace").split("\n") if text.strip() else []
                 self._told[rank] = [line.strip() for line in self._told[rank]]
+
+    def _forget(self, rank: int) -> None:
+        """Nothing more comes of it."""
+        self._names.pop(rank, None)
+        self._told.pop(rank, None)

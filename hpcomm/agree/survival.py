@@ -30,13 +30,30 @@ _LOOK_S = 0.01
 def dead(comm: Comm) -> list[int]:
     """The ranks of comm, or of the other group, that have died, as far as the locks here and MPI know."""
     near = {rank for rank, region in comm.near.regions.items() if region.died}
-    mpi = comm.mpi_handle
+    return sorted(near | failed(comm.mpi_handle))
+
+
+def failed(mpi: MPI.Comm) -> set[int]:
+    """The ranks of mpi, or of its other group, that MPI knows to have died; where jobs end then, none."""
+    if not segment.survives:
+        return set()
     group = mpi.Get_remote_group() if isinstance(mpi, MPI.Intercomm) else mpi.Get_group()
-    failed = mpi.Get_failed()
-    near.update(rank for rank in failed.Translate_ranks(None, group) if rank != MPI.UNDEFINED)
-    failed.Free()
+    gone = mpi.Get_failed()
+    ranks = gone.Translate_ranks(None, group)
+    gone.Free()
     group.Free()
-    return sorted(near)
+    return {rank for rank in ranks if rank != MPI.UNDEFINED}
+
+
+def is_there(mpi: MPI.Comm, status: MPI.Status) -> bool:
+    """MPI_Iprobe of any message. MPI refuses that from a death on, until it is told that we know of it."""
+    try:
+        return mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+    except MPI.Exception:
+        if not segment.survives:
+            raise
+        mpi.Ack_failed()
+        return False
 
 
 def channel_of(comm: Comm) -> MPI.Comm:

@@ -173,11 +173,11 @@ class ByLibrary(NoDirect):
             agreement.enter(*made)
             step()
             agreement.leave()
+            found = finish()
         except MPI.Exception as error:
             raise transport.failure(error, verb, self._comm) from None
         finally:
             leave()
-        found = finish()
         if self._comm.values is not None:
             self._comm.values.hold(verb, found, 5)
         return found
