@@ -5,6 +5,8 @@ Edges are straight on a plane, and on the sphere great circles or, where it is s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +29,12 @@ def repeated(counts: Ints) -> tuple[Ints, Ints]:
     """(0, 0, 1, 2, 2, 2, ...), each number as often as counts says; and which of its kind each is."""
     k = np.repeat(np.arange(len(counts)), counts)
     return k, np.arange(len(k)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def listed(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """(which list, each of its elements)"""
+    which = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
+    return which, np.fromiter(chain.from_iterable(lists), np.int64, len(which))
 
 
 def distinct(x: Ints) -> Ints:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .._lazy import LazyModule
 from ..core.types import Floats, Ints
-from .geometry import distinct, tangents
+from . import geometry
+from .geometry import distinct, listed, tangents
 from .gradients import numbered
 from .rows import Rows
 from .triangulation import convex_parts
@@ -41,15 +41,9 @@ def to_nearest(ask: Ask) -> Entries:
         chord = 2 * np.sin(np.radians(ask.options.radius) / 2) if ask.target.sphere else ask.options.radius
         lists = spatial.cKDTree(ask.x).query_ball_point(ask.x[which[:, 0]], chord, return_sorted=True)
         needed += chord
-    row, column = _pairs(lists)
+    row, column = listed(lists)
     share = 1.0 / np.bincount(row)[row]
     return Entries(row, column, share, np.ones(len(ask.points)), needed)
-
-
-def _pairs(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
-    """(which list, each of its elements)"""
-    which = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
-    return which, np.fromiter(chain.from_iterable(lists), np.int64, len(which))
 
 
 def idw(ask: Ask) -> Entries:
@@ -91,19 +85,14 @@ def bilinear(ask: Ask) -> Entries:
     x, wanted = _in_space(ask.x, ask), _in_space(ask.wanted, ask)
     is_bare = ask.shapes.shape[1] == 1
     incidence = _voronoi(ask, x) if is_bare else _at_corners(ask)
-    tree, done = spatial.cKDTree(wanted), np.zeros(len(wanted), bool)
+    done = np.zeros(len(wanted), bool)
     found, needed = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))], 0.0
     for ring in _rings(x, *incidence, ask.target.sphere):
-        middle = _on_surface(x[ring].mean(axis=1), ask.target.sphere)
-        reach = np.linalg.norm(x[ring] - middle[:, None], axis=2).max(axis=1)
-        lists = tree.query_ball_point(middle, reach * (1 + 1e-9), return_sorted=False)
-        which, row = _pairs(lists)
-        new = np.flatnonzero(~done[row])
-        row, which = row[new], which[new]
-        inside, share = _wachspress(wanted[row], x[ring[which]])
-        row, first = np.unique(row[inside], return_index=True)  # of several rings the first
+        rest = np.flatnonzero(~done)
+        at, which = _located(wanted[rest], x[ring], ask.target.sphere)
+        row = rest[at]
         done[row] = True
-        which, share = which[inside[first]], share[first]
+        share = _wachspress(wanted[row], x[ring[which]])
         found.append((np.repeat(row, ring.shape[1]), ring[which].ravel(), share.ravel()))
         if is_bare and len(row):
             needed = max(needed, 2 * float(_circles(x[ring[which][:, :3]])[1].max()))
@@ -180,17 +169,20 @@ def _rings(x: Floats, corner: Ints, cell: Ints, sphere: bool) -> Iterator[Ints]:
     made: dict[int, list[Ints]] = {3: []}
     for n in distinct(count[count >= 3]).tolist():
         ring = cell[first[count == n][:, None] + np.arange(n)]
-        off = x[ring] - x[ring].mean(axis=1, keepdims=True)
-        up = _on_surface(x[ring].mean(axis=1), sphere) if sphere else np.tile([0.0, 0.0, 1.0], (len(ring), 1))
-        a, b = ((off * axis[:, None]).sum(axis=2) for axis in tangents(up))
+        places = x[ring]
+        middle = np.einsum("mnd->md", places) / n
+        up = _on_surface(middle, sphere) if sphere else np.tile([0.0, 0.0, 1.0], (len(ring), 1))
+        places = places - middle[:, None]
+        a, b = (np.einsum("mnd,md->mn", places, axis) for axis in tangents(up))
         ring = np.take_along_axis(ring, np.arctan2(b, a).argsort(axis=1, kind="stable"), axis=1)
         turn = (ring.argmin(axis=1)[:, None] + np.arange(n)) % n
         ring = np.take_along_axis(ring, turn, axis=1)
-        corners = x[ring][..., : 2 + sphere]
-        parts, owner = convex_parts(corners) if n > 3 else (corners, None)
-        if parts is not corners:
-            same = (parts[:, :, None] == corners[owner][:, None]).all(axis=3)
-            ring = np.take_along_axis(ring[owner], same.argmax(axis=2), axis=1)
+        if n > 3:  # a triangle is convex
+            corners = x[ring][..., : 2 + sphere]
+            parts, owner = convex_parts(corners)
+            if parts is not corners:
+                same = (parts[:, :, None] == corners[owner][:, None]).all(axis=3)
+                ring = np.take_along_axis(ring[owner], same.argmax(axis=2), axis=1)
         cut = ring[:, -2] == ring[:, -1]
         made.setdefault(n, []).append(ring[~cut])
         made[3].append(ring[cut][:, :3])
@@ -200,16 +192,33 @@ def _rings(x: Floats, corner: Ints, cell: Ints, sphere: bool) -> Iterator[Ints]:
             yield ring[np.lexsort(ring.T[::-1])]
 
 
-def _wachspress(x: Floats, corners: Floats) -> tuple[Ints, Floats]:
-    """(which x lie inside, share of each corner there): x (m, 3), corners (m, n, 3) anticlockwise."""
+def _located(x: Floats, corners: Floats, sphere: bool) -> tuple[Ints, Ints]:
+    """(place, the first polygon it lies in): places (m, 3), polygons (k, n, 3), anticlockwise."""
+    if geometry.native is not None:
+        which = np.frombuffer(geometry.native.locate(x[:, None].copy(), corners), np.int64)
+        row = np.flatnonzero(which >= 0)
+        return row, which[row]
+    middle = _on_surface(corners.mean(axis=1), sphere)
+    reach = np.linalg.norm(corners - middle[:, None], axis=2).max(axis=1)
+    which, row = listed(spatial.cKDTree(x).query_ball_point(middle, reach * (1 + 1e-9)))
+    side, _ = _sides(x[row], corners[which])
+    inside = np.flatnonzero((side >= -_EDGE * np.abs(side).max(axis=1, keepdims=True)).all(axis=1))
+    row, first = np.unique(row[inside], return_index=True)
+    return row, which[inside[first]]
+
+
+def _sides(x: Floats, corners: Floats) -> tuple[Floats, Floats]:
+    """(how far x is inside each edge, from a corner to the next one, the edge's normal)."""
     normal = np.cross(corners, np.roll(corners, -1, axis=1) - corners)
-    side = np.einsum("mnd,mnd->mn", x[:, None] - corners, normal)  # of the edge to the next corner
-    most = np.abs(side).max(axis=1, keepdims=True)
-    inside = np.flatnonzero((side >= -_EDGE * most).all(axis=1))
-    corners, normal, side, most = (each[inside] for each in (corners, normal, side, most))
+    return np.einsum("mnd,mnd->mn", x[:, None] - corners, normal), normal
+
+
+def _wachspress(x: Floats, corners: Floats) -> Floats:
+    """Share of each corner: x (m, 3) in polygons (m, n, 3), anticlockwise."""
+    side, normal = _sides(x, corners)
+    side = np.maximum(side, _TINY * np.abs(side).max(axis=1, keepdims=True))
     bend = np.einsum("mnd,mnd->mn", np.roll(corners, 1, axis=1) - corners, normal)
-    side = np.maximum(side, _TINY * most)
     share = bend / (side * np.roll(side, 1, axis=1))
     share = share / share.sum(axis=1, keepdims=True)
     share[np.abs(share) < _EDGE] = 0.0
-    return inside, share / share.sum(axis=1, keepdims=True)
+    return np.asarray(share / share.sum(axis=1, keepdims=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -67,9 +66,8 @@ def overlaps(targets: Parts, sources: Parts, has_moments: bool = False) -> Overl
 
 def _by_numpy(targets: Parts, sources: Parts) -> Overlaps:
     (middle, reach), (other, far) = _balls(targets.corners), _balls(sources.corners)
-    lists = spatial.cKDTree(other).query_ball_point(middle, (reach + far.max(initial=0)) * (1 + _ROUNDING))
-    a = np.repeat(np.arange(len(lists)), [len(each) for each in lists])
-    b = np.fromiter(chain.from_iterable(map(sorted, lists)), np.int64, len(a))
+    reach_of_all = (reach + far.max(initial=0)) * (1 + _ROUNDING)
+    a, b = geometry.listed(spatial.cKDTree(other).query_ball_point(middle, reach_of_all, return_sorted=True))
     chunks = range(0, max(1, len(a)), _MOST)
     pieces = [_common(targets, sources, a[i : i + _MOST], b[i : i + _MOST]) for i in chunks]
     area, moment = (np.concatenate(part) for part in zip(*pieces, strict=True))

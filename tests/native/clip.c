@@ -1,6 +1,6 @@
 /* clip.c: random convex polygons on a plane and on the sphere. The overlap of two is the same whichever is cut by the
    other, and parts in rectangles that fill the sphere make up the whole. Among many, the pairs that are found are those
-   that overlap. Says nothing if all is well. */
+   that overlap, and of points the first polygon around each. Says nothing if all is well. */
 #include "search.h"
 
 #include <math.h>
@@ -82,6 +82,29 @@ static int are_found(struct clip_room *room, int wide, size_t n) {
   return same;
 }
 
+/* Whether the first of some polygons is found that has the middle of another one in it. */
+static int are_located(void) {
+  static double at[MANY * 3 * CORNERS], x[MANY * 3];
+  const struct cells polygons = {at, MANY, CORNERS, SPHERE}, points = {x, MANY, 1, SPHERE};
+  int64_t which[MANY];
+  for (int i = 0; i < MANY; i++) {
+    double *all = at + i * 3 * CORNERS, *to = x + 3 * i;
+    make(3, all);
+    for (int d = 0; d < 3; d++) to[d] = 0;
+    for (int k = 0; k < 3 * CORNERS; k++) to[k % 3] += all[k];
+    const double length = sqrt(to[0] * to[0] + to[1] * to[1] + to[2] * to[2]);
+    for (int d = 0; d < 3; d++) to[d] /= length;
+  }
+  if (find_first(which, &points, &polygons)) return 0;
+  int own = 0;
+  for (int64_t i = 0, k; i < MANY; i++) {
+    for (k = 0; k < MANY && !clip_has(&polygons, (size_t)k, x + 3 * i); k++) continue;
+    if (which[i] != (k < MANY ? k : -1)) return 0;
+    own += k <= i;
+  }
+  return own > MANY - 3; /* but for one of two corners, which has no middle */
+}
+
 int main(int argc, char **argv) {
   state = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   struct clip_room room = {0};
@@ -101,6 +124,7 @@ int main(int argc, char **argv) {
     wrong += wide == 3 && !is_divided(&room, &ours);
   }
   for (int i = 0; i < 40; i++) wrong += !are_found(&room, 2 + i % 2, (size_t)(i % 4 * 30));
+  for (int i = 0; i < 20; i++) wrong += !are_located();
   clip_done(&room);
   if (wrong) printf("%d of %d are wrong\n", wrong, ROUNDS);
   return wrong > 0;

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hpcomm import regrid
-from hpcomm.grids import geometry, overlap
+from hpcomm.grids import geometry, interpolate, overlap
 from hpcomm.grids.overlap import Parts
 
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ def test_c_and_numpy_find_the_same_overlaps(monkeypatch: pytest.MonkeyPatch, kin
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("mapping", ["conservative", "conservative2"])
+@pytest.mark.parametrize("mapping", ["bilinear", "conservative", "conservative2"])
 def test_weights_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch, mapping: str) -> None:
     pytest.importorskip("hpcomm.grids._native.geometry")
     cells = np.array(
@@ -81,6 +81,26 @@ def test_weights_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as without:
             without.setattr(geometry, "native", None)
             assert abs(made - regrid.weights(*grids, mapping).matrix).max() < 1e-10
+
+
+@pytest.mark.parametrize("sphere", [False, True])
+def test_c_and_numpy_find_the_first_polygon_of_each_point(
+    monkeypatch: pytest.MonkeyPatch, sphere: bool
+) -> None:
+    native = pytest.importorskip("hpcomm.grids._native.geometry")
+    chance = np.random.default_rng(7)
+    corners = polygons(chance, 200, sphere)
+    if not sphere:
+        corners = np.pad(corners, ((0, 0), (0, 0), (0, 1)), constant_values=4.0)
+    inner = np.einsum("kn,mnd->mkd", chance.dirichlet(np.ones(5), 3), corners[::2])
+    x = np.concatenate([corners[::3, 0], inner.reshape(-1, 3), np.add(corners[:20, 0], [0.5, 0, 0])])
+    x = x / np.linalg.norm(x, axis=1, keepdims=True) if sphere else x
+    found = interpolate._located(x, corners, sphere)
+    assert 300 < len(found[0]) < len(x)
+    assert len(np.frombuffer(native.locate(x[:, None].copy(), corners[:0]), np.int64)) == len(x)
+    monkeypatch.setattr(geometry, "native", None)
+    for mine, theirs in zip(found, interpolate._located(x, corners, sphere), strict=True):
+        assert mine.tolist() == theirs.tolist()
 
 
 def test_nothing_and_what_is_no_number_overlap_with_nothing() -> None:
@@ -117,3 +137,6 @@ def test_wrong_arguments_are_refused() -> None:
         native.overlaps(ours, "no array", True)
     with pytest.raises(ValueError, match="3 axes"):
         native.moments(bounds)
+    for points in (ours, bounds, np.zeros((2, 1, 2))):
+        with pytest.raises(ValueError, match="of one corner"):
+            native.locate(points, ours)

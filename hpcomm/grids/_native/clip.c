@@ -16,6 +16,7 @@
 typedef double point[3];
 static const double TOUCHES = 4e-16; /* of heights: a corner that is nearer lies on the parallel */
 static const double STRAIGHT = 1e-8; /* shorter edges rise above their ends by less than that */
+static const double EDGE = 1e-12;    /* of the way through a polygon: so far outside a point counts as on its edge */
 
 static void minus(point to, const point a, const point b) {
   for (int i = 0; i < 3; i++) to[i] = a[i] - b[i];
@@ -280,4 +281,20 @@ int clip_overlap(struct clip_room *r, const struct cells *ours, size_t a, const 
   }
   all_great(r, n);
   return measured(r, n, ours->wide, area, moment);
+}
+
+int clip_has(const struct cells *cells, size_t i, const double *x) {
+  double least = INFINITY, most = 0;
+  for (size_t k = 0; k < cells->corners; k++) {
+    point a, b, edge, normal, off;
+    corner(a, cells, i, k);
+    corner(b, cells, i, k + 1 < cells->corners ? k + 1 : 0);
+    minus(edge, b, a);
+    cross(normal, a, edge);
+    minus(off, x, a);
+    const double side = dot(off, normal);
+    if (!isfinite(side)) return 0;
+    least = fmin(least, side), most = fmax(most, fabs(side));
+  }
+  return least >= -EDGE * most;
 }

@@ -27,5 +27,8 @@ int clip_overlap(struct clip_room *, const struct cells *ours, size_t a, const s
                  double *moment);
 /* The same of polygon a itself. */
 int clip_whole(struct clip_room *, const struct cells *ours, size_t a, double *area, double *moment);
+/* Whether x, of 3 numbers on the same surface, lies in polygon i: inside all planes through the origin and an edge, or on
+   them but for rounding. */
+int clip_has(const struct cells *, size_t i, const double *x);
 void clip_done(struct clip_room *);
 #endif

@@ -16,5 +16,18 @@ def overlaps(ours: Floats, others: Floats, has_moments: bool) -> bytearray:
         ValueError: arrays of other types or shapes.
     """
 
+def locate(points: Floats, polygons: Floats) -> bytearray:
+    """int64 number of the first convex polygon that each point lies in; -1: none.
+
+    A point lies in one that it is inside all planes of, through the origin and an edge, but for rounding.
+
+    Args:
+        points: (points, 1, 3).
+        polygons: (polygons, corners, 3), anticlockwise.
+
+    Raises:
+        ValueError: arrays of other types or shapes.
+    """
+
 def moments(corners: Floats) -> bytearray:
     """float64 area and moment, of three numbers, of each convex polygon, (cells, corners, 2 or 3)."""

@@ -27,35 +27,66 @@ static int look(PyObject *x, Py_buffer *to, struct cells *cells, int may_be_boun
   return 0;
 }
 
-static PyObject *find(const struct cells *ours, const struct cells *others, int has_moments) {
-  if (ours->wide != others->wide ? ours->wide + others->wide != SPHERE + BOUNDS : ours->wide == BOUNDS) {
-    PyErr_SetString(PyExc_ValueError, "both lie on a plane, or both on the sphere, and at most one are rectangles");
-    return NULL;
-  }
-  struct overlaps found = {0};
-  int failed;
-  Py_BEGIN_ALLOW_THREADS;
-  failed = find_overlaps(&found, ours, others, has_moments);
-  Py_END_ALLOW_THREADS;
-  PyObject *made = failed ? PyErr_NoMemory()
-                          : PyByteArray_FromStringAndSize((char *)found.pairs, (Py_ssize_t)(found.count * sizeof *found.pairs));
-  free(found.pairs);
-  return made;
-}
-
-static PyObject *overlaps(PyObject *module, PyObject *arguments) {
-  PyObject *given[2], *made = NULL;
+/* What `find` makes of two arrays of cells. */
+static PyObject *of_both(PyObject *const given[2], PyObject *(*find)(const struct cells *, int), int is_wanted) {
   Py_buffer of[2];
   struct cells cells[2];
-  int has_moments;
-  (void)module;
-  if (!PyArg_ParseTuple(arguments, "OOp", given, given + 1, &has_moments) || !look(given[0], of, cells, 1)) return NULL;
+  PyObject *made = NULL;
+  if (!look(given[0], of, cells, 1)) return NULL;
   if (look(given[1], of + 1, cells + 1, 1)) {
-    made = find(cells, cells + 1, has_moments);
+    made = find(cells, is_wanted);
     PyBuffer_Release(of + 1);
   }
   PyBuffer_Release(of);
   return made;
+}
+
+static PyObject *found(const struct cells *cells, int has_moments) {
+  const int a = cells[0].wide, b = cells[1].wide;
+  if (a == b ? a == BOUNDS : a + b != SPHERE + BOUNDS) {
+    PyErr_SetString(PyExc_ValueError, "both lie on a plane, or both on the sphere, and at most one are rectangles");
+    return NULL;
+  }
+  struct overlaps all = {0};
+  int failed;
+  Py_BEGIN_ALLOW_THREADS;
+  failed = find_overlaps(&all, cells, cells + 1, has_moments);
+  Py_END_ALLOW_THREADS;
+  PyObject *made = failed ? PyErr_NoMemory()
+                          : PyByteArray_FromStringAndSize((char *)all.pairs, (Py_ssize_t)(all.count * sizeof *all.pairs));
+  free(all.pairs);
+  return made;
+}
+
+static PyObject *overlaps(PyObject *module, PyObject *arguments) {
+  PyObject *given[2];
+  int has_moments;
+  (void)module;
+  return PyArg_ParseTuple(arguments, "OOp", given, given + 1, &has_moments) ? of_both(given, found, has_moments) : NULL;
+}
+
+static PyObject *located(const struct cells *cells, int unused) {
+  (void)unused;
+  if (cells[0].wide != SPHERE || cells[1].wide != SPHERE || cells[0].corners != 1) {
+    PyErr_SetString(PyExc_ValueError, "points of one corner are needed, and polygons, both of 3 numbers");
+    return NULL;
+  }
+  PyObject *made = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(cells[0].count * sizeof(int64_t)));
+  if (!made) return NULL;
+  int64_t *which = (int64_t *)PyByteArray_AsString(made);
+  int failed;
+  Py_BEGIN_ALLOW_THREADS;
+  failed = find_first(which, cells, cells + 1);
+  Py_END_ALLOW_THREADS;
+  if (!failed) return made;
+  Py_DECREF(made);
+  return PyErr_NoMemory();
+}
+
+static PyObject *locate(PyObject *module, PyObject *arguments) {
+  PyObject *given[2];
+  (void)module;
+  return PyArg_ParseTuple(arguments, "OO", given, given + 1) ? of_both(given, located, 0) : NULL;
 }
 
 static PyObject *moments(PyObject *module, PyObject *given) {
@@ -75,7 +106,10 @@ static PyObject *moments(PyObject *module, PyObject *given) {
   return PyErr_NoMemory();
 }
 
-static PyMethodDef functions[] = {{"overlaps", overlaps, METH_VARARGS, NULL}, {"moments", moments, METH_O, NULL}, {0}};
+static PyMethodDef functions[] = {{"overlaps", overlaps, METH_VARARGS, NULL},
+                                  {"locate", locate, METH_VARARGS, NULL},
+                                  {"moments", moments, METH_O, NULL},
+                                  {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "geometry", NULL, 0, functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_geometry(void) { return PyModuleDef_Init(&module); }

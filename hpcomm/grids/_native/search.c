@@ -1,11 +1,11 @@
-/* search.c: all overlaps of two sets of convex cells.
+/* search.c: which of many convex cells overlap, or have a point in them.
 
    Each cell has a ball around it. Balls are kept in a tree of boxes: the box of a node holds its balls, and its two
    children have half of them each, divided where their middles are widest apart. So cells may be of any size, and of very
    different ones.
 
-   Cost: n log n to make the tree; for each of the other cells about log n boxes, and what clip.c takes for each pair whose
-   balls meet. */
+   Cost: n log n to make the tree; for each of the other cells or points about log n boxes, and what clip.c takes for each
+   pair whose balls meet. */
 #include "search.h"
 
 #include <math.h>
@@ -14,6 +14,7 @@
 
 enum { LEAF = 6 };
 static const double ROUNDING = 1e-14; /* of lengths beside coordinates of 1 */
+static const double MARGIN = 1e-9;    /* of a ball: more than rounding, and what is on the edge of a cell */
 
 struct ball {
   double at[3], reach;
@@ -23,6 +24,8 @@ struct tree {
   struct ball *balls;
   size_t *order;              /* of the balls: a node has a range of it */
   double (*low)[3], (*high)[3]; /* of the nodes; children of i are 2 i + 1 and 2 i + 2 */
+  double (*corners)[3];       /* room for those of a cell */
+  int64_t *near;              /* room for what meets() finds */
 };
 
 static double distance(const double a[3], const double b[3]) {
@@ -54,7 +57,8 @@ static struct ball ball_of(double (*corners)[3], size_t n, int wide) {
     for (int d = 0; d < 3; d++) ball.at[d] += corners[k][d] / (double)n;
   for (size_t k = 0; k < n; k++) ball.reach = fmax(ball.reach, distance(corners[k], ball.at));
   const double off = distance(ball.at, zero);
-  if (wide != PLANE && ball.reach * ball.reach > 1 + off * off) ball.reach = 2; /* anywhere */
+  ball.reach *= 1 + MARGIN;
+  if (wide != PLANE && ball.reach * ball.reach > 1 + off * off) ball.reach = INFINITY; /* anywhere */
   return ball;
 }
 
@@ -106,20 +110,32 @@ static void make_node(struct tree *t, size_t node, size_t first, size_t last) {
   make_node(t, 2 * node + 2, middle, last);
 }
 
-static int make_tree(struct tree *t, const struct cells *cells, double (*corners)[3]) {
+/* Of cells, to be asked for others. End with tree_done, whatever it says. */
+static int make_tree(struct tree *t, const struct cells *cells, const struct cells *others) {
   size_t nodes = 1;
   for (size_t most = cells->count; most > LEAF; most -= most / 2) nodes = 2 * nodes + 1;
   t->balls = malloc((cells->count + 1) * sizeof *t->balls);
   t->order = malloc((cells->count + 1) * sizeof *t->order);
   t->low = malloc(nodes * sizeof *t->low);
   t->high = malloc(nodes * sizeof *t->high);
-  if (!t->balls || !t->order || !t->low || !t->high) return -1;
+  t->corners = malloc((cells->corners + others->corners + 4) * sizeof *t->corners);
+  t->near = malloc((cells->count + 1) * sizeof *t->near);
+  if (!t->balls || !t->order || !t->low || !t->high || !t->corners || !t->near) return -1;
   for (size_t i = 0; i < cells->count; i++) {
-    t->balls[i] = ball_of(corners, corners_of(cells, i, corners), cells->wide);
+    t->balls[i] = ball_of(t->corners, corners_of(cells, i, t->corners), cells->wide);
     t->order[i] = i;
   }
   make_node(t, 0, 0, cells->count);
   return 0;
+}
+
+static void tree_done(struct tree *t) {
+  free(t->balls);
+  free(t->order);
+  free(t->low);
+  free(t->high);
+  free(t->corners);
+  free(t->near);
 }
 
 /* Put into `near` those whose balls meet this one: how many. */
@@ -134,7 +150,7 @@ static size_t meets(const struct tree *t, size_t node, size_t first, size_t last
   }
   for (size_t i = first; i < last; i++) {
     const struct ball *other = t->balls + t->order[i];
-    if (distance(ball->at, other->at) <= (ball->reach + other->reach) * (1 + ROUNDING)) near[n++] = (int64_t)t->order[i];
+    if (distance(ball->at, other->at) <= ball->reach + other->reach) near[n++] = (int64_t)t->order[i];
   }
   return n;
 }
@@ -156,29 +172,38 @@ static int has_room(struct overlaps *o, size_t more) {
 int find_overlaps(struct overlaps *o, const struct cells *ours, const struct cells *others, int has_moments) {
   struct tree tree = {0};
   struct clip_room room = {0};
-  double(*corners)[3] = malloc((ours->corners + others->corners + 4) * sizeof *corners);
-  int64_t *near = malloc((others->count + 1) * sizeof *near);
-  int failed = !corners || !near || make_tree(&tree, others, corners);
+  int failed = make_tree(&tree, others, ours);
   for (size_t a = 0; !failed && a < ours->count; a++) {
-    const size_t corner_count = corners_of(ours, a, corners);
-    const struct ball ball = ball_of(corners, corner_count, ours->wide);
-    const double rounding = rounding_of(corners, corner_count);
-    const size_t n = meets(&tree, 0, 0, others->count, &ball, near);
-    qsort(near, n, sizeof *near, ascending);
+    const size_t corners = corners_of(ours, a, tree.corners);
+    const struct ball ball = ball_of(tree.corners, corners, ours->wide);
+    const double rounding = rounding_of(tree.corners, corners);
+    const size_t n = meets(&tree, 0, 0, others->count, &ball, tree.near);
+    qsort(tree.near, n, sizeof *tree.near, ascending);
     failed = !has_room(o, n);
     for (size_t i = 0; !failed && i < n; i++) {
+      const size_t b = (size_t)tree.near[i];
       struct overlap *pair = o->pairs + o->count;
-      *pair = (struct overlap){.a = (int64_t)a, .b = near[i]};
-      failed = clip_overlap(&room, ours, a, others, (size_t)near[i], &pair->area, has_moments ? pair->moment : NULL);
+      *pair = (struct overlap){.a = (int64_t)a, .b = (int64_t)b};
+      failed = clip_overlap(&room, ours, a, others, b, &pair->area, has_moments ? pair->moment : NULL);
       o->count += pair->area > rounding;
     }
   }
   clip_done(&room);
-  free(corners);
-  free(near);
-  free(tree.balls);
-  free(tree.order);
-  free(tree.low);
-  free(tree.high);
+  tree_done(&tree);
   return failed ? -1 : 0;
+}
+
+int find_first(int64_t *which, const struct cells *points, const struct cells *polygons) {
+  struct tree tree = {0};
+  const int failed = make_tree(&tree, polygons, points);
+  for (size_t a = 0; !failed && a < points->count; a++) {
+    const double *x = points->at + 3 * a;
+    const struct ball ball = {{x[0], x[1], x[2]}, 0};
+    const size_t n = meets(&tree, 0, 0, polygons->count, &ball, tree.near);
+    which[a] = -1;
+    for (size_t i = 0; i < n; i++)
+      if ((which[a] < 0 || tree.near[i] < which[a]) && clip_has(polygons, (size_t)tree.near[i], x)) which[a] = tree.near[i];
+  }
+  tree_done(&tree);
+  return failed;
 }

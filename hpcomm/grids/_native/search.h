@@ -1,4 +1,4 @@
-/* search.h: all overlaps of two sets of convex cells. Needs no Python. */
+/* search.h: which of many convex cells overlap, or have a point in them. Needs no Python. */
 #ifndef HPCOMM_SEARCH_H
 #define HPCOMM_SEARCH_H
 #include <stdint.h>
@@ -19,4 +19,7 @@ struct overlaps {
 /* All of `ours` with `others`, of which one may be rectangles, ordered by a, then by b. Cells that only touch have none.
    0; -1: there is no memory. Begin with zeros, and free `pairs` whatever it says. */
 int find_overlaps(struct overlaps *, const struct cells *ours, const struct cells *others, int has_moments);
+/* The first polygon that has each point in it, -1: none; points are cells of one corner, both in three dimensions. 0; -1: there
+   is no memory. */
+int find_first(int64_t *which, const struct cells *points, const struct cells *polygons);
 #endif
