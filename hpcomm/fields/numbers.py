@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, Self
 
 from .._lazy import np
@@ -14,7 +14,7 @@ from ..transport.late import dtypes, reduction
 from .own_part import A, OwnPart
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
-_PIECE = 1 << 17  # elements that are added at once: bincount adds in float64, exactly up to 2**53
+PIECE = 1 << 17  # elements that are added at once: bincount adds in float64, exactly up to 2**53
 
 
 class Numbers(OwnPart[A]):
@@ -104,31 +104,12 @@ class Numbers(OwnPart[A]):
             mine: Any = np.asarray(made(*(each._wide(own) for each, own in fields)))
             return self.comm.all_reduce(mine.sum() if n else mine.reshape(-1)[:0].sum())
         pieces = (
-            np.asarray(made(*(each._wide(own.flat[low : low + _PIECE]) for each, own in fields)))
-            for low in range(0, n, _PIECE)
+            np.asarray(made(*(each._wide(own.flat[low : low + PIECE]) for each, own in fields)))
+            for low in range(0, n, PIECE)
         )
-        total = self._exact(pieces, 1 + (kind == "c"))
+        parts = 1 + (kind == "c")
+        total = exact_sums(self.comm, ((piece.real, piece.imag)[:parts] for piece in pieces), parts)
         return np.complex128(complex(*total)) if kind == "c" else np.float64(total[0])
-
-    def _exact(self, pieces: Iterator[AnyArray], parts: int) -> list[float]:
-        """The sums of real parts, and of imaginary ones, over all ranks.
-
-        Mantissas are added as whole numbers, for each exponent.
-        """
-        sums, odd = np.zeros((parts, _LIMBS, _EXPONENTS), np.int64), np.zeros(parts)
-        with np.errstate(invalid="ignore"):
-            for piece in pieces:
-                for k, x in enumerate((piece.real, piece.imag)[:parts]):
-                    finite = np.isfinite(x)
-                    odd[k] += x[~finite].sum()
-                    mantissa, exponent = np.frexp(np.where(finite, x, 0.0))
-                    bits = (mantissa * 2.0**54).astype(np.int64)
-                    for i, limb in enumerate((bits & 0x3FFFF, bits >> 18 & 0x3FFFF, bits >> 36)):
-                        sums[k, i] += np.bincount(exponent - _LOW, limb, _EXPONENTS).astype(np.int64)
-            special = self.comm.all_reduce(odd).tolist()
-        return [
-            value or _rounded(total) for value, total in zip(special, self.comm.all_reduce(sums), strict=True)
-        ]
 
     def _where(self, op: Literal["min", "max"]) -> int:
         self._ordered(f"arg{op}")
@@ -169,6 +150,28 @@ class Numbers(OwnPart[A]):
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
+
+
+def exact_sums(comm: Any, pieces: Iterable[Sequence[AnyArray]], count: int) -> list[float]:
+    """The sums of count arrays over all ranks: added exactly, and rounded once. Collective.
+
+    Mantissas are added as whole numbers, for each exponent.
+
+    Args:
+        pieces: at most PIECE elements of each array, in turn.
+    """
+    sums, odd = np.zeros((count, _LIMBS, _EXPONENTS), np.int64), np.zeros(count)
+    with np.errstate(invalid="ignore"):
+        for piece in pieces:
+            for k, x in enumerate(piece):
+                finite = np.isfinite(x)
+                odd[k] += x[~finite].sum()
+                mantissa, exponent = np.frexp(np.where(finite, x, 0.0))
+                bits = (mantissa * 2.0**54).astype(np.int64)
+                for i, limb in enumerate((bits & 0x3FFFF, bits >> 18 & 0x3FFFF, bits >> 36)):
+                    sums[k, i] += np.bincount(exponent - _LOW, limb, _EXPONENTS).astype(np.int64)
+        special = comm.all_reduce(odd).tolist()
+    return [value or _rounded(total) for value, total in zip(special, comm.all_reduce(sums), strict=True)]
 
 
 def _rounded(limbs: Any) -> float:

@@ -31,7 +31,7 @@ from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
 from . import conserve, interpolate
 from .grid import Grid, Points, checked_areas
-from .methods import AMOUNTS, NORMALISE, misfit, stack
+from .methods import AMOUNTS, KINDS, NORMALISE, misfit, stack
 from .radians import Ends
 from .rows import Rows
 from .sparse_exchange import exchange_sparse
@@ -256,12 +256,13 @@ def weights_between(
         Options(neighbours, radius, normalise),
     )
     own = np.ones(len(points))
-    if areas is not None and any(each.startswith("cons") for each in methods):
-        computed, sums = grid.areas(points), np.zeros((2, 2))
+    if areas is not None:
+        has_cells = KINDS[grid.kind].has == "cells"
+        computed, sums = grid.areas(points) if has_cells else np.zeros(len(points)), np.zeros((2, 2))
         sums[0 if is_giver else 1] = areas.sum(), computed.sum()
         comm.Allreduce(MPI.IN_PLACE, sums)
         _check_units(sums, "connect")
-        own = areas / computed
+        own = areas / computed if has_cells else own
     scale = _scale(grid, grid.centres(points)) if "creep" in methods else 1.0
     scale = float(comm.allreduce(0.0 if is_giver else scale, MPI.MAX))
     return stacked(make, methods, grid, points, scale, comm.allgather)

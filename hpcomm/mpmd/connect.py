@@ -18,6 +18,7 @@ from .coupling import unit
 from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Schedule
+from .coupling.fixer import Fixer
 from .coupling.wire import Lane, Part, Wire
 from .link import Link
 from .record import Recorder
@@ -147,11 +148,14 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         who, verb = (each.source, "gives") if given["grid"] is None else (each.target, "takes")
         what = f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it"
         yield what, f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))"
-    is_by_area = each.weights is None and any(method.startswith("cons") for method in each.methods)
-    if is_by_area and given["areas"] != taken["areas"]:
+    if each.uses_areas and given["areas"] != taken["areas"]:
         has, lacks = (each.source, each.target) if given["areas"] else (each.target, each.source)
         what = f"field {each.name!r} is declared with areas= by {has!r}, and without by {lacks!r}"
         yield what, "at both, in one unit: of grids by formula areas=grid.areas(points) * radius**2"
+    for program, its in ((each.source, given), (each.target, taken)):
+        if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has == "points":
+            what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
+            yield what, "areas= of me.gives and me.takes"
     for method in each.methods:
         wrong = misfit(method, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
         if wrong is not None:
@@ -188,6 +192,8 @@ def _cuts(each: FieldSpec) -> str:
         return "time 'linear'"
     if each.implicit:
         return "an implicit coupling"
+    if each.conserve != "none":
+        return "a global fixer"
     return "a conversion of units" if each.source_unit != each.target_unit else ""
 
 
@@ -227,9 +233,11 @@ def connect(
         dtype = field.dtype if is_giver else np.dtype(theirs["gives"][each.name]["dtype"])
         part = Part(field, rows, sent_dtype(dtype, each.time), device_side)
         if is_giver:
-            link.gives[each.name] = Outgoing(lane, part, schedule, schedule.ahead(steps.get(each.target)))
+            ahead = schedule.ahead(steps.get(each.target))
+            link.gives[each.name] = Outgoing(lane, part, schedule, ahead, _fixer(link, each, part, None))
         else:
-            arrival = Arrival(weights, _conversion(each), each.uncovered, each.nan)
+            fixer = _fixer(link, each, part, weights)
+            arrival = Arrival(weights, _conversion(each), each.uncovered, each.nan, fixer)
             link.takes[each.name] = Incoming(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
@@ -257,8 +265,29 @@ def _plan(
         what = f"{lack.missing} points of field {each} are taken and given by nobody, the first is"
         hint = "give these points too, take fewer, or name a mapping between two grids"
         raise _wrong(f"{what} {lack.first_missing}", hint)
+    if each.conserve != "none":
+        doubled = coupled_route.plan(wire.mpi, None if is_giver else field.points, None).lack
+        if doubled.doubled:
+            what = f"field {each} is to conserve its integral, but {doubled.doubled} points are taken twice"
+            hint = "points=... without the halo, which the program updates itself"
+            raise _wrong(f"{what}, the first is {doubled.first_doubled}", hint)
     rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
     return field, weights, rows, wire.device_side(field.values)
+
+
+def _fixer(link: Link, each: FieldSpec, part: Part, weights: Any) -> Fixer | None:
+    """What sets the integral, where a field wants that. weights: None at the giver."""
+    field = part.field
+    if each.conserve == "none" or field.grid is None:
+        return None
+    area = field.grid.areas(field.points) if field.areas is None else field.areas
+    ranks = [0]
+    if weights is None:  # the first rank sends the sum to all
+        ranks = [*range(link.size)] if link.local.rank == 0 else []
+    else:  # what only a further mapping reaches counts whole
+        reached = np.diff(weights.matrix.indptr) > 0
+        area = area * np.where(weights.fraction > 0, weights.valid, reached)
+    return Fixer(each.conserve, link.local, field, part.dtype, area, ranks)
 
 
 def _conversion(each: FieldSpec) -> tuple[float, float]:
@@ -285,7 +314,7 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
                 each.neighbours,
                 radius=each.radius,
                 normalise=each.normalise,
-                areas=field.areas,
+                areas=field.areas if each.uses_areas else None,
             )
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"

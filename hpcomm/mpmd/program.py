@@ -147,6 +147,7 @@ class Program:
         nan: str = "spread",
         radius: float = 0.0,
         normalise: str = "fracarea",
+        conserve: str = "none",
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
@@ -154,8 +155,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise: as in a spec, whose values
-                take precedence.
+            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve: as in a spec,
+                whose values take precedence.
             areas: as of gives.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
@@ -166,7 +167,7 @@ class Program:
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
         how = stacked(mapping, uncovered, "takes", f"field {name!r}")
-        how |= {"nan": nan, "radius": radius, "normalise": normalise}
+        how |= {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve}
         wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
         _check_wish(wish)
         made = Field(name, values, self._numbered(values, points), grid, "takes", areas)
@@ -428,14 +429,9 @@ class Program:
 def _check_wish(wish: FieldSpec) -> None:
     """What a spec's reader checks of a field, of one that a program declares."""
     every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
-    values = {"time": wish.time, "radius": wish.radius, "neighbours": wish.neighbours, "nan": wish.nan}
-    values |= {
-        "normalise": wish.normalise,
-        "every": every,
-        "lag": lag,
-        "timeout": wish.timeout_s,
-        "uncovered": wish.uncovered,
-    }
+    same = ("time", "radius", "neighbours", "nan", "normalise", "conserve", "uncovered")
+    values = {key: getattr(wish, key) for key in same}
+    values |= {"every": every, "lag": lag, "timeout": wish.timeout_s}
     for key, value in values.items():
         plain = value.item() if isinstance(value, np.generic) else value
         if wrong := (key, plain) != ("every", None) and misfit(key, plain, FIELD["properties"][key]):

@@ -125,7 +125,8 @@ def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: 
     line += str(taken["cover"])
     if given["integral"] is None or taken["integral"] is None or given["version"] != taken["version"]:
         return line
-    if taken["trial"] is not None and not trial.comparable(given["trial"], taken["trial"]):
+    is_judged = taken["trial"] is not None and not taken["is_fixed"]
+    if is_judged and not trial.comparable(given["trial"], taken["trial"]):
         return line
     a, b = given["integral"], taken["integral"]
     off = abs(a - b) / max(abs(a), 1e-300)
@@ -136,12 +137,13 @@ def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: 
 def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[str, Any]:
     """This program's side of a field. Collective over its ranks."""
     field, is_judged = side.field, side.mapping not in ("none", AMOUNTS)
-    is_kept = side.mapping == AMOUNTS or side.mapping.startswith("cons")
+    is_kept = side.mapping == AMOUNTS or side.mapping.startswith("cons") or side.fixer is not None
     return {
         "points": int(local.all_reduce(len(field.points))),
         "mapping": side.mapping,
         "integral": _integral(side, local) if is_kept else None,
         "version": side.version,
+        "is_fixed": side.fixer is not None,
         "trial": None,
         "cover": _cover(side, local),
         "extent": trial.extent(field.grid, field.points, local) if gives and is_judged else None,
@@ -175,6 +177,7 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
     values: Any = host(getattr(side, "last", side.field.values))
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
     area = np.ones(len(values)) if side.mapping == AMOUNTS else trial.weighing(side)
+    area = area if side.fixer is None else side.fixer.area
     assert area is not None
     wide = values.reshape(len(area), width_of(side.field)).astype(np.result_type(values.dtype, np.float64))
     held = (wide - offset) / factor

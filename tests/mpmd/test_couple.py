@@ -296,6 +296,8 @@ def test_mappings_and_model_time_give_the_same_numbers_on_a_device(couple, eager
 
 
 MAPPED = """
+from math import fsum
+FIXERS = ("global", "glbpos")
 names = ["nearest", "idw", "bilinear", "conservative", "conservative2"]
 source, target = regrid.LatLon(10, 20), regrid.Gaussian(8, 18)
 function = lambda x: 2 + x[:, 0] * x[:, 1] + x[:, 2]
@@ -309,6 +311,9 @@ if me.name == "a":
         me.gives(name, function(source.centres(points)), points, grid=source)
         for name in (*names, "crept", "filled", "coast")
     ]
+    for how in ("global", "glbpos"):
+        pairs = function(source.centres(points))[:, None] * [1.0, -3.0]
+        fields.append(me.gives(how, pairs, points, grid=source))
     points = mine(source.size, 7)
     values = function(source.centres(points))
     fields.append(me.gives("whole", values, points, grid=source))
@@ -321,7 +326,7 @@ if me.name == "a":
         me.put(mixed, t)
 else:
     points = mine(target.size, 6)
-    wish = dict(points=points, grid=target, mapping="conservative", every=2.0, time="mean")
+    wish = dict(points=points, grid=target, mapping="conservative", every=2.0, time="mean", conserve="glbpos")
     mixed = me.takes("mixed", np.zeros(len(points)), **wish)
     whole = me.takes("whole", np.zeros(len(points)), points, grid=target, mapping="conservative2")
     shared = np.concatenate([points, points[:2]])  # some of them twice
@@ -340,7 +345,17 @@ else:
     coast = me.takes("coast", np.zeros(len(points)), points, grid=target, **how)
     how = dict(mapping="conservative2", areas=own(target)[points])
     mine_ = me.takes("own", np.zeros(len(points)), points, grid=target, **how)
-    me.link("a").get([*fields, whole, river, coast, mine_, *stacked])
+    how = dict(grid=target, mapping=["bilinear", "nearest"])
+    fixed = [me.takes(each, np.zeros((len(points), 2)), points, conserve=each, **how) for each in FIXERS]
+    me.link("a").get([*fields, whole, river, coast, mine_, *stacked, *fixed])
+    alone = regrid.weights(source, target, how["mapping"], given=sea)
+    plain, area = alone.apply(function(source.centres(alone.sources))), target.areas(np.arange(target.size))
+    before, after = fsum(source.areas(sea) * function(source.centres(sea))), fsum(area * plain)
+    assert abs(after / before - 1) > 1e-3
+    for field, expected in zip(fixed, (plain + (before - after) / fsum(area), plain * (before / after))):
+        assert abs(area @ expected / before - 1) < 1e-14
+        assert np.array_equal(field.values[:, 0], expected[points]), field.name
+        assert np.allclose(field.values[:, 1], -3 * expected[points], rtol=1e-13)
     alone = regrid.weights(source, target, "conservative2", areas=(own(source), own(target)))
     expected = alone.apply(function(source.centres(alone.sources)))
     assert np.array_equal(mine_.values, expected[points])
@@ -380,6 +395,7 @@ def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, s
     assert "whole: a -> b, 200 points to 144, conservative2: " in out
     assert re.search("river: a -> b, 200 points to 1[45]., to_nearest.*; sum [0-9.]+ to", out)
     kept = dict(re.findall(r"(\w+): a -> b, .* relative difference (\S+)", out))
+    assert max(float(kept["global"]), float(kept["glbpos"])) < 1e-12
     assert max(float(kept["whole"]), float(kept["mixed"]), float(kept["coast"]), float(kept["own"])) < 1e-12
     off, lost = (
         {name: float(value) for name, value in re.findall(rf"(\w+): a -> b, .* {words} ([0-9.e+-]+)", out)}
@@ -762,6 +778,14 @@ WRONG = {
         ),
         "20 points of field f (a -> b) are reached by nothing that is given, the first is 12",
     ),
+    "an integral with halos": (
+        (
+            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
+            "me.gives('f', np.zeros(8), **how) if me.name == 'a' else "
+            "me.takes('f', np.zeros(2), [3, 3], mapping='bilinear', conserve='global', **how)"
+        ),
+        "to conserve its integral, but 1 points are taken twice, the first is 3",
+    ),
     "areas at one end only": (
         (
             "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
@@ -928,6 +952,8 @@ REFUSED = {
     "me.takes('f', x, normalise='dstarea')": "field 'f': there is no normalise 'dstarea'",
     "me.takes('f', x, mapping='idw', normalise='destarea')": "normalise, which only conservative mappings",
     "me.takes('f', x, areas=[1.0, 0.0, 1.0])": "the areas of field 'f' are no numbers above 0, one for",
+    "me.takes('f', x, conserve='glob')": "field 'f': there is no conserve 'glob'",
+    "me.takes('f', x, conserve='global')": "field 'f' has conserve, but no mapping",
     "me.takes('f', x, radius=-1.0)": "field 'f': radius must be a number from 0, not -1.0",
     "me.takes('f', x, mapping='nearest', radius=1.0)": "field 'f' has radius, which only to_nearest uses",
     "me.takes('f', x, mapping='to_nearest', nan='renormalise')": "but to_nearest adds amounts up",

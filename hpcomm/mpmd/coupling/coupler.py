@@ -17,6 +17,7 @@ from ..route.coupled_route import Selection
 from .coupling_channel import Channel, Turns, goes_aboard
 from .coupling_clock import Schedule
 from .device_operations import DeviceOperations, Mapped, Picked
+from .fixer import Fixer
 from .wire import TIMEOUT_S, Lane, Part
 
 
@@ -24,6 +25,7 @@ class _Side:
     """One field at one side of a link."""
 
     mapping = "none"
+    fixer: Fixer | None = None
     version = -1  # that was put, or taken, last
     verb = ""
 
@@ -48,7 +50,9 @@ class Outgoing(_Side):
 
     verb = "put"
 
-    def __init__(self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1) -> None:
+    def __init__(
+        self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1, fixer: Fixer | None = None
+    ) -> None:
         super().__init__(lane, part, schedule)
         field = self.field
         self._sent = copy(field)
@@ -56,7 +60,8 @@ class Outgoing(_Side):
             self._sent.plain_dtype = part.dtype
         self._turns: Turns | None = None
         if lane is not None:
-            parts, stamped = [part._replace(field=self._sent)], self._timed
+            self.fixer, stamped = fixer, self._timed
+            parts = [part._replace(field=self._sent), *([fixer.part] if fixer is not None else [])]
             copied = lane._replace(direct=False)
             self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamped=stamped), ahead)
         reduces = schedule.time in ("mean", "sum") and _stays(lane, self.part)
@@ -119,6 +124,8 @@ class Outgoing(_Side):
 
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         self._sent.values = values
+        if self.fixer is not None:
+            self.fixer.give(values)
         if self._turns is not None:
             self._turns.start(stamp)
 
@@ -128,12 +135,14 @@ class Arrival(NamedTuple):
 
     weights: from it to the field's points; None: as it is. conversion: factor and offset of its unit.
     uncovered: what becomes of points that nothing reaches. nan: what one of the source does to its targets.
+    fixer: sets the integral.
     """
 
     weights: Any = None
     conversion: tuple[float, float] = (1.0, 0.0)
     uncovered: str | float = "keep"
     nan: str = "spread"
+    fixer: Fixer | None = None
 
 
 class Incoming(_Side):
@@ -154,8 +163,8 @@ class Incoming(_Side):
     ) -> None:
         super().__init__(lane, part, schedule)
         field, dtype = part.field, part.dtype
-        self.weights, self.conversion, self.uncovered, self.nan = arrival
-        weights, conversion, uncovered, nan = arrival
+        self.weights, self.conversion, self.uncovered, self.nan, self.fixer = arrival
+        weights, conversion, uncovered, nan, fixer = arrival
         self.nan_points = 0  # as many of the weights made nan, last
         self._has_told = nan != "spread"
         self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
@@ -170,7 +179,7 @@ class Incoming(_Side):
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
         self._there: DeviceOperations | None = None
-        suits = weights is None or (nan == "spread" and Mapped.suits(weights))
+        suits = weights is None or (nan == "spread" and fixer is None and Mapped.suits(weights))
         if not self._as_it_comes and suits and _stays(lane, part):
             self._there = DeviceOperations(field.values)
             self._inbox.values = self._there.empty((count, *field.shape), dtype)
@@ -180,7 +189,7 @@ class Incoming(_Side):
                 else Mapped(self._there, weights, 1 + len(field.shape))
             )
         if lane is not None:
-            parts = [part._replace(field=self._inbox)]
+            parts = [part._replace(field=self._inbox), *([fixer.part] if fixer is not None else [])]
             self._channel = Channel(lane, parts, sends=False, stamped=self._timed)
         self._first = schedule.first() if self._timed else 0
         self._seen: Any = None  # values that have been checked
@@ -249,6 +258,8 @@ class Incoming(_Side):
 
     def _weighted(self, got: AnyArray) -> AnyArray:
         made: AnyArray = self.weights.apply(got, self.nan)
+        if self.fixer is not None:
+            made = self.fixer.fix(made)
         if made.dtype.kind in "fc":
             self.nan_points = _nan_rows(made)
         return made

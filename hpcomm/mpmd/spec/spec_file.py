@@ -35,10 +35,17 @@ class FieldSpec:
     then: tuple[str, ...] = ()  # mappings of points that the first one does not reach
     radius: float = 0.0  # of to_nearest
     normalise: str = "fracarea"  # of conservative mappings, or "destarea"
+    conserve: str = "none"  # or "global", "glbpos": the integral is set, by adding or by multiplying
 
     @property
     def methods(self) -> tuple[str, ...]:
         return (self.mapping, *self.then)
+
+    @property
+    def uses_areas(self) -> bool:
+        """Whether the programs' own areas count, so that both or none must have said them."""
+        by_area = self.weights is None and any(each.startswith("cons") for each in self.methods)
+        return by_area or self.conserve != "none"
 
     def __str__(self) -> str:
         return f"{self.name} ({self.source} -> {self.target})"
@@ -52,6 +59,9 @@ def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> 
 
 def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     """(key, what is wrong, what to do) of an option that the mapping of a field has no use for."""
+    if each.conserve != "none" and each.mapping in ("none", AMOUNTS):
+        why = "but no mapping" if each.mapping == "none" else f"but {AMOUNTS} keeps the sum by itself"
+        return "conserve", f"conserve, {why}", "take this line out"
     is_default = not each.radius and each.normalise == "fracarea"
     if each.weights is not None and not is_default:
         key = "radius" if each.radius else "normalise"
