@@ -46,12 +46,13 @@ def crossing(corners: Floats) -> Ints:
 
 def _are_convex(corners: Floats) -> NDArray[np.bool_]:
     """Whether no corner lies behind any edge."""
-    flat = _flattened(corners)
-    size = np.abs(flat - flat[:, :1]).max(axis=(1, 2))
-    found = np.ones(len(flat), bool)
-    for e in range(flat.shape[1]):
-        start, end = flat[:, e, None], flat[:, (e + 1) % flat.shape[1], None]
-        found &= (_turn(start, end, flat) >= -_FLAT * size[:, None] ** 2).all(axis=1)
+    x, y = np.ascontiguousarray(np.moveaxis(_flattened(corners), 0, 2).swapaxes(0, 1))
+    least = -_FLAT * np.maximum(np.abs(x - x[0]), np.abs(y - y[0])).max(axis=0) ** 2
+    found = np.ones(len(corners), bool)
+    for e in range(len(x)):
+        after = (e + 1) % len(x)
+        turn = (x[after] - x[e]) * (y - y[e]) - (y[after] - y[e]) * (x - x[e])
+        found &= (turn >= least).all(axis=0)
     return found
 
 

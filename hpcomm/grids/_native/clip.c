@@ -250,9 +250,11 @@ static int within(struct clip_room *r, const struct cells *ours, size_t a, const
   size_t n = begin(r, ours, a);
   if (!n) return -1;
   for (int side = 0; side < 2; side++) { /* first: what is cut by meridians has great circles as edges yet */
-    const double x = sin(bounds[side]), y = cos(bounds[side]);
+    double *m = r->meridian[side];
+    if (m[0] != bounds[side] || (m[1] == 0 && m[2] == 0)) /* one rectangle is asked for with many polygons */
+      m[0] = bounds[side], m[1] = sin(m[0]), m[2] = cos(m[0]);
     for (size_t i = 0; i < n; i++) {
-      const double inside = (side ? -1 : 1) * (y * r->corners[i][1] - x * r->corners[i][0]);
+      const double inside = (side ? -1 : 1) * (m[2] * r->corners[i][1] - m[1] * r->corners[i][0]);
       r->side[i] = fabs(inside) < 1e-16 ? 0.0 : inside;
     }
     n = cut(r, n, SPHERE);

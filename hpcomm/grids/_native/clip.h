@@ -19,6 +19,7 @@ struct clip_room {
   double (*corners)[3], (*cut)[3], *side;
   char *along, *cut_along; /* whether the edge from a corner to the next one runs along a parallel */
   size_t most;
+  double meridian[2][3]; /* those of the last rectangle: longitude, its sine and cosine */
 };
 
 /* The overlap of cell a of `ours` and b of `others`, of which one may be a rectangle: area, and moment, the integral of the
