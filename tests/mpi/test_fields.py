@@ -510,7 +510,7 @@ def test_numbers_of_a_field_are_numpys_whatever_the_partition(
     comm: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And exact sums are one number, to the last bit: that of math.fsum."""
-    monkeypatch.setattr(numbers, "_PIECE", 20)
+    monkeypatch.setattr(numbers, "PIECE", 20)
     ties = np.random.default_rng(7).integers(-3, 3, (13, 17))
     whole = (SCATTERED if dtype[0] == "f" else SCATTERED * (1 - 2j) if dtype[0] == "c" else ties).astype(
         dtype
