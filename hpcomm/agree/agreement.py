@@ -405,7 +405,12 @@ def call_number(comm: Comm) -> int:
     """How many calls this rank has made, by the core and in the call log, the present one included."""
     watched, node = comm.near.watched, comm.node
     logged = watched[0].last_call() if watched else 0
-    return logged + (0 if node is None else int(node.calls()[comm.rank][0]))
+    return logged + (0 if node is None else present_number(comm, node))
+
+
+def present_number(comm: Comm, node: Any) -> int:
+    """The number, of the core's calls, of the one that this rank waits in, as far as it has come."""
+    return min(int(node.number), int(node.calls()[comm.rank][0]))
 
 
 class Asked(NamedTuple):

@@ -16,12 +16,13 @@ the core compares them. Of what goes on around it the core knows nothing. So it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from threading import get_ident
+from threading import current_thread, get_ident
 from typing import TYPE_CHECKING
 
+from ..core.present import is_own
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
-from .agreement import Asked, asked_why, call_number, open_node, past_call
+from .agreement import Asked, asked_why, call_number, open_node, past_call, present_number
 from .doing import doings
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
@@ -76,6 +77,8 @@ class Arrivals:
     def look_at(self, ranks: Sequence[int]) -> None:
         """Raise if one of those who have not come to this call never will."""
         comm = self.comm
+        if is_own(current_thread()):  # which moves on what is in the background
+            return
         comm.move_on()
         comm.call_guard.waiting = get_ident()
         comm.call_guard.check()
@@ -106,7 +109,7 @@ class Arrivals:
         comm.fall_out()
         node = open_node(comm, verb_now())
         calls = node.calls()
-        number = int(calls[comm.rank][0])
+        number = present_number(comm, node)
         own = describe(mine, comm.size) if node.number > number else None
         final: dict[int, str] = {}
         asked = {}
@@ -187,8 +190,7 @@ def has_come(comm: Comm, rank: int) -> bool:
     """Whether a rank has come to the call in which this one waits: looked at again, after all else."""
     if (node := comm.node) is None:  # closed meanwhile, by another thread
         return False
-    calls = node.calls()
-    return bool(calls[rank][0] >= calls[comm.rank][0])
+    return bool(node.calls()[rank][0] >= present_number(comm, node))
 
 
 def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:

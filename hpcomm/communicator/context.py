@@ -33,7 +33,7 @@ from .making.meeting import Met, Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
 from .settings import INHERITED, Settings, is_fast_by_default, require_known
-from .verbs.direct import NO_DIRECT, ByLibrary, InBackground
+from .verbs.direct import NO_DIRECT, ByLibrary, InBackground, OnNode
 from .verbs.known_messages import KnownMessages
 
 if TYPE_CHECKING:
@@ -258,7 +258,15 @@ class Context(ClosedByAll):
             return
         by_library = not self.is_inter and self.timeout_s is None
         self.direct = self.node or (ByLibrary(self) if by_library else NO_DIRECT)
-        self.background = NO_DIRECT if self.is_inter or self.devices else InBackground(self)
+        if self.later_node is not None:
+            self.background = OnNode(self)
+        else:
+            self.background = NO_DIRECT if self.is_inter or self.devices else InBackground(self)
+
+    @property
+    def later_node(self) -> core.Node | None:
+        """What carries out calls in the background: node, if a thread may move them on, without devices."""
+        return self.node if self.devices is None and runtime.has_threads() else None
 
     def limit(self, seconds: float | None) -> None:
         """Let calls take so many seconds; None: any time."""

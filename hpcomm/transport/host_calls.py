@@ -16,12 +16,14 @@ from ..core.comm import Comm
 from ..core.dtypes import Dtype
 from ..core.operation import Call, Carrier
 from ..core.reduction import Reduction
+from ..core.request import Stages
+from ..core.signature import BACKGROUND, head
 from ..core.types import AnyArray
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, ROOTED
 from ..errors import HpcommError, UsageError
 from ..node import native
 from . import mpi as transport
-from . import rank_order
+from . import rank_order, single_request
 
 if TYPE_CHECKING:
     from .scheduled import ordered_blocks
@@ -95,9 +97,38 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
             transport.run(on_hosts(again, _like(packed, call.look), _like(received, call.look), reduce))
             comm.agreement.leave()
 
-    call.carrier = Carrier(carry, is_core=True)
+    def stages() -> Stages:
+        going = of_node(call, (x, reduce and reduce.op.name, root[0] if root else None, out), dtype.code)
+        if going is not None:
+            return going
+        both = _like(packed, call.look), _like(received, call.look)
+        again = on_hosts(call.again(), *both, reduce, waits=False)
+        leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
+        return _at_last(transport.background(again), leave, call)
+
+    call.carrier = Carrier(carry, stages, is_core=True)
     _deliver(call, recv, received)
     return call
+
+
+def of_node(call: Call, given: tuple[Any, ...], code: int | None = None) -> Stages | None:
+    """A call in the background by the native core; None: it has no room for long calls, as all ranks know."""
+    going = open_node(call.comm, call.verb).begin(head(call.verb), *given, code)
+    if going is NotImplemented:
+        return None
+    if going.moves:
+        single_request.keep_moving(going)
+    return _at_last(_one(going), lambda: None, call)
+
+
+def _one(going: object) -> Stages:
+    yield [going]
+
+
+def _at_last(stages: Stages, leave: Callable[[], None], call: Call) -> Stages:
+    yield from stages
+    leave()
+    return call.finish(None)
 
 
 def _like(array: AnyArray | None, like: Buffer) -> Buffer | None:

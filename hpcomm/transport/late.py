@@ -9,8 +9,8 @@ from .._lazy import LazyModule
 if TYPE_CHECKING:
     from ..agree import wrapping
     from ..core import buffer, dtypes, reduction
+    from . import host_calls, prepare, rank_order, single_request
     from . import mpi as transport
-    from . import prepare, rank_order, single_request
     from .device import host_copy, staging
     from .scheduled import schedule_transport
 else:
@@ -18,6 +18,7 @@ else:
     dtypes = LazyModule("hpcomm.core.dtypes")
     reduction = LazyModule("hpcomm.core.reduction")
     wrapping = LazyModule("hpcomm.agree.wrapping")
+    host_calls = LazyModule("hpcomm.transport.host_calls")
     prepare = LazyModule("hpcomm.transport.prepare")
     rank_order = LazyModule("hpcomm.transport.rank_order")
     transport = LazyModule("hpcomm.transport.mpi")
@@ -29,6 +30,7 @@ else:
 __all__ = [
     "buffer",
     "dtypes",
+    "host_calls",
     "host_copy",
     "prepare",
     "rank_order",

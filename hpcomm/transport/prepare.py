@@ -43,12 +43,14 @@ class Arrays(NamedTuple):
 
 
 def compose_call(
-    comm: Comm, given: Arguments, blocking: bool, hosts: bool = False, algorithm: str | None = None
-) -> Call:
+    comm: Comm, given: Arguments, blocking: bool, hosts: bool = False, algorithm: str | None = None,
+    later: bool = False,
+) -> Call:  # fmt: skip
     """Look at the arrays, check all that one rank can check, and say what is to be done as a Call.
 
     Args:
         blocking: the caller waits for it: with a deadline, unless the core carries it, as for the background.
+        later: it begins at once in the background, and is no plan.
         hosts: all ranks know that the hosts' messages carry it, as where an algorithm is named: of an array
             on a device a copy takes part.
         algorithm: but this one can move large arrays from device to device; the call has `after`, then.
@@ -60,7 +62,8 @@ def compose_call(
     if not hosts:
         if devices is not None and devices.takes(send, recv, block=nbytes):
             return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
-        if blocking and comm.node is not None and core_takes(call.look.dtype, reduce):
+        node = comm.node if blocking else comm.later_node if later else None
+        if node is not None and core_takes(call.look.dtype, reduce):
             return by_core(call, send, recv, reduce)
     if comm.is_fast and reduce is not None and not hosts:
         call.code |= SCHEDULED

@@ -1,4 +1,4 @@
-"""Requests of what was known before it began, and is one request of MPI: messages, and collectives.
+"""Requests of what was known before it began, and is one request of MPI or of the node core.
 
 What is known of messages stands in communicator/verbs/known_messages.py, of collectives in verbs/direct.py.
 """
@@ -9,19 +9,24 @@ import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
 
 from ..core import buffer, patience
 from ..core.comm import Comm
 from ..core.limits import REQUEST_PAUSE_S
+from ..core.present import NONE
 from ..core.request import Needs, Request, birth, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, passing
 from ..node.present import enter, leave
 from . import mpi as transport
+from . import progress
 from .matching import fill
+
+if TYPE_CHECKING:
+    from ..node._native import core
 
 _WORDS = SimpleNamespace(stages=None)  # in place of a Call, of which only this is asked
 _UNDER_WAY: Any = object()  # in place of stages: there is one only
@@ -199,3 +204,91 @@ class Collective(Message):
     @property
     def _memory(self) -> object:  # type: ignore[override]
         return self._finish
+
+
+class OfNode(Message):
+    """A collective that the node core carries out, with what others need of it there.
+
+    Args:
+        going: a core.Later, which keeps its arrays, and checks in waits who lives.
+    """
+
+    __slots__ = ()
+    _pending = ()  # type: ignore[assignment]
+    _tags = _status = _seen = None
+    _going: core.Later  # type: ignore[assignment]
+
+    def __init__(self, comm: Comm, verb: str, x: Any, going: core.Later) -> None:
+        self.waits_for, self._x, self._going = (comm, None, NONE, verb, None), x, going
+        frame = sys._getframe(3)
+        code = frame.f_code
+        self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
+        self.result = self._error = None
+        self._stages = _UNDER_WAY
+        if going.moves:
+            keep_moving(going)
+
+    def wait(self, timeout: float | None = None) -> object:
+        if timeout is not None or self.waits_for[0].timeout_s is not None:
+            return Request.wait(self, timeout)
+        if rounds_under_way:
+            self._wait_beside_others()
+        if self._stages is not None:
+            try:
+                enter(self, "wait", None, None, None)
+                self._going.Wait()
+                self.result, self._stages = self._going.result, None
+            except BaseException as error:
+                self._raised(error)
+            finally:
+                leave()
+        if self._error is not None:
+            raise self._error
+        return self.result
+
+    def _ask(self) -> bool:
+        if self._stages is not None:
+            try:
+                if not self._going.Test():
+                    return False
+                self.result, self._stages = self._going.result, None
+            except BaseException as error:
+                self._raised(error)
+        return True
+
+    def _raised(self, error: BaseException) -> None:
+        """It has failed, unless a signal's handler has raised: then it goes on."""
+        if not self._going.over or not isinstance(error, Exception):
+            raise error
+        self._error, self._stages = self._located(error), None
+
+    def cancel(self) -> bool:
+        return False
+
+    @property
+    def call(self) -> str:
+        return f"{self.waits_for[3]}({'' if self._x is None else buffer.as_buffer(self._x)})"
+
+    _memory = None
+
+
+_moving: list[core.Later] = []  # which others need, though nobody waits for them here
+
+
+def keep_moving(going: core.Later) -> None:
+    """Have the thread move on a call of the core, too."""
+    _moving.append(going)
+    progress.wake()
+
+
+def _move() -> None:
+    for each in tuple(_moving):
+        try:
+            is_over = each.Test()
+        except Exception:  # which whoever waits for it hears
+            is_over = True
+        if is_over:
+            _moving.remove(each)
+
+
+progress.beside(_moving, _move)

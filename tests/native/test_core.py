@@ -328,11 +328,11 @@ def test_who_calls_another_collective_is_told_with_both_signatures_and_nobody_ha
     assert all(any({5, 1} == {mine, theirs} for _, _, mine, theirs, *_ in r) for r in (first, second, third))
 
 
-def test_the_root_of_broadcasts_may_be_seven_calls_ahead_and_no_further():
+def test_the_root_of_broadcasts_may_be_four_calls_ahead_and_no_further():
     def body(node):
         x, seen, ahead = np.zeros(3), [], None
         if node.rank == 1:
-            while node.calls()[0][0] < 7:
+            while node.calls()[0][0] < 4:
                 time.sleep(0.001)
             time.sleep(0.05)
             ahead = node.calls()[0][0]
@@ -343,7 +343,7 @@ def test_the_root_of_broadcasts_may_be_seven_calls_ahead_and_no_further():
         assert seen == list(range(30))
         return ahead
 
-    assert ranks.together(2, body, timeout=20)[1] == 7
+    assert ranks.together(2, body, timeout=20)[1] == 4
 
 
 def test_signatures_are_those_of_the_package():

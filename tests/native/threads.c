@@ -2,7 +2,8 @@
    look at.
 
    threads RANKS CALLS SEED [direct] [synchronous]: random calls of random sizes
-   with random delays; all ranks draw the same calls, each checks its result
+   with random delays, half of the short ones in the background; all ranks draw
+   the same calls, each checks its result
    against what it knows the others brought. With `synchronous`, deadlines are
    short and delays long: of each call either all ranks succeed, or none. */
 #include "chance.h"
@@ -226,6 +227,68 @@ static int share(struct node *n, uint64_t *common, int call) {
   return bad == NODE_NO_ROOM ? 0 : bad; /* in qemu nobody reads others' memory */
 }
 
+enum { LINE = 9, LINE_MOST = 40000 };
+
+struct in_line { /* calls in the background, and what the ranks brought */
+  struct later later;
+  unsigned char *x, *out;
+  int call, is_free;
+};
+
+static int check(struct node *n, const struct call *c, int call,
+                 unsigned char **x, unsigned char *want);
+
+/* Move the first one on. */
+static int move_one(struct node *n, int patience, unsigned char **x,
+                    unsigned char *want) {
+  struct in_line *l =
+      n->first ? (struct in_line *)later_move(n, patience) : NULL;
+  if (!l)
+    return 0;
+  l->is_free = 1;
+  if (l->later.has_failed) {
+    printf("rank %d: call %d failed in the background\n", n->rank, l->call);
+    atomic_store(&wrong, 1);
+    return 0;
+  }
+  check(n, &l->later.call, l->call, x, want);
+  return 1;
+}
+
+/* Begin a call in the background; how many of them end now is chance. */
+static void begin_one(struct node *n, struct in_line *line, struct call c,
+                      int call, int in_place, uint64_t *own, unsigned char **x,
+                      unsigned char *want) {
+  struct in_line *l = line;
+  while (l < line + LINE && !l->is_free)
+    l++;
+  if (l == line + LINE) {
+    move_one(n, PATIENT, x, want);
+    return begin_one(n, line, c, call, in_place, own, x, want);
+  }
+  const size_t total =
+      c.verb == BY_SCATTER ? c.nbytes * (size_t)ranks : c.nbytes;
+  unsigned char *mine = in_place ? l->out : l->x;
+  bring(mine, total, n->rank, call);
+  c.x = (char *)mine;
+  c.out = (char *)l->out;
+  call_sign(&c);
+  c.signature |= 1u << 31;
+  if (call_is_long(n, &c) && !n->pieces)
+    long_find_pieces(n);
+  n->has_begun_long |= call_is_long(n, &c);
+  l->later = (struct later){.call = c};
+  l->call = call;
+  l->is_free = 0;
+  later_begin(n, &l->later);
+  later_enter(n);
+  for (uint64_t tries = draw(own) % 4; tries; tries--) {
+    move_one(n, TRIES, x, want);
+    later_enter(n);
+    pause_a_little(own, 20, 50000);
+  }
+}
+
 /* Places made while others are freed: no two threads ever have the same one. */
 static void make_and_free(int me, uint64_t *own) {
   static struct node_place *shared;
@@ -249,6 +312,23 @@ static void make_and_free(int me, uint64_t *own) {
   }
 }
 
+/* Whether a call's result is what the others brought. */
+static int check(struct node *n, const struct call *c, int call,
+                 unsigned char **x, unsigned char *want) {
+  const size_t total =
+      c->verb == BY_SCATTER ? c->nbytes * (size_t)ranks : c->nbytes;
+  atomic_fetch_add(&passed[call], 1);
+  const int length = expected(c, n->rank, call, total, x, want);
+  if (!memcmp(want, c->out, (size_t)length))
+    return 1;
+  printf("rank %d of %d, call %d: verb %d op %d dtype %d count %zu root %d "
+         "in place %d\n",
+         n->rank, ranks, call, c->verb, c->op, c->dtype, c->count, c->root,
+         c->x == c->out);
+  atomic_store(&wrong, 1);
+  return 0;
+}
+
 static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
             last = (me + ranks - 1) % ranks;
@@ -267,6 +347,11 @@ static void *rank(void *arg) {
                                 *mine = malloc(room);
   for (int r = 0; r < ranks; r++)
     x[r] = malloc(room);
+  struct in_line line[LINE];
+  for (int i = 0; i < LINE; i++)
+    line[i] = (struct in_line){.x = malloc(LINE_MOST * (size_t)ranks),
+                               .out = malloc(LINE_MOST * (size_t)ranks),
+                               .is_free = 1};
   node_attach(&n, &segment, place, me);
   n.spins = (int)(draw(&own) % 200);
   channel_attach(&to, &segment, channels[me], next);
@@ -292,6 +377,16 @@ static void *rank(void *arg) {
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
     look_at_logs(&n, &own);
+    if (!synchronous && c.nbytes < LINE_MOST && draw(&common) % 2) {
+      const int may = c.verb == BY_ALL_REDUCE || c.verb == BY_SCAN ||
+                      c.verb == BY_EXSCAN || c.verb == BY_BROADCAST ||
+                      c.verb == BY_ALL_TO_ALL;
+      begin_one(&n, line, c, i, in_place && may, &own, x, want);
+      continue;
+    }
+    while (n.first)
+      if (!move_one(&n, PATIENT, x, want))
+        return NULL;
     const int bad = c.verb == BY_BARRIER ? node_arrive_and_wait(&n, BY_BARRIER, NULL, 0) : node_run(&n, &c);
     if (bad && !synchronous) {
       printf("call %d of verb %d: %d\n", i, c.verb, bad);
@@ -299,14 +394,7 @@ static void *rank(void *arg) {
       break;
     }
     if (!bad) {
-      atomic_fetch_add(&passed[i], 1);
-      const int length = expected(&c, me, i, total, x, want);
-      if (memcmp(want, out, (size_t)length)) {
-        printf("rank %d of %d, call %d: verb %d op %d dtype %d count %zu root "
-               "%d in place %d\n",
-               me, ranks, i, c.verb, c.op, c.dtype, c.count, c.root, in_place);
-        atomic_store(&wrong, 1);
-      }
+      check(&n, &c, i, x, want);
     }
     if (!synchronous && i % 3 == 0 && share(&n, &common, i)) {
       printf("call %d of blocks failed\n", i);
@@ -333,6 +421,11 @@ static void *rank(void *arg) {
         atomic_store(&wrong, 1);
     }
   }
+  while (n.first)
+    if (!move_one(&n, PATIENT, x, want))
+      break;
+  for (int i = 0; i < LINE; i++)
+    free(line[i].x), free(line[i].out);
   node_leave(&segment, place);
   channel_leave(&segment, channels[me]);
   channel_leave(&segment, channels[last]);

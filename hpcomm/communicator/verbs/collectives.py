@@ -20,7 +20,7 @@ from ...core.present import calling
 from ...core.signature import BACKGROUND, head, marked
 from ...core.verbs import ROOTED
 from ...errors import HpcommError, UsageError
-from ...transport.late import host_copy, prepare, schedule_transport, transport
+from ...transport.late import host_calls, host_copy, prepare, schedule_transport, transport
 from ..shell import Shell
 from . import timeouts
 
@@ -356,8 +356,10 @@ class Collectives(Shell):
             own = None if algorithm == "tuned" else algorithm  # barriers are not tuned
             with refusing("barrier", comm):
                 call = call if own is None else schedule_transport.schedule_call(call, own, later=async_op)
-            if own is None and not async_op and (node := comm.node) is not None:
-                call.carrier = Carrier(node.barrier, is_core=True)
+            node = comm.later_node if async_op else comm.node
+            if own is None and node is not None:
+                nothing = (None,) * 4
+                call.carrier = Carrier(node.barrier, lambda: host_calls.of_node(call, nothing), is_core=True)
             return carried_in_time(comm, call, async_op)
 
 
@@ -387,7 +389,7 @@ def _prepared(comm: Context, given: Arguments, async_op: bool, algorithm: str | 
     try:
         comm.check_open(given.verb)
         if algorithm is None:
-            return prepare.compose_call(comm, given, not async_op)
+            return prepare.compose_call(comm, given, not async_op, later=async_op)
         if given.exact:
             raise UsageError("deterministic=True reduces in its own way", hint="leave algorithm= away")
         if algorithm == "tuned":
@@ -431,6 +433,10 @@ def _beside(given: Arguments) -> Arguments:
     return given._replace(x=there, out=host_copy.beside(prepare.buffer_of(out, "out"), False))
 
 
+def _nothing() -> None:
+    """What leaves a call that the core compares."""
+
+
 def carry_out(call: Call, async_op: bool) -> Any:
     """Agree with the other ranks about call, show it to the observers, and hand it to the transport."""
     comm = call.comm
@@ -454,14 +460,17 @@ def carry_out(call: Call, async_op: bool) -> Any:
 
         call.finish = finish_and_leave
         with comm.call_guard:
-            leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
+            is_core, leave = call.carrier.is_core, _nothing
+            if not is_core:
+                leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
             if call.beside is not None:
                 call.beside(call)
             if comm.values is not None:
                 call.finish, call.give = comm.values.later(call.verb, call.finish), None
             request = transport.start(call)
         request.compares(leave)
-        request.needs_all(comm, call.verb)
+        if not is_core:
+            request.needs_all(comm, call.verb)
         return request
     with comm.call_guard:
         if call.carrier.is_core:  # which compares

@@ -8,7 +8,8 @@ What is tried has the methods of the native core's Node, and is one of three:
     ByLibrary   they are not, or there is no core: numpy's contiguous arrays, by one call of MPI
     NO_DIRECT   none of these, it is closed, or observers look on: the general path takes every call
 
-Calls in the background try InBackground, which is ByLibrary with MPI's nonblocking functions, or NO_DIRECT.
+Calls in the background try OnNode, which is the core, InBackground, which is ByLibrary with MPI's nonblocking
+functions, or NO_DIRECT.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 _IN_PLACE = ("broadcast", "all_reduce")
+_NUMBERS = {verb: head(verb) for verb in TABLE}
 
 
 class NoDirect:
@@ -207,6 +209,54 @@ class InBackground(ByLibrary):
         finally:
             leave()
         return single_request.Collective(comm, verb, x, going, left, finish)
+
+
+class OnNode(NoDirect):
+    """Collectives in the background by the native core: each returns a Request."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm, self._begin = comm, comm.node.begin
+
+    def barrier(self) -> object:
+        return self._began("barrier", None)
+
+    def broadcast(self, x: object, root: object, out: object) -> object:
+        return self._began("broadcast", x, None, root, out)
+
+    def all_reduce(self, x: object, op: object, out: object) -> object:
+        return self._began("all_reduce", x, op, None, out)
+
+    def reduce(self, x: object, op: object, root: object, out: object) -> object:
+        return self._began("reduce", x, op, root, out)
+
+    def gather(self, x: object, root: object, out: object) -> object:
+        return self._began("gather", x, None, root, out)
+
+    def all_gather(self, x: object, out: object) -> object:
+        return self._began("all_gather", x, None, None, out)
+
+    def scatter(self, x: object, root: object, out: object) -> object:
+        return self._began("scatter", x, None, root, out)
+
+    def reduce_scatter(self, x: object, op: object, out: object) -> object:
+        return self._began("reduce_scatter", x, op, None, out)
+
+    def all_to_all(self, x: object, out: object) -> object:
+        return self._began("all_to_all", x, None, None, out)
+
+    def scan(self, x: object, op: object, out: object) -> object:
+        return self._began("scan", x, op, None, out)
+
+    def exscan(self, x: object, op: object, out: object) -> object:
+        return self._began("exscan", x, op, None, out)
+
+    def _began(
+        self, verb: str, x: object, op: object = None, root: object = None, out: object = None
+    ) -> object:
+        going = self._begin(_NUMBERS[verb], x, op, root, out, None)
+        if going is NotImplemented:
+            return going
+        return single_request.OfNode(self._comm, verb, x, going)
 
 
 def _finished(function: object, result: AnyArray | None, fold: Any, brought: AnyArray | None) -> object:

@@ -2,13 +2,14 @@
 
    Each rank has eight cells; call k uses cell k % 8. A rank lays its data there, and its signature, and then its
    arrival (release). Whoever sees that arrival (acquire) sees the data. Cell k % 8 is written again by call k + 8,
-   which a rank begins only when all others have come to call k + 1, so have left call k. Nobody is eight calls ahead
-   of anybody: the cell of the call that a rank is in holds the number that it waits for, or one before, never a later
-   one. Ranks run ahead in calls that wait for some ranks only: a broadcast's root waits for nobody. Where ranks share
-   cores, each so makes several calls before it gives its core to another.
+   which a rank begins only when all others have come to call k + NODE_LATER, so have left call k: nobody has more calls
+   than that in the background (later.c). Nobody is eight calls ahead of anybody: the cell of the call that a rank is in
+   holds the number that it waits for, or one before, never a later one. Ranks run ahead in calls that wait for some ranks
+   only: a broadcast's root waits for nobody. Where ranks share cores, each so makes several calls before it gives its
+   core to another.
 
    Of two ranks that come to a call, the later one compares their signatures (node_wait_for_rank, node_compare). The earlier one
-   does, too, when it next waits for all or for long, at the latest seven calls later (node_compare_earlier,
+   does, too, when it next waits for all or for long, at the latest four calls later (node_compare_earlier,
    wait_for_all_at).
    If the later one has gone on that far, the highest bit of a signature says that it is another call's.
 
@@ -40,7 +41,7 @@ void node_attach(struct node *n, struct segment *s, struct node_place *place, in
   n->place = place;
   n->rank = rank;
   n->size = (int)place->size;
-  n->calls = n->published = n->seen = n->told = n->gave_up = 0;
+  n->calls = n->last = n->published = n->seen = n->told = n->gave_up = 0;
   struct node_rank *mine = node_mine(n);
   node_note(&mine->status.rank, NODE_RANKS);
   node_note(&mine->status.pid, (uint64_t)getpid());
@@ -84,14 +85,13 @@ static int wait_for_all_at(struct node *n, uint64_t number) {
   return 0;
 }
 
-/* Begin a call: from now on our cell may be written. A call that fails here was not come to, but has its number:
-   it is published as withdrawn as soon as that may be, so that all ranks count alike. */
-int node_enter(struct node *n, uint64_t signature) {
-  uint64_t number = ++n->calls;
+static int enter(struct node *n, uint64_t number, uint64_t signature) {
+  n->calls = number;
   n->signature = signature;
   while (n->published < number) {
-    const uint64_t next = n->published + 1; /* its cell was call next - 8's: who has come to the one after has left that */
-    if (n->seen + NODE_CELLS <= next && wait_for_all_at(n, next + 1 - NODE_CELLS)) return -1;
+    const uint64_t next = n->published + 1; /* its cell was call next - 8's, which others have left who have come to this: */
+    const uint64_t left_by = next + NODE_LATER - NODE_CELLS;
+    if (n->seen + NODE_CELLS < next + NODE_LATER && wait_for_all_at(n, left_by)) return -1;
     n->published = next;
     if (n->published < number) publish(n, 0, NODE_WITHDRAWN);
   }
@@ -100,7 +100,18 @@ int node_enter(struct node *n, uint64_t signature) {
   return 0;
 }
 
+/* Begin a call: from now on our cell may be written. A call that fails here was not come to, but has its number:
+   it is published as withdrawn as soon as that may be, so that all ranks count alike. */
+int node_enter(struct node *n, uint64_t signature) { return enter(n, ++n->last, signature); }
+
+int node_enter_later(struct node *n, uint64_t signature) {
+  if (enter(n, n->last + 1, signature)) return -1;
+  n->last++;
+  return 0;
+}
+
 void node_arrive(struct node *n) { publish(n, n->signature, NODE_ARRIVED); }
+void node_pass(struct node *n) { publish(n, 0, NODE_WITHDRAWN); }
 
 int node_missing(struct node *n, unsigned char *which) {
   int missing = 0;
@@ -127,7 +138,7 @@ static int withdraw(struct node *n) {
 int node_wait_for_rank(struct node *n, int rank) {
   const struct node_cell *cell = node_cell(n, rank, n->calls);
   int result = node_wait(n, &cell->arrival, NODE_AT_CALL, n->arrival, rank);
-  if (result && n->synchronous) {
+  if (result && n->synchronous && !n->is_late) {
     int withdrawn = withdraw(n);
     if (result == -WHY_LATE && !withdrawn) { /* all have come: whoever doubts too makes up his mind soon */
       const double limit = n->limit;
@@ -153,7 +164,7 @@ int node_wait_for_all(struct node *n) {
     for (int r = 0; r < n->size; r++)
       if (r != n->rank && node_wait_for_rank(n, r)) return -1;
   int bad = node_compare_earlier(n);
-  n->seen = n->calls;
+  if (n->seen < n->calls) n->seen = n->calls;
   return bad;
 }
 

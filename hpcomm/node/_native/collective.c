@@ -26,11 +26,11 @@ static int waits_for(const struct node *n, const struct call *c, int rank) {
 static void copy(char *to, const void *from, size_t nbytes) {
   if (nbytes == 8)
     memcpy(to, from, 8);
-  else if (to != from)
+  else if (to != from && nbytes)
     memmove(to, from, nbytes);
 }
 
-static void take(struct node *n, const struct call *c) {
+void call_take(struct node *n, const struct call *c) {
   const size_t block = call_block(c, n->size), offset = call_from(c, n->size, n->rank);
   const void *in[NODE_RANKS];
   int inputs = 0;
@@ -52,8 +52,13 @@ static size_t laid_bytes(const struct node *n, const struct call *c) {
   return c->verb == BY_SCATTER ? c->nbytes * (size_t)n->size : c->nbytes;
 }
 
-int call_arrive_and_wait(struct node *n, const struct call *c) {
-  node_arrive(n);
+int call_is_long(const struct node *n, const struct call *c) { return laid_bytes(n, c) > NODE_INLINE; }
+
+void call_lay(struct node *n, const struct call *c) {
+  if (call_gives(n, c)) copy((char *)node_cell(n, n->rank, n->calls)->data, c->x, laid_bytes(n, c));
+}
+
+int call_wait(struct node *n, const struct call *c) {
   int all = 1;
   for (int r = 0; r < n->size; r++) all &= r == n->rank || waits_for(n, c, r);
   if (all) return node_wait_for_all(n);
@@ -62,24 +67,29 @@ int call_arrive_and_wait(struct node *n, const struct call *c) {
   return node_compare(n);
 }
 
+int call_arrive_and_wait(struct node *n, const struct call *c) {
+  node_arrive(n);
+  return call_wait(n, c);
+}
+
 static int small_run(struct node *n, const struct call *c) {
   if (node_enter(n, c->signature)) return -1;
-  if (call_gives(n, c)) copy((char *)node_cell(n, n->rank, n->calls)->data, c->x, laid_bytes(n, c));
+  call_lay(n, c);
   if (call_arrive_and_wait(n, c)) return -1;
-  take(n, c);
+  call_take(n, c);
   return 0;
 }
 
 /* bits 0-5 verb, 6-10 operator, 11-18 element type, 19-30 root, 32-62 number of elements: see signature.py */
-static uint64_t signature(const struct call *c) {
+void call_sign(struct call *c) {
   uint64_t root = verb_has_root(c->verb) ? (uint64_t)c->root : 0;
   const uint64_t many = 1u << 30, count = c->count >> 31 ? ((c->count ^ c->count >> 30) & (many - 1)) | many : c->count;
-  return (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 | count << 32;
+  c->signature = (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 | count << 32;
 }
 
 int node_run(struct node *n, struct call *c) {
-  c->signature = signature(c);
-  if (n->size > 1) return laid_bytes(n, c) <= NODE_INLINE ? small_run(n, c) : long_run(n, c);
-  take(n, c);
+  call_sign(c);
+  if (n->size > 1) return call_is_long(n, c) ? long_run(n, c) : small_run(n, c);
+  call_take(n, c);
   return 0;
 }

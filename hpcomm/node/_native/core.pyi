@@ -41,7 +41,7 @@ class Segment:
 class Node:
     rank: int
     size: int
-    number: int  # of this rank's last call
+    number: int  # of this rank's last call; while it carries out one that is in the background, of that
     busy: bool  # a thread of this process is in one
     direct: bool
     timeout: float
@@ -72,6 +72,9 @@ class Node:
     def all_to_all(self, x: Any, out: Any = None, dtype: int = 0, /) -> Any: ...
     def scan(self, x: Any, op: str, out: Any = None, dtype: int = 0, /) -> Any: ...
     def exscan(self, x: Any, op: str, out: Any = None, dtype: int = 0, /) -> Any: ...
+    def begin(
+        self, verb: int, x: Any, op: str | None, root: int | None, out: Any, dtype: int | None, /
+    ) -> Any: ...
     def share(
         self,
         verb: int,
@@ -102,6 +105,13 @@ class Message:
     came: int  # of one that is received: its length
     def done(self) -> bool: ...
     def wait(self, seconds: float, /) -> bool: ...
+
+class Later:
+    result: Any  # once it is over
+    over: bool
+    moves: bool  # whether others may wait until it is moved on here
+    def Test(self, status: object = None, /) -> bool: ...  # noqa: N802  as MPI.Request has it
+    def Wait(self, status: object = None, /) -> bool: ...  # noqa: N802
 
 class Channel:
     def __new__(

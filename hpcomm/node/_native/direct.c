@@ -192,7 +192,8 @@ static int touches(const struct node *n, const struct call *c, int r) {
   return r != n->rank && (verb_reduces(c->verb) || call_goes(c, r, n->rank) || call_goes(c, n->rank, r));
 }
 
-int direct_run(struct node *n, const struct call *c) {
+/* Our part of the work, at one go; then we have finished. */
+int direct_move(struct node *n, const struct call *c) {
   const int fills = c->verb == BY_EXSCAN && n->rank == 0, in_place = c->x == c->out;
   if (move(n, c)) return -1;
   /* What was read of a rank that has given up meanwhile may have been anything, and others may have got it from here: so
@@ -202,8 +203,12 @@ int direct_run(struct node *n, const struct call *c) {
     if (touches(n, c, r) && long_wait_for_step(n, &n->place->rank[r].put, 0, r)) return -1;
   node_post(&node_mine(n)->finished, NODE_STEP(n->calls, 1));
   if (fills && !in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
+  return 0;
+}
+
+int direct_finish(struct node *n, const struct call *c) {
   for (int r = 0; r < n->size; r++)
     if (touches(n, c, r) && long_wait_for_step(n, &n->place->rank[r].finished, 1, r)) return -1;
-  if (fills && in_place) reduce_neutral(c->dtype, c->op, c->out, c->count);
+  if (c->verb == BY_EXSCAN && n->rank == 0 && c->x == c->out) reduce_neutral(c->dtype, c->op, c->out, c->count);
   return 0;
 }

@@ -23,15 +23,7 @@
 #define CHAIN_STEPS 8           /* of a chain, at least, */
 #define CHAIN_LEAST (16u << 10) /* if they do not get shorter than this */
 
-struct steps {
-  struct node *n;
-  const struct call *c;
-  size_t chunk; /* bytes of a step that one rank reduces, or that are for one rank */
-  size_t part;  /* bytes of a step: of a block, or of the whole array */
-  size_t whole; /* bytes that are cut into parts */
-  uint64_t count;
-  int is_shared; /* each rank reduces a chunk of a step */
-};
+enum { MEETS, WAITS, MOVES, FINISHES, STEPS }; /* states of a long call */
 
 static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
@@ -167,18 +159,23 @@ static int pass_on(struct steps *s, uint64_t step) { /* a link of a chain */
   return 0;
 }
 
+/* Each stage waits first, and then moves data: so it may be begun again. */
+static int chain(struct steps *s) {
+  for (; s->step < s->count; s->step++)
+    if (pass_on(s, s->step)) return -1;
+  return 0;
+}
+
 static int carry_out(struct steps *s) {
-  if (is_chain(s->c->verb)) {
-    for (uint64_t step = 0; step < s->count; step++)
-      if (pass_on(s, step)) return -1;
-    return 0;
-  }
+  if (is_chain(s->c->verb)) return chain(s);
   const int shared = s->is_shared, gets = call_has_out(s->c, s->n->rank);
   const int reduces = verb_reduces(s->c->verb) && (shared || gets), takes = gets && (shared || !reduces);
-  for (uint64_t step = 0; step < s->count + 2; step++) {
-    uint64_t second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
-    if (step < s->count && give(s, step)) return -1;
-    if (reduces && second < s->count && reduce(s, second)) return -1;
+  for (; s->step < s->count + 2; s->step++, s->stage = 0) {
+    const uint64_t step = s->step, second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
+    if (s->stage == 0 && step < s->count && give(s, step)) return -1;
+    if (s->stage < 1) s->stage = 1;
+    if (s->stage == 1 && reduces && second < s->count && reduce(s, second)) return -1;
+    s->stage = 2;
     if (takes && last < s->count && (shared ? take_results(s, last) : take(s, last))) return -1;
   }
   return 0;
@@ -212,7 +209,7 @@ int long_afresh(struct node *n) {
 
 /* Whoever makes a long call first reserves the pieces. All know whether there are any before they come to their first one:
    so also those who leave it by an error know whether the others will come to the next one. */
-static int find_pieces(struct node *n) {
+int long_find_pieces(struct node *n) {
   struct node_place *place = n->place;
   uint64_t finder = 0;
   if (atomic_compare_exchange_strong(&place->finder, &finder, (uint64_t)n->rank + 1)) {
@@ -248,27 +245,6 @@ static int is_direct(const struct node *n, const struct call *c) {
   }
 }
 
-/* Bring the addresses of our arrays, and compare calls, also where short ones are not compared: ranks will write into one
-   another's memory. */
-static int exchange_addresses(struct node *n, const struct call *c) {
-  if (node_enter(n, c->signature)) return -1;
-  const int afresh = long_afresh(n);
-  const uint64_t may = n->direct && is_direct(n, c) && direct_may(n, c);
-  uint64_t words[CALL_WORDS] = {(uintptr_t)c->x, (uintptr_t)c->out, (uint64_t)c->nbytes << 1 | may};
-  memcpy(node_cell(n, n->rank, n->calls)->data, words, sizeof words);
-  node_arrive(n);
-  if (node_wait_for_all(n)) return long_give_up(n);
-  if (!afresh) long_count_steps(n);
-  n->awaited = 0;
-  for (int r = 0; r < n->size; r++) {
-    const uint64_t theirs = node_signature(n, r, n->calls);
-    if (theirs == c->signature && direct_address(n, r, CALL_NBYTES) >> 1 == c->nbytes) continue;
-    node_mismatch(n, r, n->calls, theirs);
-    return long_give_up(n);
-  }
-  return 0;
-}
-
 /* Nobody's x may change while others read it: an all_to_all in place goes through pieces. Nor may an array be what a
    device's driver has mapped, which the system reads for nobody else. */
 static int may_reach(const struct node *n, const struct call *c) {
@@ -279,21 +255,62 @@ static int may_reach(const struct node *n, const struct call *c) {
   return may;
 }
 
+/* Bring the addresses of our arrays. */
+void long_come(struct steps *s, struct node *n, const struct call *c) {
+  *s = (struct steps){.n = n, .c = c, .state = MEETS};
+  s->is_counted = long_afresh(n);
+  const uint64_t may = n->direct && is_direct(n, c) && direct_may(n, c);
+  uint64_t words[CALL_WORDS] = {(uintptr_t)c->x, (uintptr_t)c->out, (uint64_t)c->nbytes << 1 | may};
+  memcpy(node_cell(n, n->rank, n->calls)->data, words, sizeof words);
+  node_arrive(n);
+}
+
+/* Compare calls, also where short ones are not compared: ranks will write into one another's memory. */
+static int meet(struct steps *s) {
+  struct node *n = s->n;
+  n->awaited = n->calls;
+  if (node_wait_for_all(n)) return -1;
+  if (!s->is_counted) long_count_steps(n);
+  n->awaited = 0;
+  for (int r = 0; r < n->size; r++) {
+    const uint64_t theirs = node_signature(n, r, n->calls);
+    if (theirs == s->c->signature && direct_address(n, r, CALL_NBYTES) >> 1 == s->c->nbytes) continue;
+    return node_mismatch(n, r, n->calls, theirs);
+  }
+  plan(s);
+  s->state = may_reach(n, s->c) ? WAITS : STEPS;
+  return 0;
+}
+
+/* What is direct is done at one go, when all others have counted their steps. */
+static int go_direct(struct steps *s) {
+  struct node *n = s->n;
+  for (int r = 0; s->state == WAITS && r < n->size; r++)
+    if (long_wait_for_step(n, &n->place->rank[r].put, 0, r)) return -1;
+  if (s->state == WAITS) s->state = MOVES;
+  if (s->state == MOVES && direct_move(n, s->c)) return -1;
+  s->state = FINISHES;
+  return direct_finish(n, s->c);
+}
+
+int long_go_on(struct steps *s) {
+  struct node *n = s->n;
+  if (s->state == MEETS && meet(s)) return -1;
+  if (n->pieces == NODE_NO_PIECES) return NODE_NO_ROOM;
+  n->awaited = 0;
+  const int unlocked = node_unlock(n), bad = s->state == STEPS ? carry_out(s) : go_direct(s);
+  if (unlocked) node_lock(n);
+  return bad;
+}
+
 int long_run(struct node *n, const struct call *c) {
-  struct steps s = {.n = n, .c = c};
+  struct steps s;
   const int is_first = !n->has_begun_long;
   n->has_begun_long = 1;
-  if (!n->pieces && find_pieces(n)) return ++n->calls, -1; /* others count this call, too */
-  if (n->pieces == NODE_NO_PIECES && !is_first) return NODE_NO_ROOM;    /* nobody comes */
-  if (exchange_addresses(n, c)) return -1;
-  if (n->pieces == NODE_NO_PIECES) return NODE_NO_ROOM;
-  int unlocked = node_unlock(n), bad;
-  if (may_reach(n, c)) {
-    bad = direct_run(n, c);
-  } else {
-    plan(&s);
-    bad = carry_out(&s);
-  }
-  if (unlocked) node_lock(n);
-  return bad ? long_give_up(n) : 0;
+  if (!n->pieces && long_find_pieces(n)) return n->calls = ++n->last, -1; /* others count this call, too */
+  if (n->pieces == NODE_NO_PIECES && !is_first) return NODE_NO_ROOM;      /* nobody comes */
+  if (node_enter(n, c->signature)) return -1;
+  long_come(&s, n, c);
+  const int bad = long_go_on(&s);
+  return bad == -1 ? long_give_up(n) : bad;
 }

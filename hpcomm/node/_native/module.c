@@ -34,7 +34,7 @@ static int look(struct node *n, int why, int rank) {
   static const char *const reasons[] = {"waits", "mismatch", "late", "withdrawn", "gave up"};
   const char *const reason = why == WHY_WAITS && !n->place ? "message" : reasons[why];
   PyObject *hook = n->program, *ranks, *said;
-  if (why == WHY_WAITS && PyErr_CheckSignals()) return -1;
+  if (why == WHY_WAITS && PyErr_CheckSignals()) return n->is_late = n->is_carrying, -1;
   if (why == WHY_WAITS && !hook) return 0;
   const uint64_t number = n->awaited ? n->awaited : n->calls, theirs = why == WHY_MISMATCH ? n->theirs : 0;
   const uint64_t ours = why == WHY_MISMATCH ? node_signature(n, n->rank, number) : n->signature;
@@ -52,7 +52,9 @@ static int look(struct node *n, int why, int rank) {
   }
   Py_DECREF(ranks);
   Py_XDECREF(said);
-  return PyErr_Occurred() ? -1 : 0;
+  if (!PyErr_Occurred()) return 0;
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) n->is_late = n->is_carrying; /* as Ctrl-C: what it was in may go on */
+  return -1;
 }
 const struct node_host python_host = {leave, back, look};
 
@@ -74,10 +76,6 @@ static int op_of(PyObject *word) { /* -1: none of ours */
     if (!PyUnicode_CompareWithASCIIString(word, op_names[i])) return i;
   return -1;
 }
-
-struct arguments { /* of a method, as they stand there; NULL: it has none, or was given none */
-  PyObject *x, *op, *root, *out, *dtype;
-};
 
 /* Memory that x and out have in common is a rank's own block of the longer one, or all of both. */
 static int may_share(const struct call *c, const struct array *x, const struct array *out, size_t rank) {
@@ -136,8 +134,8 @@ static int has_room(int verb, const struct array *x, const struct array *out, si
 
 /* Fill in what the arrays say, as prepare.py does, and make the result. 1: the core takes them; 0: not; -1: an
    exception. *result: new, NULL where this rank receives nothing. */
-static int prepare(Node *self, const struct arguments *g, struct call *c, struct array *x, struct array *out,
-                   PyObject **result) {
+int prepare_call(Node *self, const struct arguments *g, struct call *c, struct array *x, struct array *out,
+                 PyObject **result) {
   const struct node *n = &self->node;
   const size_t ranks = (size_t)n->size;
   const int as = g->dtype && g->dtype != Py_None ? (int)PyLong_AsLong(g->dtype) : 0;
@@ -178,20 +176,26 @@ int is_ours(const Node *self) { /* 0: an exception */
   return 0;
 }
 
-int enter_call(Node *self) {
-  if (!is_ours(self)) return -1;
-  if (!self->busy) return self->busy = 1, 0;
+int refuse_thread(Node *self) {
   PyObject *said = self->hook ? PyObject_CallFunction(self->hook, "s()ii", "busy", 0, 0) : Py_NewRef(Py_None);
   if (said) PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this node");
   Py_XDECREF(said);
   return -1;
 }
 
+/* First all that is in the background is carried out: others may be in a call that comes before this one. */
+int enter_call(Node *self) {
+  if (!is_ours(self)) return -1;
+  if (self->busy) return refuse_thread(self);
+  if (self->node.first && end_later(self)) return -1;
+  return self->busy = 1, 0;
+}
+
 /* The result of a call that this rank gave up is kept until all others have come to a later one: so eight at most. */
-static void keep(Node *self, PyObject *result) {
-  PyObject **at = &self->kept[self->node.calls % NODE_CELLS], *before = *at;
+void keep_result(Node *self, PyObject *result, uint64_t number) {
+  PyObject **at = &self->kept[number % NODE_CELLS], *before = *at;
   *at = Py_XNewRef(result);
-  self->keeps = self->node.calls;
+  self->keeps = number;
   Py_XDECREF(before);
 }
 static void let_go(Node *self) {
@@ -204,18 +208,20 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   struct call c = {.verb = verb};
   struct array x, out;
   PyObject *result = NULL;
-  int bad = prepare(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
-  if (bad == 0 && (bad = enter_call(self) * 2) == 0) {
+  int bad = prepare_call(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
+  if (bad == 0) {
     struct doing now = {me, verb_words[verb], g.x && g.x != Py_None ? g.x : g.out, g.op, g.root, 0};
     struct doing *before = begin_call(&now);
-    bad = node_run(&self->node, &c);
+    if ((bad = enter_call(self) * 2) == 0) {
+      bad = node_run(&self->node, &c);
+      self->busy = 0;
+      bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
+      if (bad == -2 && self->node.gave_up == self->node.calls)
+        keep_result(self, result, self->node.calls);
+      else if (self->keeps && self->keeps < self->node.seen)
+        let_go(self);
+    }
     done_call(before);
-    self->busy = 0;
-    bad = bad == NODE_NO_ROOM ? -1 : bad * 2;
-    if (bad == -2 && self->node.gave_up == self->node.calls)
-      keep(self, result);
-    else if (self->keeps && self->keeps < self->node.seen)
-      let_go(self);
   }
   if (bad == 0) return result ? result : Py_NewRef(Py_None);
   Py_XDECREF(result);
@@ -242,11 +248,13 @@ METHOD(all_to_all, BY_ALL_TO_ALL, 1, 3, .x = a[0], .out = OR_NONE(1), .dtype = O
 static PyObject *barrier(PyObject *me, PyObject *none) {
   Node *self = (Node *)me;
   (void)none;
-  if (enter_call(self)) return NULL;
   struct doing now = {.owner = me, .verb = verb_words[BY_BARRIER]}, *before = begin_call(&now);
-  int bad = node_arrive_and_wait(&self->node, BY_BARRIER, NULL, 0);
+  int bad = enter_call(self);
+  if (!bad) {
+    bad = node_arrive_and_wait(&self->node, BY_BARRIER, NULL, 0);
+    self->busy = 0;
+  }
   done_call(before);
-  self->busy = 0;
   return bad ? NULL : Py_NewRef(Py_None);
 }
 
@@ -350,10 +358,10 @@ static PyObject *node_new(PyTypeObject *type, PyObject *args, PyObject *keywords
   return (PyObject *)self;
 }
 
-static int is_moving(const Node *self) { return self->mail && self->mail->moving; }
-static int depart(Node *self) { /* 1 if its ranks have all left now */
+static int is_moving(const Node *self) { return self->carries || (self->mail && self->mail->moving); }
+int depart(Node *self) {
   Segment *segment = self->segment;
-  if (self->busy || is_moving(self)) return 0;
+  if (self->busy || is_moving(self) || self->node.first) return 0;
   if (segment && self->owner == node_forks) close_mail(self);
   self->segment = NULL;
   const int last = segment && self->owner == node_forks && node_leave(&segment->segment, self->node.place);
@@ -380,7 +388,8 @@ static void node_dealloc(PyObject *me) {
 }
 static PyObject *node_close(PyObject *me, PyObject *none) {
   (void)none;
-  if (((Node *)me)->busy || is_moving((Node *)me)) return PyErr_Format(PyExc_RuntimeError, "another thread is in a call of this node");
+  if (((Node *)me)->busy || (is_moving((Node *)me) && !((Node *)me)->carries)) return PyErr_Format(PyExc_RuntimeError, "another thread is in a call of this node");
+  ((Node *)me)->is_closing = 1;
   return PyBool_FromLong(depart((Node *)me));
 }
 
@@ -469,6 +478,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      FAST(scatter),
                                      FAST(all_gather),
                                      FAST(all_to_all),
+                                     {"begin", (PyCFunction)(void (*)(void))node_begin, METH_FASTCALL, NULL},
                                      {"share", (PyCFunction)(void (*)(void))node_share, METH_FASTCALL, NULL},
                                      {"arrive_and_wait", arrive_and_wait, METH_O, NULL},
                                      {"tell", (PyCFunction)(void (*)(void))node_tell, METH_FASTCALL, NULL},
@@ -524,13 +534,15 @@ PyMODINIT_FUNC PyInit_core(void) {
            *channel = PyType_FromSpec(&channel_spec);
   segment_type = (PyTypeObject *)PyType_FromSpec(&segment_spec);
   message_type = (PyTypeObject *)PyType_FromSpec(&message_spec);
+  later_type = (PyTypeObject *)PyType_FromSpec(&later_spec);
   for (int i = 0; i < OPS; i++)
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
   for (int i = BY_ALL_GATHER; i <= BY_SCATTER; i++)
     if (!(verb_words[i] = PyUnicode_InternFromString(verb_names[i]))) return NULL;
-  if (!m || !node || !channel || !segment_type || !message_type || PyModule_AddFunctions(m, present_functions) ||
+  if (!m || !node || !channel || !segment_type || !message_type || !later_type || PyModule_AddFunctions(m, present_functions) ||
       PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
-      PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Message", (PyObject *)message_type) || PyModule_AddObjectRef(m, "Channel", channel) ||
+      PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Message", (PyObject *)message_type) ||
+      PyModule_AddObjectRef(m, "Later", (PyObject *)later_type) || PyModule_AddObjectRef(m, "Channel", channel) ||
       PyModule_AddIntConstant(m, "VERSION", NODE_VERSION) ||
       PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||
       PyModule_AddIntConstant(m, "UNIT", NODE_UNIT))

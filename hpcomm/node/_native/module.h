@@ -13,7 +13,11 @@ typedef struct {
   PyObject_HEAD struct node node;
   Segment *segment; /* NULL: closed */
   PyObject *hook;   /* or NULL */
-  int busy;         /* a thread of ours is in a call */
+  int busy;         /* a thread of ours is in a call, */
+  int carries;      /* or carries out those in the background: */
+  unsigned long thread; /* this one */
+  uint64_t looked;  /* ns: when the hook was called last for one of those */
+  int is_closing;   /* close() has been called, and some are still in the background */
   int owner;        /* `forks` when it was made: a child process may not use it */
   uint64_t keeps;   /* number of the last call whose result is kept below; 0: none is */
   struct mailbox *mail; /* from its first message on, or NULL */
@@ -31,7 +35,23 @@ typedef struct {
 
 extern const struct node_host python_host; /* module.c */
 extern int node_forks; /* since the first process: what asks for its pid at each call costs as much */
+typedef struct { /* later_type.c */
+  PyObject_HEAD struct later later;
+  Node *node;                 /* NULL: it is over */
+  PyObject *x, *result, *error;
+} Later;
+
+struct arguments { /* of a method, as they stand there; NULL: it has none, or was given none */
+  PyObject *x, *op, *root, *out, *dtype;
+};
+/* What a call means, and its result; 1: the core takes it; 0: not; -1: an exception. module.c */
+int prepare_call(Node *, const struct arguments *, struct call *, struct array *x, struct array *out, PyObject **result);
+void keep_result(Node *, PyObject *result, uint64_t number); /* module.c: of a call that this rank gave up */
+int depart(Node *);       /* module.c: 1 if its ranks have all left now */
+int end_later(Node *);    /* later_type.c: all that are in the background; 0, or an exception */
+PyObject *node_begin(PyObject *, PyObject *const *, Py_ssize_t);
 int enter_call(Node *);   /* module.c: 0, or an exception: this thread may not */
+int refuse_thread(Node *); /* module.c: an exception: another thread is in a call */
 int is_ours(const Node *); /* module.c: 0: an exception: closed, or the parent process's */
 uint64_t read_signature(PyObject *); /* module.c: or an exception: more than 63 bits */
 PyObject *node_share(PyObject *, PyObject *const *, Py_ssize_t); /* parcels.c */
@@ -74,8 +94,8 @@ static inline void done_call(struct doing *before) {
   if (this_one) this_one->call = before;
 }
 extern PyMethodDef present_functions[];
-extern PyTypeObject *segment_type, *message_type;
-extern PyType_Spec segment_spec, channel_spec, message_spec;
+extern PyTypeObject *segment_type, *message_type, *later_type;
+extern PyType_Spec segment_spec, channel_spec, message_spec, later_spec;
 
 static inline void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
 static inline void free_object(void *self) {

@@ -38,14 +38,15 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 10        /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 11        /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
 #define NODE_WORDS 192        /* of a rank, for what the program has to tell of it */
-#define NODE_CELLS 8          /* of a rank: it may be seven calls ahead of others */
+#define NODE_CELLS 8          /* of a rank: it may be four calls ahead of others */
 #define NODE_CELL 4224u       /* bytes of a cell: for 4 KiB of data, and some more */
 #define NODE_INLINE (NODE_CELL - 16u)
+#define NODE_LATER 4          /* calls in the background of a rank that it has come to and not left */
 #define NODE_LINE 64
 #define NODE_FOR_EVER 1e18 /* seconds */
 #ifndef MAIL_SLOTS
@@ -198,8 +199,13 @@ struct node {
   int synchronous;                 /* every call waits for all, and may be withdrawn */
   double timeout;                  /* seconds; 0: for ever */
   double limit;                    /* of this wait in place of timeout; 0: timeout holds */
+  int patience;                    /* of this wait, see later.c: PATIENT, or TRIES: whoever has not come is not waited for */
+  int is_late, late_for;           /* a wait has ended so that its call may go on later; for this rank */
   uint64_t most;                   /* bytes of a rank's block, above which module.c takes no call */
-  uint64_t calls;                  /* number of the call under way */
+  uint64_t calls;                  /* number of the call under way, */
+  uint64_t last;                   /* and of the last one that was begun: others before it may be in the background */
+  struct later *first, *end;       /* those, in their order, */
+  int is_carrying;                 /* and whether the call under way is one of them */
   uint64_t published;              /* last number of which our arrival stands in its cell */
   uint64_t awaited;                /* number to which we wait for others to come; 0: we wait for something else */
   uint64_t seen;                   /* last number to which all others are known to have come */
@@ -213,6 +219,36 @@ struct node {
   int direct;                      /* memory of all others can be read and written: the same on all ranks */
   uint64_t direct_from;            /* bytes from which that is done: see is_direct; the same on all ranks */
   char *scratch;                   /* for what is read so, and reduced */
+};
+
+struct call {
+  int verb, op, dtype, root;
+  size_t count;  /* elements that are compared: of a block where x has one for each rank, else of x */
+  size_t nbytes; /* of x; of out where only the root has x */
+  uint64_t signature;
+  const char *x;
+  char *out;
+};
+
+struct steps { /* of a long call: how it is cut, and how far it has come */
+  struct node *n;
+  const struct call *c;
+  size_t chunk; /* bytes of a step that one rank reduces, or that are for one rank */
+  size_t part;  /* bytes of a step: of a block, or of the whole array */
+  size_t whole; /* bytes that are cut into parts */
+  uint64_t count;
+  int is_shared; /* each rank reduces a chunk of a step */
+  int is_counted; /* its steps have been, at its arrival */
+  int state, stage;
+  uint64_t step;
+};
+
+struct later { /* a call in the background */
+  struct later *next;
+  struct call call;
+  uint64_t number; /* 0: it has not come to it yet */
+  int has_failed;
+  struct steps steps;
 };
 
 struct channel {
@@ -279,6 +315,7 @@ int node_leave(struct segment *, struct node_place *);
 int channel_leave(struct segment *, struct node_channel *);
 
 /* -- wait.c ---- */
+enum { TRIES = 1, PATIENT };
 enum { NODE_AT_CALL, NODE_PAST_CALL, NODE_AT_STEP, NODE_AT_VALUE, NODE_OTHER_VALUE }; /* what a wait waits for */
 uint64_t node_now(void);
 int node_wait_slowly(struct node *, const node_word *, int how, uint64_t want, int rank);
@@ -290,7 +327,9 @@ void node_lock(struct node *);
 /* -- arrive.c ---- */
 void node_attach(struct node *, struct segment *, struct node_place *, int rank);
 int node_enter(struct node *, uint64_t signature); /* our cell may be written when it returns */
+int node_enter_later(struct node *, uint64_t signature); /* the same; if it does not, the call has no number yet */
 void node_arrive(struct node *);                   /* waits for nobody */
+void node_pass(struct node *);                     /* in place of it: this rank has withdrawn */
 int node_wait_for_rank(struct node *, int rank);   /* until it has come to this call */
 int node_wait_for_all(struct node *);
 int node_arrive_and_wait(struct node *, uint64_t signature, const void *said, size_t nbytes); /* enter, too; for all */
@@ -305,26 +344,30 @@ int reduce_knows(int dtype, int op);
 void reduce_arrays(int dtype, int op, int divide_by, void *out, const void *const *in, int inputs, size_t count);
 void reduce_neutral(int dtype, int op, void *out, size_t count); /* what exscan leaves on rank 0 */
 size_t dtype_bytes(int dtype);
-struct call;
 void reduce_link(const struct call *, size_t at, char *made, const char *before, size_t count);
 
-/* -- collective.c, long.c, direct.c ---- */
-struct call {
-  int verb, op, dtype, root;
-  size_t count;  /* elements that are compared: of a block where x has one for each rank, else of x */
-  size_t nbytes; /* of x; of out where only the root has x */
-  uint64_t signature;
-  const char *x;
-  char *out;
-};
+/* -- collective.c, long.c, direct.c, later.c ---- */
 enum { NODE_NO_ROOM = -2 };
 int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
+int call_is_long(const struct node *, const struct call *);
+void call_sign(struct call *);
+void call_lay(struct node *, const struct call *);
+int call_wait(struct node *, const struct call *); /* for those of whom it takes something */
+void call_take(struct node *, const struct call *);
 int long_run(struct node *, const struct call *);
+int long_find_pieces(struct node *);
+void long_come(struct steps *, struct node *, const struct call *); /* it has been entered */
+int long_go_on(struct steps *); /* again after a wait that may go on later */
 int long_wait_for_step(struct node *, const node_word *, uint64_t step, int rank);
 int long_afresh(struct node *); /* 0: not before all have come */
 void long_count_steps(struct node *);
 int long_give_up(struct node *);
-int direct_run(struct node *, const struct call *);
+int direct_move(struct node *, const struct call *);
+int direct_finish(struct node *, const struct call *);
+void later_begin(struct node *, struct later *);
+struct later *later_enter(struct node *);
+struct later *later_move(struct node *, int patience);
+int later_look(struct node *, int why);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
 int direct_read(int pid, char *to, uint64_t from, size_t nbytes);
 int direct_is_reached(const char *at, size_t nbytes);
@@ -333,7 +376,7 @@ int direct_may(struct node *, const struct call *);
 enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them */
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *); /* others need of this rank's x */
-int call_arrive_and_wait(struct node *, const struct call *); /* for those of whom it takes something */
+int call_arrive_and_wait(struct node *, const struct call *);
 
 /* -- share.c ---- */
 struct node_part {
@@ -480,7 +523,7 @@ static inline int node_holds(int how, uint64_t seen, uint64_t want) {
 }
 /* Wait until the word holds; 0, or < 0: minus the reason. */
 static inline int node_wait(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
-  for (int i = n->spins; i >= 0; i--) {
+  for (int i = n->patience == TRIES ? 0 : n->spins; i >= 0; i--) {
     int holds = node_holds(how, node_load(at), want);
     if (holds) return holds > 0 ? 0 : holds;
     node_relax();

@@ -3,7 +3,8 @@
    spin -a -DP=3 -DCALLS=3 -DCELLS=2 protocol.pml && gcc -O2 -DVECTORSZ=2048 -o pan pan.c && ./pan -m100000
 
    Every rank makes CALLS calls. Each may wait for all (a meeting, which any rank may withdraw from when its time is
-   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Numbers go from 0 to 4 * CELLS - 1.
+   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Where LATER is more than 1, any of
+   them may be in the background: a rank comes to LATER of these before it has left the first (later.c). Numbers go from 0 to 4 * CELLS - 1.
    Checked: a cell is not written while anybody may read its data; a signature is taken for that of its own call only; of
    each meeting with deadlines either all pass or none; nobody waits for ever (no invalid end state). */
 #ifndef P
@@ -17,6 +18,9 @@
 #endif
 #ifndef CELLS
 #define CELLS 3
+#endif
+#ifndef LATER
+#define LATER 1
 #endif
 #define ARRIVED 0
 #define DOUBTS 1
@@ -74,21 +78,22 @@ inline withdraw(k) {
 }
 
 proctype node(byte me) {
-  byte k, q, r, seen, published, pass, missing, bad, late;
+  byte k, first, q, r, seen, published, pass, missing, bad, late; /* calls from first to k - 1 are under way */
   k = 1;
+  first = 1;
   do
-  :: k > CALLS -> break
-  :: else ->
+  :: first > CALLS -> break
+  :: k <= CALLS && k < first + LATER ->
      bad = 0;
      /* node_enter: make good for earlier calls; a call may fail here, before it was come to */
      do
      :: published == k -> break
      :: published < k ->
         if
-        :: seen < published + 2 - CELLS ->
+        :: seen + CELLS < published + 1 + LATER ->
            if
-           :: wait_for_all_at(published + 2 - CELLS)
-           :: SYNC && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
+           :: wait_for_all_at(published + 1 + LATER - CELLS)
+           :: SYNC && first == k && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
            fi
         :: else
         fi;
@@ -102,58 +107,57 @@ proctype node(byte me) {
         fi
      od;
      if
-     :: bad -> atomic { failed[k]++; k++ }
+     :: bad -> atomic { failed[k]++; k++; first = k }
      :: else ->
         assert(rank[me].reads[k % CELLS] == 0); /* nobody still reads what stood here */
         rank[me].data[k % CELLS] = k;
         rank[me].signature[k % CELLS] = k;
-        atomic { rank[me].number[k % CELLS] = NUMBER(k); rank[me].state[k % CELLS] = ARRIVED };
-        if
-        :: !SYNC -> atomic { passed[k]++; k++ } /* waits for nobody */
-        :: true ->
-           late = 0;
-           pass = 0;
-           do
-           :: pass == (P > 2 -> 2 : 1) || bad -> break
-           :: else ->
-              q = 0;
-              do
-              :: q == P || bad -> break
-              :: else ->
-                 if
-                 :: q == me -> q++
-                 :: q != me && rank[q].number[k % CELLS] == NUMBER(k) && rank[q].state[k % CELLS] == ARRIVED -> q++
-                 :: q != me && rank[q].number[k % CELLS] == NUMBER(k) && rank[q].state[k % CELLS] == WITHDRAWN ->
-                    withdraw(k); bad = 1
-                 :: q != me && SYNC && !late && !(rank[q].number[k % CELLS] == NUMBER(k) && rank[q].state[k % CELLS] == ARRIVED) ->
-                    withdraw(k); /* its time is over */
-                    if
-                    :: missing -> bad = 1
-                    :: else -> late = 1
-                    fi
-                 fi
-              od;
-              pass++
-           od;
-           if
-           :: bad -> failed[k]++
-           :: else ->
-              seen = k;
-              q = 0;
-              do /* read what the others brought */
-              :: q < P ->
-                 if
-                 :: q != me -> rank[q].reads[k % CELLS]++; assert(rank[q].data[k % CELLS] == k && rank[q].signature[k % CELLS] == k); rank[q].reads[k % CELLS]--
-                 :: else
-                 fi;
-                 q++
-              :: q == P -> break
-              od;
-              passed[k]++
-           fi;
-           k++
-        fi
+        atomic { rank[me].number[k % CELLS] = NUMBER(k); rank[me].state[k % CELLS] = ARRIVED; k++ }
      fi
+  :: first < k && !SYNC -> atomic { passed[first]++; first++ } /* waits for nobody */
+  :: first < k ->
+     late = 0;
+     pass = 0;
+     bad = 0;
+     do
+     :: pass == (P > 2 -> 2 : 1) || bad -> break
+     :: else ->
+        q = 0;
+        do
+        :: q == P || bad -> break
+        :: else ->
+           if
+           :: q == me -> q++
+           :: q != me && rank[q].number[first % CELLS] == NUMBER(first) && rank[q].state[first % CELLS] == ARRIVED -> q++
+           :: q != me && rank[q].number[first % CELLS] == NUMBER(first) && rank[q].state[first % CELLS] == WITHDRAWN ->
+              withdraw(first); bad = 1
+           :: q != me && SYNC && !late && !(rank[q].number[first % CELLS] == NUMBER(first) && rank[q].state[first % CELLS] == ARRIVED) ->
+              withdraw(first); /* its time is over */
+              if
+              :: missing -> bad = 1
+              :: else -> late = 1
+              fi
+           fi
+        od;
+        pass++
+     od;
+     if
+     :: bad -> failed[first]++
+     :: else ->
+        seen = (seen < first -> first : seen);
+        q = 0;
+        do /* read what the others brought */
+        :: q < P ->
+           if
+           :: q != me -> rank[q].reads[first % CELLS]++; assert(rank[q].data[first % CELLS] == first && rank[q].signature[first % CELLS] == first); rank[q].reads[first % CELLS]--
+           :: else
+           fi;
+           q++
+        :: q == P -> break
+        od;
+        passed[first]++
+     fi;
+     first++
   od
 }
 

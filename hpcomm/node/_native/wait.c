@@ -40,7 +40,7 @@ void node_lock(struct node *n) {
 }
 
 int node_fail(struct node *n, int why, int rank) {
-  if (why == WHY_SAID) return -1;
+  if (why == WHY_SAID || n->is_late) return -1;
   int was = n->state != NULL;
   node_lock(n);
   n->host->look(n, why, rank);
@@ -78,6 +78,7 @@ static void rest(const struct node *n, uint64_t waited) {
 
 int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want, int rank) {
   struct node_rank *mine = n->place ? node_mine(n) : NULL;
+  if (n->patience == TRIES) return n->is_late = 1, n->late_for = rank, -WHY_LATE;
   uint64_t begin = node_now(), looked = begin;
   int holds, unlocked = node_unlock(n);
   if (mine) {
@@ -87,10 +88,11 @@ int node_wait_slowly(struct node *n, const node_word *at, int how, uint64_t want
   }
   while (!(holds = node_holds(how, node_load(at), want))) {
     uint64_t now = node_now();
-    const double most = n->limit > 0 ? n->limit : n->timeout;
+    const double most = n->limit > 0 ? n->limit : n->patience ? 0 : n->timeout;
     if (most > 0 && (double)(now - begin) > most * 1e9) { /* look again: this process may have stood still since */
       holds = node_holds(how, node_load(at), want);
       if (!holds) holds = -WHY_LATE;
+      n->is_late = n->patience && holds < 0, n->late_for = rank;
       break;
     }
     if (now - looked > LOOK_NS) {
