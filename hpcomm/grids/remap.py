@@ -109,8 +109,7 @@ def weights(
             raise _lie_over(made.overlap, "regrid.weights")
         return made
 
-    by_area = areas is not None and any(each.startswith("cons") for each in methods)
-    own = _own_areas(source, target, areas) if by_area else None
+    own = None if areas is None else _own_areas(source, target, areas)
     if normalise not in NORMALISE:
         hint = did_you_mean(normalise, NORMALISE, f"one of {', '.join(NORMALISE)}")
         raise ConfigError(f"there is no normalise {normalise!r}", "regrid.weights", hint)
@@ -130,30 +129,37 @@ def weights(
 
 def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats]:
     """The models' areas of both grids, divided by those of their cells."""
+    where = "regrid.weights"
     if not isinstance(areas, (tuple, list)) or len(areas) != 2:
-        raise ConfigError(
-            "areas are not two arrays", "regrid.weights", "areas=(of the source, of the target)"
-        )
-    sums, found = [], []
-    for side, grid, said in zip(("source", "target"), (source, target), areas, strict=True):
-        mine = checked_areas(said, grid.size, f"the areas of the {side}", "regrid.weights")
-        computed = grid.areas(np.arange(grid.size))
-        sums.append((mine.sum(), computed.sum()))
-        found.append(mine / computed)
-    _check_units(np.array(sums), "regrid.weights")
-    return found
+        raise ConfigError("areas are not two arrays", where, "areas=(of the source, of the target)")
+    sides = zip(("source", "target"), (source, target), areas, strict=True)
+    own = [
+        (grid, checked_areas(said, grid.size, f"the areas of the {side}", where))
+        for side, grid, said in sides
+    ]
+    found, sums = zip(*(_ratios(grid, np.arange(grid.size), said) for grid, said in own), strict=True)
+    _check_units(np.array(sums), where)
+    return list(found)
+
+
+def _ratios(grid: Grid, points: Ints, areas: Floats) -> tuple[Floats, tuple[float, float]]:
+    """(a model's areas divided by those of the cells, the sums of both); bare points have no cells."""
+    if KINDS[grid.kind].has == "points":
+        return np.ones(len(points)), (0.0, 0.0)
+    computed = grid.areas(points)
+    return areas / computed, (float(areas.sum()), float(computed.sum()))
 
 
 def _check_units(sums: Floats, where: str) -> None:
     """That the models' areas of both sides are in one unit: rows are (theirs, as computed), source first."""
-    (source, target) = sums[:, 0] / np.maximum(sums[:, 1], 1e-300)
-    if not 1 / _UNLIKE < source / max(target, 1e-300) < _UNLIKE and sums.all():
+    if not sums.all():
+        return
+    source, target = sums[:, 0] / sums[:, 1]
+    if not 1 / _UNLIKE < source / target < _UNLIKE:
         what = (
             f"areas of the source are {source:.6g} times those of its cells, of the target {target:.6g} times"
         )
-        raise LayoutError(
-            what, where, "areas in one unit on both sides; of grids by formula grid.areas(points)"
-        )
+        raise LayoutError(what, where, "one unit on both sides; of grids by formula grid.areas(points)")
 
 
 def _number(name: str, given: object) -> float:
@@ -251,18 +257,13 @@ def weights_between(
         some = (grid, points, own) if is_giver else (grid.part(which), points[which], own[which])
         return _between(comm, some, is_giver, method, options)
 
-    methods, options = (
-        (mapping,) if isinstance(mapping, str) else mapping,
-        Options(neighbours, radius, normalise),
-    )
-    own = np.ones(len(points))
+    methods = (mapping,) if isinstance(mapping, str) else mapping
+    options, own = Options(neighbours, radius, normalise), np.ones(len(points))
     if areas is not None:
-        has_cells = KINDS[grid.kind].has == "cells"
-        computed, sums = grid.areas(points) if has_cells else np.zeros(len(points)), np.zeros((2, 2))
-        sums[0 if is_giver else 1] = areas.sum(), computed.sum()
+        sums = np.zeros((2, 2))
+        own, sums[0 if is_giver else 1] = _ratios(grid, points, areas)
         comm.Allreduce(MPI.IN_PLACE, sums)
         _check_units(sums, "connect")
-        own = areas / computed if has_cells else own
     scale = _scale(grid, grid.centres(points)) if "creep" in methods else 1.0
     scale = float(comm.allreduce(0.0 if is_giver else scale, MPI.MAX))
     return stacked(make, methods, grid, points, scale, comm.allgather)

@@ -7,6 +7,8 @@ pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import LayoutError
 from hpcomm.grids.methods import misfit
+from hpcomm.mpmd.coupled_field import Field
+from hpcomm.mpmd.coupling.fixer import Fixer
 
 
 def boxes(x0, x1, nx, y0, y1, ny):
@@ -117,3 +119,24 @@ def test_cells_over_each_other_are_refused_on_every_rank_of_both_programs(comm):
     own = np.arange(grid.size) if gives else np.array_split(np.arange(50), comm.size - 1)[comm.rank - 1]
     with pytest.raises(LayoutError, match="cells 0 and 72 that are given lie over each other"):
         regrid.weights_between(comm.mpi, grid, own, gives, "conservative", 4)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("how", ["global", "glbpos"])
+def test_a_fixer_sets_integrals_of_each_number_and_leaves_nan_alone(comm, how):
+    """Of complex pairs; the second ones add up to nothing, so there glbpos adds, too."""
+    area, rng = np.arange(1, 13) / 7, np.random.default_rng(6)
+    given, made = (rng.random((12, 2)) + 1j * rng.random((12, 2)) for _ in range(2))
+    made[5, 0] = np.nan
+    made[:, 1] = 0
+    here = np.array_split(np.arange(12), comm.size)[comm.rank]
+    field = Field("f", made[here], here, None, "takes")
+    fixer = Fixer(how, comm, field, made.dtype, area[here], [0])
+    fixer.give(given[here])
+    got = fixer.fix(made[here])
+    before, there = area @ given, ~np.isnan(made)
+    after, counted = area @ np.where(there, made, 0), area @ there
+    plus, times = made + (before - after) / counted, made * before[0] / after[0]
+    expected = plus if how == "global" else np.stack([times[:, 0], plus[:, 1]], 1)
+    assert np.isnan(expected).sum() == 1
+    assert np.allclose(got, expected[here], rtol=1e-13, equal_nan=True)
