@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ from ..core.dtypes import BY_NAME
 from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import KINDS, misfit
 from ..grids.radians import Ends
+from ..grids.vectors import in_space, on_sphere
 from .coupled_field import Field
 from .coupling import unit
-from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
+from .coupling.coupler import Arrival, Incoming, Outgoing, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Schedule
 from .coupling.fixer import Fixer
@@ -152,6 +154,9 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         has, lacks = (each.source, each.target) if given["areas"] else (each.target, each.source)
         what = f"field {each.name!r} is declared with areas= by {has!r}, and without by {lacks!r}"
         yield what, "at both, in one unit: of grids by formula areas=grid.areas(points) * radius**2"
+    if each.vector and not (given["sphere"] and shapes[0][:1] == (2,)):
+        what = f"field {each.name!r} is a vector, but not of two components per point, on a sphere"
+        yield what, "values of shape (points, 2): to the east, to the north; on a plane no vector is needed"
     for program, its in ((each.source, given), (each.target, taken)):
         if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has == "points":
             what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
@@ -192,8 +197,8 @@ def _cuts(each: FieldSpec) -> str:
         return "time 'linear'"
     if each.implicit:
         return "an implicit coupling"
-    if each.conserve != "none":
-        return "a global fixer"
+    if each.vector or each.conserve != "none":
+        return "vectors" if each.vector else "a global fixer"
     return "a conversion of units" if each.source_unit != each.target_unit else ""
 
 
@@ -231,13 +236,17 @@ def connect(
         schedule = Schedule(each.every_s, each.lag_s, each.time, start_s)
         lane = Lane(wire, _FIRST_TAG + number, each.timeout_s)
         dtype = field.dtype if is_giver else np.dtype(theirs["gives"][each.name]["dtype"])
-        part = Part(field, rows, sent_dtype(dtype, each.time), device_side)
+        sent = np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
+        part = Part(field, rows, sent, device_side)
+        turn = _turn(each, field, is_giver)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
-            link.gives[each.name] = Outgoing(lane, part, schedule, ahead, _fixer(link, each, part, None))
+            link.gives[each.name] = Outgoing(
+                lane, part, schedule, ahead, _fixer(link, each, part, None), turn
+            )
         else:
             fixer = _fixer(link, each, part, weights)
-            arrival = Arrival(weights, _conversion(each), each.uncovered, each.nan, fixer)
+            arrival = Arrival(weights, _conversion(each), each.uncovered, each.nan, fixer, turn)
             link.takes[each.name] = Incoming(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
@@ -288,6 +297,13 @@ def _fixer(link: Link, each: FieldSpec, part: Part, weights: Any) -> Fixer | Non
         reached = np.diff(weights.matrix.indptr) > 0
         area = area * np.where(weights.fraction > 0, weights.valid, reached)
     return Fixer(each.conserve, link.local, field, part.dtype, area, ranks)
+
+
+def _turn(each: FieldSpec, field: Field, is_giver: bool) -> Turn | None:
+    """What turns vectors into space, or back."""
+    if not each.vector or field.grid is None:
+        return None
+    return partial(in_space if is_giver else on_sphere, x=field.grid.centres(field.points))
 
 
 def _conversion(each: FieldSpec) -> tuple[float, float]:

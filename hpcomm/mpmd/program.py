@@ -148,6 +148,7 @@ class Program:
         radius: float = 0.0,
         normalise: str = "fracarea",
         conserve: str = "none",
+        vector: bool = False,
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
@@ -155,8 +156,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve: as in a spec,
-                whose values take precedence.
+            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve, vector: as in
+                a spec, whose values take precedence.
             areas: as of gives.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
@@ -167,7 +168,7 @@ class Program:
         self._declare("takes", name)
         times = every, lag, time, None, None, neighbours, False, timeout
         how = stacked(mapping, uncovered, "takes", f"field {name!r}")
-        how |= {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve}
+        how |= {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
         wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
         _check_wish(wish)
         made = Field(name, values, self._numbered(values, points), grid, "takes", areas)
@@ -429,7 +430,7 @@ class Program:
 def _check_wish(wish: FieldSpec) -> None:
     """What a spec's reader checks of a field, of one that a program declares."""
     every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
-    same = ("time", "radius", "neighbours", "nan", "normalise", "conserve", "uncovered")
+    same = ("time", "radius", "neighbours", "nan", "normalise", "conserve", "uncovered", "vector")
     values = {key: getattr(wish, key) for key in same}
     values |= {"every": every, "lag": lag, "timeout": wish.timeout_s}
     for key, value in values.items():

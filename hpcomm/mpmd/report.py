@@ -138,6 +138,7 @@ def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[
     """This program's side of a field. Collective over its ranks."""
     field, is_judged = side.field, side.mapping not in ("none", AMOUNTS)
     is_kept = side.mapping == AMOUNTS or side.mapping.startswith("cons") or side.fixer is not None
+    is_kept = is_kept and side.turn is None
     return {
         "points": int(local.all_reduce(len(field.points))),
         "mapping": side.mapping,

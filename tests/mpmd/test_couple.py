@@ -302,6 +302,8 @@ names = ["nearest", "idw", "bilinear", "conservative", "conservative2"]
 source, target = regrid.LatLon(10, 20), regrid.Gaussian(8, 18)
 function = lambda x: 2 + x[:, 0] * x[:, 1] + x[:, 2]
 everything = np.arange(source.size)
+from hpcomm.grids import vectors
+wind = lambda grid, points: np.stack([grid.centres(points)[:, 0], grid.centres(points)[:, 1]], axis=1)
 own = lambda grid: 4e13 * grid.areas(np.arange(grid.size)) * (1 + np.arange(grid.size) % 7 / 50)
 sea = everything[np.abs(source.centres(everything)[:, 2] - 0.1) > 0.4]  # without a strip of land
 if me.name == "a":
@@ -311,6 +313,7 @@ if me.name == "a":
         me.gives(name, function(source.centres(points)), points, grid=source)
         for name in (*names, "crept", "filled", "coast")
     ]
+    fields.append(me.gives("wind", wind(source, points), points, grid=source))
     for how in ("global", "glbpos"):
         pairs = function(source.centres(points))[:, None] * [1.0, -3.0]
         fields.append(me.gives(how, pairs, points, grid=source))
@@ -346,8 +349,13 @@ else:
     how = dict(mapping="conservative2", areas=own(target)[points])
     mine_ = me.takes("own", np.zeros(len(points)), points, grid=target, **how)
     how = dict(grid=target, mapping=["bilinear", "nearest"])
+    blown = me.takes("wind", np.zeros((len(points), 2)), points, vector=True, **how)
     fixed = [me.takes(each, np.zeros((len(points), 2)), points, conserve=each, **how) for each in FIXERS]
-    me.link("a").get([*fields, whole, river, coast, mine_, *stacked, *fixed])
+    me.link("a").get([*fields, whole, river, coast, mine_, blown, *stacked, *fixed])
+    over = regrid.weights(source, target, ["bilinear", "nearest"], given=sea)
+    space = vectors.in_space(wind(source, over.sources), source.centres(over.sources))
+    expected = vectors.on_sphere(over.apply(space), target.centres(np.arange(target.size)))
+    assert np.array_equal(blown.values, expected[points])
     alone = regrid.weights(source, target, how["mapping"], given=sea)
     plain, area = alone.apply(function(source.centres(alone.sources))), target.areas(np.arange(target.size))
     before, after = fsum(source.areas(sea) * function(source.centres(sea))), fsum(area * plain)
@@ -954,6 +962,7 @@ REFUSED = {
     "me.takes('f', x, areas=[1.0, 0.0, 1.0])": "the areas of field 'f' are no numbers above 0, one for",
     "me.takes('f', x, conserve='glob')": "field 'f': there is no conserve 'glob'",
     "me.takes('f', x, conserve='global')": "field 'f' has conserve, but no mapping",
+    "me.takes('f', x, vector='u')": "vector must be true or false, not 'u'",
     "me.takes('f', x, radius=-1.0)": "field 'f': radius must be a number from 0, not -1.0",
     "me.takes('f', x, mapping='nearest', radius=1.0)": "field 'f' has radius, which only to_nearest uses",
     "me.takes('f', x, mapping='to_nearest', nan='renormalise')": "but to_nearest adds amounts up",

@@ -523,6 +523,12 @@ WRONG = {
         "has conserve, but to_nearest keeps the sum by itself",
         'conserve = "global"',
     ),
+    "a vector that nothing maps": (
+        'mapping = "conservative"',
+        "vector = true",
+        "has vector, but no mapping that turns them",
+        "vector = true",
+    ),
     "a radius of a mapping without": (
         'mapping = "bilinear"',
         'mapping = "bilinear"\nradius = 3.0',
@@ -739,7 +745,8 @@ else: a unit that is none: the same wrong unit on both sides: a unit that cannot
 shell: a variable before a command: a launcher as command: a script behind an option that is not there: a
 module that is not there: a script that is no program: a folder as command: a path that a shell would read:
 a stack that only fills: a stack that begins to creep: a stack that goes on behind its end:
-a stack with amounts: a radius of a mapping without: conserve of amounts: normalise of a mapping without:
+a stack with amounts: a radius of a mapping without: conserve of amounts: a vector that nothing maps:
+normalise of a mapping without:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
 a sum of degrees: a lag of no number: more ranks in all than any machine has: a grid of more points than

@@ -8,6 +8,7 @@ from test_regrid import cube, everything, skewed, smooth
 
 import hpcomm
 from hpcomm import regrid
+from hpcomm.grids import vectors
 
 RNG = np.random.default_rng(5)
 
@@ -198,3 +199,25 @@ def test_of_many_that_are_equally_near_the_first_one_is_taken():
 def test_a_radius_that_is_none_is_refused(radius):
     with pytest.raises(hpcomm.ConfigError, match="and no number from 0"):
         regrid.weights(regrid.LatLon(2, 4), regrid.LatLon(2, 4), "to_nearest", radius=radius)
+
+
+def wind(x):
+    """To the east and to the north: it blows over both poles, as strongly as elsewhere."""
+    blows = np.cross([1.0, 0.3, 0.2], x) * (1 + x[:, [0]] * x[:, [2]])
+    return vectors.on_sphere(blows, x)
+
+
+@pytest.mark.parametrize("source", [regrid.LatLon, lambda n, m: regrid.Healpix(n // 4)])
+def test_vectors_are_mapped_over_a_pole_as_elsewhere(source):
+    """Where components one by one are off fifty times as much."""
+    worst = []
+    for n in (44, 88):
+        grid, target = source(n, 2 * n), regrid.LatLon(n + 7, 2 * n + 14)
+        weights, y = regrid.weights(grid, target, "bilinear"), target.centres(everything(target))
+        x = grid.centres(weights.sources)
+        got = vectors.on_sphere(weights.apply(vectors.in_space(wind(x), x)), y)
+        off, at_pole = np.abs(got - wind(y)).max(axis=1), np.abs(y[:, 2]) > np.cos(np.radians(6))
+        worst.append(off.max())
+        assert off[at_pole].max() < off[~at_pole].max()
+        assert np.abs(weights.apply(wind(x)) - wind(y))[at_pole].max() > 50 * off[at_pole].max()
+    assert worst[1] < 0.28 * worst[0] < 0.003

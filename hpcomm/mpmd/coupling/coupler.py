@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -20,11 +21,14 @@ from .device_operations import DeviceOperations, Mapped, Picked
 from .fixer import Fixer
 from .wire import TIMEOUT_S, Lane, Part
 
+Turn: TypeAlias = Callable[[AnyArray], AnyArray]
+
 
 class _Side:
     """One field at one side of a link."""
 
     mapping = "none"
+    turn: Turn | None = None  # of vectors, into space or back
     fixer: Fixer | None = None
     version = -1  # that was put, or taken, last
     verb = ""
@@ -51,20 +55,29 @@ class Outgoing(_Side):
     verb = "put"
 
     def __init__(
-        self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1, fixer: Fixer | None = None
+        self,
+        lane: Lane | None,
+        part: Part,
+        schedule: Schedule,
+        ahead: int = 1,
+        fixer: Fixer | None = None,
+        turn: Turn | None = None,
     ) -> None:
         super().__init__(lane, part, schedule)
         field = self.field
         self._sent = copy(field)
         if part.dtype != field.dtype:
             self._sent.plain_dtype = part.dtype
+        self.turn = turn
+        if turn is not None:
+            self._sent.shape, self._sent.plain_dtype = (3, *field.shape[1:]), part.dtype
         self._turns: Turns | None = None
         if lane is not None:
             self.fixer, stamped = fixer, self._timed
             parts = [part._replace(field=self._sent), *([fixer.part] if fixer is not None else [])]
             copied = lane._replace(direct=False)
             self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamped=stamped), ahead)
-        reduces = schedule.time in ("mean", "sum") and _stays(lane, self.part)
+        reduces = schedule.time in ("mean", "sum") and turn is None and _stays(lane, self.part)
         self._there = DeviceOperations(field.values) if reduces else None
         self._sum: Any = None
         self._count = 0
@@ -123,6 +136,10 @@ class Outgoing(_Side):
         return self._sum
 
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
+        if self.turn is not None:
+            if values is self.field.values:
+                self.field.check(values)
+            values = self.turn(host(values)).astype(self.part.dtype, copy=False)
         self._sent.values = values
         if self.fixer is not None:
             self.fixer.give(values)
@@ -135,7 +152,7 @@ class Arrival(NamedTuple):
 
     weights: from it to the field's points; None: as it is. conversion: factor and offset of its unit.
     uncovered: what becomes of points that nothing reaches. nan: what one of the source does to its targets.
-    fixer: sets the integral.
+    fixer: sets the integral. turn: what is mapped are vectors, which it turns back.
     """
 
     weights: Any = None
@@ -143,6 +160,7 @@ class Arrival(NamedTuple):
     uncovered: str | float = "keep"
     nan: str = "spread"
     fixer: Fixer | None = None
+    turn: Turn | None = None
 
 
 class Incoming(_Side):
@@ -163,8 +181,8 @@ class Incoming(_Side):
     ) -> None:
         super().__init__(lane, part, schedule)
         field, dtype = part.field, part.dtype
-        self.weights, self.conversion, self.uncovered, self.nan, self.fixer = arrival
-        weights, conversion, uncovered, nan, fixer = arrival
+        self.weights, self.conversion, self.uncovered, self.nan, self.fixer, self.turn = arrival
+        weights, conversion, uncovered, nan, fixer, turn = arrival
         self.nan_points = 0  # as many of the weights made nan, last
         self._has_told = nan != "spread"
         self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
@@ -175,11 +193,15 @@ class Incoming(_Side):
         self._inbox = field
         if not self._as_it_comes:
             self._inbox = copy(field)
-            self._inbox.values = np.zeros((count, *field.shape), dtype)
+            if turn is not None:
+                self._inbox.shape = (3, *field.shape[1:])
+            self._inbox.values = np.zeros((count, *self._inbox.shape), dtype)
             self._inbox.plain_dtype = dtype
             self._inbox.points = field.points if weights is None else weights.sources
         self._there: DeviceOperations | None = None
-        suits = weights is None or (nan == "spread" and fixer is None and Mapped.suits(weights))
+        suits = weights is None or (
+            nan == "spread" and fixer is None and turn is None and Mapped.suits(weights)
+        )
         if not self._as_it_comes and suits and _stays(lane, part):
             self._there = DeviceOperations(field.values)
             self._inbox.values = self._there.empty((count, *field.shape), dtype)
@@ -260,6 +282,8 @@ class Incoming(_Side):
         made: AnyArray = self.weights.apply(got, self.nan)
         if self.fixer is not None:
             made = self.fixer.fix(made)
+        if self.turn is not None:
+            made = self.turn(made)
         if made.dtype.kind in "fc":
             self.nan_points = _nan_rows(made)
         return made

@@ -35,6 +35,7 @@ class FieldSpec:
     then: tuple[str, ...] = ()  # mappings of points that the first one does not reach
     radius: float = 0.0  # of to_nearest
     normalise: str = "fracarea"  # of conservative mappings, or "destarea"
+    vector: bool = False  # values are components to the east and to the north
     conserve: str = "none"  # or "global", "glbpos": the integral is set, by adding or by multiplying
 
     @property
@@ -62,6 +63,9 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     if each.conserve != "none" and each.mapping in ("none", AMOUNTS):
         why = "but no mapping" if each.mapping == "none" else f"but {AMOUNTS} keeps the sum by itself"
         return "conserve", f"conserve, {why}", "take this line out"
+    if each.vector and (each.mapping == "none" or each.conserve != "none"):
+        why = "conserve, which is for numbers" if each.conserve != "none" else "no mapping that turns them"
+        return "vector", f"vector, but {why}", "take this line out"
     is_default = not each.radius and each.normalise == "fracarea"
     if each.weights is not None and not is_default:
         key = "radius" if each.radius else "normalise"

@@ -20,7 +20,7 @@ from .spec_file import FieldSpec, GridSpec, JobSpec, misfit_of_options, stacked
 _KEYS = (
     "name", "from", "to", "mapping", "from_grid", "to_grid", "every", "lag", "time", "from_unit", "to_unit",
     "neighbours", "implicit", "timeout", "weights", "uncovered", "nan", "then", "radius", "normalise",
-    "conserve",
+    "vector", "conserve",
 )  # fmt: skip  # in the order of what FieldSpec has
 _MOST_POINTS = GRID["properties"]["size"]["maximum"]
 
