@@ -150,21 +150,28 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         who, verb = (each.source, "gives") if given["grid"] is None else (each.target, "takes")
         what = f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it"
         yield what, f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))"
+    for method in each.methods:
+        wrong = misfit(method, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
+        if wrong is not None:
+            yield f"field {each}: {wrong[1]}", wrong[2]
+    yield from _misfits_of_options(each, given, taken)
+
+
+def _misfits_of_options(
+    each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """What areas, vectors and fixers lack in what was declared."""
     if each.uses_areas and given["areas"] != taken["areas"]:
         has, lacks = (each.source, each.target) if given["areas"] else (each.target, each.source)
         what = f"field {each.name!r} is declared with areas= by {has!r}, and without by {lacks!r}"
         yield what, "at both, in one unit: of grids by formula areas=grid.areas(points) * radius**2"
-    if each.vector and not (given["sphere"] and shapes[0][:1] == (2,)):
+    if each.vector and not (given["sphere"] and tuple(given["shape"])[:1] == (2,)):
         what = f"field {each.name!r} is a vector, but not of two components per point, on a sphere"
         yield what, "values of shape (points, 2): to the east, to the north; on a plane no vector is needed"
     for program, its in ((each.source, given), (each.target, taken)):
         if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has == "points":
             what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
             yield what, "areas= of me.gives and me.takes"
-    for method in each.methods:
-        wrong = misfit(method, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
-        if wrong is not None:
-            yield f"field {each}: {wrong[1]}", wrong[2]
 
 
 def _misfit_of_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, Any]) -> tuple[str, str] | None:
