@@ -28,7 +28,8 @@ from mistakes import Mistake
 STALL_S = 8.0  # HPCOMM_STALL here
 LIMIT_S = 25.0  # until a kind counts as not named
 RIGHT_S = 7.0  # for which programs that are right wait
-HANG_S = 16.0  # after which a program of another package hangs
+HANG_S = 10.0  # after which a program of another package hangs
+START_S = 60.0  # for that package to be loaded
 OTHERS = {"mpi4py": "mistakes_by_mpi4py", "gloo": "mistakes_by_gloo"}
 
 
@@ -91,6 +92,8 @@ def run(
                 ended = job.poll() is not None
                 text = said.read_text(errors="replace")
                 lacks = [each for each in until if not re.search(each, text)]
+                if launcher and "begun" not in text and time.monotonic() - began < START_S:
+                    limit_s = time.monotonic() - began + HANG_S
                 if until and not lacks:
                     seconds = time.monotonic() - began
                 if ended or seconds is not None or time.monotonic() - began > limit_s:

@@ -81,3 +81,5 @@ class World:
 port = 20000 + os.getppid() % 20000
 dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
 world = World()
+world.barrier()
+print("begun", flush=True)

@@ -95,3 +95,5 @@ class World:
 
 
 world = World(MPI.COMM_WORLD)
+world.barrier()
+print("begun", flush=True)
