@@ -66,6 +66,7 @@ ORDER_GATHERED_FAR = 256 << 10  # the same of ranks of several nodes
 ORDER_ALONE_FAR = 48 << 10  # of one rank's array, from which it does not: links carry the least then
 ORDER_BACKGROUND = 256 << 20  # the same where nothing else keeps the order of ranks (rank_order.py)
 ORDER_EXCHANGED = 64 << 10  # what all nodes have, up to which each of them hears all others'
+ORDER_TO_ROOT = 256 << 10  # what other nodes have for a root, up to which each sends it as one message
 ORDER_PIECE = 4 << 20  # of x, of which each rank reduces a part at a time
 ORDER_PREFIX = 128 << 10  # of x, of which a prefix goes from rank to rank at a time
 

@@ -12,8 +12,9 @@ ranks of that node have:
 One holder owns a part: the ranks of N nodes take turns, and each node sends 2 n (N-1)/N elements. Between two
 nodes, which send as much then, and for short arrays, all holders own it, and there is one step less between
 nodes. Within one node there is nothing to cross. The result of a reduce goes from its owner to the root, and
-that of a reduce_scatter stays there. Exact sums are made as on one node, whichever nodes there are. So each
-rank sends and receives at most 2 n (p-1)/p elements (Thakur, Rabenseifner and Gropp 2005).
+that of a reduce_scatter stays there. Of a short array the other nodes' first ranks hold all, and the root
+owns it. Exact sums are made as on one node, whichever nodes there are. So each rank sends and receives
+at most 2 n (p-1)/p elements of a long array (Thakur, Rabenseifner and Gropp 2005).
 Prefixes have no parts: each goes to the next rank, which adds its own. That is p - 1 messages of n elements.
 Arrays go in pieces, which follow each other one step apart. Messages travel on a duplicate, with a tag for
 each call, so any number of calls may be under way, in whatever order they end.
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..._lazy import MPI
-from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE, ORDER_PREFIX
+from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE, ORDER_PREFIX, ORDER_TO_ROOT
 from ...core.operation import Carrier
 from ...core.request import Again, Request
 from ...core.verbs import PREFIXES
@@ -131,6 +132,8 @@ class _Parts:
         self.nodes = fold.nodes.groups
         self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
         self.near = self.nodes[self.here]
+        others = len(self.nodes) - 1
+        self.to_root = call.verb == "reduce" and 0 < x.nbytes * others <= ORDER_TO_ROOT
         self.owning: slice | None = None  # those of the holders that own all of a part
         if len(self.nodes) == 2 or x.nbytes * len(self.nodes) <= ORDER_EXCHANGED:
             at = next((j for j, ranks in enumerate(self.nodes) if call.root in ranks), 0)
@@ -165,12 +168,7 @@ class _Parts:
 
     def _piece(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """The messages of one piece, step by step: what comes, and what goes."""
-        made = (
-            blocks_of(low, high, n, self.nodes)
-            if self.verb == "reduce_scatter"
-            else parts_of(low, high, self.nodes, self.owning)
-        )
-        parts = [part for part in made if part.low < part.high]
+        parts = [part for part in self._cut(low, high, n) if part.low < part.high]
         held = [part for part in parts if part.holders[self.here] == self.rank]
         rows = [np.empty((len(self.near), part.high - part.low), self.x.dtype) for part in held]
         yield (
@@ -184,6 +182,14 @@ class _Parts:
             yield from self._cross(folded)
         owned = {part: self.fold.rounded(wide) for part, wide in folded.items() if self.rank in part.owners}
         yield from self._given(parts, owned)
+
+    def _cut(self, low: int, high: int, n: int) -> Iterator[Part]:
+        if self.verb == "reduce_scatter":
+            return blocks_of(low, high, n, self.nodes)
+        if self.to_root:
+            holders = tuple(self.root if self.root in ranks else ranks[0] for ranks in self.nodes)
+            return iter([Part(low, high, (self.root,), holders)])
+        return parts_of(low, high, self.nodes, self.owning)
 
     def _cross(self, folded: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
         """Bring what the nodes have of a part to its owners, and fold it there."""
