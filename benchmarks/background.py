@@ -30,13 +30,13 @@ def main() -> None:
     lines.append(f"{'':>8} {'call':>10} {'product':>10} {'after':>10} {'beside':>17} {'raw':>17}")
     say(f"{machine()}\n{lines[0]}\n{lines[1]}")
     rows = []
+    a = np.ones((200, 200))
+    product = median(alternate({"product": lambda a=a: np.matmul(a, a)}, 5)["product"])
     for nbytes in SIZES[:: 2 if arguments.quick else 1]:
         x = np.ones(nbytes // 8)
         out = np.empty_like(x)
         once = median(alternate({"call": lambda x=x, out=out: world.all_reduce(x, out=out)}, 5)["call"])
-        a = np.ones(
-            (max(2, round((once * 1e3) ** (1 / 3))),) * 2
-        )  # some 2 Gflop/s at least, so about as long
+        a = np.ones((max(2, round(200 * (once / product) ** (1 / 3))),) * 2)
         b = np.empty_like(a)
 
         def after(x=x, out=out, a=a, b=b) -> None:  # type: ignore[no-untyped-def]
