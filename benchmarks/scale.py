@@ -245,7 +245,8 @@ def nearby(p: int) -> Any:
     entries["is_giver"] = np.arange(p) < p // 2
     entries["low"], entries["high"] = np.stack([strip, 0 * strip], 1), np.stack([strip + 1, 0 * strip + 9], 1)
     corners = np.array([[3.5, row] for row in range(9)], float)[:, None]
-    return remap._nearby(mpi, entries, np.arange(9), corners, 1.0), mpi.told  # type: ignore[arg-type]
+    said = np.arange(9), corners, np.ones(9)
+    return remap._nearby(mpi, entries, said, 1.0), mpi.told  # type: ignore[arg-type]
 
 
 def differing(p: int) -> Any:
