@@ -258,13 +258,13 @@ class Context(ClosedByAll):
             return
         by_library = not self.is_inter and self.timeout_s is None
         self.direct = self.node or (ByLibrary(self) if by_library else NO_DIRECT)
-        if self.later_node is not None:
+        if self.background_node is not None:
             self.background = OnNode(self)
         else:
             self.background = NO_DIRECT if self.is_inter or self.devices else InBackground(self)
 
     @property
-    def later_node(self) -> core.Node | None:
+    def background_node(self) -> core.Node | None:
         """What carries out calls in the background: node, if a thread may move them on, without devices."""
         return self.node if self.devices is None and runtime.has_threads() else None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,6 +130,7 @@ class Weights:
         shape, fraction = (len(kept["indptr"]) - 1, len(kept["sources"])), kept["fraction"].astype(float)
         matrix = sparse_matrices().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
         made = cls(matrix, kept["sources"].astype(np.int64), fraction)
+        # Few files say it, but their weights do.
         partly = (fraction > 0) & (fraction < 1 - _PARTLY)
         if partly.any() and np.allclose(made.sums[partly], fraction[partly], rtol=_PARTLY):
             made.normalise = "destarea"
@@ -148,9 +149,7 @@ class Weights:
             raise ConfigError(what, "regrid", "weights for this grid")
         rows = self.matrix[points]
         used = np.unique(rows.indices)
-        return Weights(
-            rows[:, used], self.sources[used], self.fraction[points], self.overlap, self.fill, self.normalise
-        )
+        return replace(self, matrix=rows[:, used], sources=self.sources[used], fraction=self.fraction[points])
 
     def filled(self, rest: Ints, more: Weights) -> Weights:
         """With the rows of more at points, in the order of its own, that nothing reaches here."""
@@ -163,9 +162,7 @@ class Weights:
         )
         matrix = sparse_matrices().csr_matrix(entries, shape=(a.shape[0], len(sources)))
         matrix.sort_indices()
-        return Weights(
-            matrix, sources, self.fraction, self.overlap or more.overlap, self.fill, self.normalise
-        )
+        return replace(self, matrix=matrix, sources=sources, overlap=self.overlap or more.overlap)
 
 
 class Options(NamedTuple):

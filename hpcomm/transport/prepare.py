@@ -62,7 +62,7 @@ def compose_call(
     if not hosts:
         if devices is not None and devices.takes(send, recv, block=nbytes):
             return devices.carry(call, arrays, blocking)  # type: ignore[no-any-return]
-        node = comm.node if blocking else comm.later_node if later else None
+        node = comm.node if blocking else comm.background_node if later else None
         if node is not None and core_takes(call.look.dtype, reduce):
             return by_core(call, send, recv, reduce)
     if comm.is_fast and reduce is not None and not hosts:

@@ -26,10 +26,18 @@ from . import progress
 from .matching import fill
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ..node._native import core
 
 _WORDS = SimpleNamespace(stages=None)  # in place of a Call, of which only this is asked
 _UNDER_WAY: Any = object()  # in place of stages: there is one only
+
+
+def _place(frame: FrameType) -> Any:
+    """Where a request was made, by the cheapest words."""
+    code = frame.f_code
+    return birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
 
 
 class Message(Request[Any]):
@@ -46,9 +54,7 @@ class Message(Request[Any]):
 
     def __init__(self, needs: Needs, x: Any, going: MPI.Request, tags: set[int] | None = None) -> None:
         self.waits_for, self._x, self._tags = needs, x, tags
-        frame = sys._getframe(2)
-        code = frame.f_code
-        self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
+        self._born = _place(sys._getframe(2))
         self._going = going
         # The thread that takes it out asks MPI, which does not let two at once. A lock takes longer.
         self._pending = [going]
@@ -210,19 +216,17 @@ class OfNode(Message):
     """A collective that the node core carries out, with what others need of it there.
 
     Args:
-        going: a core.Later, which keeps its arrays, and checks in waits who lives.
+        going: a core.Request, which keeps its arrays, and checks in waits who lives.
     """
 
     __slots__ = ()
     _pending = ()  # type: ignore[assignment]
     _tags = _status = _seen = None
-    _going: core.Later  # type: ignore[assignment]
+    _going: core.Request  # type: ignore[assignment]
 
-    def __init__(self, comm: Comm, verb: str, x: Any, going: core.Later) -> None:
+    def __init__(self, comm: Comm, verb: str, x: Any, going: core.Request) -> None:
         self.waits_for, self._x, self._going = (comm, None, NONE, verb, None), x, going
-        frame = sys._getframe(3)
-        code = frame.f_code
-        self._born = birth(frame) if passing.get(code.co_filename, True) else (code, frame.f_lasti)
+        self._born = _place(sys._getframe(3))
         self.result = self._error = None
         self._stages = _UNDER_WAY
         if going.moves:
@@ -272,10 +276,10 @@ class OfNode(Message):
     _memory = None
 
 
-_moving: list[core.Later] = []  # which others need, though nobody waits for them here
+_moving: list[core.Request] = []  # which others need, though nobody waits for them here
 
 
-def keep_moving(going: core.Later) -> None:
+def keep_moving(going: core.Request) -> None:
     """Have the thread move on a call of the core, too."""
     _moving.append(going)
     progress.wake()

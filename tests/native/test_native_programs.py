@@ -15,7 +15,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "hpcomm/node/_native"
-SOURCES = ["segment", "wait", "arrive", "reduce", "collective", "long", "direct", "later"]
+SOURCES = ["segment", "wait", "arrive", "reduce", "collective", "long", "direct", "request"]
 SOURCES += ["share", "channel", "mail"]
 FLAGS = [
     "-std=c11",
@@ -126,8 +126,8 @@ MODELS = [
     "-DP=2 -DCALLS=5 -DCELLS=3",
     "-DP=2 -DCALLS=7 -DCELLS=4 -DSYNC=0",
     "-DP=3 -DCALLS=4 -DCELLS=3 -DSYNC=0",
-    "-DP=2 -DCALLS=5 -DCELLS=4 -DSYNC=0 -DLATER=2",
-    "-DP=2 -DCALLS=4 -DCELLS=3 -DLATER=2",
+    "-DP=2 -DCALLS=5 -DCELLS=4 -DSYNC=0 -DPENDING=2",
+    "-DP=2 -DCALLS=4 -DCELLS=3 -DPENDING=2",
 ] + ["-DP=3 -DCALLS=3 -DCELLS=2"] * LONG
 
 
@@ -161,10 +161,10 @@ def test_the_model_of_the_protocol_has_no_error(tmp_path, options):
         # wait for one call less of those behind; take any signature for the call's
         (
             "-DP=2 -DCALLS=4 -DCELLS=2 -DSYNC=0",
-            ("seen + CELLS < published + 1 + LATER", "seen + CELLS < published + LATER"),
+            ("seen + CELLS < published + 1 + PENDING", "seen + CELLS < published + PENDING"),
         ),
         # count on calls that are in the background
-        ("-DP=2 -DCALLS=5 -DCELLS=3 -DSYNC=0 -DLATER=2", ("published + 1 + LATER", "published + 2")),
+        ("-DP=2 -DCALLS=5 -DCELLS=3 -DSYNC=0 -DPENDING=2", ("published + 1 + PENDING", "published + 2")),
         ("-DP=2 -DCALLS=5 -DSYNC=0", ("LAP(k) (((k) / CELLS) & 1)", "LAP(k) 0")),
     ],
 )

@@ -227,10 +227,10 @@ static int share(struct node *n, uint64_t *common, int call) {
   return bad == NODE_NO_ROOM ? 0 : bad; /* in qemu nobody reads others' memory */
 }
 
-enum { LINE = 9, LINE_MOST = 40000 };
+enum { QUEUED = 9, QUEUED_MOST = 40000 };
 
-struct in_line { /* calls in the background, and what the ranks brought */
-  struct later later;
+struct queued { /* calls in the background, and what the ranks brought */
+  struct request request;
   unsigned char *x, *out;
   int call, is_free;
 };
@@ -241,30 +241,30 @@ static int check(struct node *n, const struct call *c, int call,
 /* Move the first one on. */
 static int move_one(struct node *n, int patience, unsigned char **x,
                     unsigned char *want) {
-  struct in_line *l =
-      n->first ? (struct in_line *)later_move(n, patience) : NULL;
+  struct queued *l =
+      n->first ? (struct queued *)request_move(n, patience) : NULL;
   if (!l)
     return 0;
   l->is_free = 1;
-  if (l->later.has_failed) {
+  if (l->request.has_failed) {
     printf("rank %d: call %d failed in the background\n", n->rank, l->call);
     atomic_store(&wrong, 1);
     return 0;
   }
-  check(n, &l->later.call, l->call, x, want);
+  check(n, &l->request.call, l->call, x, want);
   return 1;
 }
 
 /* Begin a call in the background; how many of them end now is chance. */
-static void begin_one(struct node *n, struct in_line *line, struct call c,
+static void begin_one(struct node *n, struct queued *queue, struct call c,
                       int call, int in_place, uint64_t *own, unsigned char **x,
                       unsigned char *want) {
-  struct in_line *l = line;
-  while (l < line + LINE && !l->is_free)
+  struct queued *l = queue;
+  while (l < queue + QUEUED && !l->is_free)
     l++;
-  if (l == line + LINE) {
+  if (l == queue + QUEUED) {
     move_one(n, PATIENT, x, want);
-    return begin_one(n, line, c, call, in_place, own, x, want);
+    return begin_one(n, queue, c, call, in_place, own, x, want);
   }
   const size_t total =
       c.verb == BY_SCATTER ? c.nbytes * (size_t)ranks : c.nbytes;
@@ -273,18 +273,18 @@ static void begin_one(struct node *n, struct in_line *line, struct call c,
   c.x = (char *)mine;
   c.out = (char *)l->out;
   call_sign(&c);
-  c.signature |= 1u << 31;
+  c.signature |= NODE_BACKGROUND;
   if (call_is_long(n, &c) && !n->pieces)
     long_find_pieces(n);
   n->has_begun_long |= call_is_long(n, &c);
-  l->later = (struct later){.call = c};
+  l->request = (struct request){.call = c};
   l->call = call;
   l->is_free = 0;
-  later_begin(n, &l->later);
-  later_enter(n);
+  request_begin(n, &l->request);
+  request_enter(n);
   for (uint64_t tries = draw(own) % 4; tries; tries--) {
     move_one(n, TRIES, x, want);
-    later_enter(n);
+    request_enter(n);
     pause_a_little(own, 20, 50000);
   }
 }
@@ -347,10 +347,10 @@ static void *rank(void *arg) {
                                 *mine = malloc(room);
   for (int r = 0; r < ranks; r++)
     x[r] = malloc(room);
-  struct in_line line[LINE];
-  for (int i = 0; i < LINE; i++)
-    line[i] = (struct in_line){.x = malloc(LINE_MOST * (size_t)ranks),
-                               .out = malloc(LINE_MOST * (size_t)ranks),
+  struct queued queue[QUEUED];
+  for (int i = 0; i < QUEUED; i++)
+    queue[i] = (struct queued){.x = malloc(QUEUED_MOST * (size_t)ranks),
+                               .out = malloc(QUEUED_MOST * (size_t)ranks),
                                .is_free = 1};
   node_attach(&n, &segment, place, me);
   n.spins = (int)(draw(&own) % 200);
@@ -377,11 +377,11 @@ static void *rank(void *arg) {
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
     look_at_logs(&n, &own);
-    if (!synchronous && c.nbytes < LINE_MOST && draw(&common) % 2) {
+    if (!synchronous && c.nbytes < QUEUED_MOST && draw(&common) % 2) {
       const int may = c.verb == BY_ALL_REDUCE || c.verb == BY_SCAN ||
                       c.verb == BY_EXSCAN || c.verb == BY_BROADCAST ||
                       c.verb == BY_ALL_TO_ALL;
-      begin_one(&n, line, c, i, in_place && may, &own, x, want);
+      begin_one(&n, queue, c, i, in_place && may, &own, x, want);
       continue;
     }
     while (n.first)
@@ -424,8 +424,8 @@ static void *rank(void *arg) {
   while (n.first)
     if (!move_one(&n, PATIENT, x, want))
       break;
-  for (int i = 0; i < LINE; i++)
-    free(line[i].x), free(line[i].out);
+  for (int i = 0; i < QUEUED; i++)
+    free(queue[i].x), free(queue[i].out);
   node_leave(&segment, place);
   channel_leave(&segment, channels[me]);
   channel_leave(&segment, channels[last]);

@@ -356,7 +356,7 @@ class Collectives(Shell):
             own = None if algorithm == "tuned" else algorithm  # barriers are not tuned
             with refusing("barrier", comm):
                 call = call if own is None else schedule_transport.schedule_call(call, own, later=async_op)
-            node = comm.later_node if async_op else comm.node
+            node = comm.background_node if async_op else comm.node
             if own is None and node is not None:
                 nothing = (None,) * 4
                 call.carrier = Carrier(node.barrier, lambda: host_calls.of_node(call, nothing), is_core=True)

@@ -2,8 +2,8 @@
 
    Each rank has eight cells; call k uses cell k % 8. A rank lays its data there, and its signature, and then its
    arrival (release). Whoever sees that arrival (acquire) sees the data. Cell k % 8 is written again by call k + 8,
-   which a rank begins only when all others have come to call k + NODE_LATER, so have left call k: nobody has more calls
-   than that in the background (later.c). Nobody is eight calls ahead of anybody: the cell of the call that a rank is in
+   which a rank begins only when all others have come to call k + NODE_PENDING, so have left call k: nobody has more calls
+   than that in the background (request.c). Nobody is eight calls ahead of anybody: the cell of the call that a rank is in
    holds the number that it waits for, or one before, never a later one. Ranks run ahead in calls that wait for some ranks
    only: a broadcast's root waits for nobody. Where ranks share cores, each so makes several calls before it gives its
    core to another.
@@ -90,8 +90,8 @@ static int enter(struct node *n, uint64_t number, uint64_t signature) {
   n->signature = signature;
   while (n->published < number) {
     const uint64_t next = n->published + 1; /* its cell was call next - 8's, which others have left who have come to this: */
-    const uint64_t left_by = next + NODE_LATER - NODE_CELLS;
-    if (n->seen + NODE_CELLS < next + NODE_LATER && wait_for_all_at(n, left_by)) return -1;
+    const uint64_t left_by = next + NODE_PENDING - NODE_CELLS;
+    if (n->seen + NODE_CELLS < next + NODE_PENDING && wait_for_all_at(n, left_by)) return -1;
     n->published = next;
     if (n->published < number) publish(n, 0, NODE_WITHDRAWN);
   }
@@ -104,7 +104,7 @@ static int enter(struct node *n, uint64_t number, uint64_t signature) {
    it is published as withdrawn as soon as that may be, so that all ranks count alike. */
 int node_enter(struct node *n, uint64_t signature) { return enter(n, ++n->last, signature); }
 
-int node_enter_later(struct node *n, uint64_t signature) {
+int node_enter_request(struct node *n, uint64_t signature) {
   if (enter(n, n->last + 1, signature)) return -1;
   n->last++;
   return 0;

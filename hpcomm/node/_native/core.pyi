@@ -106,7 +106,7 @@ class Message:
     def done(self) -> bool: ...
     def wait(self, seconds: float, /) -> bool: ...
 
-class Later:
+class Request:
     result: Any  # once it is over
     over: bool
     moves: bool  # whether others may wait until it is moved on here

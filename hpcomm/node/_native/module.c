@@ -187,7 +187,7 @@ int refuse_thread(Node *self) {
 int enter_call(Node *self) {
   if (!is_ours(self)) return -1;
   if (self->busy) return refuse_thread(self);
-  if (self->node.first && end_later(self)) return -1;
+  if (self->node.first && end_requests(self)) return -1;
   return self->busy = 1, 0;
 }
 
@@ -534,15 +534,15 @@ PyMODINIT_FUNC PyInit_core(void) {
            *channel = PyType_FromSpec(&channel_spec);
   segment_type = (PyTypeObject *)PyType_FromSpec(&segment_spec);
   message_type = (PyTypeObject *)PyType_FromSpec(&message_spec);
-  later_type = (PyTypeObject *)PyType_FromSpec(&later_spec);
+  request_type = (PyTypeObject *)PyType_FromSpec(&request_spec);
   for (int i = 0; i < OPS; i++)
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
   for (int i = BY_ALL_GATHER; i <= BY_SCATTER; i++)
     if (!(verb_words[i] = PyUnicode_InternFromString(verb_names[i]))) return NULL;
-  if (!m || !node || !channel || !segment_type || !message_type || !later_type || PyModule_AddFunctions(m, present_functions) ||
+  if (!m || !node || !channel || !segment_type || !message_type || !request_type || PyModule_AddFunctions(m, present_functions) ||
       PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||
       PyModule_AddObjectRef(m, "Node", node) || PyModule_AddObjectRef(m, "Message", (PyObject *)message_type) ||
-      PyModule_AddObjectRef(m, "Later", (PyObject *)later_type) || PyModule_AddObjectRef(m, "Channel", channel) ||
+      PyModule_AddObjectRef(m, "Request", (PyObject *)request_type) || PyModule_AddObjectRef(m, "Channel", channel) ||
       PyModule_AddIntConstant(m, "VERSION", NODE_VERSION) ||
       PyModule_AddIntConstant(m, "WORDS", NODE_WORDS) ||
       PyModule_AddIntConstant(m, "UNIT", NODE_UNIT))

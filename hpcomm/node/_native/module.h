@@ -35,11 +35,11 @@ typedef struct {
 
 extern const struct node_host python_host; /* module.c */
 extern int node_forks; /* since the first process: what asks for its pid at each call costs as much */
-typedef struct { /* later_type.c */
-  PyObject_HEAD struct later later;
+typedef struct { /* request_type.c */
+  PyObject_HEAD struct request request;
   Node *node;                 /* NULL: it is over */
   PyObject *x, *result, *error;
-} Later;
+} Request;
 
 struct arguments { /* of a method, as they stand there; NULL: it has none, or was given none */
   PyObject *x, *op, *root, *out, *dtype;
@@ -48,7 +48,7 @@ struct arguments { /* of a method, as they stand there; NULL: it has none, or wa
 int prepare_call(Node *, const struct arguments *, struct call *, struct array *x, struct array *out, PyObject **result);
 void keep_result(Node *, PyObject *result, uint64_t number); /* module.c: of a call that this rank gave up */
 int depart(Node *);       /* module.c: 1 if its ranks have all left now */
-int end_later(Node *);    /* later_type.c: all that are in the background; 0, or an exception */
+int end_requests(Node *);    /* request_type.c: all that are in the background; 0, or an exception */
 PyObject *node_begin(PyObject *, PyObject *const *, Py_ssize_t);
 int enter_call(Node *);   /* module.c: 0, or an exception: this thread may not */
 int refuse_thread(Node *); /* module.c: an exception: another thread is in a call */
@@ -94,8 +94,8 @@ static inline void done_call(struct doing *before) {
   if (this_one) this_one->call = before;
 }
 extern PyMethodDef present_functions[];
-extern PyTypeObject *segment_type, *message_type, *later_type;
-extern PyType_Spec segment_spec, channel_spec, message_spec, later_spec;
+extern PyTypeObject *segment_type, *message_type, *request_type;
+extern PyType_Spec segment_spec, channel_spec, message_spec, request_spec;
 
 static inline void *new_object(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
 static inline void free_object(void *self) {

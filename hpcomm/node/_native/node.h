@@ -46,7 +46,8 @@
 #define NODE_CELLS 8          /* of a rank: it may be four calls ahead of others */
 #define NODE_CELL 4224u       /* bytes of a cell: for 4 KiB of data, and some more */
 #define NODE_INLINE (NODE_CELL - 16u)
-#define NODE_LATER 4          /* calls in the background of a rank that it has come to and not left */
+#define NODE_PENDING 4          /* calls in the background of a rank that it has come to and not left */
+#define NODE_BACKGROUND (1u << 31) /* of the signature of such a call: BACKGROUND of signature.py */
 #define NODE_LINE 64
 #define NODE_FOR_EVER 1e18 /* seconds */
 #ifndef MAIL_SLOTS
@@ -199,12 +200,12 @@ struct node {
   int synchronous;                 /* every call waits for all, and may be withdrawn */
   double timeout;                  /* seconds; 0: for ever */
   double limit;                    /* of this wait in place of timeout; 0: timeout holds */
-  int patience;                    /* of this wait, see later.c: PATIENT, or TRIES: whoever has not come is not waited for */
+  int patience;                    /* of this wait, see request.c: PATIENT, or TRIES: whoever has not come is not waited for */
   int is_late, late_for;           /* a wait has ended so that its call may go on later; for this rank */
   uint64_t most;                   /* bytes of a rank's block, above which module.c takes no call */
   uint64_t calls;                  /* number of the call under way, */
   uint64_t last;                   /* and of the last one that was begun: others before it may be in the background */
-  struct later *first, *end;       /* those, in their order, */
+  struct request *first, *end;       /* those, in their order, */
   int is_carrying;                 /* and whether the call under way is one of them */
   uint64_t published;              /* last number of which our arrival stands in its cell */
   uint64_t awaited;                /* number to which we wait for others to come; 0: we wait for something else */
@@ -243,8 +244,8 @@ struct steps { /* of a long call: how it is cut, and how far it has come */
   uint64_t step;
 };
 
-struct later { /* a call in the background */
-  struct later *next;
+struct request { /* a call in the background */
+  struct request *next;
   struct call call;
   uint64_t number; /* 0: it has not come to it yet */
   int has_failed;
@@ -327,7 +328,7 @@ void node_lock(struct node *);
 /* -- arrive.c ---- */
 void node_attach(struct node *, struct segment *, struct node_place *, int rank);
 int node_enter(struct node *, uint64_t signature); /* our cell may be written when it returns */
-int node_enter_later(struct node *, uint64_t signature); /* the same; if it does not, the call has no number yet */
+int node_enter_request(struct node *, uint64_t signature); /* the same; if it does not, the call has no number yet */
 void node_arrive(struct node *);                   /* waits for nobody */
 void node_pass(struct node *);                     /* in place of it: this rank has withdrawn */
 int node_wait_for_rank(struct node *, int rank);   /* until it has come to this call */
@@ -346,7 +347,7 @@ void reduce_neutral(int dtype, int op, void *out, size_t count); /* what exscan 
 size_t dtype_bytes(int dtype);
 void reduce_link(const struct call *, size_t at, char *made, const char *before, size_t count);
 
-/* -- collective.c, long.c, direct.c, later.c ---- */
+/* -- collective.c, long.c, direct.c, request.c ---- */
 enum { NODE_NO_ROOM = -2 };
 int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
 int call_is_long(const struct node *, const struct call *);
@@ -364,10 +365,10 @@ void long_count_steps(struct node *);
 int long_give_up(struct node *);
 int direct_move(struct node *, const struct call *);
 int direct_finish(struct node *, const struct call *);
-void later_begin(struct node *, struct later *);
-struct later *later_enter(struct node *);
-struct later *later_move(struct node *, int patience);
-int later_look(struct node *, int why);
+void request_begin(struct node *, struct request *);
+struct request *request_enter(struct node *);
+struct request *request_move(struct node *, int patience);
+int request_look(struct node *, int why);
 int direct_pull(struct node *, int rank, char *to, uint64_t from, size_t nbytes);
 int direct_read(int pid, char *to, uint64_t from, size_t nbytes);
 int direct_is_reached(const char *at, size_t nbytes);

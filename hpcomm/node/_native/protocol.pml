@@ -3,8 +3,9 @@
    spin -a -DP=3 -DCALLS=3 -DCELLS=2 protocol.pml && gcc -O2 -DVECTORSZ=2048 -o pan pan.c && ./pan -m100000
 
    Every rank makes CALLS calls. Each may wait for all (a meeting, which any rank may withdraw from when its time is
-   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Where LATER is more than 1, any of
-   them may be in the background: a rank comes to LATER of these before it has left the first (later.c). Numbers go from 0 to 4 * CELLS - 1.
+   over: that is chosen freely), or, where SYNC is 0, for nobody (a broadcast's root). Where PENDING is more than 1, any of
+   them may be in the background: a rank comes to PENDING of these before it has left the first (request.c). Numbers go
+   from 0 to 4 * CELLS - 1.
    Checked: a cell is not written while anybody may read its data; a signature is taken for that of its own call only; of
    each meeting with deadlines either all pass or none; nobody waits for ever (no invalid end state). */
 #ifndef P
@@ -19,8 +20,8 @@
 #ifndef CELLS
 #define CELLS 3
 #endif
-#ifndef LATER
-#define LATER 1
+#ifndef PENDING
+#define PENDING 1
 #endif
 #define ARRIVED 0
 #define DOUBTS 1
@@ -83,16 +84,16 @@ proctype node(byte me) {
   first = 1;
   do
   :: first > CALLS -> break
-  :: k <= CALLS && k < first + LATER ->
+  :: k <= CALLS && k < first + PENDING ->
      bad = 0;
      /* node_enter: make good for earlier calls; a call may fail here, before it was come to */
      do
      :: published == k -> break
      :: published < k ->
         if
-        :: seen + CELLS < published + 1 + LATER ->
+        :: seen + CELLS < published + 1 + PENDING ->
            if
-           :: wait_for_all_at(published + 1 + LATER - CELLS)
+           :: wait_for_all_at(published + 1 + PENDING - CELLS)
            :: SYNC && first == k && k < CALLS -> bad = 1; break /* its time is over; the last call has no end, so that all end */
            fi
         :: else

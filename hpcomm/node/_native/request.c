@@ -1,25 +1,25 @@
-/* later.c: calls in the background. They are in line behind one another, and each is carried out in parts, by whoever
+/* request.c: calls in the background. They wait in a queue, and each is carried out in parts, by whoever
    waits or asks.
 
      begun --(cell free)--> come to: x lies there --(others have come)--> reduced, taken: ended
      a long one: -------->  its address lies there -----------------> step by step, or direct
 
-   A rank comes to NODE_LATER calls, at most, before it has left the first of them; other ranks count on that where they
-   write a cell again. A long call comes when it is the first in line, and nobody comes behind it: there is one set of
-   pieces and of steps. A call that waits for the others, as in MPI's blocking ones, first ends all that are in line.
+   A rank comes to NODE_PENDING calls, at most, before it has left the first of them; other ranks count on that where they
+   write a cell again. A long call comes when it is the first in the queue, and nobody comes behind it: there is one set of
+   pieces and of steps. A call that waits for the others, as in MPI's blocking ones, first ends all that are in the queue.
 
    A wait that TRIES ends where others have not come, and one that is PATIENT has no time limit. Whoever comes again goes
    on where it ended. A short call needs nobody once it has come: its data lie there, and others take them. */
 #include "node.h"
 
-static int is_first_or_fits(const struct node *n, const struct later *l) {
-  const struct later *first = n->first;
+static int is_first_or_fits(const struct node *n, const struct request *l) {
+  const struct request *first = n->first;
   if (l == first) return 1;
-  return !call_is_long(n, &first->call) && !call_is_long(n, &l->call) && n->last + 1 < first->number + NODE_LATER;
+  return !call_is_long(n, &first->call) && !call_is_long(n, &l->call) && n->last + 1 < first->number + NODE_PENDING;
 }
 
-static int come(struct node *n, struct later *l) {
-  if (node_enter_later(n, l->call.signature)) return -1;
+static int come(struct node *n, struct request *l) {
+  if (node_enter_request(n, l->call.signature)) return -1;
   l->number = n->calls;
   if (!l->call.verb) return node_pass(n), 0;
   if (call_is_long(n, &l->call)) {
@@ -32,7 +32,7 @@ static int come(struct node *n, struct later *l) {
 }
 
 /* Whether a call has failed that could not go on; else it may later. */
-static int fails(struct node *n, struct later *l) {
+static int fails(struct node *n, struct request *l) {
   if (n->is_late) return 0;
   if (l->number && call_is_long(n, &l->call)) long_give_up(n);
   return l->has_failed = 1;
@@ -42,8 +42,8 @@ static void begin(struct node *n, int patience) { n->is_carrying = 1, n->patienc
 static void end(struct node *n) { n->is_carrying = n->patience = n->is_late = 0, n->calls = n->last; }
 
 /* Come to all calls to which we may by now; NULL, or one that has failed. */
-struct later *later_enter(struct node *n) {
-  struct later *l = n->first, *failed = NULL;
+struct request *request_enter(struct node *n) {
+  struct request *l = n->first, *failed = NULL;
   begin(n, TRIES);
   for (; l && !failed && (l->number || l->has_failed || is_first_or_fits(n, l)); l = l->next)
     if (!l->number && !l->has_failed && come(n, l)) {
@@ -54,7 +54,7 @@ struct later *later_enter(struct node *n) {
   return failed;
 }
 
-void later_begin(struct node *n, struct later *l) {
+void request_begin(struct node *n, struct request *l) {
   l->next = NULL;
   if (n->first)
     n->end->next = l;
@@ -63,13 +63,13 @@ void later_begin(struct node *n, struct later *l) {
   n->end = l;
 }
 
-static void go_back_to(struct node *n, const struct later *l) {
+static void go_back_to(struct node *n, const struct request *l) {
   n->calls = n->awaited = l->number;
   n->signature = l->call.signature;
   n->arrival = NODE_ARRIVAL(l->number, NODE_ARRIVED);
 }
 
-static int carry_out(struct node *n, struct later *l) {
+static int carry_out(struct node *n, struct request *l) {
   if (!l->number && come(n, l)) return -1;
   if (!l->call.verb) return 0;
   go_back_to(n, l);
@@ -79,9 +79,9 @@ static int carry_out(struct node *n, struct later *l) {
   return 0;
 }
 
-/* Move the first call on; it, if it has ended, and stands in line no more. */
-struct later *later_move(struct node *n, int patience) {
-  struct later *l = n->first;
+/* Move the first call on; it, if it has ended, and is in the queue no more. */
+struct request *request_move(struct node *n, int patience) {
+  struct request *l = n->first;
   begin(n, patience);
   const int ends = l->has_failed || !carry_out(n, l) || fails(n, l);
   if (ends) n->first = l->next;
@@ -90,8 +90,8 @@ struct later *later_move(struct node *n, int patience) {
 }
 
 /* Let the host look whether those live for whom the first call waits, or say that it is late; -1: it cannot go on. */
-int later_look(struct node *n, int why) {
-  struct later *l = n->first;
+int request_look(struct node *n, int why) {
+  struct request *l = n->first;
   if (!l || !l->number) return 0;
   begin(n, 0);
   go_back_to(n, l);

@@ -1,4 +1,4 @@
-"""Calls in the background by the node core, from Python: their line, its ends, and errors in it."""
+"""Calls in the background by the node core, from Python: their queue, its end, and errors in it."""
 
 import mmap
 import time
@@ -77,7 +77,7 @@ def test_a_rank_that_has_brought_its_data_is_not_needed_any_more():
     ranks.together(2, body)
 
 
-def test_a_blocking_call_first_ends_what_is_in_the_line():
+def test_a_blocking_call_first_ends_what_is_queued():
     def body(node):
         under_way = [begin(node, n) for n in (SHORT, LONG, SHORT)]
         node.begin(MEET, None, None, None, None, None)
@@ -102,7 +102,7 @@ def test_ranks_that_begin_different_calls_hear_of_it_and_go_on(n):
     ranks.together(2, body)
 
 
-def test_a_call_is_left_in_the_line_by_a_handler_that_raises():
+def test_a_call_stays_in_the_queue_after_a_handler_that_raises():
     raised = []
     tell(0)
 

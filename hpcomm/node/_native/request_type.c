@@ -1,4 +1,4 @@
-/* later_type.c: core.Later, a call in the background, and who carries it out: whoever waits for it or asks, and whoever
+/* request_type.c: core.Request, a call in the background, and who carries it out: whoever waits for it or asks, and whoever
    makes another call of the node. One thread at a time: others wait for that one, but who only asks does not. */
 #include "module.h"
 
@@ -8,15 +8,15 @@
 #define LOOK_NS 1000000u
 #define PAUSE_NS 20000 /* long enough for the other thread to take Python's lock: it is handed to nobody */
 
-PyTypeObject *later_type;
+PyTypeObject *request_type;
 
-static Later *object_of(struct later *l) { return (Later *)((char *)l - offsetof(Later, later)); }
+static Request *object_of(struct request *l) { return (Request *)((char *)l - offsetof(Request, request)); }
 
-/* It has ended, well or not: nobody needs its arrays any more. Drops the line's reference. */
-static void let_go(Node *self, Later *l) {
-  if (l->later.has_failed && self->node.gave_up == l->later.number && l->later.number)
-    keep_result(self, l->result, l->later.number);
-  if (l->later.has_failed) Py_CLEAR(l->result);
+/* It has ended, well or not: nobody needs its arrays any more. Drops the queue's reference. */
+static void let_go(Node *self, Request *l) {
+  if (l->request.has_failed && self->node.gave_up == l->request.number && l->request.number)
+    keep_result(self, l->result, l->request.number);
+  if (l->request.has_failed) Py_CLEAR(l->result);
   Node *node = l->node;
   l->node = NULL;
   Py_CLEAR(l->x);
@@ -25,9 +25,9 @@ static void let_go(Node *self, Later *l) {
 }
 
 /* One has failed: whoever waits for it hears why. */
-static void take_error(Later *l) {
+static void take_error(Request *l) {
   PyObject *type, *value, *trace;
-  if (!l->later.has_failed || !PyErr_Occurred()) return;
+  if (!l->request.has_failed || !PyErr_Occurred()) return;
   PyErr_Fetch(&type, &value, &trace);
   PyErr_NormalizeException(&type, &value, &trace);
   if (value && trace) PyException_SetTraceback(value, trace);
@@ -38,17 +38,17 @@ static void take_error(Later *l) {
 }
 
 static void enter_all(Node *self) {
-  struct later *failed;
-  while ((failed = later_enter(&self->node))) take_error(object_of(failed));
+  struct request *failed;
+  while ((failed = request_enter(&self->node))) take_error(object_of(failed));
 }
 
-/* Carry out what is in line, up to this one, or all of it; 1: done, 0: not yet, -1: an exception, such as Ctrl-C. */
-static int carry_out(Node *self, const Later *last, int patience) {
+/* Carry out what is in the queue, up to this one, or all of it; 1: done, 0: not yet, -1: an exception, such as Ctrl-C. */
+static int carry_out(Node *self, const Request *last, int patience) {
   struct node *n = &self->node;
   self->carries = 1;
   self->thread = PyThread_get_thread_ident();
   while (n->first && !(last && !last->node)) {
-    struct later *l = later_move(n, patience);
+    struct request *l = request_move(n, patience);
     if (!l) break;
     take_error(object_of(l));
     enter_all(self);
@@ -72,14 +72,14 @@ static int wait_for_thread(Node *self) {
   return 0;
 }
 
-static Later *new_later(Node *self) {
-  Later *l = new_object(later_type);
+static Request *new_request(Node *self) {
+  Request *l = new_object(request_type);
   if (l) l->node = (Node *)Py_NewRef((PyObject *)self);
   return l;
 }
 
-/* Of a call that waits for the others: first all that is in line. If that takes too long, it fails, and has its place there. */
-int end_later(Node *self) {
+/* Of a call that waits for the others: first all that is in the queue. If that takes too long, it fails, and has its place there. */
+int end_requests(Node *self) {
   struct node *n = &self->node;
   if (wait_for_thread(self)) return -1;
   if (self->busy) return refuse_thread(self);
@@ -87,9 +87,9 @@ int end_later(Node *self) {
   const int done = carry_out(self, NULL, n->synchronous ? 0 : PATIENT);
   n->limit = 0;
   if (done == 1) return 0;
-  if (!done) later_look(n, WHY_LATE);
-  Later *debt = new_later(self);
-  if (debt) later_begin(n, &debt->later); /* its verb is 0 */
+  if (!done) request_look(n, WHY_LATE);
+  Request *debt = new_request(self);
+  if (debt) request_begin(n, &debt->request); /* its verb is 0 */
   return -1;
 }
 
@@ -105,27 +105,27 @@ PyObject *node_begin(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   PyObject *result = NULL;
   if (PyErr_Occurred() || !is_ours(self)) return NULL;
   const int takes = c.verb == BY_BARRIER ? 1 : prepare_call(self, &g, &c, &x, &out, &result);
-  Later *l = NULL;
+  Request *l = NULL;
   if (takes != 1) goto not_taken;
   if (self->busy && refuse_thread(self)) goto failed;
   call_sign(&c);
-  c.signature |= 1u << 31;
+  c.signature |= NODE_BACKGROUND;
   if (n->size > 1 && call_is_long(n, &c)) {
     if (!n->pieces && (wait_for_thread(self) || long_find_pieces(n))) goto failed;
     n->has_begun_long = 1;
     if (n->pieces == NODE_NO_PIECES) goto not_taken;
   }
-  if (!(l = new_later(self))) goto failed;
+  if (!(l = new_request(self))) goto failed;
   l->x = Py_NewRef(a[1]);
   l->result = result ? result : Py_NewRef(Py_None);
-  l->later.call = c;
+  l->request.call = c;
   if (n->size == 1) {
     call_take(n, &c);
     Py_CLEAR(l->node);
     return (PyObject *)l;
   }
-  Py_INCREF((PyObject *)l); /* the line's */
-  later_begin(n, &l->later);
+  Py_INCREF((PyObject *)l); /* the queue's */
+  request_begin(n, &l->request);
   if (self->carries) return (PyObject *)l;
   self->carries = 1;
   self->thread = PyThread_get_thread_ident();
@@ -142,7 +142,7 @@ failed:
   return NULL;
 }
 
-static PyObject *outcome(const Later *l, int done) {
+static PyObject *outcome(const Request *l, int done) {
   if (done < 0) return NULL;
   if (!done || !l->error) return PyBool_FromLong(done);
   PyErr_SetObject((PyObject *)Py_TYPE(l->error), l->error);
@@ -150,8 +150,8 @@ static PyObject *outcome(const Later *l, int done) {
 }
 
 /* Test(status): whether it has ended; moves on what can be without a wait. */
-static PyObject *later_test(PyObject *me, PyObject *const *a, Py_ssize_t count) {
-  Later *l = (Later *)me;
+static PyObject *request_test(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+  Request *l = (Request *)me;
   Node *self = l->node;
   (void)a, (void)count;
   if (!self) return outcome(l, 1);
@@ -162,18 +162,18 @@ static PyObject *later_test(PyObject *me, PyObject *const *a, Py_ssize_t count) 
   if (!done && now - self->looked > LOOK_NS) {
     self->looked = now;
     self->carries = 1;
-    struct later *first = self->node.first;
-    if (later_look(&self->node, WHY_WAITS)) take_error(object_of(first));
+    struct request *first = self->node.first;
+    if (request_look(&self->node, WHY_WAITS)) take_error(object_of(first));
     self->carries = 0;
-    done = PyErr_Occurred() ? -1 : l->later.has_failed ? carry_out(self, l, TRIES) : 0;
+    done = PyErr_Occurred() ? -1 : l->request.has_failed ? carry_out(self, l, TRIES) : 0;
   }
   Py_DECREF((PyObject *)self);
   return outcome(l, done);
 }
 
 /* Wait(status): until it has ended. */
-static PyObject *later_wait(PyObject *me, PyObject *const *a, Py_ssize_t count) {
-  Later *l = (Later *)me;
+static PyObject *request_wait(PyObject *me, PyObject *const *a, Py_ssize_t count) {
+  Request *l = (Request *)me;
   int done = 0;
   (void)a, (void)count;
   while (l->node && !done) {
@@ -184,8 +184,8 @@ static PyObject *later_wait(PyObject *me, PyObject *const *a, Py_ssize_t count) 
   return outcome(l, done < 0 ? -1 : 1);
 }
 
-static void later_dealloc(PyObject *me) {
-  Later *l = (Later *)me;
+static void request_dealloc(PyObject *me) {
+  Request *l = (Request *)me;
   Py_CLEAR(l->x);
   Py_CLEAR(l->result);
   Py_CLEAR(l->error);
@@ -195,22 +195,22 @@ static void later_dealloc(PyObject *me) {
 
 /* Whether somebody has to move it on for others' sake, though nobody waits for it here. */
 static PyObject *get_moves(PyObject *me, void *none) {
-  const Later *l = (Later *)me;
+  const Request *l = (Request *)me;
   (void)none;
-  return PyBool_FromLong(l->node && (!l->later.number || call_is_long(&l->node->node, &l->later.call)));
+  return PyBool_FromLong(l->node && (!l->request.number || call_is_long(&l->node->node, &l->request.call)));
 }
 
-static PyMethodDef methods[] = {{"Test", (PyCFunction)(void (*)(void))later_test, METH_FASTCALL, NULL},
-                                {"Wait", (PyCFunction)(void (*)(void))later_wait, METH_FASTCALL, NULL},
+static PyMethodDef methods[] = {{"Test", (PyCFunction)(void (*)(void))request_test, METH_FASTCALL, NULL},
+                                {"Wait", (PyCFunction)(void (*)(void))request_wait, METH_FASTCALL, NULL},
                                 {0}};
-static PyMemberDef members[] = {{"result", T_OBJECT, offsetof(Later, result), READONLY, NULL},
+static PyMemberDef members[] = {{"result", T_OBJECT, offsetof(Request, result), READONLY, NULL},
                                 {0}};
-static PyObject *get_over(PyObject *me, void *none) { return (void)none, PyBool_FromLong(!((Later *)me)->node); }
+static PyObject *get_over(PyObject *me, void *none) { return (void)none, PyBool_FromLong(!((Request *)me)->node); }
 static PyGetSetDef attributes[] = {{"moves", get_moves, NULL, NULL, NULL}, {"over", get_over, NULL, NULL, NULL}, {0}};
-static PyType_Slot slots[] = {{Py_tp_dealloc, later_dealloc},
+static PyType_Slot slots[] = {{Py_tp_dealloc, request_dealloc},
                               {Py_tp_methods, methods},
                               {Py_tp_members, members},
                               {Py_tp_getset, attributes},
                               {0, NULL}};
-PyType_Spec later_spec = {"hpcomm.node._native.core.Later", sizeof(Later), 0,
+PyType_Spec request_spec = {"hpcomm.node._native.core.Request", sizeof(Request), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
