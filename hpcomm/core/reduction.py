@@ -40,6 +40,12 @@ _FUNCTIONS = {
     "torch": {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "amin": "min", "amax": "max",
               "any": "lor", "all": "land", "mean": "avg"},
 }  # fmt: skip
+# Functions f(a, b) of numpy, Python's operator and torch that are an operator, on elements of these kinds
+_OF_TWO = {"add": "sum", "multiply": "prod", "mul": "prod", "minimum": "min", "maximum": "max",
+           "bitwise_and": "band", "and_": "band", "bitwise_or": "bor", "or_": "bor", "bitwise_xor": "bxor",
+           "xor": "bxor", "logical_and": "land", "logical_or": "lor"}  # fmt: skip
+_THEIR_KINDS = {"sum": "biufhc", "prod": "biufhc", "min": "biufh", "max": "biufh",
+                "band": "biu", "bor": "biu", "bxor": "biu", "land": "b", "lor": "b"}  # fmt: skip
 _MOST = 2**63 - 1  # of an int
 _FLOATS = ("FLOAT", "DOUBLE", "LONG_DOUBLE")
 _NARROW = ("INT8_T", "UINT8_T", "INT16_T", "UINT16_T")
@@ -102,13 +108,20 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
 
     Args:
         op: a name of NAMES, premul_sum(factor), torch ReduceOp, MPI.Op, a function f(a, b) -> c, or one such
-            as Python's sum, max and any, which means the operator by which it reduces.
+            as numpy.add, or Python's sum, max and any, which means the operator by which it reduces.
 
     Raises:
         UsageError: op is none of these.
         DtypeError: op has no right result on dtype.
     """
-    return _on(named(op), dtype)
+    found = named(op)
+    word = _OF_TWO.get(found.name, "") if found.function is not None else ""
+    if dtype.kind in _THEIR_KINDS.get(word, ()) and any(
+        found.function is getattr(sys.modules.get(module), found.name, None)
+        for module in ("numpy", "operator", "_operator", "torch")
+    ):
+        found = Op(word)
+    return _on(found, dtype)
 
 
 def check_whole(x: int, op: Op, ranks: int) -> None:

@@ -106,13 +106,13 @@ class Reductions(Shell):
         Args:
             x: array, same shape and dtype on every rank.
             op: "sum", "avg" (floating or complex), "prod", "min", "max" (not complex), "band", "bor", "bxor"
-                (bool and integers), "land", "lor". Or premul_sum(factor), a torch ReduceOp, an MPI.Op, or
-                Python's sum, min, max, any or all. Or a function f(a, b) -> c of two arrays of x's kind. It
-                is applied in rank order and need not commute. Floats are reduced in rank order, too, within
-                nodes and then between them (docs/reproducible.md). float16 and bfloat16 are reduced in
-                float32 and rounded once. min and max of floats return NaN where a rank has it, as numpy's do.
-                On arrays of bool, sum and max mean "or", prod and min mean "and". The sum of Python's own
-                bools counts those that are True.
+                (bool and integers), "land", "lor". Or premul_sum(factor), a torch ReduceOp, an MPI.Op,
+                Python's sum, min, max, any or all, or numpy.add and its like, where they mean one of these.
+                Or another function f(a, b) -> c of two arrays of x's kind. It is applied in rank order and
+                need not commute. Floats are reduced in rank order, too, within nodes and then between them
+                (docs/reproducible.md). float16 and bfloat16 are reduced in float32 and rounded once. min and
+                max of floats return NaN where a rank has it, as numpy's do. On arrays of bool, sum and max
+                mean "or", prod and min mean "and". The sum of Python's own bools counts those that are True.
             out: array that receives, of x's shape and dtype; out=x is in place.
             algorithm: one of hpcomm's, as "ring" or "double_tree"; None: the library's or the node core's
                 (docs/algorithms.md).
