@@ -9,9 +9,11 @@ import itertools
 import pickle
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+from hpcomm.communicator.verbs import collectives
 from hpcomm.communicator.verbs.direct import ByLibrary
 from hpcomm.core.operation import Arguments
 from hpcomm.errors import HpcommError
@@ -168,3 +170,33 @@ def test_arrays_of_unusual_make(comm: Any, node: Any) -> None:
     for x in leaves:
         assert not core_takes(node, "all_reduce", x, None, "sum", 0)
     assert not core_takes(node, "all_reduce", takes[0], fixed, "sum", 0)
+
+
+def test_odd_arrays_reach_the_core_in_another_form(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the general path, which takes several times as long."""
+    comm = own_comm
+    if comm.context.node is None:
+        pytest.skip("no node core")
+    monkeypatch.delattr(collectives, "_prepared")
+    p, ranks = comm.size, np.arange(float(own_comm.size))
+    assert (comm.all_reduce(1.5), comm.all_reduce(2), comm.scan(1)) == (1.5 * p, 2 * p, comm.rank + 1)
+    assert isinstance(comm.all_reduce(2, "max"), int)
+    assert comm.broadcast(comm.rank, root=1) == 1
+    assert comm.all_gather(float(comm.rank)).tolist() == ranks.tolist()
+    halves = np.ones(3, ml_dtypes.bfloat16)
+    assert comm.all_reduce(halves).tolist() == [p] * 3
+    assert comm.all_gather(halves).dtype == halves.dtype
+    wide = np.arange(8.0)
+    for x in (wide[::2], wide.reshape(2, 4).T, wide.astype(np.float16)[::2]):
+        x, out = x.copy("K") if x.ndim > 1 else x, np.zeros((*x.shape, 2), x.dtype)[..., 0]
+        expected = (x * p).tolist()
+        assert comm.all_reduce(x).tolist() == expected
+        assert comm.all_reduce(x, out=out) is out
+        assert out.tolist() == expected
+        assert (comm.reduce(x, root=1, out=out) is out) == (comm.rank == 1)
+    inner = wide[::2]
+    assert comm.all_reduce(inner, out=inner).tolist() == [0, 2 * p, 4 * p, 6 * p]
+    assert wide.tolist() == [0, 1, 2 * p, 3, 4 * p, 5, 6 * p, 7]
+    for wrong in (np.broadcast_to(np.zeros(1), (4,)), wide[1:5], np.zeros(4, np.float32)):
+        with pytest.raises(NameError, match="_prepared"):  # the general path, which says what is wrong
+            comm.all_reduce(wide[:4], out=wrong)

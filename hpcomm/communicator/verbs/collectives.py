@@ -22,7 +22,7 @@ from ...core.verbs import ROOTED
 from ...errors import HpcommError, UsageError
 from ...transport.late import host_calls, host_copy, prepare, schedule_transport, transport
 from ..shell import Shell
-from . import timeouts
+from . import direct, timeouts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -365,6 +365,10 @@ class Collectives(Shell):
 
 def careful(comm: Context, given: Arguments, async_op: bool, algorithm: str | None = None) -> object:
     """The general path of every collective but barrier: look, check, agree, carry out."""
+    if not (async_op or algorithm or given.exact):
+        done = direct.by_copies(comm, given)
+        if done is not NotImplemented:
+            return done
     verb, x, root = given.verb, given.out if given.x is None else given.x, given.root
     words: dict[str, object] = {"op": given.op, "root": root if verb in ROOTED else None}
     words |= {

@@ -9,7 +9,7 @@ What is tried has the methods of the native core's Node, and is one of three:
     NO_DIRECT   none of these, it is closed, or observers look on: the general path takes every call
 
 Calls in the background try OnNode, which is the core, InBackground, which is ByLibrary with MPI's nonblocking
-functions, or NO_DIRECT.
+functions, or NO_DIRECT. What the core does not take as it lies, by_copies() gives it in another form.
 """
 
 from __future__ import annotations
@@ -25,15 +25,26 @@ from ...core.signature import BACKGROUND, DTYPE, SCHEDULED, head
 from ...core.verbs import TABLE, Verb
 from ...errors import HpcommError
 from ...node.present import enter, leave
-from ...transport.late import dtypes, rank_order, reduction, single_request, transport, wrapping
+from ...transport.late import (
+    buffer,
+    dtypes,
+    host_calls,
+    rank_order,
+    reduction,
+    single_request,
+    transport,
+    wrapping,
+)
 
 if TYPE_CHECKING:
     from ...core.comm import Comm
+    from ...core.operation import Arguments
     from ...core.types import AnyArray
 
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 _IN_PLACE = ("broadcast", "all_reduce")
 _NUMBERS = {verb: head(verb) for verb in TABLE}
+_BOUNDED, _SURE = ("sum", "min", "max", None), 2**31  # of ints up to that all results have 64 bits
 
 
 class NoDirect:
@@ -257,6 +268,56 @@ class OnNode(NoDirect):
         if going is NotImplemented:
             return going
         return single_request.OfNode(self._comm, verb, x, going)
+
+
+def by_copies(comm: Comm, given: Arguments) -> object:
+    """A blocking call of the core on copies that lie as it wants them: of a number, of numpy's arrays with
+    strides, or as the bits of elements that only ml_dtypes has. NotImplemented: the general path has to look.
+    """
+    verb, x, out, op, root, _ = given
+    node, row = comm.node, TABLE[verb]
+    if node is None or comm.direct is not node or (row.reduces and type(op) is not str):
+        return NotImplemented
+    how = (*((op,) if row.reduces else ()), *((root,) if row.root else ()))
+    if type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED):
+        made = NotImplemented if out is not None else getattr(node, verb)(np.array(x), *how, None)
+        return made.item() if type(made) is np.ndarray and not made.ndim else made
+    if not all(each is None or type(each) is np.ndarray for each in (x, out)):
+        return NotImplemented
+    like = out if x is None else x
+    if like is None or (out is not None and not _may_land(x, out)):
+        return NotImplemented
+    try:
+        dtype = dtypes.from_numpy(like.dtype)
+    except HpcommError:
+        return NotImplemented
+    if not host_calls.core_takes(dtype, None):
+        return NotImplemented
+    packed, into = _plain(x, dtype.storage, True), _plain(out, dtype.storage, False)
+    made = getattr(node, verb)(packed, *how, packed if out is x else into, dtype.code)
+    if made is None or made is NotImplemented:
+        return made
+    if out is None:
+        return made.view(like.dtype)
+    if not np.may_share_memory(made, out):
+        out.view(dtype.storage)[...] = made
+    return out
+
+
+def _may_land(x: AnyArray | None, out: AnyArray) -> bool:
+    """Whether a result can be copied into out; what is wrong with it, the general path says."""
+    if x is not None and x is not out and (x.dtype != out.dtype or np.may_share_memory(x, out)):
+        return False
+    return buffer.as_buffer(out).frozen is None
+
+
+def _plain(array: AnyArray | None, storage: str, filled: bool) -> AnyArray | None:
+    """The array in one piece and of plain elements: itself, or beside it."""
+    if array is None:
+        return None
+    if array.flags.c_contiguous and array.flags.aligned:
+        return array.view(storage)
+    return array.copy().view(storage) if filled else np.empty(array.shape, storage)
 
 
 def _finished(function: object, result: AnyArray | None, fold: Any, brought: AnyArray | None) -> object:
