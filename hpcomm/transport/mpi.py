@@ -22,7 +22,7 @@ from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
 from .between_groups import have_counted
-from .matching import Ends, add_tag
+from .matching import Ends
 from .progress import StreamRequest
 
 if TYPE_CHECKING:
@@ -227,14 +227,9 @@ def _too_long(
     return _other_length(comm, verb, seen, _lengths(nbytes, expected) if nbytes > expected else longer)
 
 
-def check_arrived(comm: Comm, verb: str, out: object, seen: MPI.Status, tags: set[int]) -> None:
-    """Refuse a message of another element type than out's, or one that does not fill it.
-
-    tags: of which that type has matched; this one is added.
-    """
-    look = as_buffer(detached(out))
-    check_came(comm, verb, look, seen)
-    add_tag(tags, seen.tag)
+def check_arrived(comm: Comm, verb: str, out: object, seen: MPI.Status) -> None:
+    """Refuse a message of another element type than out's, or one that does not fill it."""
+    check_came(comm, verb, as_buffer(detached(out)), seen)
 
 
 @lru_cache(maxsize=1)

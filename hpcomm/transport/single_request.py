@@ -23,7 +23,7 @@ from ..errors import HpcommError, passing
 from ..node.present import enter, leave
 from . import mpi as transport
 from . import progress
-from .matching import fill
+from .matching import add_tag, fill
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -129,7 +129,8 @@ class Message(Request[Any]):
         if self._tags is None or seen is None:  # a send
             return
         if seen.Get_count() != self._x.nbytes or seen.tag not in self._tags:
-            transport.check_arrived(self.waits_for[0], "recv", self._x, seen, self._tags)
+            transport.check_arrived(self.waits_for[0], "recv", self._x, seen)
+            add_tag(self._tags, seen.tag)
         self._seen, self.result = seen, self._x
         if self._status is not None:
             fill(self._status, seen)

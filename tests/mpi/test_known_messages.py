@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hpcomm
+from hpcomm.communicator.verbs import p2p, sendrecv
 
 pytestmark = [pytest.mark.few, pytest.mark.mpi(min_size=2)]
 
@@ -207,3 +208,39 @@ def test_a_request_says_where_its_message_was_begun(near: Any) -> None:
     near.send(np.ones(2), right, tag=5)
     request.wait()
     assert request.status == hpcomm.Status(left, 5, 16)
+
+
+def test_from_any_source_and_into_new_arrays_are_known_too(
+    near: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, right = ring(near)
+    for turn in range(3):
+        going = near.isend(np.full(3, turn), right)
+        assert near.recv(np.zeros(3, int)).tolist() == [turn] * 3
+        going.wait()
+        if turn == 1:
+            for module, name in ((p2p, "receive_carefully"), (sendrecv, "_sendrecv_carefully")):
+                monkeypatch.delattr(module, name)
+    x = np.full(2, float(near.rank))
+    assert near.sendrecv(x, right, left).tolist() == [left] * 2
+    going = near.isend(x, right, 4)
+    made = near.recv(source=left, tag=4, dtype="float64", shape=2)
+    assert (made.tolist(), made.dtype) == ([left] * 2, np.float64)
+    going.wait()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_from_any_source_another_dtype_is_seen(own_comm: Any) -> None:
+    """One rank's messages are known, another one's are not."""
+    comm = own_comm
+    if comm.context.message_kinds is None:
+        pytest.skip("no memory of the node")
+    for sender in (1, 1, 1, 2):
+        if comm.rank == sender:
+            comm.send(np.ones(3, "f8" if sender == 1 else "i8"), 0, 5)
+        elif comm.rank == 0 and sender == 1:
+            comm.recv(np.zeros(3))
+        elif comm.rank == 0:
+            with pytest.raises(hpcomm.MismatchError, match="int64"):
+                comm.recv(np.zeros(3))
+        comm.barrier()

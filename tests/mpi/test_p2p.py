@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array as stdlib_array
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import array_api_strict
@@ -878,8 +879,11 @@ def test_a_failure_of_mpi_in_a_receive_of_unknown_length_is_ours(
     monkeypatch.setattr(Arrival, "Wait", fail)
     monkeypatch.setattr(Arrival, "Test", fail)
     left, _ = ring(own_comm)
+    with monkeypatch.context() as at_once:
+        at_once.setattr(own_comm.context, "mpi_handle", SimpleNamespace(Mprobe=fail))
+        with pytest.raises(hpcomm.TransportError, match=r"(?s)failed: .*where: recv"):
+            own_comm.recv(dtype="float64", source=left)
     for receive in (
-        lambda: own_comm.recv(dtype="float64", source=left),
         lambda: own_comm.irecv(dtype="float64", source=left).wait(timeout=WAIT_S),
         lambda: own_comm.irecv_object(left).wait(),
     ):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     Part = tuple[Any, int, MPI.Datatype]  # memory, elements, type: what mpi4py takes
     Look = Callable[[Any], Part | None]
-    Known = tuple[Part, int, set[int]]
+    Known = tuple[Part, int, set[Any]]
 
 _MOST = 1024  # kinds of calls
 
@@ -57,7 +57,7 @@ class KnownReceive:
 
     def __init__(self, kind: type[Any], dtype: Any, look: Look, look_later: Look, probed: int) -> None:
         self.kind, self.dtype, self.look, self.look_later, self.probed = kind, dtype, look, look_later, probed
-        self.tags: set[int] = set()
+        self.tags: set[Any] = set()
 
 
 class KnownMessages:
@@ -96,22 +96,32 @@ def known_receive(comm: Comm, out: Any, source: int | None, tag: int | None, wai
     """How to receive into out, if such a receive was found right before; else None.
 
     Args:
-        waits: whether the call waits for the message.
+        waits: whether the call waits for the message; else it has to be from one rank.
 
     Returns:
         out as mpi4py takes it; from how many elements on the message is to be looked at first; the tags of
-        which the element type has matched.
+        which the element type has matched, or, from any source, ranks and tags.
     """
     try:
+        if source is None and waits:
+            source = MPI.ANY_SOURCE
         known = comm.known.receives[source]
         if type(out) is not known.kind or out.dtype is not known.dtype:
             known = comm.known.receives[source] = comm.known.receives[type(out), out.dtype, source]
-        if type(source) is not int or not (tag is None or is_plain_tag(tag)):
+        if type(source) is not int or not (tag is None or is_plain_tag(tag)) or (source < 0 and not waits):
             return None
         part = known.look(out) if waits else known.look_later(out)
         return None if part is None else (part, known.probed, known.tags)
     except (AttributeError, KeyError, TypeError):
         return None
+
+
+def check_known(comm: Comm, verb: str, out: Any, source: int, seen: MPI.Status, tags: set[Any]) -> None:
+    """Look at a message that has come to a known receive from source, or from any."""
+    its = seen.tag if source >= 0 else (seen.source, seen.tag)
+    if its not in tags or seen.Get_count() != out.nbytes:
+        transport.check_arrived(comm, verb, out, seen)
+        add_tag(tags, its)
 
 
 def _other_send(comm: Comm, x: Any, dest: int, tag: int) -> KnownSend:
@@ -142,7 +152,8 @@ def remember_send(comm: Comm, x: object, dtype: Dtype, dest: int) -> None:
 def remember_receive(comm: Comm, out: object, dtype: Dtype, source: int) -> None:
     """Keep a receive that was found right."""
     key = type(out), getattr(out, "dtype", None), source
-    if key in comm.known.receives or not _may_be_known(comm, comm.known.receives, source):
+    peer = 0 if source == MPI.ANY_SOURCE else source
+    if key in comm.known.receives or not _may_be_known(comm, comm.known.receives, peer):
         return
     now = later = 0  # elements up to which a receive is guarded
     if guarded_receive.is_needed():

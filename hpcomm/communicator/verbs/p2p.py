@@ -32,9 +32,9 @@ from ...transport.matching import (
 )
 from ..shell import Shell
 from . import collectives
-from .known_messages import known_receive, known_send, remember_receive, remember_send
+from .known_messages import check_known, known_receive, known_send, remember_receive, remember_send
 from .timeouts import waited
-from .unknown_length import in_order, recv_behind, recv_unsized
+from .unknown_length import in_order, recv_at_once, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
     from ...core.buffer import Buffer, Shape
@@ -205,12 +205,15 @@ class Messages(Shell):
         """
         comm = self.context
         peer: Any = src if source is None else source
+        if out is None and shape is not None and dtype is not None:
+            out = _new_array(comm, dtype, shape, async_op)
         if status is not None or async_op or (known := known_receive(comm, out, peer, tag, True)) is None:
             with messaging(comm, "recv", out, peer, tag, async_op=async_op):
                 envelope = envelope_of(comm, peer, tag, status, async_op)
-                return receive_carefully(comm, out, dtype, shape, envelope, async_op)
+                return receive_carefully(comm, out, dtype, envelope, async_op)
         (part, probed, tags), seen = known, MPI.Status()
         number = MPI.ANY_TAG if tag is None else tag
+        peer = MPI.ANY_SOURCE if peer is None else peer
         try:
             enter(comm, "recv", out, peer, number)
             if part[1] < probed:
@@ -221,8 +224,7 @@ class Messages(Shell):
             raise transport.failure(error, "recv", comm, seen, out.nbytes) from None  # type: ignore[union-attr]  # known
         finally:
             leave()
-        if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]  # it is known
-            transport.check_arrived(comm, "recv", out, seen, tags)
+        check_known(comm, "recv", out, peer, seen, tags)
         return out
 
     # fmt: off
@@ -255,10 +257,12 @@ class Messages(Shell):
         """Begin to receive a message, as recv; the request's status says from where. Same as MPI_Irecv."""
         comm = self.context
         peer: Any = src if source is None else source
+        if out is None and shape is not None and dtype is not None:
+            out = _new_array(comm, dtype, shape, True)
         known = known_receive(comm, out, peer, tag, False)
         if known is None:
             envelope = envelope_of(comm, peer, tag, None, True)
-            request: Request[Any] = receive_carefully(comm, out, dtype, shape, envelope, True)
+            request: Request[Any] = receive_carefully(comm, out, dtype, envelope, True)
             return request
         number = MPI.ANY_TAG if tag is None else tag
         try:
@@ -356,11 +360,9 @@ def envelope_of(
     return Envelope(source, tag, Status() if status is None else status)
 
 
-def receive_carefully(
-    comm: Context, out: Any, dtype: Any, shape: Any, envelope: Envelope, async_op: bool
-) -> Any:
+def receive_carefully(comm: Context, out: Any, dtype: Any, envelope: Envelope, async_op: bool) -> Any:
     if not async_op and patience(comm, True) is not None:
-        return waited(comm, receive_carefully(comm, out, dtype, shape, envelope, True))
+        return waited(comm, receive_carefully(comm, out, dtype, envelope, True))
     with located("irecv" if async_op else "recv", comm):
         if out is not None:
             look = _receiver(out)
@@ -371,11 +373,8 @@ def receive_carefully(
                 hint="recv_object for what send_object sends; of arrays recv(out), recv(dtype='float64'), or "
                 "send_ragged and recv_ragged, which carry shape and dtype",
             )
-        if shape is not None:
-            record, torch = dtypes.parse(dtype)
-            shape = _shape(shape)
-            made = buffer.empty(shape, record, torch)
-            return receive_into(comm, None, made, envelope, async_op)
+        if not async_op and comm.devices is None and not is_awaited(comm.mpi_handle):
+            return recv_at_once(comm, dtype, envelope)
         if async_op:
             comm.known.receives.clear()  # they ask MPI alone
         return in_order(comm, recv_unsized(comm, dtype, envelope), envelope, async_op)
@@ -392,6 +391,13 @@ def _receiver(out: Any) -> Buffer:
             error.hint = f"the array that receives comes first; {meant}={out!r} by name, or recv_object"
         raise
     return look
+
+
+def _new_array(comm: Context, dtype: Any, shape: Shape | int, async_op: bool) -> Any:
+    """An array of dtype and shape to receive into."""
+    with located("irecv" if async_op else "recv", comm):
+        record, torch = dtypes.parse(dtype)
+        return buffer.empty(_shape(shape), record, torch).give()
 
 
 def _shape(shape: Shape | int) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..._lazy import MPI, np
 from ...agree import message_kinds
+from ...core import result_memory
 from ...core.operation import Call
 from ...core.patience import patience
 from ...core.present import messaging
@@ -17,7 +18,7 @@ from ...transport.late import buffer, prepare, transport
 from ...transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, tag_number
 from ..shell import Shell
 from . import timeouts
-from .known_messages import known_receive, known_send, remember_receive, remember_send
+from .known_messages import check_known, known_receive, known_send, remember_receive, remember_send
 from .p2p import check_writable, receive_into, send_carefully
 
 if TYPE_CHECKING:
@@ -49,11 +50,14 @@ class SendRecv(Shell):
             out, or the array made.
         """
         comm = self.context
+        given: Any = x
+        if out is None and type(given) is np.ndarray:
+            out = result_memory.empty(given.shape, given.dtype)  # type: ignore[assignment]  # as x is
         if status is None and (part := known_send(comm, x, dest, sendtag)) is not None:
             known = known_receive(comm, out, source, recvtag, True)
             if known is not None and not _may_overlap(part[0], known[0][0]):
                 (into, probed, tags), seen = known, MPI.Status()
-                peer: Any = source
+                peer: Any = MPI.ANY_SOURCE if source is None else source
                 number = MPI.ANY_TAG if recvtag is None else recvtag
                 try:
                     enter(comm, "sendrecv", out, (peer, dest, sendtag), number)
@@ -66,8 +70,7 @@ class SendRecv(Shell):
                     raise transport.failure(error, "sendrecv", comm, seen, out.nbytes) from None  # type: ignore[union-attr]  # known
                 finally:
                     leave()
-                if seen.Get_count() != out.nbytes or seen.tag not in tags:  # type: ignore[union-attr]
-                    transport.check_arrived(comm, "sendrecv", out, seen, tags)
+                check_known(comm, "sendrecv", out, peer, seen, tags)
                 return out  # type: ignore[return-value]
         with messaging(comm, "sendrecv", x, source, recvtag, dest=dest, sendtag=sendtag or None):
             ends = _ends(comm, dest, source, sendtag, recvtag)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from ...core.buffer import Buffer
+    from ...core.dtypes import Dtype
     from ..context import Context
 
 
@@ -51,6 +52,39 @@ def recv_behind(comm: Context, look: Buffer, envelope: Envelope) -> Stages:
     return look.give()
 
 
+def recv_at_once(comm: Context, dtype: DTypeLike, envelope: Envelope) -> Any:
+    """Wait for the message, make an array of its length, take it; where no other receive waits so."""
+    source, tag, status = envelope
+    (record, torch), seen = dtypes.parse(dtype), MPI.Status()
+    try:
+        message = comm.mpi_handle.Mprobe(source, tag, seen)
+        look = _taken(comm, record, torch, message, seen)
+    except MPI.Exception as error:
+        raise transport.failure(error, "recv", comm) from None
+    fill(status, seen)
+    return look.give()
+
+
+def _taken(comm: Context, record: Dtype, torch: bool, message: MPI.Message, seen: MPI.Status) -> Buffer:
+    """A new array, filled by a message."""
+    nbytes = seen.Get_elements(MPI.BYTE)
+    if nbytes % record.itemsize:
+        message.Recv(bytearray(nbytes))
+        raise _no_whole_number(comm, nbytes, record)
+    look = buffer.empty((nbytes // record.itemsize,), record, torch)
+    message.Recv(transport.message(look.array, look.array.size, record))
+    message_kinds.match(comm, "recv", look, seen.source, seen.tag)
+    return look
+
+
+def _no_whole_number(comm: Context, nbytes: int, record: Dtype) -> MismatchError:
+    what, hint = (
+        f"a message of {nbytes} bytes holds no whole number of {record}",
+        "give the dtype that was sent",
+    )
+    return MismatchError(what, where("recv", comm), hint)
+
+
 def recv_unsized(comm: Context, dtype: DTypeLike, envelope: Envelope) -> Stages:
     """Wait for the message, make an array of its length, take it."""
     source, tag, status = envelope
@@ -61,34 +95,24 @@ def recv_unsized(comm: Context, dtype: DTypeLike, envelope: Envelope) -> Stages:
         yield [arrival]
     else:
         arrival.withdraw()
-    nbytes = arrival.status.Get_elements(MPI.BYTE)
-    if comm.devices is not None:  # it may be a header, which announces a large message
-        if raw is None:
-            raw = bytearray(nbytes)
-            arrival.message.Recv([raw, MPI.BYTE])
-            arrival.message = None
-        announced = comm.devices.length(raw)
-        nbytes = nbytes if announced is None else announced
-    if nbytes % record.itemsize:
-        if arrival.message is not None:
-            arrival.message.Recv(bytearray(nbytes))
-        raise MismatchError(
-            f"a message of {nbytes} bytes holds no whole number of {record}",
-            where("recv", comm),
-            "give the dtype that was sent",
-        )
-    look = buffer.empty((nbytes // record.itemsize,), record, torch)
     if comm.devices is None:
-        arrival.message.Recv(transport.message(look.array, look.array.size, record))
-        message_kinds.match(comm, "recv", look, arrival.status.source, arrival.status.tag)
-    elif announced is None:
-        assert raw is not None
+        look = _taken(comm, record, torch, arrival.message, arrival.status)
+        fill(status, arrival.status)
+        return look.give()
+    if raw is None:  # it may be a header, which announces a large message
+        raw = bytearray(arrival.status.Get_elements(MPI.BYTE))
+        arrival.message.Recv([raw, MPI.BYTE])
+    announced = comm.devices.length(raw)
+    nbytes = len(raw) if announced is None else announced
+    if nbytes % record.itemsize:
+        raise _no_whole_number(comm, nbytes, record)
+    look = buffer.empty((nbytes // record.itemsize,), record, torch)
+    if announced is None:
         look.array[...] = np.frombuffer(raw, look.array.dtype)
     else:
         call = Call(comm, "recv", peer=source, tag=tag)
         call.look = look
         yield from comm.devices.announced(call, look, raw, arrival.status)
-        nbytes = announced
         arrival.status.Set_elements(MPI.BYTE, nbytes)
     fill(status, arrival.status)
     return look.give()
