@@ -59,8 +59,9 @@ def blocked_call() -> Blocked | None:
     if number == NEXT:
         ring, _ = logs(comm)
         calls = core_calls(comm)
-        number = NONE if ring is None else ring.last_call()
-        if calls and calls[comm.rank][2] is not None:
+        begun = 0 if ring is None else ring.last_call()
+        number = NONE if ring is None else begun or 1  # which it is about to begin, if that is the first one
+        if calls and (calls[comm.rank][2] is not None or not begun):
             number = IN_CORE
     if comm.partners is not None or comm.patience_s is not None:
         number = MESSAGE if call.number == MESSAGE else NONE

@@ -496,6 +496,34 @@ def test_exit_handlers_and_destructors_of_globals_may_communicate(
     assert done.stderr.count("ValueError: in a handler") == 2, done.stderr
 
 
+SLOW = """
+import time
+import numpy as np
+from hpcomm import world as comm
+class Slow:
+    made = np.zeros(3)
+    @property
+    def __array_interface__(self):
+        while not comm.context.near.regions[0].ended:
+            time.sleep(0.01)
+        time.sleep(2)  # looks of the watchdog
+        return self.made.__array_interface__
+if comm.rank:
+    comm.broadcast(Slow(), out=Slow.made)
+else:
+    comm.broadcast(np.ones(3))
+print("got", Slow.made, flush=True)
+"""
+
+
+def test_who_has_ended_is_not_missed_in_a_call_that_has_not_begun(job: Any, tmp_path: Path) -> None:
+    """The root has given its part, while this rank looks at its array."""
+    program = tmp_path / "program.py"
+    program.write_text(SLOW)
+    done = job(2, ["python", str(program)])
+    assert "got [1. 1. 1.]" in done.stdout, done
+
+
 LATE = {  # a call of rank 1 alone, where it is made
     "a handler": "atexit.register(late)",
     "a destructor": "class Solver:\n    __del__ = late\nit = Solver()",
