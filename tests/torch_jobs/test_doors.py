@@ -49,8 +49,7 @@ def can_join() -> bool:
     return installation.vendor_in(library) == "mpich"
 
 
-@pytest.fixture
-def port() -> str:
+def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return str(free.getsockname()[1])
 
@@ -111,57 +110,57 @@ def test_a_process_of_its_own_has_nothing_of_mpi_until_it_says_so_and_is_one_ran
 JOIN = (
     FEW
     + """
-rank, port, by = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-how = {
-    "numbers": dict(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2),
-    "url": dict(init_method=f"tcp://127.0.0.1:{port}?rank={rank}&world_size=2"),
-}[by]
+rank, port = int(sys.argv[1]), int(sys.argv[2])
 print("available:", dist.is_mpi_available())
 try:
-    dist.init_process_group("cpu:hpcomm" if by == "url" else "mpi", **how)
+    dist.init_process_group("mpi", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 except hpcomm.ConfigError as error:
     print(str(error).replace("\\n", " "), flush=True)
 else:
     print("joined", dist.get_rank(), *total(), [name for name in os.environ if name.startswith("PMI")])
-    try:
-        hpcomm.from_torch()
-    except hpcomm.ConfigError as error:
-        print("from_torch:", error.what, error.hint)
+    print("from_torch:", hpcomm.from_torch().size)
 """
 )
 
 
-@pytest.mark.parametrize(("by", "node"), [("numbers", "on"), ("url", "on"), ("numbers", "off")])
-def test_ranks_by_arguments_join_or_say_what_to_type(by: str, node: str, port: str, can_join: bool) -> None:
-    """On one node without MPI; without the core by an MPI that needs no launcher."""
-    ranks = [start("-c", JOIN, str(rank), port, by, HPCOMM_NODE=node) for rank in range(2)]
+def test_without_the_core_ranks_by_arguments_join_by_an_mpi_or_say_what_to_type(can_join: bool) -> None:
+    port = free_port()
+    ranks = [start("-c", JOIN, str(rank), port, HPCOMM_NODE="off") for rank in range(2)]
     for rank, process in enumerate(ranks):
         text = said(process)
         assert "available: False" in text
-        if node == "on" or can_join:
-            assert f"joined {rank} 2 2.0 []" in text
-            assert ("from_torch: the ranks of this job" in text) == (node == "on"), text
+        if can_join:
+            assert f"joined {rank} 2 2.0 []\nfrom_torch: 2" in text
         else:
             assert re.search(
-                "no MPI launcher started these 2 ranks .*HPCOMM_NODE=off, and this MPI needs its", text
+                r"no MPI launcher started these 2 ranks \(rank= and world_size=\)\. They need MPI, as .*"
+                r"HPCOMM_NODE=off, and this MPI needs its",
+                text,
             )
+            assert re.search(r"try: +mpirun -n 2 python", text)
             assert "or init_process_group('gloo')" in text
             assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out" in text
 
 
-SPAWN = """
-import sys
-sys.modules["mpi4py.MPI"] = None
-import torch, torch.distributed as dist, torch.multiprocessing as mp
-import hpcomm
+SPAWN = (
+    FEW
+    + """
+import torch.multiprocessing as mp
 from hpcomm.agree import doing
 from hpcomm.node import segment
 
-def run(rank, methods):
-    for backend, method in zip(("mpi", "hpcomm"), methods):
-        dist.init_process_group(backend, init_method=method, rank=rank, world_size=2)
-        dist.all_reduce(x := torch.ones(1))
-        print(f"{method[:4]} {dist.get_backend()} rank {rank} sum {x.item()}\\n", end="", flush=True)
+def run(rank, address, url, file):
+    numbers = dict(rank=rank, world_size=2)
+    for backend, how in (
+        ("mpi", dict(init_method=address, **numbers)),
+        ("cpu:hpcomm", dict(init_method=f"{url}?rank={rank}&world_size=2")),
+        ("hpcomm", dict(init_method=file, **numbers)),
+    ):
+        found = dist.is_mpi_available()
+        dist.init_process_group(backend, **how)
+        numbered = [name for name in os.environ if name.startswith("PMI")]
+        print(f"{backend} rank {rank} {total()} {found} {numbered}\\n", end="", flush=True)
+        x = torch.ones(1)
         if rank == 0:
             dist.recv(x, 1)
         else:
@@ -170,21 +169,30 @@ def run(rank, methods):
             print(f"{told.who}: {told.text}, {told.others}\\n", end="", flush=True)
             dist.send(x, 0)
         dist.destroy_process_group()
+    dist.init_process_group("mpi", init_method=f"{file}2", **numbers)
+    try:
+        hpcomm.from_torch()
+    except hpcomm.ConfigError as error:
+        print(f"from_torch: {error.what}\\n", end="", flush=True)
 
 if __name__ == "__main__":
-    mp.spawn(run, args=(sys.argv[1:],), nprocs=2)
+    mp.spawn(run, args=(sys.argv[1:]), nprocs=2)
 """
+)
 
 
 @pytest.mark.once
-def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path, port: str) -> None:
-    """As docs/torch_tutorials.md says; most of its other rows are tests of this file."""
+def test_spawned_ranks_meet_at_an_address_and_in_a_file(tmp_path: Path) -> None:
+    """As docs/torch_tutorials.md says; most of its other rows are tests of this file. Without any MPI."""
     program = tmp_path / "spawned.py"
     program.write_text(SPAWN)
-    text = said(start(program, f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/meet"))
+    addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    text = said(start(program, *addresses, f"file://{tmp_path}/meet"))
     for rank in range(2):
-        assert f"tcp: mpi rank {rank} sum 2.0" in text
-        assert f"file hpcomm rank {rank} sum 2.0" in text
+        assert f"mpi rank {rank} (2, 2.0) False []" in text, text
+        assert f"hpcomm rank {rank} (2, 2.0) True []" in text, text
+        assert f"cpu:hpcomm rank {rank} (2, 2.0) True []" in text, text
+    assert text.count("from_torch: the ranks of this job") == 2, text
     assert "rank 0: recv(float32 (1,), source=1, tag=0) at spawned.py:" in text  # what a look at it is told
 
 
@@ -223,20 +231,17 @@ for backend in ("gloo", "cpu:mpi"):
 
 @pytest.mark.parametrize("node", NODE)
 def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool, node: str) -> None:
-    """Ranks find each other, without MPI or by MPICH, and without a name that another job or attempt has."""
+    """Ranks find each other, without MPI or by MPICH, and without a name that another job or attempt has.
+
+    Two jobs at once by MPICH: the next test.
+    """
     program = tmp_path / "rank_supervisor.py"
     program.write_text(RANK)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     if node == "off" and not can_join:
-        text = said(start(*torchrun, program, "-", HPCOMM_NODE="off"))
-        assert "available: False" in text
-        assert re.search(
-            r"no MPI launcher started these 2 ranks \(RANK and WORLD_SIZE\)\. They need MPI", text
-        )
-        assert re.search(r"try: +mpirun -n 2 python", text)
-        return
+        pytest.skip("this MPI's ranks need its own launcher")
     torchrun += ("--max-restarts", "1", program)
-    jobs = [start(*torchrun, crash, HPCOMM_NODE=node) for crash in ("0", "-")]
+    jobs = [start(*torchrun, crash, HPCOMM_NODE=node) for crash in ("0", "-")[: 1 + (node == "on")]]
     texts = [said(job) for job in jobs]
     found = set()
     for text in texts:
@@ -245,8 +250,8 @@ def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: boo
         assert "available: False" not in text
         assert set(re.findall(r"listens (.*)", text)) == {"[]"}  # on no network
         found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", text))
-    assert len(found) == 3, texts  # of two jobs, one of which has begun twice
-    assert len({name for _, name in found}) == 3
+    assert len(found) == 1 + len(jobs), texts  # one of them has begun twice
+    assert len({name for _, name in found}) == 1 + len(jobs)
     assert not [name for _, name in found if Path("/dev/shm", name).exists()]
 
 
@@ -271,11 +276,11 @@ LEAVES = {  # how rank 1 leaves while rank 0 goes on, and what torchrun says of 
 def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
     tmp_path: Path, can_join: bool, node: str
 ) -> None:
-    """Without MPI; and two of the ways by MPI."""
+    """Two of the ways without MPI, and two by it."""
     if node == "off" and not can_join:
         pytest.skip("this MPI's ranks need its own launcher")
     jobs, torchrun = {}, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    for way in [*LEAVES][node == "off" :: 1 + (node == "off")]:
+    for way in [*LEAVES][node == "off" :: 2]:
         program = tmp_path / f"leaves{len(jobs)}.py"
         program.write_text(GOES_ON.format(way))
         jobs[way] = start(*torchrun, program, HPCOMM_NODE=node)
@@ -294,7 +299,7 @@ import os, signal, sys, time
 sys.modules["mpi4py.MPI"] = None
 import torch, torch.distributed as dist
 rank = int(sys.argv[2])
-dist.init_process_group("hpcomm", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=3)
+dist.init_process_group("hpcomm", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=int(sys.argv[4]))
 dist.barrier()
 if rank == 2:
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -315,10 +320,11 @@ exec(sys.argv[3])
     ],
 )
 def test_ranks_that_nobody_supervises_end_together(tmp_path: Path, way: str, status: int, words: str) -> None:
-    """Rank 0 is in no call, and rank 2 is stopped: one leaves after rank 1, the other is killed."""
-    ranks = [start("-c", BY_HAND, tmp_path / "meet", str(rank), way) for rank in range(3)]
+    """Rank 0, in no call, leaves after rank 1; rank 2, which is stopped, is killed."""
+    size = 3 if status < 0 else 2
+    ranks = [start("-c", BY_HAND, tmp_path / "meet", str(rank), way, str(size)) for rank in range(size)]
     texts = [said(process) for process in ranks]
-    assert [process.returncode for process in ranks] == [max(status, 1), status, -9], texts
+    assert [process.returncode for process in ranks] == [max(status, 1), status, -9][:size], texts
     assert words in texts[0 if status < 0 else 1], texts
 
 
@@ -377,7 +383,8 @@ for backend in ("gloo", "mpi"):
 """
 
 
-def test_one_word_sets_what_torchrun_sets_under_any_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("hpcomm run", marks=pytest.mark.once)])
+def test_one_word_sets_what_torchrun_sets_under_any_launcher(tmp_path: Path, launcher: str) -> None:
     """`python -m hpcomm.torch_backend` under mpirun; hpcomm run needs no such word."""
     program = tmp_path / "reads.py"
     program.write_text(READS)
@@ -387,10 +394,8 @@ def test_one_word_sets_what_torchrun_sets_under_any_launcher(tmp_path: Path) -> 
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": str(ROOT)}
     run = [library.launcher, *options, "-n", "2", sys.executable, *word, program, "word"]
-    ours = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", program, "word"]
-    for line in (run, ours):
-        done = subprocess.run(
-            [*map(str, line)], env=env, capture_output=True, text=True, timeout=90, check=False
-        )
-        wanted = [f"early {rank} {rank} 2 word" for rank in range(2)] + ["gloo True 2.0", "mpi True 2.0"] * 2
-        assert sorted(done.stdout.splitlines()) == sorted(wanted), done.stderr
+    if launcher == "hpcomm run":
+        run = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", program, "word"]
+    done = subprocess.run([*map(str, run)], env=env, capture_output=True, text=True, timeout=90, check=False)
+    wanted = [f"early {rank} {rank} 2 word" for rank in range(2)] + ["gloo True 2.0", "mpi True 2.0"] * 2
+    assert sorted(done.stdout.splitlines()) == sorted(wanted), done.stderr
