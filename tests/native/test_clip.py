@@ -22,13 +22,16 @@ SANITIZERS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("level", [["-O0"], SANITIZERS, ["-O2"], ["-O3"]], ids=lambda level: level[0])
-@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize(
+    ("compiler", "level"),
+    [("gcc", ["-O0"]), ("gcc", SANITIZERS), ("gcc", ["-O3"]), ("clang", ["-O3"])],
+    ids=["gcc -O0", "sanitizers", "gcc -O3", "clang -O3"],
+)
 def test_overlaps_make_up_the_whole_and_are_the_same_either_way(
     tmp_path: Path, compiler: str, level: list[str]
 ) -> None:
-    if not shutil.which(compiler) or (compiler == "clang" and level == SANITIZERS):
-        pytest.skip(f"there is no {compiler}, or not its sanitizers")
+    if not shutil.which(compiler):
+        pytest.skip(f"there is no {compiler}")
     program = str(tmp_path / "clip")
     sources = [str(HERE / "clip.c"), *(str(CLIP / name) for name in ("clip.c", "search.c"))]
     subprocess.run([compiler, *FLAGS, *level, f"-I{CLIP}", "-o", program, *sources, "-lm"], check=True)
