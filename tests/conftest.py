@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -28,6 +29,8 @@ os.environ["HPCOMM_TRACEBACK"] = "full"
 
 _FOLDER = pytest.StashKey[str]()
 
+gc.disable()  # until all has been loaded, of which nothing is to be freed
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "leave out the tests that this file names, and note in it those that begin"
@@ -43,6 +46,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item.nodeid not in names]
     if begun is not None:
         config.pluginmanager.register(_Note(begun))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Collections leave aside what stays to the end: torch, and thousands of tests."""
+    gc.freeze()
+    gc.enable()
 
 
 class _Note:
