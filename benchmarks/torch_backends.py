@@ -142,6 +142,11 @@ def all_reduce(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[
     return lambda: dist.all_reduce(x, group=group)
 
 
+def async_all_reduce(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[], Any]:
+    x = torch.zeros(n, dtype=dtype)
+    return lambda: dist.all_reduce(x, group=group, async_op=True).wait()
+
+
 def broadcast(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[], Any]:
     x = torch.zeros(n, dtype=dtype)
     return lambda: dist.broadcast(x, 0, group=group)
@@ -187,6 +192,7 @@ def send_recv(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[]
 
 PATTERNS = {
     "all_reduce": all_reduce,
+    "async_all_reduce": async_all_reduce,
     "broadcast": broadcast,
     "all_gather_into_tensor": all_gather_into_tensor,
     "reduce_scatter": reduce_scatter,

@@ -22,6 +22,7 @@ from ..agree.arrivals import Arrivals
 from ..agree.deadline import lost
 from ..agree.present_calls import call_of
 from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S, WORK_LOOK_S
+from ..core.present import waiting
 from ..core.signature import REFUSED, describe
 from ..errors import NAMED, HpcommError, MismatchError, PeerFailedError, UsageError, has_ended
 from ..node import native, segment
@@ -232,8 +233,9 @@ _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes int
 
 
 def words() -> str:
-    """What the calling thread calls."""
-    return str(call_of(get_ident()))
+    """What the calling thread calls, or waits for."""
+    call = call_of(get_ident())
+    return call.what.call if isinstance(call, waiting) else str(call)
 
 
 def pause(waited: float) -> None:

@@ -48,8 +48,9 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors, opts = by_name(named, tensors, opts, tensor=0, op=1)
         if type(opts) is _AllreduceOptions and len(tensors) == 1:
             x = tensors[0]
-            if self._at_once(opts, "all_reduce", x, OPERATORS.get(hash(opts.reduceOp)), x):
-                return None
+            made = self._by_core(opts, "all_reduce", x, x, OPERATORS.get(hash(opts.reduceOp)))
+            if made is not NotImplemented:
+                return made
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         opts = made_options(opts, options.AllreduceOptions, *more, named.get("timeout"))
@@ -83,8 +84,8 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors = [tensors]
         opts = made_options(opts, options.BroadcastOptions, *more, named.get("timeout"))
         root, x = opts.rootRank, tensors[0]
-        if len(tensors) == 1 and self._at_once(opts, "broadcast", x, root):
-            return None
+        if len(tensors) == 1 and (made := self._by_core(opts, "broadcast", x, x, root)) is not NotImplemented:
+            return made
         if self._foreign(x):
             return self._inner.broadcast(tensors, opts)
         run = in_turn(self._by, [group_calls.broadcast(self._by, x, root) for x in tensors])
@@ -131,8 +132,10 @@ class ProcessGroupMPI(CommProcessGroup):
         *more: object,
     ) -> Work | None:
         x = input
-        if type(opts) is _AllgatherOptions and self._at_once(opts, "all_gather", x, output):
-            return None
+        if type(opts) is _AllgatherOptions:
+            made = self._by_core(opts, "all_gather", x, output)
+            if made is not NotImplemented:
+                return made
         opts = made_options(opts, options.AllgatherOptions, *more)
         if self._foreign(x):
             return getattr(self._inner, spelling("all_gather_single", "_allgather_base"))(output, x, opts)
@@ -263,9 +266,9 @@ class ProcessGroupMPI(CommProcessGroup):
     ) -> Work | None:
         output, x = outputTensor, inputTensor
         if type(opts) is _ReduceScatterOptions:
-            op = OPERATORS.get(hash(opts.reduceOp))
-            if self._at_once(opts, "reduce_scatter", x, op, output):
-                return None
+            made = self._by_core(opts, "reduce_scatter", x, output, OPERATORS.get(hash(opts.reduceOp)))
+            if made is not NotImplemented:
+                return made
         opts = made_options(opts, options.ReduceScatterOptions, *more)
         if self._foreign(x):
             return getattr(self._inner, spelling("reduce_scatter_single", "_reduce_scatter_base"))(
@@ -317,8 +320,10 @@ class ProcessGroupMPI(CommProcessGroup):
         x, output_sizes, input_sizes = input, output_split_sizes, input_split_sizes
         opts = made_options(opts, options.AllToAllOptions, *more, named.get("timeout"))
         is_even = not output_sizes and not input_sizes
-        if is_even and x.dim() == 1 and self._at_once(opts, "all_to_all", x, output):
-            return None
+        if is_even and x.dim() == 1:
+            made = self._by_core(opts, "all_to_all", x, output)
+            if made is not NotImplemented:
+                return made
         if self._foreign(x):
             return getattr(self._inner, spelling("all_to_all_single", "alltoall_base"))(
                 output, x, output_sizes, input_sizes, opts

@@ -1,8 +1,9 @@
 """Base of the process group: how torch sees it, and how its calls are carried out.
 
 process_group.py has the calls themselves. A blocking call is carried out by its caller while nothing is
-queued; a background call, and all that comes after it, by the group's worker thread, in order. Before each
-collective call the ranks meet in a barrier (entry_barrier.py).
+queued. A background call of the core begins at once (NodeWork); another one, and all that comes after it,
+the group's worker thread carries out, in order. Before each collective call the ranks meet in a barrier
+(entry_barrier.py).
 """
 
 from __future__ import annotations
@@ -35,9 +36,12 @@ from .profile import recorded, recording
 from .ranks import Ranks
 from .rendezvous import OURS
 from .torch_errors import as_torch
-from .work import JointWork, QueuedWork, Work
+from .work import JointWork, NodeWork, QueuedWork, Work
 from .worker import Poller, Worker
 
+_NUMBERS = {
+    verb: head(verb) for verb in ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+}
 _DRAIN_S = 5.0  # that the end of a group waits for what is still queued, and for the other ranks
 _is_inference = methodcaller("is_inference")
 
@@ -179,23 +183,43 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return devices
 
     # -- how a call is carried out -----------------------------------------------------------------
-    def _at_once(self, opts: Any, verb: str, x: torch.Tensor, *more: Any) -> bool:
-        """Have the core make a blocking call on plain tensors, which most are; False: look closer."""
-        if self._node is None or opts.asyncOp or self.worker.waiting or self._together is not None:
-            return False
-        if opts.timeout > UNSET:
-            return False
-        if self.entry.failed is not None or recording():
-            return False
+    def _by_core(self, opts: Any, verb: str, x: torch.Tensor, out: torch.Tensor, how: Any = None) -> Any:
+        """Have the core make a call on plain tensors, which most are: None, or in the background a Work.
+
+        NotImplemented: look closer. how: the operator, or the root.
+        """
+        if self._node is None or self.worker.waiting or self._together is not None:
+            return NotImplemented
+        if opts.timeout > UNSET or self.entry.failed is not None or recording():
+            return NotImplemented
+        if opts.asyncOp:
+            return self._begun_by_core(verb, x, out, how)
         turn = self._turn
         turn.acquire()  # with its release, half as long as `with`
         try:
-            if getattr(self._node, verb)(x, *more) is NotImplemented:
-                return False
+            if how is None:
+                made = getattr(self._node, verb)(x, out)
+            else:
+                made = getattr(self._node, verb)(x, how, out)
         finally:
             turn.release()
+        self._calls += made is not NotImplemented
+        return made if made is NotImplemented else None
+
+    def _begun_by_core(self, verb: str, x: torch.Tensor, out: torch.Tensor, how: Any) -> Any:
+        op, root = (None, how) if verb == "broadcast" else (how, None)
+        try:
+            with self._turn:
+                going = self._node.begin(_NUMBERS[verb], x, op, root, out, None)  # type: ignore[union-attr]
+        except HpcommError as error:
+            return Work([out], error)
+        if going is NotImplemented:
+            return going
         self._calls += 1
-        return True
+        work = NodeWork(self, verb, x, how, out, going)
+        if going.moves:
+            self._poller.add(work)
+        return work
 
     def _call(
         self,

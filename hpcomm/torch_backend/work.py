@@ -15,10 +15,12 @@ from torch.futures import Future
 
 from ..agree import doing, shutdown
 from ..core.limits import WORK_LOOK_S
-from ..core.present import MESSAGE, looking, saying
+from ..core.present import MESSAGE, NEXT, looking, saying
 from ..core.untaken import untaken
+from ..core.verbs import ROOTED
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
-from .calls import array, flat
+from ..node.present import enter, leave
+from .calls import array, flat, words
 from .entry_barrier import pause
 from .names import dist
 from .torch_errors import as_torch
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from ..core.request import Needs
     from .cuda_streams import Aside
     from .process_group import ProcessGroupMPI
+    from .process_group_base import CommProcessGroup
 
 _DONE, _LONGER, _LOST = 1, 2, 3  # states of a core.Message that is complete
 _FITTING = "receive into a tensor of the sender's dtype, with as many elements or more"
@@ -34,21 +37,25 @@ _guard = threading.Lock()  # for the moments in which a call ends, or is first a
 
 
 class Work(dist.Work):  # type: ignore[misc]
-    """A call that is complete. outputs: the tensors that it fills.
+    """A call that is complete.
+
+    Args:
+        outputs: the tensors that it fills.
+        error: why it has failed.
 
     waits_for: of a message under way, see core.request.Request.
     """
 
     waits_for: Needs | None = None
     _over = True
-    _error: BaseException | None = None
+    _error: BaseException | None
     _promise: Future[Any] | None = None  # behind the future that is given out
     _future: Future[Any]
     _aside: Aside | None = None
 
-    def __init__(self, outputs: Any = ()) -> None:
+    def __init__(self, outputs: Any = (), error: BaseException | None = None) -> None:
         super().__init__()
-        self._outputs = outputs
+        self._outputs, self._error = outputs, error
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait for the end.
@@ -103,10 +110,10 @@ class Work(dist.Work):  # type: ignore[misc]
         return flat(self._outputs)
 
     def _ended(self) -> Future[object] | None:
-        """Be complete from now on; the promise to fill, if there is one."""
+        """Be complete from now on; the promise to fill, if there is one and nobody else has filled it."""
         with _guard:
-            self._over = True
-            return self._promise
+            was_over, self._over = self._over, True
+            return None if was_over else self._promise
 
     def _fill(self, promise: Future[object] | None) -> None:
         if promise is not None:
@@ -114,6 +121,11 @@ class Work(dist.Work):  # type: ignore[misc]
 
 
 doing.kinds.append(Work)
+
+
+def _late(call: str, seconds: float, place: str) -> HpcommError:
+    hint = "wait again, or look for the rank that did not make this call"
+    return as_torch(WaitTimeoutError(f"{call} was not complete after {seconds:g} s", place, hint))
 
 
 def _over() -> str:
@@ -172,13 +184,7 @@ class QueuedWork(Work):
             elif self._comes(seconds):
                 self._under_way.release()
             else:
-                raise as_torch(
-                    WaitTimeoutError(
-                        f"{self._words()} was not complete after {seconds:g} s",
-                        self._group.where,
-                        "wait again, or look for the rank that did not make this call",
-                    )
-                )
+                raise _late(self._words(), seconds, self._group.where)
         if self._aside is not None:
             self._aside.join()
         return super().wait()
@@ -189,6 +195,83 @@ class QueuedWork(Work):
 
     def is_completed(self) -> bool:
         return self._over and (self._aside is None or self._aside.done())
+
+
+class NodeWork(Work):
+    """A collective that the node core carries out: whoever waits for it or asks moves it on.
+
+    So does the group's poller, if other ranks need that; and its worker, once a future of it is asked for.
+
+    Args:
+        how: the operator, or the root.
+        going: a core.Request, which keeps the tensors.
+    """
+
+    _over = False
+
+    def __init__(
+        self, group: CommProcessGroup, verb: str, x: torch.Tensor, how: Any, out: torch.Tensor, going: Any
+    ) -> None:
+        super().__init__([out])
+        self._group, self._told, self._going = group, (verb, x, how), going
+
+    @property
+    def call(self) -> str:
+        verb, x, how = self._told
+        return words(verb, x, None, how) if verb in ROOTED else words(verb, x, how, 0)
+
+    @property
+    def waits_for(self) -> Needs:  # type: ignore[override]
+        return self._group.comm.context, None, NEXT, self._told[0], None
+
+    def poll(self) -> bool:
+        """Move it on; True once it is complete."""
+        return self._asked(self._going.Test)
+
+    def _asked(self, ask: Callable[[], bool]) -> bool:
+        try:
+            enter(self, "wait", None, None, None)
+            if not (self._over or ask()):
+                return False
+        except HpcommError as error:
+            self._error = as_torch(error, self.call, self._group.where)
+        except Exception as error:
+            if not self._going.over:  # a handler of a signal has raised
+                raise
+            self._error = error
+        finally:
+            leave()
+        self._fill(self._ended())
+        return True
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if not self._over:
+            if timeout:
+                self._wait_so_long(timeout.total_seconds())
+            else:
+                self._wait_for_it()
+        return super().wait()
+
+    def _wait_for_it(self) -> None:
+        self._asked(self._going.Wait)
+
+    def _wait_so_long(self, seconds: float) -> None:
+        begin = time.monotonic()
+        while not self._asked(self._going.Test):
+            waited = time.monotonic() - begin
+            if waited > seconds:
+                raise _late(self.call, seconds, self._group.where)
+            pause(waited)
+
+    def is_completed(self) -> bool:
+        return self._over or self.poll()
+
+    def get_future(self) -> torch.futures.Future[object]:
+        is_first = self._promise is None and not self.is_completed()
+        future = super().get_future()
+        if is_first:  # who waits for it asks nobody
+            self._group.worker.submit(QueuedWork(self._group, self._wait_for_it, (), lambda: self.call))
+        return future
 
 
 class MessageWork(Work):
@@ -218,8 +301,7 @@ class MessageWork(Work):
         tag: int,
         request: Any,
     ) -> None:
-        dist.Work.__init__(self)
-        self._outputs = [x] if verb == "recv" else ()
+        super().__init__([x] if verb == "recv" else ())
         self._group, self._verb, self._x, self._peer, self._tag = group, verb, x, peer, tag
         self._request = request
         self._turn = threading.Lock()

@@ -8,7 +8,7 @@ from collections import deque
 from queue import SimpleQueue
 
 from ..core.limits import WORKER_POLL_S
-from .work import MessageWork, QueuedWork
+from .work import MessageWork, NodeWork, QueuedWork
 
 
 class Worker:
@@ -70,12 +70,12 @@ class Poller:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._new: deque[MessageWork] = deque()  # since the last look
+        self._new: deque[MessageWork | NodeWork] = deque()  # since the last look
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
 
-    def add(self, work: MessageWork) -> None:
+    def add(self, work: MessageWork | NodeWork) -> None:
         """Own work until it is complete, also when its caller lets it go."""
         self._new.append(work)
         if not self._some.is_set():
@@ -93,7 +93,7 @@ class Poller:
             time.sleep(WORKER_POLL_S)
 
     def _serve(self) -> None:
-        under_way: list[MessageWork] = []
+        under_way: list[MessageWork | NodeWork] = []
         while True:
             self._some.wait()
             time.sleep(WORKER_POLL_S)

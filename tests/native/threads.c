@@ -2,9 +2,9 @@
    look at.
 
    threads RANKS CALLS SEED [direct] [synchronous]: random calls of random sizes
-   with random delays, half of the short ones in the background; all ranks draw
-   the same calls, each checks its result
-   against what it knows the others brought. With `synchronous`, deadlines are
+   with random delays; all ranks draw the same calls, each checks its result
+   against what it knows the others brought. Of half of the short ones each rank
+   draws, too, whether it makes them in the background. With `synchronous`, deadlines are
    short and delays long: of each call either all ranks succeed, or none. */
 #include "chance.h"
 
@@ -273,7 +273,8 @@ static void begin_one(struct node *n, struct queued *queue, struct call c,
   c.x = (char *)mine;
   c.out = (char *)l->out;
   call_sign(&c);
-  c.signature |= NODE_BACKGROUND;
+  if (c.verb == BY_BARRIER) /* of which nothing else is compared */
+    c.signature = BY_BARRIER;
   if (call_is_long(n, &c) && !n->pieces)
     long_find_pieces(n);
   n->has_begun_long |= call_is_long(n, &c);
@@ -377,7 +378,8 @@ static void *rank(void *arg) {
     if (total > NODE_INLINE)
       atomic_store(&is_long[i], 1);
     look_at_logs(&n, &own);
-    if (!synchronous && c.nbytes < QUEUED_MOST && draw(&common) % 2) {
+    const int apart = !synchronous && c.nbytes < QUEUED_MOST && draw(&common) % 2;
+    if (apart && draw(&own) % 4) { /* else beside others' in the background */
       const int may = c.verb == BY_ALL_REDUCE || c.verb == BY_SCAN ||
                       c.verb == BY_EXSCAN || c.verb == BY_BROADCAST ||
                       c.verb == BY_ALL_TO_ALL;
@@ -396,6 +398,8 @@ static void *rank(void *arg) {
     if (!bad) {
       check(&n, &c, i, x, want);
     }
+    if (apart)
+      continue;
     if (!synchronous && i % 3 == 0 && share(&n, &common, i)) {
       printf("call %d of blocks failed\n", i);
       atomic_store(&wrong, 1);

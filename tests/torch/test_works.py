@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import threading
 import time
@@ -259,6 +260,46 @@ def test_an_exception_of_a_background_call_reaches_its_future(rank: int) -> None
     future = dist.all_reduce(torch.ones(2 + rank), async_op=True).get_future()
     with pytest.raises(RuntimeError, match="ranks disagree"):
         future.wait()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_may_wait_for_the_same_calls_in_different_ways(rank: int, size: int, seed: int) -> None:
+    """At once, later, by a future, by asking, with a limit: short and long, by the core or the worker."""
+    same, own = random.Random(seed), random.Random(f"{seed} {rank}")
+    left: list[tuple[Any, torch.Tensor, float]] = []
+    for call in range(60):
+        n, verb = same.choice((0, 1, 5, 3000, 70_000)), same.choice(("sum", "max", "broadcast"))
+        dtype = same.choice((torch.float32, torch.int64, torch.bfloat16))
+        x, root, way = torch.full((n,), rank + call, dtype=dtype), same.randrange(size), own.randrange(5)
+        expected = {"sum": sum(range(call, call + size)), "max": call + size - 1, "broadcast": root + call}[
+            verb
+        ]
+        if verb == "broadcast":
+            work = dist.broadcast(x, root, async_op=way > 0)
+        else:
+            work = dist.all_reduce(x, getattr(dist.ReduceOp, verb.upper()), async_op=way > 0)
+        if way == 1:
+            work.get_future().wait()
+        elif way == 2:
+            while not work.is_completed():
+                pass
+        elif way == 3:
+            work.wait(timedelta(seconds=50))
+        elif way == 4:
+            left.append((work, x, expected))
+            if own.random() < 0.7:
+                continue
+            for each, its, value in left:
+                each.wait()
+                assert (its == torch.tensor(value, dtype=its.dtype)).all()
+            left.clear()
+            continue
+        assert (x == torch.tensor(expected, dtype=dtype)).all(), (call, verb, way)
+    dist.barrier()  # carries out what is left
+    for each, its, value in left:
+        assert each.is_completed()
+        assert each.result()[0] is its
+        assert (its == torch.tensor(value, dtype=its.dtype)).all()
 
 
 def test_errors_can_be_sent_as_objects(rank: int, size: int) -> None:

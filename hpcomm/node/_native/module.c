@@ -67,7 +67,7 @@ static const char *const verb_names[] = {[BY_ALL_GATHER] = "all_gather", [BY_ALL
                                          [BY_GATHER] = "gather",         [BY_REDUCE] = "reduce",
                                          [BY_REDUCE_SCATTER] = "reduce_scatter",
                                          [BY_SCAN] = "scan",             [BY_SCATTER] = "scatter"};
-static PyObject *verb_words[BY_SCATTER + 1];
+PyObject *verb_words[BY_SCATTER + 1];
 
 static int op_of(PyObject *word) { /* -1: none of ours */
   for (int i = 0; i < OPS; i++)

@@ -93,6 +93,7 @@ static inline struct doing *begin_call(struct doing *now) {
 static inline void done_call(struct doing *before) {
   if (this_one) this_one->call = before;
 }
+extern PyObject *verb_words[]; /* module.c: names of verbs, as present.c has them */
 extern PyMethodDef present_functions[];
 extern PyTypeObject *segment_type, *message_type, *request_type;
 extern PyType_Spec segment_spec, channel_spec, message_spec, request_spec;

@@ -109,7 +109,7 @@ PyObject *node_begin(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   if (takes != 1) goto not_taken;
   if (self->busy && refuse_thread(self)) goto failed;
   call_sign(&c);
-  c.signature |= NODE_BACKGROUND;
+  if (!n->synchronous) c.signature |= NODE_BACKGROUND; /* in torch's groups calls of both kinds meet */
   if (n->size > 1 && call_is_long(n, &c)) {
     if (!n->pieces && (wait_for_thread(self) || long_find_pieces(n))) goto failed;
     n->has_begun_long = 1;
@@ -127,10 +127,13 @@ PyObject *node_begin(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   Py_INCREF((PyObject *)l); /* the queue's */
   request_begin(n, &l->request);
   if (self->carries) return (PyObject *)l;
+  struct doing now = {me, verb_words[c.verb], a[1] == Py_None ? a[4] : a[1], g.op, g.root, 0};
+  struct doing *before = begin_call(&now);
   self->carries = 1;
   self->thread = PyThread_get_thread_ident();
   enter_all(self);
   self->carries = 0;
+  done_call(before);
   if (!l->error) return (PyObject *)l;
   PyErr_SetObject((PyObject *)Py_TYPE(l->error), l->error);
   return Py_DECREF((PyObject *)l), NULL;
