@@ -26,11 +26,12 @@ from .calls import (
     refusing,
     spelling,
 )
+from .message_work import MessageWork, NodeMessageWork, message_words
 from .names import options
 from .process_group_base import CommProcessGroup
 from .profile import recording
 from .torch_errors import as_torch
-from .work import MessageWork, NodeMessageWork, Work, message_words
+from .work import Work
 
 _AllreduceOptions = options.AllreduceOptions
 _AllgatherOptions = options.AllgatherOptions

@@ -8,7 +8,8 @@ from collections import deque
 from queue import SimpleQueue
 
 from ..core.limits import WORKER_POLL_S
-from .work import MessageWork, NodeWork, QueuedWork
+from .message_work import MessageWork
+from .work import NodeWork, QueuedWork
 
 
 class Worker:
