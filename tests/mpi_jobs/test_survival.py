@@ -110,6 +110,7 @@ def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
     assert done.stdout.count("has gone on") == 3
 
 
+@pytest.mark.once
 def test_calls_of_torch_distributed_say_who_has_died_and_another_group_goes_on(job: Any) -> None:
     pytest.importorskip("torch")
     source = """
