@@ -26,6 +26,7 @@ from processes import finish
 from steady import steady_time
 
 LIMIT_S = 5.0
+OFTEN = "from hpcomm.watch import watchdog; watchdog.WATCHDOG_TICK_S = 0.05  # who waits takes a core"
 SLACK_S = 1.5  # two cores, several processes that end, a launcher that gathers them
 
 ENDINGS: dict[str, tuple[str, int | None, str]] = {  # statement, status (None: any failure), words on stderr
@@ -108,6 +109,7 @@ from sys import exit as leave
 import numpy as np
 import hpcomm
 
+{OFTEN}
 comm = hpcomm.world
 comm.barrier()
 if comm.rank == 1:
@@ -496,17 +498,18 @@ def test_exit_handlers_and_destructors_of_globals_may_communicate(
     assert done.stderr.count("ValueError: in a handler") == 2, done.stderr
 
 
-SLOW = """
+SLOW = f"""
 import time
 import numpy as np
 from hpcomm import world as comm
+{OFTEN}
 class Slow:
     made = np.zeros(3)
     @property
     def __array_interface__(self):
         while not comm.context.near.regions[0].ended:
             time.sleep(0.01)
-        time.sleep(2)  # looks of the watchdog
+        time.sleep(0.5)  # looks of the watchdog
         return self.made.__array_interface__
 if comm.rank:
     comm.broadcast(Slow(), out=Slow.made)
@@ -554,7 +557,7 @@ def test_who_needs_at_its_end_a_rank_that_has_ended_is_told(
 ) -> None:
     program = tmp_path / "test_late.py"
     program.write_text(
-        "import atexit\nfrom hpcomm import world as comm\ncomm.barrier()\n"
+        f"import atexit\nfrom hpcomm import world as comm\n{OFTEN}\ncomm.barrier()\n"
         "def late(call=None):\n    if comm.rank == 1: (call if callable(call) else comm.all_reduce)(1)\n"
         + LATE[where]
     )
@@ -572,7 +575,7 @@ def test_plain_mpirun_ends_for_a_rank_that_has_ended_without_the_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HPCOMM_NODE", "off")
-    source = "from hpcomm import world as comm\ncomm.barrier()\nif comm.rank: comm.all_reduce(1)\n"
+    source = f"from hpcomm import world as comm\n{OFTEN}\ncomm.barrier()\nif comm.rank: comm.all_reduce(1)\n"
     done = plain_launch(3, source, tmp_path)
     assert done.returncode not in (0, 124)
     assert re.search(r"all_reduce\(.* on 'world' waits for rank 0, which has ended", done.stderr), done.stderr
@@ -748,23 +751,24 @@ def test_who_uses_again_what_a_rank_that_has_ended_made_too_is_told(
     assert re.search(f"{words}which has ended", ended.stderr), ended.stderr
 
 
-PART_DONE = """
+PART_DONE = f"""
 import time
 import numpy as np
 from hpcomm import ROOT, world as comm
+{OFTEN}
 half = comm.split(comm.rank > 0).dup(check="off")
 inter = half.create_intercomm(0, comm, int(comm.rank == 0))
 step = comm.plan("reduce", np.ones(1), root=0)
 coming = comm.plan("recv", np.empty(1), source=2)
 step()
 for turn in range(2 * (comm.rank == 2)):
-    time.sleep(2)  # longer than others look at a call before they judge
+    time.sleep(0.6)  # longer than others look at a call before they judge
     if turn == 0:
         comm.send(np.ones(1), 0)
 if comm.rank == 0:
     coming()
 step()
-time.sleep(2 * (comm.rank == 2))
+time.sleep(0.6 * (comm.rank == 2))
 inter.gather(np.ones(1), root=0 if comm.rank else ROOT)
 print("went on")
 """
