@@ -149,6 +149,11 @@ def is_awaited(mpi: MPI.Comm, source: int | None = None, tag: int | None = None)
     )
 
 
+def some_wait() -> bool:
+    """Whether there is any Arrival."""
+    return bool(_waiting)
+
+
 def _in_order() -> list[Arrival]:
     return [each for reference in list(_waiting.values()) if (each := reference()) is not None]
 

@@ -308,6 +308,9 @@ def _check_op(comm: Context, op: P2POp) -> str:
         raise UsageError(
             f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)'
         )
+    its = comm, op.x, op.peer, op.tag
+    if (known_send(*its) if name == "send" else known_receive(*its, False)) is not None:
+        return name
     look = buffer.as_buffer(op.x)
     if name == "recv":
         check_writable(look)

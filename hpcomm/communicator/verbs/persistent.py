@@ -250,9 +250,13 @@ class Plan(ClosedByAll, Generic[T_co]):
 
 @watched
 class _DirectPlan(Plan[T_co]):
-    """A plan of which each round is two calls of MPI's and nothing else, while it is quick."""
+    """A plan of which each round is two calls of MPI's and nothing else, while it is quick.
+
+    Of a receive what has come is looked at, too.
+    """
 
     _is_quick = False  # until all have made it
+    _end: Callable[..., object]
 
     def __init__(
         self, comm: Context, call: Call, prepared: Sequence[types.Prepared], tensors: Any, result: T_co
@@ -261,15 +265,19 @@ class _DirectPlan(Plan[T_co]):
         self._end, self._result, self._mpi_error = prepared[0].Wait, result, MPI.Exception
         if tensors:
             self._begin = _first_looking(call, tensors, self._begin)
+        if call.verb in ("send", "recv"):
+            self._is_quick = patience(comm) is None
+        if call.verb == "recv":
+            self._end = _taking(prepared[0].Wait, call.finish, self._status)
 
     def start(self) -> None:
-        if self.is_under_way or not self._is_quick:
+        if self.is_under_way or not self._is_quick or (self._receives and matching.some_wait()):
             return super().start()
         self._begin()
         self.is_under_way = True
 
     def wait(self, timeout: float | None = None) -> T_co:
-        if timeout is not None or not (self.is_under_way and self._is_quick):
+        if timeout is not None or not (self.is_under_way and self._is_quick) or self._behind:
             return super().wait(timeout)
         self.is_under_way = False
         try:
@@ -282,7 +290,7 @@ class _DirectPlan(Plan[T_co]):
         return self._result
 
     def __call__(self, timeout: float | None = None) -> T_co:
-        if timeout is not None or self.is_under_way or not self._is_quick:
+        if timeout is not None or self.is_under_way or not self._is_quick or self._receives:
             return super().__call__(timeout)
         try:
             enter(self, "plan", None, None, None)
@@ -304,6 +312,18 @@ class _DirectPlan(Plan[T_co]):
     def close(self) -> None:
         super().close()
         self.slow_down()
+
+
+def _taking(
+    wait: Callable[..., object], finish: Callable[..., object], status: MPI.Status
+) -> Callable[[], None]:
+    """What waits for a message and looks at it; it does not hold the plan."""
+
+    def take() -> None:
+        wait(status)
+        finish(status)
+
+    return take
 
 
 def _refuse_gradients(call: Call, tensors: Sequence[Any]) -> None:
@@ -456,7 +476,7 @@ def _make(comm: Context, call: Call, tensors: tuple[Any, ...]) -> Plan[object]:
         return Plan(comm, call, [], tensors)
     guard = comm.outstanding.guard(call)
     prepared = transport.prepare(call)
-    give = call.give if call.verb != "barrier" else lambda: None
+    give = (lambda: None) if call.verb in ("barrier", "send") else call.give
     if len(prepared) == 1 and call.fill is None and give is not None:
         result = give()
         if result is None or hasattr(result, "__dlpack__"):  # not a number, which is a new one each time

@@ -51,7 +51,7 @@ def planned_receive(comm: Context, out: object, source: int | None, tag: int | N
             transport.check_came(comm, "recv", look, status)
         return look.give()
 
-    call.finish = finish
+    call.finish, call.give = finish, look.give
     return call
 
 
