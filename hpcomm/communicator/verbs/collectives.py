@@ -365,7 +365,7 @@ class Collectives(Shell):
 
 def careful(comm: Context, given: Arguments, async_op: bool, algorithm: str | None = None) -> object:
     """The general path of every collective but barrier: look, check, agree, carry out."""
-    if not (async_op or algorithm or given.exact):
+    if algorithm is None and not (async_op or given.exact):
         done = direct.by_copies(comm, given)
         if done is not NotImplemented:
             return done
