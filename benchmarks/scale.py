@@ -32,6 +32,8 @@ from hpcomm.agree.partners import Partners
 from hpcomm.communicator.communicator import Communicator, over
 from hpcomm.communicator.context import Context
 from hpcomm.communicator.topology import node_order, nodes_of
+from hpcomm.core.partition import Partition
+from hpcomm.fields import routing
 from hpcomm.grids import remap
 from hpcomm.mpmd import handshake
 from hpcomm.node import segment
@@ -383,6 +385,13 @@ def partners(p: int) -> Any:
     return made, mpi.told
 
 
+def slabs(p: int) -> Any:
+    """The halo of one of p slabs."""
+    whole = Partition((4 * p, 8), {"y": p}, ("y", None))
+    route = routing.halo(whole, p // 2, (1, 0))
+    return (whole, route), {"messages": len(route.sends) + len(route.receives)}
+
+
 NOW: dict[str, Callable[[int], Any]] = {
     "a communicator": making,
     "verbs with a root": rooted,
@@ -395,6 +404,7 @@ NOW: dict[str, Callable[[int], Any]] = {
     "objects: a number": objects,
     "objects: 70 bytes": parts,
     "programs: farewell": partners,
+    "fields: a halo of slabs": slabs,
 }
 LATER: dict[str, Callable[[int], Callable[[], Any]]] = {
     "programs: join, first": first,

@@ -7,8 +7,9 @@ message needs no description.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, NamedTuple
 
 from .._lazy import np
@@ -81,7 +82,7 @@ def halo(
         periodic: array axes that close to a ring.
         corners: whether pieces that lie aside along several axes come too.
 
-    Cost: time in the number of neighbours, plus for each axis the square of its number of parts.
+    Cost: time in the number of neighbours.
     """
     if isinstance(partition, Points):
         return _ghosts(partition, rank)
@@ -93,7 +94,7 @@ def halo(
     theirs = [
         [
             (there, first, last, shift)
-            for there in range(partition.grid[a])
+            for there in _reaching(partition, a, here[a], widths[a], a in closed)
             for (source, first, last, shift) in _segments(partition, a, there, widths[a], a in closed)
             if source == here[a]
         ]
@@ -131,11 +132,18 @@ def _segments(
     found = []
     for image in range(low // n, (high - 1) // n + 1) if ring and n else (0,):
         shift = image * n
-        for source, (a, b) in enumerate(pairwise(edges)):
-            first, last = max(a + shift, low), min(b + shift, high)
+        begin = max(bisect_right(edges, low - shift) - 1, 0)
+        for source in range(begin, bisect_left(edges, high - shift, 0, len(edges) - 1)):
+            first, last = max(edges[source] + shift, low), min(edges[source + 1] + shift, high)
             if first < last:
                 found.append((source, first, last, shift))
     return found
+
+
+def _reaching(partition: Partition, axis: int, part: int, width: tuple[int, int], ring: bool) -> list[int]:
+    """The parts whose grown intervals meet this part: those that it meets, grown as far the other way."""
+    met = _segments(partition, axis, part, (width[1], width[0]), ring)
+    return sorted({source for source, *_ in met})
 
 
 def _combined(axes: list[list[tuple[int, int, int, int]]]) -> Iterator[tuple[Shape, Shape, Shape, Shape]]:

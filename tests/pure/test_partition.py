@@ -224,3 +224,11 @@ def test_boxes_meet_move_and_grow() -> None:
 def test_what_does_not_fit_is_said(make: Any, said: str) -> None:
     with pytest.raises(LayoutError, match=said):
         make()
+
+
+def test_a_halo_among_very_many_parts_looks_at_neighbours_only() -> None:
+    """Looking at all parts for each of them would take most of an hour."""
+    whole = Partition((400_000, 8), {"y": 100_000}, ("y", None))
+    route = halo(whole, 0, (1, 0), periodic=[0])
+    assert [piece.peer for piece in route.sends] == [1, 99_999]
+    assert [piece.here.start for piece in route.receives] == [(4, 0), (-1, 0)]

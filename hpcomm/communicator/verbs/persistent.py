@@ -23,7 +23,7 @@ from ...transport import matching
 from ...transport.late import buffer, prepare, schedule_transport, transport
 from ..shell import Shell, watched
 from .collectives import scheduled
-from .planned_message import planned_receive, planned_send
+from .planned_message import planned_receive, planned_send, taking
 from .unknown_length import in_order, recv_behind
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class _DirectPlan(Plan[T_co]):
         if call.verb in ("send", "recv"):
             self._is_quick = patience(comm) is None
         if call.verb == "recv":
-            self._end = _taking(prepared[0].Wait, call.finish, self._status)
+            self._end = taking(prepared[0].Wait, call.finish, self._status)
 
     def start(self) -> None:
         if self.is_under_way or not self._is_quick or (self._receives and matching.some_wait()):
@@ -312,18 +312,6 @@ class _DirectPlan(Plan[T_co]):
     def close(self) -> None:
         super().close()
         self.slow_down()
-
-
-def _taking(
-    wait: Callable[..., object], finish: Callable[..., object], status: MPI.Status
-) -> Callable[[], None]:
-    """What waits for a message and looks at it; it does not hold the plan."""
-
-    def take() -> None:
-        wait(status)
-        finish(status)
-
-    return take
 
 
 def _refuse_gradients(call: Call, tensors: Sequence[Any]) -> None:

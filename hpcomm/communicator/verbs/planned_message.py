@@ -12,6 +12,8 @@ from ...transport import guarded_receive, matching
 from ...transport.late import buffer, transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ...core.buffer import Buffer
     from ..context import Context
 
@@ -53,6 +55,18 @@ def planned_receive(comm: Context, out: object, source: int | None, tag: int | N
 
     call.finish, call.give = finish, look.give
     return call
+
+
+def taking(
+    wait: Callable[..., object], finish: Callable[..., object], status: MPI.Status
+) -> Callable[[], None]:
+    """What waits for a message and looks at it; it does not hold the plan."""
+
+    def take() -> None:
+        wait(status)
+        finish(status)
+
+    return take
 
 
 def _takes_devices(comm: Context, look: Buffer) -> bool:

@@ -98,7 +98,8 @@ class Workspace:
         assert len(said) <= _HEADER, len(said)
         everyone = bytearray(_HEADER * self.size)
         yield [channel.Iallgather([said.ljust(_HEADER, b"\0"), MPI.BYTE], [everyone, MPI.BYTE])]
-        self.headers = [pickle.loads(everyone[i * _HEADER :]) for i in range(self.size)]
+        each = (memoryview(everyone)[i : i + _HEADER] for i in range(0, len(everyone), _HEADER))
+        self.headers = [pickle.loads(header) for header in each]
         yield from self._open_all()
         yield from self._open_events(channel)
         lacks = [f"rank {r}: {peer.why}" for r, peer in enumerate(self.peers) if peer.why]
