@@ -36,13 +36,13 @@ def from_spec(spec: GridSpec) -> Grid:
     """The grid that a spec describes. Of points and cells a spec has only the kind."""
     kind = KINDS[spec.kind]
     if kind.is_own:
-        raise ConfigError(
-            f"grid {spec.name!r} is of kind {spec.kind}: its coordinates are the program's",
-            "grid",
-            "hpcomm.regrid.Points(coordinates) or hpcomm.regrid.Cells(vertices)",
-        )
-    more = (spec.bounds,) if spec.kind == "plane" else ()
-    made: Grid = globals()[kind.maker](*spec.shape, *more)
+        what, hint = f"is of kind {spec.kind}: its coordinates are the program's", "hpcomm.regrid."
+        hint += "Points(coordinates) or hpcomm.regrid.Cells(vertices)"
+        if spec.file is not None:
+            what, hint = "is in a file, and each rank has its own part", "nothing; or hpcomm.regrid."
+            hint += f"open({str(spec.file)!r}, {spec.entry!r}).cells(points)"
+        raise ConfigError(f"grid {spec.name!r} {what}", "grid", hint)
+    made: Grid = globals()[kind.maker](*spec.shape, **spec.more)
     return made
 
 

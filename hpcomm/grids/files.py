@@ -116,6 +116,9 @@ def open_grid(path: str | Path, name: str | None = None) -> GridFile:
     file = File(path)
     for form, known in _FORMS:
         if file.has(*known) and (found := form(file, name)):
+            if name not in (None, found.name):
+                what = f"{path} has one grid, without a name, and none of the name {name!r}"
+                raise ConfigError(what, "regrid.open", "leave the name out")
             return GridFile(path, found)
     what = f"{path} has no grid of a form that is known; it has {', '.join(list(file.variables)[:12])}"
     raise ConfigError(
@@ -155,15 +158,11 @@ def _scrip(file: File, name: str | None) -> _Found:
 
 
 def _oasis(file: File, name: str | None) -> _Found | None:
-    names = [each.removesuffix(".clo") for each in file.variables if each.endswith(".clo")]
-    if not names:
+    name = _chosen(
+        file, name, [each.removesuffix(".clo") for each in file.variables if each.endswith(".clo")]
+    )
+    if name is None:
         return None
-    if name not in names and (name is not None or len(names) != 1):
-        what = f"{file.path} has the grids {', '.join(names)}" + (
-            "" if name is None else f", and no {name!r}"
-        )
-        raise ConfigError(what, "regrid.open", did_you_mean(name or "", names, f"name={names[0]!r}"))
-    name = name or names[0]
     clo, cla, lon, lat = (f"{name}.{each}" for each in ("clo", "cla", "lon", "lat"))
     found = file.shape(clo)
     shape = file.shape(lon) if lon in file.variables else found[:-1]
@@ -178,6 +177,14 @@ def _oasis(file: File, name: str | None) -> _Found | None:
         None if areas is None else _areas(areas, f"{name}.srf", shape),
         name,
     )
+
+
+def _chosen(file: File, name: str | None, names: list[str]) -> str | None:
+    """The grid of that name, or the only one; None: there is none."""
+    if names and name not in names and (name is not None or len(names) > 1):
+        what = f"{file.path} has the grids {', '.join(names)}" + f", and no {name!r}" * (name is not None)
+        raise ConfigError(what, "regrid.open", did_you_mean(name or "", names, f"name = {names[0]!r}"))
+    return name or names[0] if names else None
 
 
 def _beside(file: File, what: str) -> File | None:
@@ -241,7 +248,7 @@ def _fesom(file: File, name: str | None) -> _Found:
 def _ugrid(file: File, name: str | None) -> _Found | None:
     """Of the mesh of that name, or the only one."""
     meshes = [each for each in file.variables if file.attribute(each, "cf_role") == "mesh_topology"]
-    mesh = name if name in meshes else meshes[0] if len(meshes) == 1 and name is None else None
+    mesh = _chosen(file, name, meshes)
     if mesh is None:
         return None
     faces = str(file.attribute(mesh, "face_node_connectivity"))

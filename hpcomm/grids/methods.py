@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from numbers import Real
-from typing import NamedTuple, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from ..errors import ConfigError, did_you_mean
 
@@ -18,7 +19,8 @@ class Kind(NamedTuple):
     keys: tuple[str, ...]  # of a spec: the numbers that say how large it is, which its class begins with
     has: str  # what mappings may use: "points" alone, or "cells" around them
     sphere: bool | None = True  # None: a plane or the sphere, as the grid says
-    size: Callable[..., int] = lambda *counts: prod(counts)
+    size: Callable[..., int] = lambda *counts, **_: prod(counts)
+    more: tuple[str, ...] = ()  # further keys of a spec, which its class takes by name
 
     @property
     def is_own(self) -> bool:
@@ -26,12 +28,17 @@ class Kind(NamedTuple):
         return self.keys == ("size",)
 
 
+def _of_reduced(n: int | None, rows: Sequence[int] | None = None) -> int:
+    """How many points a reduced Gaussian grid has; without rows an octahedral one."""
+    return 4 * cast("int", n) * (cast("int", n) + 9) if rows is None else sum(rows) * (1 + (n == len(rows)))
+
+
 KINDS = {
     "latlon": Kind("LatLon", ("nlat", "nlon"), "cells"),
     "gaussian": Kind("Gaussian", ("nlat", "nlon"), "cells"),
-    "reduced_gaussian": Kind("ReducedGaussian", ("N",), "cells", size=lambda n: 4 * n * (n + 9)),
-    "healpix": Kind("Healpix", ("nside",), "cells", size=lambda nside: 12 * nside * nside),
-    "plane": Kind("Plane", ("nx", "ny"), "cells", sphere=False),
+    "reduced_gaussian": Kind("ReducedGaussian", ("N",), "cells", size=_of_reduced, more=("rows",)),
+    "healpix": Kind("Healpix", ("nside",), "cells", size=lambda n, **_: 12 * n * n, more=("nest",)),
+    "plane": Kind("Plane", ("nx", "ny"), "cells", sphere=False, more=("bounds",)),
     "points": Kind("Points", ("size",), "points", sphere=None),
     "cells": Kind("Cells", ("size",), "cells", sphere=None),
 }
@@ -51,17 +58,22 @@ _USES["creep"] = ("points", "cells")  # behind another one
 
 @dataclass(frozen=True)
 class GridSpec:
-    """A grid that fields live on. shape: what its kind needs, in the order of its keys."""
+    """A grid that fields live on.
+
+    shape: what its kind needs, in the order of its keys; more: what its class takes by name.
+    """
 
     name: str
     kind: str
-    shape: tuple[int, ...]
-    bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)  # of a plane: x0, x1, y0, y1
+    shape: tuple[int | None, ...]
     sphere: bool = True
+    more: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None  # that has its cells
+    entry: str | None = None  # its name there
 
     @property
     def size(self) -> int:
-        return KINDS[self.kind].size(*self.shape)
+        return KINDS[self.kind].size(*self.shape, **self.more)
 
 
 def stack(

@@ -48,12 +48,19 @@ def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Fie
 
 
 def _take_grid(field: Field, said: GridSpec, where: str) -> None:
-    from ..regrid import from_spec
+    from ..regrid import from_spec, open
 
     if field.grid is None:
-        if KINDS[said.kind].is_own:
+        if said.file is not None:
+            try:
+                field.grid = open(said.file, said.entry).cells(field.points)
+            except HpcommError as error:
+                error.what = f"field {field.name!r} on grid {said.name!r}: {error.what}"
+                raise
+        elif KINDS[said.kind].is_own:
             return  # only the program knows the coordinates; whoever checks both sides says so
-        field.grid = from_spec(said)
+        else:
+            field.grid = from_spec(said)
         field.check_grid("connect")
     mine = field.grid
     is_same = (mine.kind, bool(mine.sphere)) == (said.kind, said.sphere)
@@ -62,7 +69,7 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
     elif is_same:
         is_same = mine.is_same(from_spec(said))
     if not is_same:
-        shape = " x ".join(map(str, said.shape))
+        shape = " x ".join(map(str, said.shape)) if said.file is None else f"in {said.file.name}"
         other = f"{where} {said.name!r} ({said.kind}, {shape})"
         what = f"field {field.name!r} is declared on another grid: {other}"
         raise _wrong(what, f"grid=me.grid({said.name!r}), or nothing")

@@ -245,6 +245,63 @@ def test_a_grid_of_several_is_chosen_by_name(tmp_path: Path) -> None:
     assert "'sea'" in str(raised.value)
 
 
+SPEC = """
+[program]
+ocean = { command = "python -V", ranks = 1 }
+air = { command = "python -V", ranks = 1 }
+[grid.sky]
+kind = "healpix"
+nside = 2
+nest = true
+[grid.land]
+kind = "reduced_gaussian"
+rows = [4, 8, 8, 4]
+[grid.sea]
+file = "grids.nc"
+name = "sea"
+[[field]]
+name = "sst"
+from = "ocean"
+to = "air"
+from_grid = "sea"
+to_grid = "sky"
+mapping = "conservative"
+"""
+
+
+def test_a_grid_of_a_spec_is_read_from_its_file_by_each_rank_its_part(tmp_path: Path) -> None:
+    from hpcomm.mpmd.connect import take_grids
+    from hpcomm.mpmd.coupled_field import Field
+    from hpcomm.mpmd.spec.spec_reader import read
+
+    path, file, mine = tmp_path / "job.toml", tmp_path / "grids.nc", np.array([9, 2])
+    path.write_text(SPEC)
+    oasis(file)
+    spec = read(path)
+    sizes = {name: grid.size for name, grid in spec.grids.items()}
+    assert sizes == {"sky": 48, "land": 24, "sea": NX * NY}
+    for name, grid in (
+        ("sky", regrid.Healpix(2, nest=True)),
+        ("land", regrid.ReducedGaussian(rows=[4, 8, 8, 4])),
+    ):
+        assert regrid.from_spec(spec.grids[name]).is_same(grid)
+    with pytest.raises(ConfigError, match=r"each rank has its own part(.|\n)*open\("):
+        regrid.from_spec(spec.grids["sea"])
+    fields = {("from", "sst"): Field("sst", np.zeros(2), mine, None, "gives")}
+    take_grids(read(path, here=False), "ocean", fields)
+    taken = fields["from", "sst"].grid
+    assert taken is not None
+    np.testing.assert_array_equal(taken.corners(mine), regrid.open(file, "sea").cells(mine).corners(mine))
+    fields["from", "sst"] = Field("sst", np.zeros(1), np.array([NX * NY]), None, "gives")
+    with pytest.raises(LayoutError, match="field 'sst' on grid 'sea': there are 24 cells"):
+        take_grids(spec, "ocean", fields)
+    path.write_text(SPEC.replace('name = "sea"', 'name = "see"'))
+    with pytest.raises(
+        ConfigError, match=r"(?s)grid 'sea': .* has the grids sea, air, and no 'see'.*line 14"
+    ):
+        read(path)
+
+
 def changed(path: Path, name: str, change: Callable[[Any], None]) -> None:
     with nc.Dataset(str(path), "a") as data:
         data.set_auto_mask(False)
@@ -287,6 +344,8 @@ def test_what_is_no_grid_is_refused_with_what_the_file_has(tmp_path: Path) -> No
     with pytest.raises(LayoutError, match="no netCDF file, or damaged"):
         regrid.open(tmp_path / "text.nc")
     scrip(tmp_path / "whole.nc")
+    with pytest.raises(ConfigError, match="one grid, without a name"):
+        regrid.open(tmp_path / "whole.nc", "torc")
     for points in (np.array([NX * NY]), np.array([-1]), np.array([0.5]), np.zeros((2, 2), int)):
         with pytest.raises(LayoutError):
             regrid.open(tmp_path / "whole.nc").cells(points)

@@ -322,6 +322,48 @@ WRONG = {
         "grid 'sky' has kind reduced_gaussian, but no N",
         'kind = "reduced_gaussian"',
     ),
+    "rows of no reduced grid": (
+        'kind = "gaussian"\nnlat = 8\nnlon = 20',
+        'kind = "reduced_gaussian"\nrows = [4, 8, 4]',
+        "rows has 3 numbers.*all 2 N rows",
+        "rows = [4, 8, 4]",
+    ),
+    "nested pixels of another number": (
+        'kind = "gaussian"\nnlat = 8\nnlon = 20',
+        'kind = "healpix"\nnside = 12\nnest = true',
+        "nest = true, but nside is no power of two",
+        "nest = true",
+    ),
+    "a kind beside a file": (
+        'kind = "points"\nsize = 9',
+        'kind = "cells"\nfile = "grids.nc"\nsize = 9',
+        "grid 'buoys' has kind, but its file says that",
+        'kind = "cells"',
+    ),
+    "a size beside a file": (
+        'kind = "points"\nsize = 9',
+        'file = "grids.nc"\nsize = 9',
+        "size, which is for points and cells",
+        "size = 9",
+    ),
+    "a name without a file": (
+        'kind = "points"\nsize = 9',
+        'kind = "points"\nsize = 9\nname = "torc"',
+        "name, but no file that it is in",
+        'name = "torc"',
+    ),
+    "neither kind nor file": (
+        'kind = "points"\nsize = 9',
+        "size = 9",
+        'no kind.*or file = "grids.nc"',
+        "[grid.buoys]",
+    ),
+    "a grid in a file that is not there": (
+        'kind = "points"\nsize = 9',
+        'file = "grids.nc"',
+        "grid 'buoys': there is no file .*grids.nc",
+        'file = "grids.nc"',
+    ),
     "a plane that is a sphere": (
         "nx = 4",
         "nx = 4\nsphere = true",
@@ -749,7 +791,7 @@ a stack with amounts: a radius of a mapping without: conserve of amounts: a vect
 normalise of a mapping without:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
-a sum of degrees: a lag of no number: more ranks in all than any machine has: a grid of more points than
+a sum of degrees: a lag of no number: rows of no reduced grid: a grid in a file that is not there: more ranks in all than any machine has: a grid of more points than
 there is memory: an end between two steps: an end before the first step: a step far longer than the period:
 grids of one size that differ, and no mapping: one field on two grids: planes that do not meet: a variable
 that a key sets

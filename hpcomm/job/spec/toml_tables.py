@@ -142,7 +142,8 @@ class Tables:
                 self.fail(*wrong, key)
         for rule in schema.get("allOf", ()):
             if fits(table, rule["if"]) and not fits(table, rule["then"]):
-                self.fail(f"{what} has {rule['description']}", rule["examples"][0], rule["if"]["required"][0])
+                key = rule["if"].get("required", [None])[0]
+                self.fail(f"{what} has {rule['description']}", rule["examples"][0], key)
         found = {key: table.get(key, keys[key].get("default")) for key in keys}
         numbers = (key for key in table if keys[key].get("type") == "number")
         return found | {key: float(table[key]) for key in numbers}

@@ -30,14 +30,17 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
             side, what, hint = wrong
             tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
     if not {"nearest", "idw", AMOUNTS} & {*made.methods} and not _meet(source, target):
-        what = f"{made} goes between planes that do not meet: {list(source.bounds)} and {list(target.bounds)}"
+        ends = " and ".join(str(grid.more["bounds"]) for grid in (source, target))
+        what = f"{made} goes between planes that do not meet: {ends}"
         tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")
 
 
 def _meet(a: GridSpec, b: GridSpec) -> bool:
     """Whether two grids have some part of their surface in common, as far as the spec tells."""
-    (w0, w1, s0, s1), (x0, x1, y0, y1) = a.bounds, b.bounds
-    return not a.kind == b.kind == "plane" or (w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1)
+    if not a.kind == b.kind == "plane":
+        return True
+    (w0, w1, s0, s1), (x0, x1, y0, y1) = a.more["bounds"], b.more["bounds"]
+    return bool(w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1)
 
 
 def _check_unmapped(tables: Tables, made: FieldSpec, source: GridSpec, target: GridSpec) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, did_you_mean
+from ...errors import ConfigError, HpcommError, did_you_mean
 from ...grids.methods import KINDS
 from ...job.spec.programs import ProgramSpec, read_programs
 from ...job.spec.schema import FIELD, GRID
@@ -36,7 +36,7 @@ def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSp
     tables = Tables(path, command)
     listed = tables.named("grid")
     run = read_programs(tables, here)
-    grids = {each: _read_grid(tables, each, table) for each, table in listed.items()}
+    grids = {each: _read_grid(tables, each, table, here) for each, table in listed.items()}
     fields = tables.root.get("field", [])
     if not isinstance(fields, list):
         tables.where = ("field",)
@@ -47,20 +47,44 @@ def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSp
     return made
 
 
-def _read_grid(tables: Tables, name: str, table: Any) -> GridSpec:
-    """The grid that table describes."""
+def _read_grid(tables: Tables, name: str, table: Any, here: bool) -> GridSpec:
+    """The grid that table describes.
+
+    Args:
+        here: whether its file is looked at. Ranks read theirs where a field needs it.
+    """
     tables.where = ("grid", name)
     said = tables.read(table, GRID, f"grid {name!r}")
-    kind = KINDS[said["kind"]]
-    bounds = tuple(map(float, said["bounds"]))
+    if said["file"] is not None:
+        path, entry = (tables.path.parent / said["file"]).resolve(), said["name"]
+        size = _size_in_file(tables, path, entry) if here else _MOST_POINTS
+        return GridSpec(name, "cells", (size,), file=path, entry=entry)
+    kind, bounds, rows, half = KINDS[said["kind"]], said["bounds"], said["rows"], said["N"]
     if bounds[0] >= bounds[1] or bounds[2] >= bounds[3]:
-        tables.fail(f"bounds must be [x0, x1, y0, y1], not {said['bounds']}", "x0 < x1 and y0 < y1", "bounds")
-    sphere = said["sphere"] if kind.sphere is None else kind.sphere
-    made = GridSpec(name, said["kind"], tuple(said[key] for key in kind.keys), bounds, sphere)
+        tables.fail(f"bounds must be [x0, x1, y0, y1], not {bounds}", "x0 < x1 and y0 < y1", "bounds")
+    if rows and (len(rows) not in (half, 2 * half) if half else len(rows) % 2):
+        hint = "columns of all 2 N rows, from the north; or of the first N, and N = so many"
+        tables.fail(f"rows has {len(rows)} numbers", hint, "rows")
+    sphere, more = (
+        said["sphere"] if kind.sphere is None else kind.sphere,
+        {key: said[key] for key in kind.more},
+    )
+    made = GridSpec(name, said["kind"], tuple(said[key] for key in kind.keys), sphere, more)
     if made.size > _MOST_POINTS:
         what = f"grid {name!r} has {made.size:,} points"
         tables.fail(what, f"at most {_MOST_POINTS:,}", kind.keys[0])
     return made
+
+
+def _size_in_file(tables: Tables, path: Path, name: str | None) -> int:
+    """How many cells a grid in a file has."""
+    from ...grids.files import open_grid
+
+    try:
+        return open_grid(path, name).size
+    except HpcommError as error:
+        key = "name" if name is not None and type(error) is ConfigError else "file"
+        tables.fail(f"grid {tables.where[1]!r}: {error.what}", error.hint or "", key)
 
 
 def _read_field(
