@@ -25,7 +25,7 @@ import numpy as np
 from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, LayoutError, MissingFileError, did_you_mean
 from .cells import Cells
-from .grid import Points
+from .grid import Points, indices
 from .netcdf import File
 
 _EARTH_M = 6.371e6
@@ -68,7 +68,7 @@ class GridFile:
             points: global indices, those of this rank; None: of all that count.
 
         Raises:
-            LayoutError: an index that the grid does not have, or numbers in the file that are no corners.
+            DtypeError, LayoutError: no indices of the grid, or numbers in the file that are no corners.
         """
         return Cells(self._read(self._found.corners, points))
 
@@ -84,16 +84,9 @@ class GridFile:
         return None if self._found.areas is None else self._read(self._found.areas, points)
 
     def _read(self, read: Callable[[int, int], Floats], points: object) -> Floats:
-        which = self.points() if points is None else np.asarray(points)
-        if which.ndim != 1 or (which.size and which.dtype.kind not in "iu"):
-            raise LayoutError(f"points are {which.dtype} of shape {which.shape}", str(self.path), "indices")
-        if not which.size:
-            return read(0, 0)
-        if which.min() < 0 or which.max() >= self.size:
-            what = f"there are {self.size} cells, and points from {which.min()} to {which.max()}"
-            raise LayoutError(what, str(self.path), "global indices from 0")
-        first = int(which.min())
-        return read(first, int(which.max()) + 1)[which - first]
+        which = self.points() if points is None else indices(points, self.size, "points", str(self.path))
+        first = int(which.min()) if len(which) else 0
+        return read(first, int(which.max(initial=-1)) + 1)[which - first]
 
 
 def open_grid(path: str | Path, name: str | None = None) -> GridFile:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
-from ..errors import ConfigError, LayoutError
+from ..errors import ConfigError, DtypeError, LayoutError
 from .geometry import moments
 from .methods import KINDS
 
@@ -100,6 +100,19 @@ def checked_areas(areas: object, count: int, whose: str, where: str) -> Floats:
         what = f"{whose} are no numbers above 0, one for each of {count} cells"
         raise LayoutError(what, where, "an array of shape (cells,), in the order of the points")
     return found
+
+
+def indices(chosen: object, size: int, name: str, where: str) -> Ints:
+    """What was chosen of a grid's points, if these are global indices."""
+    refuse_masked(chosen, f"{name} is", where)
+    found = np.asarray(chosen)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        hint = "np.flatnonzero(mask)" if found.dtype == bool else f"{name}=np.arange(first, last)"
+        raise DtypeError(f"{name} is no list of indices, but {found.dtype}", where, hint)
+    if found.size and not (found.min() >= 0 and found.max() < size):
+        what = f"{name} has indices from {found.min()} to {found.max()}, and the grid has {size} points"
+        raise LayoutError(what, where, "global indices from 0")
+    return found.astype(np.int64)
 
 
 def check_counts(what: str, *counts: object) -> None:

@@ -26,11 +26,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .._lazy import MPI, NDArray
-from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
-from ..errors import ConfigError, DtypeError, LayoutError, did_you_mean
+from ..errors import ConfigError, LayoutError, did_you_mean
 from . import conserve, interpolate
-from .grid import Grid, Points, checked_areas
+from .grid import Grid, Points, checked_areas, indices
 from .methods import AMOUNTS, KINDS, NORMALISE, misfit, stack
 from .radians import Ends
 from .rows import Rows
@@ -211,21 +210,7 @@ def _check_widths(wrong: bool, where: str) -> None:
 
 def _indices(name: str, chosen: object, grid: Grid) -> Ints:
     """What was chosen of the points of a grid, None: all."""
-    size = grid.size
-    if chosen is None:
-        return np.arange(size)
-    refuse_masked(chosen, f"{name} is", "regrid.weights")
-    found = np.asarray(chosen)
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-        hint = "np.flatnonzero(mask)" if found.dtype == bool else f"{name}=np.arange(first, last)"
-        raise DtypeError(f"{name} is no list of indices, but {found.dtype}", "regrid.weights", hint)
-    if found.size and not (found.min() >= 0 and found.max() < size):
-        raise LayoutError(
-            f"{name} has indices from {found.min()} to {found.max()}, and the grid has {size} points",
-            "regrid.weights",
-            "global indices from 0",
-        )
-    return found.astype(np.int64)
+    return np.arange(grid.size) if chosen is None else indices(chosen, grid.size, name, "regrid.weights")
 
 
 def weights_between(
