@@ -293,7 +293,7 @@ def test_a_grid_of_a_spec_is_read_from_its_file_by_each_rank_its_part(tmp_path: 
     assert taken is not None
     np.testing.assert_array_equal(taken.corners(mine), regrid.open(file, "sea").cells(mine).corners(mine))
     fields["from", "sst"] = Field("sst", np.zeros(1), np.array([NX * NY]), None, "gives")
-    with pytest.raises(LayoutError, match="field 'sst' on grid 'sea': .*the grid has 24 points"):
+    with pytest.raises(LayoutError, match=r"field 'sst' on grid 'sea': .*the grid has 24 points"):
         take_grids(spec, "ocean", fields)
     path.write_text(SPEC.replace('name = "sea"', 'name = "see"'))
     with pytest.raises(

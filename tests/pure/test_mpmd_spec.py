@@ -791,7 +791,8 @@ a stack with amounts: a radius of a mapping without: conserve of amounts: a vect
 normalise of a mapping without:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
-a sum of degrees: a lag of no number: rows of no reduced grid: a grid in a file that is not there: more ranks in all than any machine has: a grid of more points than
+a sum of degrees: a lag of no number: rows of no reduced grid: a grid in a file that is not there:
+more ranks in all than any machine has: a grid of more points than
 there is memory: an end between two steps: an end before the first step: a step far longer than the period:
 grids of one size that differ, and no mapping: one field on two grids: planes that do not meet: a variable
 that a key sets
