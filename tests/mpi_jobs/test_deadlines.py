@@ -44,8 +44,8 @@ WAITS = {
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait: str) -> None:
     source = LATE.format(late=40) + WAITS[wait] + "\n"
-    done = job(2, source, timeout=20, expect=1, options=("--stall", "4"))
-    assert "HPCOMM_TIMEOUT=4 ends the job" in done.stderr
+    done = job(2, source, timeout=20, expect=1, options=("--stall", "2"))
+    assert "HPCOMM_TIMEOUT=2 ends the job" in done.stderr
     assert "at device_call.py:12 on 'world' has waited" in done.stderr
     there = "  a message of tag 3 from rank 0 is there, which it does not take\n"
     assert (there in done.stderr) == (wait == "another tag")

@@ -241,18 +241,18 @@ points = np.sort(mine(source.size if me.name == "a" else target.size, 7 if me.na
 values = function(source.centres(points)) if me.name == "a" else np.full((len(points), 2), -9.0)
 fields = {}
 for where in ("", "a", "b", "ab"):  # who has it on the device; the first is what the others must be
-    for kind in ("float64", "float32"):
-        for mapping in MAPPINGS:
-            for i, wish in enumerate(WISHES):
-                name = f"{where or 'host'} {kind} {mapping} {i}"
-                if me.name == "a":
-                    kept = dict(grid=None if mapping == "none" else source)
-                    fields[name] = me.gives(name, on(where, values.astype(kind)), points, **kept)
-                elif mapping == "none":
-                    fields[name] = me.takes(name, on(where, values.astype(kind)), points, **wish)
-                else:
-                    kept = dict(grid=target, mapping=mapping, neighbours=5, **wish)
-                    fields[name] = me.takes(name, on(where, values.astype(kind)), points, **kept)
+    for n, mapping in enumerate(MAPPINGS):
+        for i, wish in enumerate(WISHES):
+            kind = ("float64", "float32")[(n + i) % 2]  # pairs of each two of the three
+            name = f"{where or 'host'} {kind} {mapping} {i}"
+            if me.name == "a":
+                kept = dict(grid=None if mapping == "none" else source)
+                fields[name] = me.gives(name, on(where, values.astype(kind)), points, **kept)
+            elif mapping == "none":
+                fields[name] = me.takes(name, on(where, values.astype(kind)), points, **wish)
+            else:
+                kept = dict(grid=target, mapping=mapping, neighbours=5, **wish)
+                fields[name] = me.takes(name, on(where, values.astype(kind)), points, **kept)
 link = me.link("b" if me.name == "a" else "a")
 got = {}
 for t in range(5):
