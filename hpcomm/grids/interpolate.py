@@ -25,7 +25,7 @@ _DIGITS = 12  # to which distances count as equal; then the lower index wins, wh
 
 
 def nearest(ask: Ask) -> Entries:
-    _, which, needed = _closest(ask, 1)
+    _, which, needed = closest(ask, 1)
     n = len(ask.points)
     return Entries(np.arange(n), which[:, 0], np.ones(n), np.ones(n), needed)
 
@@ -35,7 +35,7 @@ def to_nearest(ask: Ask) -> Entries:
 
     With a radius, equal parts of it go to all of them that are so near to that one.
     """
-    _, which, needed = _closest(ask, 1)
+    _, which, needed = closest(ask, 1)
     lists = which.tolist()
     if ask.options.radius:
         chord = 2 * np.sin(np.radians(ask.options.radius) / 2) if ask.target.sphere else ask.options.radius
@@ -47,7 +47,7 @@ def to_nearest(ask: Ask) -> Entries:
 
 
 def idw(ask: Ask) -> Entries:
-    distance, which, needed = _closest(ask, ask.options.neighbours)
+    distance, which, needed = closest(ask, ask.options.neighbours)
     distance = distance / ask.scale
     share = 1.0 / np.maximum(distance, 1e-14) ** 2
     share = np.where(distance[:, :1] < 1e-13, np.arange(share.shape[1]) == 0, share)
@@ -56,7 +56,7 @@ def idw(ask: Ask) -> Entries:
     return Entries(row, which.ravel(), share.ravel(), np.ones(len(ask.points)), needed)
 
 
-def _closest(ask: Ask, k: int) -> tuple[Floats, Ints, float]:
+def closest(ask: Ask, k: int) -> tuple[Floats, Ints, float]:
     """(distances, sources), k of each target point: of equally near ones the lower indices; and how far
     sources were needed."""
     n, most, tree = len(ask.points), len(ask.x), spatial.cKDTree(ask.x)

@@ -46,6 +46,7 @@ _USES = {  # mapping: what it needs of the grid that it reads from, and of the o
     "nearest": ("points", "points"),
     "idw": ("points", "points"),
     "bilinear": ("points", "points"),
+    "rbf": ("points", "points"),
     "conservative": ("cells", "cells"),
     "conservative2": ("cells", "cells"),
 }

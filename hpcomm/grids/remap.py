@@ -4,6 +4,7 @@ mapping         order  conserves  reads from
 nearest         1      no         anything
 idw             1      no         anything: k nearest, weighted by 1/d²
 bilinear        2      no         anything: between those around a corner (Wachspress 1975)
+rbf             4      no         anything: radial basis functions around each point (Wendland 1995)
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 to_nearest      -      sums       anything: each source's amount goes to the nearest target
@@ -28,7 +29,7 @@ import numpy as np
 from .._lazy import MPI, NDArray
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError, did_you_mean
-from . import conserve, interpolate
+from . import conserve, interpolate, radial
 from .grid import Grid, Points, checked_areas, indices
 from .methods import AMOUNTS, KINDS, NORMALISE, misfit, stack
 from .radians import Ends
@@ -44,6 +45,7 @@ _METHODS: dict[str, Callable[[Ask], Entries]] = {
     "nearest": interpolate.nearest,
     "idw": interpolate.idw,
     "bilinear": interpolate.bilinear,
+    "rbf": radial.rbf,
     "conservative": conserve.conservative,
     "conservative2": conserve.conservative2,
     AMOUNTS: interpolate.to_nearest,

@@ -229,7 +229,7 @@ def test_the_order_of_mpi_is_taken_where_all_ranks_say_so(
 
 
 @pytest.mark.three
-@pytest.mark.parametrize("mapping", ["idw", "bilinear", "conservative2"])
+@pytest.mark.parametrize("mapping", ["idw", "bilinear", "rbf", "conservative2"])
 def test_mapped_values_have_the_same_bits_however_both_grids_are_cut(comm: Any, mapping: str) -> None:
     pytest.importorskip("scipy")
     source, target = regrid.LatLon(9, 18), regrid.Gaussian(8, 16)

@@ -59,8 +59,9 @@ PAIRS = {
     "plane to cells": lambda n: (regrid.Plane(n, n), skewed(n * 3 // 4)),
     "cells to plane": lambda n: (skewed(n * 3 // 4), regrid.Plane(n, n)),
 }
-ORDER = {"nearest": 0.8, "idw": 0.7, "bilinear": 1.7, "conservative": 0.8, "conservative2": 1.5}
-CASES = [(pair, mapping) for pair in PAIRS for mapping in regrid.MAPPINGS]
+ORDER = {"nearest": 0.8, "idw": 0.7, "bilinear": 1.7, "rbf": 1.4, "conservative": 0.8, "conservative2": 1.5}
+CASES = [(pair, mapping) for pair in PAIRS for mapping in regrid.MAPPINGS if mapping != "rbf"]
+CASES += [("healpix to reduced", "rbf"), ("cells to plane", "rbf")]  # which look at points alone
 
 
 def everything(grid):
@@ -425,7 +426,7 @@ def test_renormalised_weights_keep_constants_and_leave_points_without_nan_alone(
     assert np.allclose(by_complex, made, rtol=1e-13, equal_nan=True)
     assert np.allclose(made[kept, 1], 7, rtol=1e-13)
     assert np.abs(made[kept]).max() <= 3.01 * np.nanmax(np.abs(values))
-    assert (kept & lost).sum() >= (mapping != "nearest") * 0.9 * lost.sum()
+    assert (kept & lost).sum() >= (mapping != "nearest") * 0.8 * lost.sum()
     for row in np.flatnonzero(kept & lost)[:5]:  # by hand
         at = slice(*weights.matrix.indptr[row : row + 2])
         w, x = weights.matrix.data[at], values[weights.matrix.indices[at], 0]

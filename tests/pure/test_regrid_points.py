@@ -66,6 +66,38 @@ def test_points_in_rows_are_mapped_as_the_cells_around_them_are():
         )
 
 
+def wall(n, bent=0.0):
+    y = np.linspace(0, 1, n)
+    return regrid.Points(np.stack([0.3 + bent * np.sin(9 * y), y], axis=1), sphere=False), np.sin(np.pi * y)
+
+
+def test_radial_functions_map_a_wall_that_is_a_line_or_bent():
+    for bent, most in ((0.0, 5e-5), (0.05, 5e-4)):
+        (source, values), (target, exact) = wall(41, bent), wall(67, bent)
+        weights = regrid.weights(source, target, "rbf")
+        assert np.abs(weights.apply(values[weights.sources]) - exact).max() < most
+
+
+def test_radial_functions_keep_linear_functions_beside_twins_and_leave_out_what_is_far():
+    x = np.random.default_rng(8).random((300, 2))
+    source = regrid.Points(np.concatenate([x, x[:60]]), sphere=False)  # 60 of them twice
+    target = regrid.Points(
+        np.concatenate([RNG.uniform(-0.05, 1.05, (200, 2)), x[:9], [[9, 9]]]), sphere=False
+    )
+    weights = regrid.weights(source, target, "rbf")
+    assert weights.uncovered.tolist() == [209]
+    assert weights.sources.max() < 300  # the second of two in one place has no part
+    slope = np.array([[1.0, 0.0], [3.0, -5.0]]).T
+    values, exact = (2 - grid.centres(everything(grid)) @ slope for grid in (source, target))
+    off = np.abs(weights.apply(values[weights.sources]) - exact)[weights.rows]
+    assert off.max() < 1e-12
+    assert np.diff(weights.matrix.indptr)[200:209].tolist() == [1] * 9  # there the values themselves
+    for n in (1, 2, 3):  # few points serve, too
+        few = regrid.weights(source, target, "rbf", given=np.arange(n))
+        assert np.allclose(few.sums[few.rows], 1, rtol=1e-12)
+        assert set(range(200, 200 + n)) <= set(few.rows)
+
+
 SPHERES = {
     "cube": lambda n: cube(n // 2),
     "healpix": lambda n: regrid.Healpix(n // 2),
