@@ -39,9 +39,14 @@ class Grid(ABC):
         """Whether this is a rank's own part."""
         return KINDS[self.kind].is_own
 
+    @property
+    def surface(self) -> str:
+        """What it lies on: "sphere" or "plane", or, of points alone, "space"."""
+        return "sphere" if self.sphere else "plane"
+
     @abstractmethod
     def centres(self, points: Ints) -> Floats:
-        """Where the values live: (points, 3) on the unit sphere, (points, 2) on a plane."""
+        """Where the values live: (points, 3) on the unit sphere or in space, (points, 2) on a plane."""
 
     @abstractmethod
     def corners(self, points: Ints) -> Floats:
@@ -69,15 +74,20 @@ class Points(Grid):
     """Points at any coordinates: this rank's own, in the order of its field's points.
 
     Args:
-        coordinates: (points, 2): longitude and latitude in degrees, or x and y.
+        coordinates: (points, 2): longitude and latitude in degrees, or x and y. In space (points, 3).
     """
 
     kind = "points"
 
     def __init__(self, coordinates: object, *, sphere: bool = True) -> None:
-        self.coordinates = numbers("Points(coordinates)", coordinates, "(points, 2)", sphere)
+        wide = (2,) if sphere else (2, 3)
+        self.coordinates = numbers("Points(coordinates)", coordinates, "(points, 2)", sphere, wide)
         self.sphere = sphere
         self.size = len(self.coordinates)
+
+    @property
+    def surface(self) -> str:
+        return "space" if self.coordinates.shape[1] == 3 else super().surface
 
     def centres(self, points: Ints) -> Floats:
         return placed(self.coordinates, self.sphere)
@@ -120,16 +130,17 @@ def check_counts(what: str, *counts: object) -> None:
         raise ConfigError(f"a grid of {' x '.join(map(repr, counts))} cells", what, "whole numbers from 1")
 
 
-def numbers(what: str, given: object, shape: str, sphere: bool) -> Floats:
-    """given as an array of this shape, each number finite, and each latitude one."""
+def numbers(what: str, given: object, shape: str, sphere: bool, wide: tuple[int, ...] = (2,)) -> Floats:
+    """given as an array of this shape, its last axis so wide, each number finite, and each latitude one."""
     refuse_masked(given, "the coordinates are", what)
     try:
         found = np.asarray(given, float)
     except (TypeError, ValueError) as error:
         raise LayoutError(f"these are no coordinates: {error}", what, f"an array of shape {shape}") from None
     if not found.size:
-        return found.reshape(0, *(1, 2)[-shape.count(",") :])
-    if found.ndim != shape.count(",") + 1 or found.shape[-1] != 2:
+        last = found.shape[-1] if found.shape[-1] in wide else 2
+        return found.reshape(0, *(1, last)[-shape.count(",") :])
+    if found.ndim != shape.count(",") + 1 or found.shape[-1] not in wide:
         raise LayoutError(f"the shape is {found.shape}", what, f"an array of shape {shape}")
     if not np.isfinite(found).all():
         raise LayoutError("some coordinates are not finite", what, "nan marks nothing: leave such points out")

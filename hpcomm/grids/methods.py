@@ -73,6 +73,10 @@ class GridSpec:
     entry: str | None = None  # its name there
 
     @property
+    def surface(self) -> str:
+        return "sphere" if self.sphere else "plane"
+
+    @property
     def size(self) -> int:
         return KINDS[self.kind].size(*self.shape, **self.more)
 
@@ -114,11 +118,11 @@ def stack(
     return cast("tuple[str, ...]", tuple(listed)), end
 
 
-def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> tuple[str, str, str] | None:
+def misfit(mapping: str, source: tuple[str, str], target: tuple[str, str]) -> tuple[str, str, str] | None:
     """Why mapping does not go between grids of these kinds; None: it does.
 
     Args:
-        source, target: (kind, whether it lies on the sphere).
+        source, target: (kind, what it lies on: "sphere", "plane" or "space").
 
     Returns:
         (the side whose grid does not fit, "from" or "to", what is wrong, what to do).
@@ -129,7 +133,9 @@ def misfit(mapping: str, source: tuple[str, bool], target: tuple[str, bool]) -> 
             what = f"mapping {mapping!r} does not go {side} a grid of kind {kind}"
             return side, what, f"kinds that it fits: {', '.join(sorted(fits))}"
     if source[1] != target[1]:
-        where = ["on a sphere" if each[1] else "on a plane" for each in (source, target)]
+        where = [{"space": "in space"}.get(each[1], f"on a {each[1]}") for each in (source, target)]
         what = f"mapping {mapping!r} goes from a grid {where[0]} to one {where[1]}"
         return "from", what, "grids of one field lie on the same surface"
+    if source[1] == "space" and mapping == "bilinear":
+        return "from", "mapping 'bilinear' does not go between points in space", 'mapping = "rbf"'
     return None

@@ -192,7 +192,7 @@ def _check(source: Any, target: Any, mapping: str) -> None:
             raise ConfigError(
                 f"{each!r:.60} is no grid", "regrid.weights", "hpcomm.regrid.LatLon(nlat, nlon)"
             )
-    wrong = misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
+    wrong = misfit(mapping, (source.kind, source.surface), (target.kind, target.surface))
     if wrong is not None:
         raise ConfigError(wrong[1], "regrid.weights", wrong[2])
     if mapping.startswith("cons") and not all(isinstance(each, Rows) for each in (source, target)):
@@ -297,7 +297,7 @@ def _triples(made: Entries, ask: Ask) -> Triples:
 
 def _parcels(entries: NDArray[np.void], triples: Triples, x: Floats) -> dict[int, Triples]:
     """The triples for each rank in whose box their target lies, at x."""
-    parts = {}
+    parts, x = {}, _in_three(x)
     for rank in np.flatnonzero(entries["is_giver"]).tolist():
         inside = ((x >= entries["low"][rank]) & (x <= entries["high"][rank])).all(axis=1)
         if inside.any():
@@ -320,8 +320,7 @@ def _turned(parts: Sequence[Triples], points: Ints) -> Weights:
 
 def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> NDArray[np.void]:
     """What all ranks say of their parts: the box around its points, and how far mappings reach from them."""
-    wide = 3 if grid.sphere else 2
-    ends = [("low", "f8", wide), ("high", "f8", wide)]
+    ends = [("low", "f8", 3), ("high", "f8", 3)]  # on a plane with a third coordinate, 0
     entry = np.zeros(
         1, [*((name, "?") for name in ("is_giver", "is_cells", "is_halved")), ("reach", "f8"), *ends]
     )
@@ -333,11 +332,15 @@ def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> N
     entry["low"], entry["high"] = np.inf, -np.inf
     if len(points):
         x = grid.centres(points)
-        entry["low"], entry["high"] = x.min(axis=0), x.max(axis=0)
+        entry["low"], entry["high"] = _in_three(x.min(axis=0)), _in_three(x.max(axis=0))
         entry["reach"] = 4.0 * _radius(grid, points)
     entries = np.empty(comm.size, entry.dtype)
     comm.Allgather(entry.view(np.uint8), entries.view(np.uint8))
     return entries
+
+
+def _in_three(x: Floats) -> Floats:
+    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, 3 - x.shape[-1])])
 
 
 def _radius(grid: Grid, points: Ints) -> float:
@@ -362,7 +365,7 @@ def _nearby(
     """What the givers say of their points that lie within the margin of this taker's box, ascending."""
     parts: dict[int, tuple[Ints, Floats, Floats]] = {}
     if entries["is_giver"][comm.rank]:
-        x, mine = said[1][:, 0], entries[comm.rank]
+        x, mine = _in_three(said[1][:, 0]), entries[comm.rank]
         low, high = entries["low"] - margin, entries["high"] + margin
         meets = (low <= mine["high"]).all(axis=1) & (high >= mine["low"]).all(axis=1)
         for rank in np.flatnonzero(meets & ~entries["is_giver"]).tolist():
@@ -382,7 +385,7 @@ def _nearby(
 def _lacks(target: Grid, points: Ints, needed: float, margin: float) -> bool:
     """Whether sources farther away than margin may count."""
     scale = float(np.abs(target.centres(points)).max(initial=1.0))
-    return margin < min(needed, interpolate.FAR * scale)
+    return len(points) > 0 and margin < min(needed, interpolate.FAR * scale)
 
 
 _NOTHING = Entries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.inf)

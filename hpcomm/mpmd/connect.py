@@ -92,7 +92,7 @@ def _entry(field: Field) -> dict[str, object]:
         "kind": field.kind.name,
         "shape": field.shape,
         "grid": None if field.grid is None else field.grid.kind,
-        "sphere": field.grid is not None and bool(field.grid.sphere),
+        "surface": "" if field.grid is None else field.grid.surface,
         "areas": field.areas is not None,
     }
 
@@ -158,7 +158,7 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         what = f"field {each.name!r} is mapped ({each.mapping}), but {who!r} declares no grid with it"
         yield what, f"me.{verb}(name, values, points, grid=hpcomm.regrid.LatLon(...))"
     for method in each.methods:
-        wrong = misfit(method, (given["grid"], given["sphere"]), (taken["grid"], taken["sphere"]))
+        wrong = misfit(method, (given["grid"], given["surface"]), (taken["grid"], taken["surface"]))
         if wrong is not None:
             yield f"field {each}: {wrong[1]}", wrong[2]
     yield from _misfits_of_options(each, given, taken)
@@ -172,7 +172,7 @@ def _misfits_of_options(
         has, lacks = (each.source, each.target) if given["areas"] else (each.target, each.source)
         what = f"field {each.name!r} is declared with areas= by {has!r}, and without by {lacks!r}"
         yield what, "at both, in one unit: of grids by formula areas=grid.areas(points) * radius**2"
-    if each.vector and not (given["sphere"] and tuple(given["shape"])[:1] == (2,)):
+    if each.vector and not (given["surface"] == "sphere" and tuple(given["shape"])[:1] == (2,)):
         what = f"field {each.name!r} is a vector, but not of two components per point, on a sphere"
         yield what, "values of shape (points, 2): to the east, to the north; on a plane no vector is needed"
     for program, its in ((each.source, given), (each.target, taken)):

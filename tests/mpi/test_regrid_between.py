@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("scipy")
 from hpcomm import regrid
 from hpcomm.errors import LayoutError
+from hpcomm.grids import remap
 from hpcomm.grids.methods import misfit
 from hpcomm.mpmd.coupled_field import Field
 from hpcomm.mpmd.coupling.fixer import Fixer
@@ -29,6 +30,7 @@ def grids(n, points):
         regrid.Plane(n, n + 1),
         regrid.Cells(boxes(0, 1, n, 0, 1, n), sphere=False),
         regrid.Points(points, sphere=False),
+        regrid.Points(np.column_stack([points, np.sin(points[:, 0])]), sphere=False),
     ]
 
 
@@ -53,7 +55,7 @@ CASES = [
     for source in grids(6, SCATTER)
     for target in grids(5, SCATTER[::-1] ** 1.1)
     for mapping in regrid.MAPPINGS
-    if not misfit(mapping, (source.kind, source.sphere), (target.kind, target.sphere))
+    if not misfit(mapping, (source.kind, source.surface), (target.kind, target.surface))
 ]
 
 
@@ -62,7 +64,7 @@ def test_between_programs_every_pair_of_grids_is_mapped_as_in_one_process(comm):
     """The first half of the ranks gives, the others take."""
     givers = max(1, comm.size // 2)
     gives = comm.rank < givers
-    assert len(CASES) == 238
+    assert len(CASES) == 241
     wrong = []
     for source, target, mapping in CASES if comm.size == 3 else ():
         grid, first, count = (source, 0, givers) if gives else (target, givers, comm.size - givers)
@@ -107,6 +109,18 @@ def test_what_takers_alone_cannot_see_is_as_in_one_process(comm):
                 values = smooth(source)
                 got, wanted = (each.apply(values[each.sources]) for each in (found, alone))
                 assert np.array_equal(got, wanted[np.searchsorted(taken, own)])
+
+
+@pytest.mark.once
+def test_a_rank_that_takes_nothing_does_not_make_the_others_look_farther(comm, monkeypatch):
+    if comm.size != 3:
+        return
+    rounds, near = [], remap._nearby
+    monkeypatch.setattr(remap, "_nearby", lambda *args: rounds.append(args) or near(*args))
+    grid = regrid.LatLon(12, 24)
+    own = np.arange(grid.size if comm.rank < 2 else 0)
+    regrid.weights_between(comm.mpi, grid, own, comm.rank == 0, "nearest")
+    assert len(rounds) == 1
 
 
 def test_cells_over_each_other_are_refused_on_every_rank_of_both_programs(comm):

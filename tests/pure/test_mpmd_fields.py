@@ -79,7 +79,7 @@ def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
     kind, (options, what) = case[0], CUTS[case]
     spec = FieldSpec("f", "a", "b", **options)
     gives, takes = (
-        {"f": {**entry(kind), "sphere": True, "areas": False, "grid": "latlon"}} for _ in range(2)
+        {"f": {**entry(kind), "surface": "sphere", "areas": False, "grid": "latlon"}} for _ in range(2)
     )
     mine, theirs = both(gives, takes)
     for link, sides in (("a", (mine, theirs)), ("b", (theirs, mine))):
@@ -88,7 +88,7 @@ def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
         with pytest.raises(ConfigError, match=words) as told:
             agreed(ends, *sides, (spec,))
         assert "a floating dtype at 'b'" in str(told.value)
-    takes["f"].update(entry("float64"), grid="latlon", sphere=True)
+    takes["f"].update(entry("float64"), grid="latlon", surface="sphere")
     assert agreed(SimpleNamespace(name="a", peer="b"), mine, theirs, (spec,)) == [spec]
 
 

@@ -78,6 +78,30 @@ def test_radial_functions_map_a_wall_that_is_a_line_or_bent():
         assert np.abs(weights.apply(values[weights.sources]) - exact).max() < most
 
 
+def test_points_in_space_are_mapped_along_the_surface_that_they_lie_on():
+    """On a bent sheet; the other mesh of it lies a little beside it."""
+
+    def sheet(n, off):
+        u, v = (each.ravel() for each in np.meshgrid(np.linspace(0, 1, n), np.linspace(0, 1, n + 1)))
+        up = off * np.sin(40 * u) * np.cos(30 * v)
+        return regrid.Points(np.stack([u, v, 0.3 * np.sin(2 * u) + up], 1), sphere=False), np.sin(
+            3 * u
+        ) * np.cos(v)
+
+    (source, values), (target, exact) = sheet(30, 0.0), sheet(41, 1e-3)
+    for mapping, most in (("nearest", 0.07), ("idw", 0.05), ("rbf", 2e-3)):
+        weights = regrid.weights(source, target, mapping)
+        assert np.abs(weights.apply(values[weights.sources]) - exact).max() < most
+        assert not len(weights.uncovered)
+    forces = regrid.weights(target, source, "to_nearest")
+    assert forces.sums.sum() == target.size
+    assert regrid.Points(np.empty((0, 3)), sphere=False).surface == "space"
+    with pytest.raises(hpcomm.ConfigError, match="'bilinear' does not go between points in space"):
+        regrid.weights(source, target, "bilinear")
+    with pytest.raises(hpcomm.ConfigError, match="from a grid in space to one on a plane"):
+        regrid.weights(source, regrid.Plane(2, 2), "rbf")
+
+
 def test_radial_functions_keep_linear_functions_beside_twins_and_leave_out_what_is_far():
     x = np.random.default_rng(8).random((300, 2))
     source = regrid.Points(np.concatenate([x, x[:60]]), sphere=False)  # 60 of them twice

@@ -25,7 +25,7 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
         what = f"{made.neighbours} neighbours, but grid {source.name!r} has {source.size} points"
         tables.fail(what, "neighbours = 4", "neighbours")
     for each in made.methods:
-        wrong = misfit(each, (source.kind, source.sphere), (target.kind, target.sphere))
+        wrong = misfit(each, (source.kind, source.surface), (target.kind, target.surface))
         if wrong is not None:
             side, what, hint = wrong
             tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
