@@ -399,8 +399,12 @@ def _receiver(out: Any) -> Buffer:
 def _new_array(comm: Context, dtype: Any, shape: Shape | int, async_op: bool) -> Any:
     """An array of dtype and shape to receive into."""
     with located("irecv" if async_op else "recv", comm):
-        record, torch = dtypes.parse(dtype)
-        return buffer.empty(_shape(shape), record, torch).give()
+        (record, torch), sizes = dtypes.parse(dtype), _shape(shape)
+        return (
+            buffer.empty(sizes, record, torch).give()
+            if torch
+            else np.empty(sizes, dtypes.numpy_dtype(record))
+        )
 
 
 def _shape(shape: Shape | int) -> tuple[int, ...]:
