@@ -245,6 +245,11 @@ def memory() -> Iterator[Row]:
     yield "make and close: cart", freed(lambda: mpi.Create_cart([size])), closed(lambda: world.cart([size]))
     yield "make and close: split", freed(lambda: mpi.Split(0)), closed(lambda: world.split(0))
     yield "make and close: dup", freed(mpi.Dup), closed(world.dup)
+    for window in (raw, counting):
+        window.Unlock_all()
+        window.Free()
+    for each in (ours, counter):
+        each.close()
 
 
 def main() -> None:
