@@ -52,8 +52,8 @@ _USES = {  # mapping: what it needs of the grid that it reads from, and of the o
 }
 MAPPINGS = tuple(_USES)
 NORMALISE = ("fracarea", "destarea")  # SCRIP's words: a mean over the covered part, or over the whole cell
-AMOUNTS = "to_nearest"  # the mapping that keeps the sum of amounts, not values; alone
-_USES[AMOUNTS] = ("points", "points")
+AMOUNTS = ("to_nearest", "to_rbf")  # mappings that keep the sum of amounts, not values; alone
+_USES |= dict.fromkeys(AMOUNTS, ("points", "points"))
 _USES["creep"] = ("points", "cells")  # behind another one
 
 
@@ -101,13 +101,13 @@ def stack(
         last = listed[-1] if listed else None
         if last == "keep" or (isinstance(last, Real) and not isinstance(last, bool)):
             end = cast("str | float", listed.pop())
-    if AMOUNTS in listed:
+    if gives := [each for each in AMOUNTS if each in listed]:
         if len(listed) > 1:
-            what = f"{whose}{AMOUNTS!r} gives each amount away whole, so no other mapping goes with it"
-            raise ConfigError(what, where, f"{AMOUNTS!r} alone, or [{AMOUNTS!r}, 'keep']")
-        return (AMOUNTS,), 0.0 if end == "error" else end
+            what = f"{whose}{gives[0]!r} gives each amount away whole, so no other mapping goes with it"
+            raise ConfigError(what, where, f"{gives[0]!r} alone, or [{gives[0]!r}, 'keep']")
+        return (gives[0],), 0.0 if end == "error" else end
     for nth, each in enumerate(listed or [mapping]):
-        known = (*MAPPINGS, "creep" if nth else AMOUNTS)
+        known = (*MAPPINGS, *(("creep",) if nth else AMOUNTS))
         if each not in known:
             hint = did_you_mean(
                 each, known, f"one of {', '.join(known)}; or a list, as ['bilinear', 'creep', 0.0]"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.types import Floats
+from ..core.types import Floats, Ints
+from .geometry import Bools
 from .interpolate import closest
 from .weights import Ask, Entries
 
@@ -24,6 +25,25 @@ _PART = 500  # points at a time
 
 def rbf(ask: Ask) -> Entries:
     """A point far outside all sources gets nothing: see _FAR and _BESIDE."""
+    share, which, inside, needed = _around(ask)
+    share[~inside] = 0.0
+    row, nth = np.nonzero(share)
+    return Entries(row, which[row, nth], share[row, nth], inside.astype(float), needed)
+
+
+def to_rbf(ask: Ask) -> Entries:
+    """The other way round: each of ask.points has an amount, which goes to those of ask.given around it.
+
+    The sum is kept, and on flat walls moments are. What is far outside goes to the nearest.
+    """
+    share, which, inside, needed = _around(ask)
+    share[~inside] = np.arange(share.shape[1]) == 0
+    row, nth = np.nonzero(share)
+    return Entries(row, which[row, nth], share[row, nth], np.ones(len(share)), needed)
+
+
+def _around(ask: Ask) -> tuple[Floats, Ints, Bools, float]:
+    """(weights and sources, (points, k), which points are not far outside, how far sources were needed)"""
     distance, which, needed = closest(ask, _AROUND)
     wanted, n = ask.wanted, len(ask.points)
     parts = [slice(i, i + _PART) for i in range(0, max(n, 1), _PART)]
@@ -31,8 +51,7 @@ def rbf(ask: Ask) -> Entries:
     made = [_shares(wanted[part], ask.x[which[part]], thin) for part in parts]
     share, beside = (np.concatenate(each) for each in zip(*made, strict=True))
     inside = (distance[:, 0] <= _FAR * distance[:, -1]) | (beside <= _BESIDE)
-    row, nth = np.nonzero((share != 0) & inside[:, None])
-    return Entries(row, which[row, nth], share[row, nth], inside.astype(float), needed)
+    return share, which, inside, needed
 
 
 def _shares(x: Floats, sources: Floats, thin: float) -> tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ rbf             4      no         anything: radial basis functions around each p
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 to_nearest      -      sums       anything: each source's amount goes to the nearest target
+to_rbf          -      sums       anything: to the targets around it, by the transpose of rbf
 
 Each is one function of interpolate.py or conserve.py. What is quicker between rows is in rows.py. SciPy's
 trees and sparse matrices do the heavy work.
@@ -48,7 +49,8 @@ _METHODS: dict[str, Callable[[Ask], Entries]] = {
     "rbf": radial.rbf,
     "conservative": conserve.conservative,
     "conservative2": conserve.conservative2,
-    AMOUNTS: interpolate.to_nearest,
+    "to_nearest": interpolate.to_nearest,
+    "to_rbf": radial.to_rbf,
 }
 
 
@@ -78,7 +80,7 @@ def weights(
         areas: the models' own areas of all cells of the source, and of the target, in one unit. Conservative
             mappings then keep the integral with these areas, and not a constant. None: as computed here.
         given: indices of the source points that have values; None: all.
-        points: indices of the target points that are wanted; None: all. "to_nearest" gives all to these.
+        points: indices of the target points that are wanted; None: all. Amounts go to these alone.
 
     Raises:
         ConfigError: there is no such mapping, or not between these grids.
@@ -96,7 +98,7 @@ def weights(
     all_ = np.arange(target.size) if "creep" in methods else there  # it goes over other points
 
     def make(method: str, which: Ints) -> Weights:
-        if method == AMOUNTS:
+        if method in AMOUNTS:
             taken = np.unique(there)
             x = _shapes(target.part(taken), taken, method)
             ask = Ask(None, source.part(here), here, options, _scale(target, x), taken, x)
@@ -261,7 +263,7 @@ def _between(
 ) -> Weights | None:
     """part: of this rank: grid, points, and the model's areas of these divided by those computed."""
     grid, points, own = part
-    is_giver = is_giver != (mapping == AMOUNTS)  # there the givers look for the points of the takers
+    is_giver = is_giver != (mapping in AMOUNTS)  # there the givers look for the points of the takers
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
     source = comm.bcast(grid if isinstance(grid, Rows) else None, int(np.argmax(is_source)))
@@ -279,7 +281,7 @@ def _between(
         if not comm.allreduce(not is_giver and _lacks(grid, points, made.needed, margin)):
             break
         margin *= 2
-    if mapping == AMOUNTS:
+    if mapping in AMOUNTS:
         parts = {} if is_giver else _parcels(entries, _triples(made, ask), near[made.column, 0])
         got = exchange_sparse(comm, parts)
         return _turned(got, points) if is_giver else None

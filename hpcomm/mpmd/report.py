@@ -136,8 +136,8 @@ def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: 
 
 def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[str, Any]:
     """This program's side of a field. Collective over its ranks."""
-    field, is_judged = side.field, side.mapping not in ("none", AMOUNTS)
-    is_kept = side.mapping == AMOUNTS or side.mapping.startswith("cons") or side.fixer is not None
+    field, is_judged = side.field, side.mapping not in ("none", *AMOUNTS)
+    is_kept = side.mapping in AMOUNTS or side.mapping.startswith("cons") or side.fixer is not None
     is_kept = is_kept and side.turn is None
     return {
         "points": int(local.all_reduce(len(field.points))),
@@ -177,7 +177,7 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
         return None
     values: Any = host(getattr(side, "last", side.field.values))
     factor, offset = getattr(side, "conversion", (1.0, 0.0))
-    area = np.ones(len(values)) if side.mapping == AMOUNTS else trial.weighing(side)
+    area = np.ones(len(values)) if side.mapping in AMOUNTS else trial.weighing(side)
     area = area if side.fixer is None else side.fixer.area
     assert area is not None
     wide = values.reshape(len(area), width_of(side.field)).astype(np.result_type(values.dtype, np.float64))

@@ -94,6 +94,7 @@ def test_what_takers_alone_cannot_see_is_as_in_one_process(comm):
     cases = [
         (coarse, "to_nearest", 0.0, all_, ocean),
         (coarse, "to_nearest", 20.0, all_, ocean),
+        (coarse, "to_rbf", 0.0, all_, ocean),
         (fine, "idw", 0.0, few, there),
     ]
     for source, mapping, radius, given, taken in cases:

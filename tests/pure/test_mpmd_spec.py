@@ -840,7 +840,7 @@ def test_the_schemas_names_are_those_of_the_grids_and_the_page_names_all_keys():
     assert tuple(schema.FIELD["properties"]["mapping"]["anyOf"][0]["enum"]) == (
         "none",
         *methods.MAPPINGS,
-        methods.AMOUNTS,
+        *methods.AMOUNTS,
     )
     page = (ROOT / "docs" / "mpmd.md").read_text()
     page = page[page.index("```toml") : page.index("## Time")]

@@ -102,6 +102,18 @@ def test_points_in_space_are_mapped_along_the_surface_that_they_lie_on():
         regrid.weights(source, regrid.Plane(2, 2), "rbf")
 
 
+def test_the_transpose_of_radial_functions_keeps_the_sum_of_forces_and_on_a_flat_wall_their_moment():
+    (fluid, _), (solid, _) = wall(67), wall(41)
+    far = regrid.Points(np.concatenate([fluid.coordinates, [[9.0, 9.0]]]), sphere=False)
+    force = RNG.random((68, 2))
+    weights = regrid.weights(far, solid, "to_rbf")
+    y = [each.coordinates[:, 1] for each in (far, solid)]
+    got = weights.apply(force[weights.sources])
+    assert np.allclose(got.sum(axis=0), force.sum(axis=0), rtol=1e-13)
+    beside = (9.0 - y[1].max()) * force[67]  # what is far outside goes to the nearest
+    assert np.allclose(y[1] @ got, y[0] @ force - beside, rtol=1e-12)
+
+
 def test_radial_functions_keep_linear_functions_beside_twins_and_leave_out_what_is_far():
     x = np.random.default_rng(8).random((300, 2))
     source = regrid.Points(np.concatenate([x, x[:60]]), sphere=False)  # 60 of them twice

@@ -29,7 +29,7 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
         if wrong is not None:
             side, what, hint = wrong
             tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
-    if not {"nearest", "idw", AMOUNTS} & {*made.methods} and not _meet(source, target):
+    if not {"nearest", "idw", *AMOUNTS} & {*made.methods} and not _meet(source, target):
         ends = " and ".join(str(grid.more["bounds"]) for grid in (source, target))
         what = f"{made} goes between planes that do not meet: {ends}"
         tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")

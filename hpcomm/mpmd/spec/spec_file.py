@@ -60,8 +60,8 @@ def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> 
 
 def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     """(key, what is wrong, what to do) of an option that the mapping of a field has no use for."""
-    if each.conserve != "none" and each.mapping in ("none", AMOUNTS):
-        why = "but no mapping" if each.mapping == "none" else f"but {AMOUNTS} keeps the sum by itself"
+    if each.conserve != "none" and each.mapping in ("none", *AMOUNTS):
+        why = "but no mapping" if each.mapping == "none" else f"but {each.mapping} keeps the sum by itself"
         return "conserve", f"conserve, {why}", "take this line out"
     if each.vector and (each.mapping == "none" or each.conserve != "none"):
         why = "conserve, which is for numbers" if each.conserve != "none" else "no mapping that turns them"
@@ -72,10 +72,10 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
         return key, f"{key}, but weights from a file", "take this line out, and make the weights with it"
     if each.normalise != "fracarea" and not {"conservative", "conservative2"} & {*each.methods}:
         return "normalise", "normalise, which only conservative mappings use", 'mapping = "conservative"'
-    if each.radius and each.mapping != AMOUNTS:
-        return "radius", f"radius, which only {AMOUNTS} uses", f'mapping = "{AMOUNTS}"'
-    if each.nan != "spread" and each.mapping == AMOUNTS:
-        return "nan", f"nan = {each.nan!r}, but {AMOUNTS} adds amounts up", "take this line out"
+    if each.radius and each.mapping != "to_nearest":
+        return "radius", "radius, which only to_nearest uses", 'mapping = "to_nearest"'
+    if each.nan != "spread" and each.mapping in AMOUNTS:
+        return "nan", f"nan = {each.nan!r}, but {each.mapping} adds amounts up", "take this line out"
     return None
 
 
