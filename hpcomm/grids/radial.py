@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.types import Floats, Ints
-from .geometry import Bools
+from ..core.types import Floats
 from .interpolate import closest
 from .weights import Ask, Entries
 
@@ -25,10 +24,7 @@ _PART = 500  # points at a time
 
 def rbf(ask: Ask) -> Entries:
     """A point far outside all sources gets nothing: see _FAR and _BESIDE."""
-    share, which, inside, needed = _around(ask)
-    share[~inside] = 0.0
-    row, nth = np.nonzero(share)
-    return Entries(row, which[row, nth], share[row, nth], inside.astype(float), needed)
+    return _around(ask, 0.0)
 
 
 def to_rbf(ask: Ask) -> Entries:
@@ -36,14 +32,11 @@ def to_rbf(ask: Ask) -> Entries:
 
     The sum is kept, and on flat walls moments are. What is far outside goes to the nearest.
     """
-    share, which, inside, needed = _around(ask)
-    share[~inside] = np.arange(share.shape[1]) == 0
-    row, nth = np.nonzero(share)
-    return Entries(row, which[row, nth], share[row, nth], np.ones(len(share)), needed)
+    return _around(ask, 1.0)
 
 
-def _around(ask: Ask) -> tuple[Floats, Ints, Bools, float]:
-    """(weights and sources, (points, k), which points are not far outside, how far sources were needed)"""
+def _around(ask: Ask, far: float) -> Entries:
+    """far: the weight of the nearest source of points that are far outside."""
     distance, which, needed = closest(ask, _AROUND)
     wanted, n = ask.wanted, len(ask.points)
     parts = [slice(i, i + _PART) for i in range(0, max(n, 1), _PART)]
@@ -51,7 +44,11 @@ def _around(ask: Ask) -> tuple[Floats, Ints, Bools, float]:
     made = [_shares(wanted[part], ask.x[which[part]], thin) for part in parts]
     share, beside = (np.concatenate(each) for each in zip(*made, strict=True))
     inside = (distance[:, 0] <= _FAR * distance[:, -1]) | (beside <= _BESIDE)
-    return share, which, inside, needed
+    share[~inside] = 0.0
+    share[~inside, 0] = far
+    row, nth = np.nonzero(share)
+    reached = np.where(inside, 1.0, far)
+    return Entries(row, which[row, nth], share[row, nth], reached, needed)
 
 
 def _shares(x: Floats, sources: Floats, thin: float) -> tuple[Floats, Floats]:
