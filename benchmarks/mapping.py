@@ -21,6 +21,7 @@ from measure import RESULTS, save
 
 from hpcomm import regrid
 
+MAPPINGS = [each for each in regrid.MAPPINGS if each != "projection"]  # that need no mesh
 SIZES = [16, 32, 64, 128]
 KEPT = 1e-12  # what of an integral conservative mappings may lose
 
@@ -110,7 +111,7 @@ def measured(sizes: list[int]) -> list[dict[str, Any]]:
     """A row for each pair, mapping, function and resolution; order: since the resolution before."""
     rows = []
     for names in PAIRS:
-        for mapping in regrid.MAPPINGS:
+        for mapping in MAPPINGS:
             if mapping == "bilinear" and names[0] == "triangles":
                 continue  # it does not reach the edge of the square
             before: dict[str, float] = {}
@@ -156,7 +157,7 @@ def overview(rows: list[dict[str, Any]]) -> list[str]:
         f"all pairs: orders between n = {finest // 2} and {finest}, the worst of the rest at any n",
         f"{'':14}{'order, smooth':>18}{'order, rough':>18}{'integral lost':>16}{'overshoot, rough':>19}",
     ]
-    for mapping in regrid.MAPPINGS:
+    for mapping in MAPPINGS:
         mine = [row for row in rows if row["mapping"] == mapping]
         cells = []
         for function in FUNCTIONS:
@@ -181,7 +182,7 @@ def tables(rows: list[dict[str, Any]]) -> list[str]:
                 + "".join(f"{f'{a} to {b}':>18}" for a, b in points)
                 + f"{'integral lost':>16}{'overshoot':>12}"
             )
-            for mapping in regrid.MAPPINGS:
+            for mapping in MAPPINGS:
                 mine = [row for row in pair if (row["mapping"], row["function"]) == (mapping, function)]
                 if mine:
                     cells = [
@@ -206,7 +207,7 @@ def plot(rows: list[dict[str, Any]]) -> None:
         for axis, (source, target) in zip(line, PAIRS, strict=True):
             case = (source, target, function)
             mine = [row for row in rows if (row["source"], row["target"], row["function"]) == case]
-            for i, mapping in enumerate(regrid.MAPPINGS):
+            for i, mapping in enumerate(MAPPINGS):
                 points = [(row["n"], row["error"]) for row in mine if row["mapping"] == mapping]
                 if points:
                     axis.loglog(*zip(*points, strict=True), "o-", color=f"C{i}", label=mapping, markersize=4)

@@ -5,7 +5,7 @@ from .errors import ConfigError
 from .grids.cells import Cells, Curvilinear, Healpix, Polygons
 from .grids.files import GridFile
 from .grids.files import open_grid as open
-from .grids.grid import Grid, Points
+from .grids.grid import Grid, Mesh, Points
 from .grids.methods import KINDS, MAPPINGS, GridSpec
 from .grids.remap import weights, weights_between
 from .grids.rows import Gaussian, LatLon, Plane, ReducedGaussian
@@ -19,6 +19,7 @@ __all__ = [
     "GridFile",
     "Healpix",
     "LatLon",
+    "Mesh",
     "Plane",
     "Points",
     "Polygons",

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError
-from .geometry import moments
+from .geometry import moments, repeated
 from .methods import KINDS
 
 
@@ -97,6 +97,52 @@ class Points(Grid):
 
     def part(self, which: Ints) -> Points:
         return Points(self.coordinates[which], sphere=self.sphere)
+
+
+class Mesh(Points):
+    """Points and the edges or triangles between them: this rank's own points, in the order of its field's.
+
+    Args:
+        coordinates: as of Points.
+        cells: (cells, 2) or (cells, 3): the global indices of the points of each edge or triangle. All cells
+            that have a point of this rank; others may be among them.
+    """
+
+    kind = "mesh"
+
+    def __init__(self, coordinates: object, cells: object, *, sphere: bool = True) -> None:
+        super().__init__(coordinates, sphere=sphere)
+        found = np.asarray(cells)
+        if not found.size:
+            found = np.empty((0, 3), np.int64)
+        if (
+            found.ndim != 2
+            or found.shape[1] not in (2, 3)
+            or found.dtype.kind not in "iu"
+            or found.min(initial=0) < 0
+        ):
+            what = f"cells are {found.dtype} of shape {found.shape}"
+            raise LayoutError(what, "Mesh(cells)", "global indices from 0, (cells, 2) or (cells, 3)")
+        self.cells = np.pad(found.astype(np.int64), ((0, 0), (0, 3 - found.shape[1])), "edge")
+
+    def cells_of(self, points: Ints) -> Ints:
+        """The cells of each point, three numbers of points one after the other, (points, 3 n).
+
+        An edge has its last point twice. Behind the last cell comes the point itself.
+        """
+        order = np.argsort(points)
+        at = np.searchsorted(points, self.cells, sorter=order)
+        at[at == len(points)] = 0
+        here = points[order][at] == self.cells if len(points) else np.zeros(at.shape, bool)
+        row, cell = order[at[here]], np.nonzero(here)[0]
+        first = np.argsort(row, kind="stable")
+        counts = np.bincount(row, minlength=len(points))
+        found = np.tile(points[:, None, None], (1, max(1, int(counts.max(initial=0))), 3))
+        found[row[first], repeated(counts)[1]] = self.cells[cell[first]]
+        return found.reshape(len(points), -1)
+
+    def part(self, which: Ints) -> Mesh:
+        return Mesh(self.coordinates[which], self.cells, sphere=self.sphere)
 
 
 def checked_areas(areas: object, count: int, whose: str, where: str) -> Floats:

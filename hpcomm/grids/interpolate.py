@@ -21,7 +21,7 @@ spatial: Any = LazyModule("scipy.spatial")
 FAR = 8.0  # farther than anything on the unit sphere is from anything else
 _EDGE = 1e-12  # of a polygon: so far beside it a point counts as on its edge
 _TINY = 1e-15  # of it: points on an edge are so far inside
-_DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
+DIGITS = 12  # to which distances count as equal; then the lower index wins, whatever the partition
 
 
 def nearest(ask: Ask) -> Entries:
@@ -65,7 +65,7 @@ def closest(ask: Ask, k: int) -> tuple[Floats, Ints, float]:
     rest = np.arange(n)
     while len(rest):  # those that have more equally near ones than were asked for: around a pole
         far, at = (each.reshape(-1, count) for each in tree.query(ask.wanted[rest], k=count))
-        near = np.round(far / ask.scale, _DIGITS)
+        near = np.round(far / ask.scale, DIGITS)
         order = np.lexsort((at, near), axis=1)[:, :kept]
         distance[rest], which[rest] = (np.take_along_axis(a, order, axis=1) for a in (far, at))
         rest = rest[(near[:, -1] == near[:, kept - 1]) & (count < most)]

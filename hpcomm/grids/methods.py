@@ -17,7 +17,7 @@ class Kind(NamedTuple):
 
     maker: str  # its class in hpcomm.regrid
     keys: tuple[str, ...]  # of a spec: the numbers that say how large it is, which its class begins with
-    has: str  # what mappings may use: "points" alone, or "cells" around them
+    has: str  # what mappings may use: "points" alone, "cells" around them, or a "mesh" between them
     sphere: bool | None = True  # None: a plane or the sphere, as the grid says
     size: Callable[..., int] = lambda *counts, **_: prod(counts)
     more: tuple[str, ...] = ()  # further keys of a spec, which its class takes by name
@@ -40,6 +40,7 @@ KINDS = {
     "healpix": Kind("Healpix", ("nside",), "cells", size=lambda n, **_: 12 * n * n, more=("nest",)),
     "plane": Kind("Plane", ("nx", "ny"), "cells", sphere=False, more=("bounds",)),
     "points": Kind("Points", ("size",), "points", sphere=None),
+    "mesh": Kind("Mesh", ("size",), "mesh", sphere=None),
     "cells": Kind("Cells", ("size",), "cells", sphere=None),
 }
 _USES = {  # mapping: what it needs of the grid that it reads from, and of the one that it writes to
@@ -47,6 +48,7 @@ _USES = {  # mapping: what it needs of the grid that it reads from, and of the o
     "idw": ("points", "points"),
     "bilinear": ("points", "points"),
     "rbf": ("points", "points"),
+    "projection": ("mesh", "points"),
     "conservative": ("cells", "cells"),
     "conservative2": ("cells", "cells"),
 }

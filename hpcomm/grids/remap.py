@@ -5,6 +5,7 @@ nearest         1      no         anything
 idw             1      no         anything: k nearest, weighted by 1/d²
 bilinear        2      no         anything: between those around a corner (Wachspress 1975)
 rbf             4      no         anything: radial basis functions around each point (Wendland 1995)
+projection      2      no         a mesh: the nearest edge or triangle
 conservative    1      yes        cells: overlap areas (Jones 1999)
 conservative2   2      yes        cells: with gradients of the source (Kritsikis et al. 2017)
 to_nearest      -      sums       anything: each source's amount goes to the nearest target
@@ -30,7 +31,7 @@ import numpy as np
 from .._lazy import MPI, NDArray
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError, did_you_mean
-from . import conserve, interpolate, radial
+from . import conserve, interpolate, projection, radial
 from .grid import Grid, Points, checked_areas, indices
 from .methods import AMOUNTS, KINDS, NORMALISE, misfit, stack
 from .radians import Ends
@@ -47,6 +48,7 @@ _METHODS: dict[str, Callable[[Ask], Entries]] = {
     "idw": interpolate.idw,
     "bilinear": interpolate.bilinear,
     "rbf": radial.rbf,
+    "projection": projection.projection,
     "conservative": conserve.conservative,
     "conservative2": conserve.conservative2,
     "to_nearest": interpolate.to_nearest,
@@ -147,7 +149,7 @@ def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats]:
 
 def _ratios(grid: Grid, points: Ints, areas: Floats) -> tuple[Floats, tuple[float, float]]:
     """(a model's areas divided by those of the cells, the sums of both); bare points have no cells."""
-    if KINDS[grid.kind].has == "points":
+    if KINDS[grid.kind].has != "cells":
         return np.ones(len(points)), (0.0, 0.0)
     computed = grid.areas(points)
     return areas / computed, (float(areas.sum()), float(computed.sum()))
@@ -355,8 +357,14 @@ def _radius(grid: Grid, points: Ints) -> float:
 
 
 def _shapes(grid: Any, points: Ints, mapping: str) -> Floats:
-    """What a giver says of each point: its centre, and behind it, where a mapping needs them, its corners."""
+    """What a giver says of each point: its centre, and behind it, where a mapping needs them, its corners.
+
+    Of a mesh the numbers of the points of its cells, in the places of first coordinates.
+    """
     x = grid.centres(points)[:, None]
+    if mapping == "projection":
+        numbers = grid.cells_of(points)[..., None]
+        return np.concatenate([x, np.pad(numbers, ((0, 0), (0, 0), (0, x.shape[2] - 1)))], axis=1)
     needs = mapping.startswith("cons") or (mapping == "bilinear" and not isinstance(grid, Rows))
     return np.concatenate([x, grid.corners(points)], axis=1) if needs else x
 

@@ -176,7 +176,7 @@ def _misfits_of_options(
         what = f"field {each.name!r} is a vector, but not of two components per point, on a sphere"
         yield what, "values of shape (points, 2): to the east, to the north; on a plane no vector is needed"
     for program, its in ((each.source, given), (each.target, taken)):
-        if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has == "points":
+        if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has != "cells":
             what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
             yield what, "areas= of me.gives and me.takes"
 

@@ -343,7 +343,7 @@ WRONG = {
     "a size beside a file": (
         'kind = "points"\nsize = 9',
         'file = "grids.nc"\nsize = 9',
-        "size, which is for points and cells",
+        "size, which is for points, mesh and cells",
         "size = 9",
     ),
     "a name without a file": (

@@ -200,7 +200,7 @@ def test_gradients_do_not_depend_on_the_shape_of_cells():
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e6])
-@pytest.mark.parametrize("mapping", regrid.MAPPINGS)
+@pytest.mark.parametrize("mapping", [each for each in regrid.MAPPINGS if each != "projection"])
 def test_planes_may_be_in_any_unit(mapping, unit):
     target = shaken(even(6), even(5), 0.2)
     for make in (

@@ -78,6 +78,40 @@ def test_radial_functions_map_a_wall_that_is_a_line_or_bent():
         assert np.abs(weights.apply(values[weights.sources]) - exact).max() < most
 
 
+def test_projection_is_linear_along_a_wall_and_goes_no_farther():
+    for bent in (0.0, 0.05):
+        (source, values), (target, exact) = wall(41, bent), wall(67, bent)
+        edges = np.stack([np.arange(40), np.arange(1, 41)], 1)
+        mesh = regrid.Mesh(source.coordinates, edges, sphere=False)
+        weights = regrid.weights(mesh, target, "projection")
+        off = np.abs(weights.apply(values[weights.sources]) - exact)
+        assert off.max() < (np.pi / 40) ** 2 / 8  # what is between two points of a sine
+        assert weights.matrix.data.min() > 0
+    with pytest.raises(hpcomm.ConfigError, match=r"not go from a grid of kind points(.|\n)*fits: mesh"):
+        regrid.weights(source, target, "projection")
+
+
+def test_projection_onto_triangles_takes_the_nearest_place_of_them():
+    """On a square in space, beside and above it; without the points of a corner of it."""
+    n = 8
+    u, v = (each.ravel() for each in np.meshgrid(np.linspace(0, 1, n), np.linspace(0, 1, n)))
+    first = (np.arange(n - 1)[:, None] * n + np.arange(n - 1)).ravel()
+    cells = np.concatenate(
+        [np.stack(first + np.array(way)[:, None], 1) for way in ((0, 1, n), (n + 1, n, 1))]
+    )
+    mesh = regrid.Mesh(np.stack([u, v, 0 * u], 1), cells, sphere=False)
+    places = RNG.uniform(-0.3, 1.3, (500, 3))
+    values, exact = 2 + 3 * u - 5 * v, 2 + np.clip(places[:, :2], 0, 1) @ [3.0, -5.0]
+    target = regrid.Points(places, sphere=False)
+    weights = regrid.weights(mesh, target, "projection")
+    assert np.abs(weights.apply(values[weights.sources]) - exact).max() < 1e-13
+    some = regrid.weights(mesh, target, "projection", given=np.flatnonzero((u < 0.5) | (v < 0.5)))
+    seen = (places[:, 0] < 0.3) | (places[:, 1] < 0.3)
+    assert np.abs(some.apply(values[some.sources]) - exact)[seen].max() < 1e-13
+    with pytest.raises(hpcomm.LayoutError, match="cells are float64 of shape"):
+        regrid.Mesh(mesh.coordinates, cells * 1.0, sphere=False)
+
+
 def test_points_in_space_are_mapped_along_the_surface_that_they_lie_on():
     """On a bent sheet; the other mesh of it lies a little beside it."""
 

@@ -100,7 +100,7 @@ def _smooth(x: NDArray[np.float64], within: Sequence[Sequence[float]]) -> NDArra
 def areas(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
     """Areas of the cells, as far as they are covered."""
     grid, points, weights = side.field.grid, side.field.points, getattr(side, "weights", None)
-    if grid is None or KINDS[grid.kind].has == "points":
+    if grid is None or KINDS[grid.kind].has != "cells":
         return None
     return grid.areas(points) if weights is None else grid.areas(points) * weights.fraction
 
@@ -108,7 +108,7 @@ def areas(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
 def weighing(side: Outgoing | Incoming) -> NDArray[np.float64] | None:
     """What integrals weigh values with: the program's own areas, or the grid's, of what each is for."""
     field, weights = side.field, getattr(side, "weights", None)
-    if field.grid is None or (field.areas is None and KINDS[field.grid.kind].has == "points"):
+    if field.grid is None or (field.areas is None and KINDS[field.grid.kind].has != "cells"):
         return None
     area = field.grid.areas(field.points) if field.areas is None else field.areas
     return np.asarray(area if weights is None else area * weights.valid)
