@@ -241,11 +241,11 @@ def placing(p: int) -> Any:
 
 def nearby(p: int) -> Any:
     """What a rank of one program sends to those of the other near it, for a mapping between their grids."""
-    mpi, kind = Echo(p, 3), [("is_giver", "?"), ("low", "f8", 2), ("high", "f8", 2)]
+    mpi, kind = Echo(p, 3), [("is_giver", "?"), ("low", "f8", 3), ("high", "f8", 3)]
     entries = np.zeros(p, kind)
     strip = np.arange(p) % (p // 2)  # each program lies on all strips of a plane, a rank on each
     entries["is_giver"] = np.arange(p) < p // 2
-    entries["low"], entries["high"] = np.stack([strip, 0 * strip], 1), np.stack([strip + 1, 0 * strip + 9], 1)
+    entries["low"][:, 0], entries["high"][:, 0], entries["high"][:, 1] = strip, strip + 1, 9
     corners = np.array([[3.5, row] for row in range(9)], float)[:, None]
     said = np.arange(9), corners, np.ones(9)
     return remap._nearby(mpi, entries, said, 1.0), mpi.told  # type: ignore[arg-type]
