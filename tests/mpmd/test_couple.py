@@ -298,7 +298,7 @@ def test_mappings_and_model_time_give_the_same_numbers_on_a_device(couple, eager
 MAPPED = """
 from math import fsum
 FIXERS = ("global", "glbpos")
-names = ["nearest", "idw", "bilinear", "conservative", "conservative2"]
+names = ["nearest", "idw", "bilinear", "conservative", "conservative2", "rbf"]
 source, target = regrid.LatLon(10, 20), regrid.Gaussian(8, 18)
 function = lambda x: 2 + x[:, 0] * x[:, 1] + x[:, 2]
 everything = np.arange(source.size)
