@@ -40,7 +40,7 @@ def from_spec(spec: GridSpec) -> Grid:
         what, hint = f"is of kind {spec.kind}: its coordinates are the program's", "hpcomm.regrid."
         hint += "Points(coordinates) or hpcomm.regrid.Cells(vertices)"
         if spec.file is not None:
-            what, hint = "is in a file, and each rank has its own part", "nothing; or hpcomm.regrid."
+            what, hint = "is in a file, and each rank has its own part", "leave grid= out; or hpcomm.regrid."
             hint += f"open({str(spec.file)!r}, {spec.entry!r}).cells(points)"
         raise ConfigError(f"grid {spec.name!r} {what}", "grid", hint)
     made: Grid = globals()[kind.maker](*spec.shape, **spec.more)

@@ -40,7 +40,8 @@ _FUNCTIONS = {
     "torch": {"sum": "sum", "prod": "prod", "min": "min", "max": "max", "amin": "min", "amax": "max",
               "any": "lor", "all": "land", "mean": "avg"},
 }  # fmt: skip
-# Functions f(a, b) of numpy, Python's operator and torch that are an operator, on elements of these kinds
+# Functions f(a, b) of these modules that are an operator, and on elements of which kinds
+_MODULES = ("numpy", "operator", "torch")
 _OF_TWO = {"add": "sum", "multiply": "prod", "mul": "prod", "minimum": "min", "maximum": "max",
            "bitwise_and": "band", "and_": "band", "bitwise_or": "bor", "or_": "bor", "bitwise_xor": "bxor",
            "xor": "bxor", "logical_and": "land", "logical_or": "lor"}  # fmt: skip
@@ -115,11 +116,8 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
         DtypeError: op has no right result on dtype.
     """
     found = named(op)
-    word = _OF_TWO.get(found.name, "") if found.function is not None else ""
-    if dtype.kind in _THEIR_KINDS.get(word, ()) and any(
-        found.function is getattr(sys.modules.get(module), found.name, None)
-        for module in ("numpy", "operator", "_operator", "torch")
-    ):
+    word = _OF_TWO.get(found.name, "")
+    if dtype.kind in _THEIR_KINDS.get(word, ()) and any(_is_of(found.function, each) for each in _MODULES):
         found = Op(word)
     return _on(found, dtype)
 
@@ -165,9 +163,14 @@ def name_of_function(op: Callable[..., object]) -> str | None:
     """The name of the operator that a function such as Python's sum reduces by; None: it may take a and b."""
     for module, names in _FUNCTIONS.items():
         word = names.get(getattr(op, "__name__", ""))
-        if word is not None and op is getattr(sys.modules.get(module), op.__name__, None):
+        if word is not None and _is_of(op, module):
             return word
     return None
+
+
+def _is_of(op: Any, module: str) -> bool:
+    """Whether a module, if it is loaded, has this function by its own name."""
+    return op is not None and op is getattr(sys.modules.get(module), op.__name__, None)
 
 
 def counted(x: object, op: Op) -> Any:

@@ -48,12 +48,13 @@ def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Fie
 
 
 def _take_grid(field: Field, said: GridSpec, where: str) -> None:
-    from ..regrid import from_spec, open
+    from ..regrid import from_spec
+    from ..regrid import open as open_grid
 
     if field.grid is None:
         if said.file is not None:
             try:
-                field.grid = open(said.file, said.entry).cells(field.points)
+                field.grid = open_grid(said.file, said.entry).cells(field.points)
             except HpcommError as error:
                 error.what = f"field {field.name!r} on grid {said.name!r}: {error.what}"
                 raise

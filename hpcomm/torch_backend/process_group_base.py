@@ -212,7 +212,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             with self._turn:
                 going = self._node.begin(_NUMBERS[verb], x, op, root, out, None)  # type: ignore[union-attr]
         except HpcommError as error:
-            return Work([out], error)
+            return Work([out], as_torch(error, verb, self.where))
         if going is NotImplemented:
             return going
         self._calls += 1

@@ -208,12 +208,13 @@ class NodeWork(Work):
         self, group: CommProcessGroup, verb: str, x: torch.Tensor, how: Any, out: torch.Tensor, going: Any
     ) -> None:
         super().__init__([out])
-        self._group, self._told, self._going = group, (verb, x, how), going
+        self._group, self._going = group, going
+        self._told: tuple[str, torch.Tensor | None, Any] = verb, x, how
 
     @property
     def call(self) -> str:
         verb, x, how = self._told
-        return words(verb, x, None, how) if verb in ROOTED else words(verb, x, how, 0)
+        return words(verb, x, None, how or 0) if verb in ROOTED else words(verb, x, how, 0)
 
     @property
     def waits_for(self) -> Needs:  # type: ignore[override]
@@ -237,6 +238,7 @@ class NodeWork(Work):
         finally:
             leave()
         self._fill(self._ended())
+        self._told = self._told[0], None, None  # and so lets go of what went in
         return True
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -81,8 +81,8 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
     comm, verb, dtype = call.comm, call.verb, call.look.dtype
     if send is not None and recv is not None and not _core_may_share(call, send, recv):
         buffer.refuse_overlap(send, recv)
-    received = None if recv is None else _aligned(recv.array, filled=False)
-    packed = None if send is None else _aligned(send.array, filled=True)
+    received = None if recv is None else aligned(recv.array, filled=False)
+    packed = None if send is None else aligned(send.array, filled=True)
     rows, row = (comm.size, call.count), (call.count,)
     x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
     out = None if received is None else received.reshape(rows if verb in OUTPUT_BLOCKS else row)
@@ -135,7 +135,7 @@ def _like(array: AnyArray | None, like: Buffer) -> Buffer | None:
     return None if array is None else buffer.Buffer(array, like.dtype, like.make, lambda: None)
 
 
-def _aligned(array: AnyArray, filled: bool) -> AnyArray:
+def aligned(array: AnyArray, filled: bool) -> AnyArray:
     """An array as the core takes it: itself, or one beside it, filled with its elements or empty."""
     if array.flags.c_contiguous and array.flags.aligned:
         return array

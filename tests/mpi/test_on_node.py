@@ -571,3 +571,17 @@ def test_objects_may_come_late_as_arrays_may(own_comm: Any) -> None:
     own_comm.timeout = 30
     assert own_comm.all_gather_object(own_comm.rank) == [*range(own_comm.size)]
     assert own_comm.all_reduce_object(1) == own_comm.size
+
+
+def test_no_operator_and_no_root_are_refused_in_the_background_as_well(comm: hpcomm.Communicator) -> None:
+    """Where nothing is said, the core has sum and rank 0."""
+    x: Any = np.ones((comm.size, 2))
+    nothing: Any = None
+    for later in (False, True):
+        for verb in ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan"):
+            with pytest.raises(hpcomm.UsageError, match="op is a NoneType"):
+                getattr(comm, verb)(x, nothing, async_op=later)
+        for verb in ("broadcast", "gather", "scatter"):
+            with pytest.raises(hpcomm.RankError, match="root None"):
+                getattr(comm, verb)(x, nothing, async_op=later)
+    assert comm.all_reduce(1) == comm.size

@@ -302,6 +302,18 @@ def test_ranks_may_wait_for_the_same_calls_in_different_ways(rank: int, size: in
         assert (its == torch.tensor(value, dtype=its.dtype)).all()
 
 
+def test_an_operator_that_the_core_has_not_is_no_sum_in_the_background(rank: int, size: int) -> None:
+    twice = dist._make_nccl_premul_sum(2.0)
+    x, y = torch.ones(3), torch.ones(2 * size)
+    work = dist.all_reduce(x, twice, async_op=True)
+    part = torch.empty(2)
+    other = dist.reduce_scatter_tensor(part, y, twice, async_op=True)
+    work.wait()
+    other.wait()
+    assert x.tolist() == [2.0 * size] * 3
+    assert part.tolist() == [2.0 * size] * 2
+
+
 def test_errors_can_be_sent_as_objects(rank: int, size: int) -> None:
     """As a distributed checkpoint sends those of each rank to the first."""
     with pytest.raises(hpcomm.MismatchError) as told:

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 _IN_PLACE = ("broadcast", "all_reduce")
 _NUMBERS = {verb: head(verb) for verb in TABLE}
-_BOUNDED, _SURE = ("sum", "min", "max", None), 2**31  # of ints up to that all results have 64 bits
+_BOUNDED = ("sum", "min", "max", None)  # what makes ints of 64 bits of ints up to this
+_SURE = 2**31
 
 
 class NoDirect:
@@ -293,7 +294,10 @@ def by_copies(comm: Comm, given: Arguments) -> object:
         return NotImplemented
     if not host_calls.core_takes(dtype, None):
         return NotImplemented
-    packed, into = _plain(x, dtype.storage, True), _plain(out, dtype.storage, False)
+    packed, into = (
+        None if each is None else host_calls.aligned(each.view(dtype.storage), filled=each is x)
+        for each in (x, out)
+    )
     made = getattr(node, verb)(packed, *how, packed if out is x else into, dtype.code)
     if made is None or made is NotImplemented:
         return made
@@ -309,15 +313,6 @@ def _may_land(x: AnyArray | None, out: AnyArray) -> bool:
     if x is not None and x is not out and (x.dtype != out.dtype or np.may_share_memory(x, out)):
         return False
     return buffer.as_buffer(out).frozen is None
-
-
-def _plain(array: AnyArray | None, storage: str, filled: bool) -> AnyArray | None:
-    """The array in one piece and of plain elements: itself, or beside it."""
-    if array is None:
-        return None
-    if array.flags.c_contiguous and array.flags.aligned:
-        return array.view(storage)
-    return array.copy().view(storage) if filled else np.empty(array.shape, storage)
 
 
 def _finished(function: object, result: AnyArray | None, fold: Any, brought: AnyArray | None) -> object:
