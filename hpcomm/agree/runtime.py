@@ -81,6 +81,7 @@ looks: list[Callable[[], None]] = []  # to call now and then from the watchdog
 job: JobEnds | None = None  # once this rank has begun
 has_foreigners = False  # programs of other jobs, which ours goes on without
 _life = ""  # the file that `hpcomm run` sees until this rank ends well
+_sends = False  # whether it takes tracebacks from what its launcher writes
 name = ""  # of this rank, for messages
 status = 0  # with which this rank ends, once it fails
 uncaught: tuple[BaseException, TracebackType | None] | None = None  # what ends it, and where that was raised
@@ -224,7 +225,7 @@ def _is_last_word() -> bool:
 def _is_left(text: str) -> bool:
     from ..job import tracebacks  # which no rank needs that ends well
 
-    return tracebacks.leave(_life, text)
+    return tracebacks.leave(_life, text, _sends)
 
 
 def _is_interactive() -> bool:
@@ -385,10 +386,11 @@ def _forget_mpi() -> None:
 
 def note_life() -> None:
     """Leave a file for `hpcomm run` until this rank ends well: MPICH's launcher says 0 in any case."""
-    global _life
+    global _life, _sends
     from mpi4py import MPI
 
     folder = os.environ.pop("HPCOMM_LIVING", None)  # jobs that this rank starts are others
+    _sends = bool(os.environ.pop("HPCOMM_SENT", ""))
     if folder and os.path.isdir(folder):  # noqa: PTH112  not on other hosts; pathlib costs 5 ms at every start
         _life = f"{folder}/{MPI.COMM_WORLD.rank}-{os.getpid()}"  # there may be spawned ones, too
         try:

@@ -158,13 +158,13 @@ def _told_apart(command: Sequence[str], label: bool, output: str | None) -> tupl
 
 
 def _for_torch(job: Job, mpi: Mpi, machine: Machine, restart: tuple[int, int]) -> Job:
-    """The same job, whose ranks have what torchrun sets, and are named if they are killed."""
+    """The same job, whose ranks have what torchrun sets, are named if killed, and send their tracebacks."""
     at = master(job.hosts, _is_local(job, machine), {**os.environ, **job.env})
     first = setting("srun" if mpi.is_srun else mpi.vendor, at, restart)
     names = mpi.vendor == "mpich" and not mpi.is_srun
-    return job._replace(
-        programs=tuple(each._replace(command=begun(each.command, first, names)) for each in job.programs)
-    )
+    programs = tuple(each._replace(command=begun(each.command, first, names)) for each in job.programs)
+    sends = not _is_local(job, machine) and os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL
+    return job._replace(programs=programs, env={**job.env, **({tracebacks.SENT: "1"} if sends else {})})
 
 
 def check_folder() -> None:

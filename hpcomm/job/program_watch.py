@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 from .progress import AT, DONE, JOINED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .spec.programs import RunSpec
 
@@ -31,7 +31,6 @@ GRACE_S = 5.0  # between the end of a program and that of the others
 FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too
 FINAL_S = 1.0  # for MPI_Finalize where one rank will never come to it
 FAILED = 1
-_READ_S = 3.0  # for what the launcher has written last
 _DRAWN = (-signal.SIGTERM, 14)  # by a launcher; by Open MPI itself, when a connection is closed
 _Place = tuple[str, int]  # program and rank
 
@@ -72,17 +71,25 @@ class Watch:
         self.started = time.monotonic()
         self._every_s = every_s or math.inf
         self._due = self.started + self._every_s
-        self._readers: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def read(self, launcher: subprocess.Popen[bytes]) -> None:
-        """Pass on what the launcher writes, but for the lines that are for us."""
-        for stream, fd in ((launcher.stdout, 1), (launcher.stderr, 2)):
-            self._readers.append(threading.Thread(target=self._pass_on, args=(stream, fd), daemon=True))
-            self._readers[-1].start()
+    def read(
+        self, launcher: subprocess.Popen[bytes], take: Callable[[bytes], bytes]
+    ) -> list[threading.Thread]:
+        """Pass on what the launcher writes, but for the lines that are for us; the threads that do.
 
-    def _pass_on(self, stream: IO[bytes], fd: int) -> None:
-        for line in stream:
+        take: of each line, what is to be passed on.
+        """
+        streams = ((launcher.stdout, 1), (launcher.stderr, 2))
+        readers = [
+            threading.Thread(target=self._pass_on, args=(*each, take), daemon=True) for each in streams
+        ]
+        for each in readers:
+            each.start()
+        return readers
+
+    def _pass_on(self, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes]) -> None:
+        for line in map(take, stream):
             at = line.find(MARK.encode())
             if at < 0:
                 if not self.is_over:
@@ -228,8 +235,6 @@ class Watch:
             launched: the launcher's status.
             status: with which the job was ended; None: it has ended by itself.
         """
-        for reader in self._readers:
-            reader.join(_READ_S)
         if status is None:
             # MPICH's mpiexec ends with 0 when it has killed the others of a rank that left without Finalize;
             # their supervisors may be gone before they can say so.

@@ -1,7 +1,7 @@
 """Supervisor of one rank: starts it, tells its output apart, and reports its end.
 
     python -m hpcomm.job.rank_supervisor [--label] [--output FOLDER] COMMAND...
-    python -m hpcomm.job.rank_supervisor [--head] [--colour] [--files FOLDER] [--master HOST:PORT]
+    python -m hpcomm.job.rank_supervisor [--head] [--sends] [--colour] [--files FOLDER] [--master HOST:PORT]
                                [--restart COUNT/MOST]
                                [--record FOLDER | --replay FOLDER] --spec SPEC PROGRAM
 
@@ -30,7 +30,7 @@ from .torch_variables import variables
 if TYPE_CHECKING:
     from .spec.programs import RunSpec
 
-_FLAGS = ("--label", "--head", "--colour")  # options without a value
+_FLAGS = ("--label", "--head", "--sends", "--colour")  # options without a value
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of programs, in turn
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FOR_PROGRAM = (signal.SIGABRT, signal.SIGUSR1, signal.SIGUSR2)  # which gets them itself, as of our group
@@ -121,6 +121,8 @@ def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:
         listens, speaks = os.pipe()
         os.set_inheritable(speaks, True)
         environ[PIPE] = str(speaks)
+    if "--sends" in options:
+        environ[tracebacks.SENT] = "1"
     try:
         shown: list[_Target] = [(1, prefix), (2, prefix)]
         if folder:
@@ -216,6 +218,9 @@ def _prepare() -> None:
 
 def _copy(stream: IO[bytes], targets: Sequence[_Target]) -> None:
     for line in stream:
+        if line.startswith(tracebacks.MARK):  # a traceback for who has started the job
+            os.write(2, line)
+            continue
         for fd, prefix in targets:
             os.write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import ConfigError, did_you_mean
-from . import launch
+from . import launch, tracebacks
 from .command_line import Command
 from .installation import VENDORS, Mpi, check_python, find_mpi, which
 from .program_watch import Watch
@@ -156,7 +156,8 @@ def _options(asked: argparse.Namespace) -> list[str]:
         return words
     shows_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     host, port = master(None, "SLURM_JOB_ID" not in os.environ, os.environ)
-    return ["--head", *["--colour"] * shows_colour, *words, "--master", f"{host}:{port}"]
+    flags = ["--head", *["--sends"] * (os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL)]
+    return [*flags, *["--colour"] * shows_colour, *words, "--master", f"{host}:{port}"]
 
 
 def _make_folder(option: str, path: str | None) -> None:

@@ -124,18 +124,22 @@ def supervise(
         for name, content in files.items():
             (folder / name).write_text(content)
         words = [str(folder / word) if word in files else word for word in command]
-        pipe = subprocess.PIPE
         say = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
         environ[LIVING] = str(folder)
-        if watch is None:
-            launcher, held = start(words, environ, say)
-        else:
-            launcher, held = start(words, environ, say, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
-            watch.read(launcher)
+        received, pipe, streams = tracebacks.Received(folder), subprocess.PIPE, dict[str, int]()
+        if watch is not None:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
+        elif tracebacks.SENT in environ:
+            streams = {"stderr": pipe}
+        launcher, held = start(words, environ, say, **streams)
+        readers = received.read(launcher.stderr) if watch is None else watch.read(launcher, received.take)
         try:
             with _handing_on(launcher, mark):
                 status, why = _end_of(launcher, held, mark, (timeout_s, grace_s or LEAVE_S), watch)
         finally:
+            for each in readers:
+                each.join(GRACE_S)
+            received.end()
             say(0.0)
         if watch is None:
             if status == TIMED_OUT:

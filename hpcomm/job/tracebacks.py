@@ -1,6 +1,7 @@
 """Tracebacks of ranks that fail together: printed once by `hpcomm run`, without the frames of hpcomm.
 
 A rank that is about to end leaves its traceback in the folder of its job, in place of writing it to stderr.
+On another host than that folder's it sends it by stderr, in lines with a mark (Received).
 They are printed when the job has ended, or SOON_S after the first. Nothing else that ranks say is held back.
 Those of several programs are said to be of [ocean 0-3], and so on.
 
@@ -21,21 +22,27 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from select import PIPE_BUF
+from threading import Lock, Thread
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 from ..errors import in_package
 from .command_line import spans
 from .launcher import reader_of
+from .process_role import world_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VARIABLE = "HPCOMM_TRACEBACK"
+SENT = "HPCOMM_SENT"  # set: who has started the job takes tracebacks from what its launcher writes
+MARK = b"\x1e!"  # begins such a line: name, number of lines, checksum, and a line of the traceback
 FULL, BOTH = "full", "both"  # BOTH: here and on stderr, which goes to a file of the rank
 SOON_S = 3.0
 _LEFT = ".traceback-"
+_SENT_LINE = re.compile(rb"\x1e!(\d+-[0-9a-f]+) (\d+) ([0-9a-f]+) ([^\n\x1e]*)(?:\n|(?=\x1e)|\Z)")
 _saying = Lock()  # the process may end at once when the last of its threads has said it
 _FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+, in ')
 _MOST = 4  # of what ranks say differently in one place
@@ -49,24 +56,99 @@ class Left(NamedTuple):
     program: str = ""
 
 
-def leave(life: str, text: str) -> bool:
+def leave(life: str, text: str, sends: bool = False) -> bool:
     """Leave a traceback of this rank, if its stderr goes to the launcher; whether it need not be written.
 
     Args:
         life: the file that the rank has in the folder of its job; "": it has none on this host.
+        sends: whether it can be sent then.
     """
     how = os.environ.get(VARIABLE, "")
-    folder, _, name = life.rpartition("/")
     try:
         is_asked = how == BOTH or (how != FULL and _is_the_launchers())
-        if not (life and text and (is_asked or _is_lost())):
+        if not (text and (is_asked or (life and _is_lost()))):
             return False
-        with open(f"{folder}/.leaving-{name}", "wb") as file:  # noqa: PTH123
-            file.write(text.encode(errors="backslashreplace"))
-        os.rename(file.name, f"{folder}/{_LEFT}{name}")  # noqa: PTH104  it is there whole, or not at all
+        if life:
+            _put(life, text.encode(errors="backslashreplace"))
+        elif not (sends and _send(text)):
+            return False
     except OSError:  # such as a full disk
         return False
     return how != BOTH
+
+
+def _put(life: str, text: bytes) -> None:
+    folder, _, name = life.rpartition("/")
+    with open(f"{folder}/.leaving-{name}", "wb") as file:  # noqa: PTH123
+        file.write(text)
+    os.rename(file.name, f"{folder}/{_LEFT}{name}")  # noqa: PTH104  it is there whole, or not at all
+
+
+def _send(text: str) -> bool:
+    """Write it to stderr in lines with a mark, in one piece: launchers mix those of several ranks."""
+    lines = [line.encode(errors="backslashreplace") for line in _folded(text)]
+    head = f"{world_rank()}-{os.urandom(4).hex()} {len(lines)}".encode()
+    said = b"".join(b"%b%b %x %b\n" % (MARK, head, crc32(line), line) for line in lines)
+    return len(said) <= PIPE_BUF and os.write(2, said) > 0
+
+
+class Received:
+    """Tracebacks that ranks of other hosts send: left in the folder of the job, once they are whole.
+
+    A line that others' words have got into is shown as it came.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lines = folder, dict[bytes, list[bytes]]()
+
+    def read(self, stream: IO[bytes] | None) -> list[Thread]:
+        """Show what comes, at once; but lines with a mark when they are whole. The thread that does."""
+        if stream is None:
+            return []
+        reader = Thread(target=self.show, args=(stream.fileno(),), daemon=True)
+        reader.start()
+        return [reader]
+
+    def show(self, file: int) -> None:
+        """The thread's work."""
+        said = b""
+        while new := os.read(file, 1 << 16):
+            said += new
+            at = said.find(MARK[:1], said.rfind(b"\n") + 1)
+            whole, said = (said, b"") if at < 0 else (said[:at], said[at:])
+            _write(self.take(whole))
+        _write(self.take(said))
+
+    def take(self, said: bytes) -> bytes:
+        """What of these lines is to be shown."""
+        return _SENT_LINE.sub(self._keep, said)
+
+    def _keep(self, found: re.Match[bytes]) -> bytes:
+        name, count, checksum, line = found.groups()
+        if crc32(line) != int(checksum, 16):
+            return line + b"\n"
+        lines = self._lines.setdefault(name, [])
+        lines.append(line)
+        return self._leave(name) if len(lines) == int(count) else b""
+
+    def _leave(self, name: bytes) -> bytes:
+        """Leave what has come; what is to be shown where that is not possible."""
+        text = b"\n".join([*self._lines.pop(name), b""])
+        try:
+            _put(f"{self._folder}/{name.decode()}", text)
+        except OSError:
+            return text
+        return b""
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        for name in [*self._lines]:
+            _write(self._leave(name))
+
+
+def _write(said: bytes) -> None:
+    with suppress(OSError):  # nobody reads it any more; the launcher must be able to go on
+        os.write(2, said)
 
 
 def _is_lost() -> bool:

@@ -77,6 +77,7 @@ VARIABLES = (
     Variable("HPCOMM_PROGRESS", "a file descriptor", "", "where a program reports its progress", True),
     Variable("HPCOMM_RECORD", "a folder", "", "where exchanges are kept (--record)", True),
     Variable("HPCOMM_REPLAY", "a folder", "", "where exchanges are read from (--only)", True),
+    Variable("HPCOMM_SENT", "1", "", "ranks of other hosts send tracebacks to hpcomm run", True),
     Variable("HPCOMM_SPEC", "path of a spec", "", "of this job", True),
     Variable("HPCOMM_TOLD", "rank/size/port", "", "which of torch's variables hpcomm has set", True),
 )  # fmt: skip

@@ -349,6 +349,50 @@ def test_who_waits_for_a_rank_of_another_host_that_has_ended_is_told(hosts):
     assert re.search(r"all_reduce\(.*\) at ends.py:7 on 'world' waits for rank 2, which has ended", out), out
 
 
+FAILS = """
+import sys
+import hpcomm
+comm = hpcomm.join().comm if len(sys.argv) > 1 else hpcomm.world
+print("ready", file=sys.stderr, flush=True)
+comm.all_reduce([1])
+"""
+FAIL = f"""
+[program.ocean]
+command = "sh hidden.sh {sys.executable} fails.py ocean"
+ranks = 2
+hosts = ["h1:1", "h2:1"]
+[program.air]
+command = "sh hidden.sh {sys.executable} fails.py air"
+ranks = 2
+hosts = ["h3:2"]
+"""
+HIDDEN = """
+[ $(uname -n) = h1 ] || mount -t tmpfs none h1  # the folder of the job, which these hosts would share
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize("is_spec", [False, True], ids=["command", "spec"])
+def test_what_ranks_of_all_hosts_fail_by_is_said_once_and_in_full_in_their_files(hosts, is_spec):
+    for name, text in (("fails.py", FAILS), ("hidden.sh", HIDDEN), ("job.toml", FAIL)):
+        (hosts.folder / name).write_text(text)
+    command = ["--hosts", "h1:1,h2:1,h3:2", "sh", "hidden.sh", sys.executable, "fails.py"]
+    words = ["--files", "all", "job.toml"] if is_spec else command
+    environ = {**hosts.environ(find_mpi().vendor), "HPCOMM_TRACEBACK": "once"}
+    process = hosts.start([sys.executable, "-m", "hpcomm", "run", *words], environ)
+    out = said(process, 60)[0]
+    assert process.returncode not in (0, 124), out
+    who = ["air 0-1", "ocean 0-1"] if is_spec else ["ranks 0-3"]
+    assert sorted(re.findall(r"\[(.*)\] Traceback", out)) == who, out
+    assert out.count("frames of hpcomm (--full") == out.count("Traceback") == len(who), out
+    assert "\x1e" not in out, out
+    files = (hosts.folder / "all").glob("*.err")
+    kept = [out, *(text for file in files if "ready" in (text := file.read_text()))]
+    assert [text.count("ready") for text in kept] == ([0, 1, 1, 1, 1] if is_spec else [4])
+    full = r"ready\nTraceback .*\n(.*\n)*.*/hpcomm/core/buffer.py(.*\n)*hpcomm.errors"
+    assert all(re.search(full, text) and "\x1e" not in text for text in kept[1:])
+
+
 TRAINS = """
 import os, signal, time
 from datetime import timedelta

@@ -400,6 +400,29 @@ def test_a_traceback_is_left_in_any_locale_but_not_where_somebody_else_reads_std
     assert capsys.readouterr().err == said
 
 
+def test_a_traceback_of_another_host_is_printed_with_the_others_or_as_it_came(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("HPCOMM_TRACEBACK", "both")
+    text = "Traceback:\n  one\nKeyError: gr\xf6\udcff\n"
+    assert not tracebacks.leave("", text)
+    assert not tracebacks.leave("", 4096 * "a", sends=True)
+    assert capfd.readouterr().err == ""
+    for rank in range(3):
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        assert not tracebacks.leave("", text, sends=True)
+    sent = capfd.readouterr().err.encode().rstrip()
+    read, write = os.pipe()
+    os.write(write, b"a prompt: " + sent.replace(b"Trace", b"Traothers\nce", 1))
+    os.close(write)
+    received = tracebacks.Received(tmp_path)
+    received.show(read)
+    os.close(read)
+    assert capfd.readouterr().err == "a prompt: Traothers\nceback:\n"
+    received.end()
+    tracebacks.say(tmp_path)
+    rest = "  one\nKeyError: gr\xf6\\udcff\n"
+    assert capfd.readouterr().err == f"[ranks 1-2] Traceback:\n{rest}[rank 0] {rest}"
+
+
 def test_a_job_that_a_rank_starts_inherits_nothing_that_is_said_of_the_outer_one():
     outer = {"HPCOMM_SPEC": "/a.toml", "HPCOMM_ON_FAILURE": "continue", "HPCOMM_PROGRESS": "7"}
     shows = "import os; print(*(name for name in os.environ if name.startswith('HPCOMM_')))"
