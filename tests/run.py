@@ -5,7 +5,7 @@
 
 First the tests that need no ranks, in the first environment, beside those over MPI on one rank. Then, in each
 environment, the tests over MPI on 2 to 4 ranks, and those that start jobs of their own. These wait more than
-they compute, so several go at a time, in three lanes; those that time what they do (marked `timed`) go
+they compute, so many go at a time, the longest first; those that time what they do (marked `timed`) go
 before, alone. The first environment tries every number of ranks, what own schedules compute on 5, and on two
 what goes by MPI where there is no native core. Another MPI adds those where it may differ: what goes by MPI,
 on one rank and on three, which are no power of two; and on two what else there is, with the core. A line per
@@ -53,8 +53,11 @@ ENDED = re.compile(r"^tests/\S+::.* (PASSED|SKIPPED|XFAIL|FAILED|ERROR)\b", re.M
 GOOD = r"(?:PASSED|SKIPPED|XFAIL)"
 QUIET = re.compile(rf"^(?:tests/\S+::.* {GOOD}.*|\[gw\d+\].* {GOOD} .*|{TEST}\S* )\n", re.M)  # of no interest
 NO_OTHER = ["--max-worker-restart", "0"]  # or a test that ends its process is begun again and again
-# A test in Python that hangs fails alone; a thread would end its process, and so all.
-BESIDE = ["--dist", "load", *NO_OTHER, "-o", "timeout_method=signal"]
+# A test in Python that hangs fails alone; a thread would end its process, and so all. Each worker gets its
+# tests one by one, or one of them might be left with many at the end.
+BESIDE = ["--dist", "load", "--maxschedchunk", "1", *NO_OTHER, "-o", "timeout_method=signal"]
+# Those that take longest first; what comes twice is run once.
+JOBS = ["tests/torch_jobs", "tests/mpmd/test_programs.py", "tests/mpmd", "tests/mpi_jobs"]
 RANKS = (2, 3, 4)  # in the first environment
 RANKS_AGAIN = (2,)  # in the others
 FIVE = "tests/mpi/test_interpreted.py"
@@ -107,9 +110,9 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     """All there is to run, in lanes side by side, for environments given as {name: its Python}."""
     alone = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
     first = next(iter(environments.values()))
-    # In two processes, long files first: these tests have no ranks that need the cores.
-    two = ["-n", "2", "--dist", "loadfile", *NO_OTHER]
-    pure = Step("pure", [first, "-m", "pytest", "-q", *two, *alone, "tests/native", "tests/pure"], PURE_S)
+    # Long files first; one more than there are cores, since some wait.
+    beside = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", *NO_OTHER]
+    pure = Step("pure", [first, "-m", "pytest", "-q", *beside, "tests/native", *alone, "tests/pure"], PURE_S)
     by_mpi = files(f"{WITHOUT_CORE} {OF_MPI}")  # one rank alone has no core
     on_one = [
         on_ranks(
@@ -121,7 +124,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         for name, python in environments.items()
     ]
     yield [[pure], on_one]
-    jobs, programs, hosts = [], [], []
+    jobs, hosts = [], []
     for name, python in environments.items():
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
@@ -142,14 +145,12 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
-        chosen = [*pytest, f"not timed{once}", *BESIDE, "-n"]
-        workers = "3" if again else "4"  # the first environment's are the longest lane
-        jobs.append(Step(f"{name}, jobs", [*chosen, workers, "tests/mpi_jobs", "tests/torch_jobs"], JOBS_S))
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
-        chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n"]
-        programs.append(Step(f"{name}, mpmd", [*chosen, "2", "tests/mpmd"], JOBS_S))
+        workers = "3" if again else "6"  # the first environment has more of them
+        chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", workers]
+        jobs.append([Step(f"{name}, jobs", [*chosen, *JOBS], JOBS_S)])
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
-    yield [jobs[:1], programs[:1], [*hosts, *programs[1:], *jobs[1:]]]  # of about the same length
+    yield [*jobs, hosts]
 
 
 def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
