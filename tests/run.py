@@ -3,13 +3,13 @@
     --quick       those that find most in three minutes, in the first environment
     --only WORD   steps with WORD in their names, such as "mpich, 3 ranks"; may be given several times
 
-First the tests that need no ranks, in the first environment, beside those over MPI on one rank. Then, in each
-environment, the tests over MPI on 2 to 4 ranks, and those that start jobs of their own. These wait more than
-they compute, so many go at a time, the longest first; those that time what they do (marked `timed`) go
-before, alone. The first environment tries every number of ranks, what own schedules compute on 5, and on two
-what goes by MPI where there is no native core. Another MPI adds those where it may differ: what goes by MPI,
-on one rank and on three, which are no power of two; and on two what else there is, with the core. A line per
-step, and at the end one line for all.
+First those that time what they do (marked `timed`), alone. Then all others, in three lanes side by side,
+since many wait: those that need no ranks, in the first environment, and those over MPI on 1 to 5 ranks;
+jobs of the first environment; hosts, and jobs of the others. Whichever lane is left at the end keeps the
+cores busy. The first environment tries every number of ranks, what own schedules compute on 5, and on two
+what goes by MPI where there is no native core. Another MPI adds those where it may differ: what goes by
+MPI, on one rank and on three, which are no power of two; and on two what else there is, with the core. A
+line per step as it ends, and at the end one line for all.
 
 Every step is bounded in time: pytest prints the stacks of a test that hangs and ends its rank, `hpcomm run`
 ends a job that hangs nevertheless, and what outlives that is killed here and counts as a failure. Limits go
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import re
 import shutil
 import signal
@@ -29,9 +30,10 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, NamedTuple, NoReturn
 
@@ -114,7 +116,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     beside = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", *NO_OTHER]
     pure = Step("pure", [first, "-m", "pytest", "-q", *beside, "tests/native", *alone, "tests/pure"], PURE_S)
     by_mpi = files(f"{WITHOUT_CORE} {OF_MPI}")  # one rank alone has no core
-    on_one = [
+    lane = [pure] + [
         on_ranks(
             Step(f"{name}, 1 rank", [], MPI_S, 1),
             python,
@@ -123,8 +125,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         )
         for name, python in environments.items()
     ]
-    yield [[pure], on_one]
-    jobs, hosts = [], []
+    timed, jobs, hosts = [], [], []
     for name, python in environments.items():
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
@@ -132,25 +133,25 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
                 ["not once"] * again + ["not few"] * (ranks > 3) + ["not three"] * (ranks == 2)
             )
             tests = " --ignore=".join(["tests/mpi", *files(BY_CORE * again).split()])
-            yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, tests, chosen)]]
+            lane.append(on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, tests, chosen))
         if not again:
-            yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
+            lane.append(on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE))
         ranks, chosen, tests = (3, "not once", by_mpi) if again else (2, "", files(WITHOUT_CORE))
+        tests += f" {TORCH_BY_MPI if again else QUICK_TORCH}"
         without = Step(f"{name}, {ranks} ranks, no core", [], MPI_S, ranks)
-        off = ["-x", "HPCOMM_NODE=off"]
-        yield [[on_ranks(without, python, f"{tests} {TORCH_BY_MPI if again else QUICK_TORCH}", chosen, off)]]
+        lane.append(on_ranks(without, python, tests, chosen, ["-x", "HPCOMM_NODE=off"]))
         if not again:  # the other MPI: what goes by it, above, and jobs
             step = Step(f"{name}, torch, {TORCH_RANKS} ranks", [], TORCH_S, TORCH_RANKS)
-            yield [[on_ranks(step, python, "tests/torch")]]
+            lane.append(on_ranks(step, python, "tests/torch"))
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
-        yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
+        timed.append(Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S))
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
-        workers = "3" if again else "6"  # the first environment has more of them
-        chosen = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", workers]
-        jobs.append([Step(f"{name}, jobs", [*chosen, *JOBS], JOBS_S)])
+        words = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", "3" if again else "4"]
+        jobs.append(Step(f"{name}, jobs", [*words, *JOBS], JOBS_S))
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
-    yield [*jobs, hosts]
+    yield [timed]
+    yield [lane, jobs[:1], [*hosts, *jobs[1:]]]
 
 
 def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
@@ -210,12 +211,13 @@ def main(words: list[str]) -> int:
     words = asked.only or [""]
     for lanes in planned:
         chosen = [[step for step in lane if any(word in step.name for word in words)] for lane in lanes]
-        for step, outcome, seconds in run(chosen, start + BUDGET_S):
-            total += outcome
-            print(f"{step.name:26s}{told(outcome):44s}{seconds:6.1f} s", flush=True)
-            if outcome["failed"]:
-                show(step)
-                failures += [f"{step.name}: {what}" for what in failed(step)]
+        with closing(run(chosen, start + BUDGET_S)) as done:
+            for step, outcome, seconds in done:
+                total += outcome
+                print(f"{step.name:26s}{told(outcome):44s}{seconds:6.1f} s", flush=True)
+                if outcome["failed"]:
+                    show(step)
+                    failures += [f"{step.name}: {what}" for what in failed(step)]
     print(*failures, told(total), sep="\n")
     return 1 if total["failed"] else 0
 
@@ -232,31 +234,32 @@ def told(counts: Counter[str]) -> str:
     return ", ".join(f"{counts[word]} {word}" for word in ("passed", "failed", "skipped"))
 
 
-def run(lanes: list[list[Step]], deadline: float) -> list[tuple[Step, Counter[str], float]]:
+def run(lanes: list[list[Step]], deadline: float) -> Generator[tuple[Step, Counter[str], float]]:
     """Carry out lanes of steps side by side before the deadline: what came of each step, and its seconds."""
     # Thousands of processes load the same modules: where none may keep what it has compiled, as some machines
     # have it, each compiles all of them anew, which takes as long as the rest of its start-up.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    beside = WAITING if len(lanes) > 2 else {}
+    beside = WAITING if len(lanes) > 1 else {}
     environs = {step.name: {**beside, **kept, **settings(kept)} for lane in lanes for step in lane}
-    done = {step.name: (step, Counter(failed=1), 0.0) for lane in lanes for step in lane}
+    done: queue.Queue[tuple[Step, Counter[str], float]] = queue.Queue()
 
     def carry_out(lane: list[Step]) -> None:
         for step in lane:
-            begin = time.monotonic()
-            outcome = run_one(step, environs[step.name], deadline)
-            done[step.name] = (step, outcome, time.monotonic() - begin)
+            begin, outcome = time.monotonic(), Counter(failed=1)
+            try:
+                outcome = run_one(step, environs[step.name], deadline)
+            except Exception:
+                traceback.print_exc()
+            done.put((step, outcome, time.monotonic() - begin))
 
-    threads = [threading.Thread(target=carry_out, args=(lane,), daemon=True) for lane in lanes]
-    for thread in threads:
-        thread.start()
+    for lane in lanes:
+        threading.Thread(target=carry_out, args=(lane,), daemon=True).start()
     try:
-        for thread in threads:
-            thread.join()
+        for _ in environs:
+            yield done.get()
     finally:  # also when told to end
         for environ in environs.values():
             kill_members(mark_of(environ))
-    return list(done.values())
 
 
 def mark_of(environ: dict[str, str]) -> str:
