@@ -125,6 +125,7 @@ for kind, options in (("hdf5", {}), ("hdf5", hdf5), ("hdf5", hdf5 | {"compressio
 """
 
 
+@pytest.mark.once
 def test_a_full_disk_is_said_on_every_rank_and_the_last_checkpoint_stays(job: Any, small_disk: Path) -> None:
     done = job(3, "import hpcomm.io\n" + FULL.replace("sys.argv[1]", repr(str(small_disk))))
     assert "save of" in done.stdout

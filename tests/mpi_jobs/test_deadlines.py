@@ -41,7 +41,9 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize(
+    "wait", [pytest.param("a halo", marks=pytest.mark.once), "a collective", "another tag"]
+)
 def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait: str) -> None:
     source = LATE.format(late=40) + WAITS[wait] + "\n"
     done = job(2, source, timeout=20, expect=1, options=("--stall", "2"))

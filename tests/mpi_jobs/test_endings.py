@@ -39,12 +39,9 @@ ENDINGS: dict[str, tuple[str, int | None, str]] = {  # statement, status (None: 
         3,
         "",
     ),
-    "SystemExit with a text": ("raise SystemExit('so sorry')", 1, "so sorry"),
     "os._exit": ("os._exit(3)", 3, ""),
-    "a signal": ("os.kill(os.getpid(), signal.SIGKILL)", 137, "ignal 9"),
     "Ctrl-C": ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
     "sys.exit with a text": ("sys.exit('I am sorry')", 1, "I am sorry"),
-    "a failed assertion": ("assert 1 == 2, 'no equality'", 1, "AssertionError: no equality"),
 }
 WAITS = {
     "a collective": "comm.all_reduce(1)",
@@ -71,15 +68,12 @@ PAIRS = [
     ("an uncaught exception", "a collective"),
     pytest.param("an uncaught exception", "a background wait", marks=pytest.mark.once),
     ("sys.exit", "a receive"),
-    ("SystemExit", "a computation"),
     ("SystemExit", "a send in the background"),
-    pytest.param("SystemExit with a text", "objects of several", marks=pytest.mark.once),
     pytest.param("an early name of sys.exit", "a computation", marks=pytest.mark.once),
     ("a thread that goes on", "a barrier"),
     ("os._exit", "a computation"),
     ("Ctrl-C", "a computation"),
-    pytest.param("sys.exit with a text", "a collective", marks=pytest.mark.once),
-    pytest.param("a failed assertion", "a barrier", marks=pytest.mark.once),
+    pytest.param("sys.exit with a text", "objects of several", marks=pytest.mark.once),
 ]
 PLAIN_PAIRS = [
     ("an uncaught exception", "a receive"),
@@ -151,7 +145,7 @@ def check_failure(ended: Ended, ending: str) -> None:
     assert status is None or ended.returncode == status, ended
     assert ended.lived_on_s < LIMIT_S + SLACK_S, ended
     assert words in ended.stderr
-    if ending in ("an uncaught exception", "a failed assertion"):
+    if ending == "an uncaught exception":
         assert "Traceback (most recent call last):" in ended.stderr
         assert f"    {statement}\n" in ended.stderr, ended.stderr  # the failing line itself is shown
 
@@ -631,10 +625,8 @@ ENDED_WAITS = [  # and at which level: what light notices, full does; off: witho
     pytest.param("a background wait", "off", marks=pytest.mark.once),
     pytest.param("a long send", "off", marks=pytest.mark.once),
     pytest.param("a collective", "light", marks=pytest.mark.once),
-    pytest.param("a collective", "full", marks=pytest.mark.once),
     ("a receive", "full"),
     ("a background wait", "light"),
-    pytest.param("a background wait", "full", marks=pytest.mark.once),
     pytest.param("an object's receive", "full", marks=pytest.mark.once),
     ("a receive from anybody", "light"),
     ("a long send", "light"),
@@ -762,13 +754,13 @@ step = comm.plan("reduce", np.ones(1), root=0)
 coming = comm.plan("recv", np.empty(1), source=2)
 step()
 for turn in range(2 * (comm.rank == 2)):
-    time.sleep(0.6)  # longer than others look at a call before they judge
+    time.sleep(0.4)  # longer than others look at a call before they judge
     if turn == 0:
         comm.send(np.ones(1), 0)
 if comm.rank == 0:
     coming()
 step()
-time.sleep(0.6 * (comm.rank == 2))
+time.sleep(0.4 * (comm.rank == 2))
 inter.gather(np.ones(1), root=0 if comm.rank else ROOT)
 print("went on")
 """

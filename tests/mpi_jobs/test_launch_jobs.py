@@ -223,7 +223,8 @@ def test_a_signal_ends_every_rank(tmp_path, number):
     source.write_text(dedent(STUCK))
     environ = {**os.environ, **settings(os.environ)}
     mark = environ["HPCOMM_JOB"].rpartition(",")[2]
-    command = [sys.executable, "-m", "hpcomm", "run", "-n", "3", "python", str(source)]
+    # Those that wait in mpi4py go on after SIGTERM and Ctrl-C, with a core each, for as long as they may.
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", "3", "--grace", "1", "python", str(source)]
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )

@@ -169,10 +169,12 @@ for way in ("ipc", "pipeline"):
 """
 
 
+# Most shares go as messages of arrays, or none.
 @pytest.mark.parametrize(
-    "sizes", [pytest.param({"a": 1, "b": 2}, marks=pytest.mark.once), {"b": 1, "a": 2}], ids=str
+    ("eager", "sizes"),
+    [(30, {"b": 1, "a": 2}), pytest.param(1 << 20, {"a": 1, "b": 2}, marks=pytest.mark.once)],
+    ids=str,
 )
-@pytest.mark.parametrize("eager", [30, 1 << 20])  # most shares go as messages of arrays, or none
 def test_a_field_may_lie_on_a_device_at_either_end(couple, eager, sizes):
     couple(ON_A_DEVICE.replace("LIMIT", str(eager)), sizes, env=WITH_MODEL)
 
@@ -397,7 +399,8 @@ if me.name == "a" and comm.rank == 0:
 """
 
 
-@pytest.mark.parametrize("sizes", [SIZES[0], pytest.param(SIZES[1], marks=pytest.mark.once)], ids=str)
+@pytest.mark.once
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_mappings_are_the_same_to_the_last_bit_for_any_number_of_ranks(couple, sizes):
     out = couple(MAPPED, sizes).stdout
     assert "whole: a -> b, 200 points to 144, conservative2: " in out
@@ -709,7 +712,7 @@ def test_ranks_without_points_go_through_time_with_the_others(couple):
     couple(NO_POINTS, {"a": 2, "b": 2})
 
 
-WRONG = {
+MISFITS = {  # which connect finds; in one job, since it may be called again
     "points given by nobody": (
         "me.gives('f', np.zeros(3), [0, 1, 2]) if me.name == 'a' else me.takes('f', np.zeros(2), [2, 7])",
         "1 points of field f (a -> b) are taken and given by nobody, the first is 7",
@@ -733,6 +736,63 @@ WRONG = {
         ),
         "field 'f' is mapped (nearest), but 'a' declares no grid with it",
     ),
+    "a grid that the mapping does not go from": (
+        (
+            "from hpcomm import regrid; pole = regrid.Points([[0, 90.0]])\n"
+            "me.gives('f', np.zeros(1), grid=pole) if me.name == 'a' else "
+            "me.takes('f', np.zeros(1), grid=regrid.LatLon(1, 1), mapping='conservative')"
+        ),
+        "field f (a -> b): mapping 'conservative' does not go from a grid of kind points",
+    ),
+    "points that nothing reaches": (
+        (
+            "from hpcomm import regrid; grid = regrid.LatLon(4, 8); some = np.arange(12)\n"
+            "me.gives('f', some * 1.0, some, grid=grid) if me.name == 'a' else "
+            "me.takes('f', np.zeros(32), grid=grid, mapping='conservative')"
+        ),
+        "20 points of field f (a -> b) are reached by nothing that is given, the first is 12",
+    ),
+    "an integral with halos": (
+        (
+            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
+            "me.gives('f', np.zeros(8), **how) if me.name == 'a' else "
+            "me.takes('f', np.zeros(2), [3, 3], mapping='bilinear', conserve='global', **how)"
+        ),
+        "to conserve its integral, but 1 points are taken twice, the first is 3",
+    ),
+    "areas at one end only": (
+        (
+            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
+            "me.gives('f', np.zeros(8), areas=np.ones(8), **how) if me.name == 'a' else "
+            "me.takes('f', np.zeros(8), mapping='conservative', **how)"
+        ),
+        "field 'f' is declared with areas= by 'a', and without by 'b'",
+    ),
+}
+
+
+@pytest.mark.once
+def test_what_does_not_fit_is_told_by_name_at_connect(couple):
+    code = f"""
+for number, code in enumerate({[code for code, _ in MISFITS.values()]!r}):
+    me._gives.clear()
+    me._takes.clear()
+    exec(code)
+    try:
+        me.connect()
+    except hpcomm.HpcommError as error:
+        print("told", number, str(error).replace("\\n", " "))
+    else:
+        raise AssertionError(code)
+"""
+    lines = couple(code, {"a": 1, "b": 1}).stdout.splitlines()
+    for number, (_, words) in enumerate(MISFITS.values()):
+        told = [line for line in lines if line.startswith(f"told {number} ")]
+        assert len(told) == 2, (number, lines)
+        assert any(words in line for line in told), (words, told)
+
+
+WRONG = {
     "a field declared too late": (
         "me.connect(); me.gives('f', np.zeros(1))",
         "field 'f' comes too late",
@@ -769,38 +829,6 @@ WRONG = {
             "me.link('b' if me.name == 'a' else 'a').put(g)"
         ),
         "this is not the field 'f' that '",
-    ),
-    "a grid that the mapping does not go from": (
-        (
-            "from hpcomm import regrid; pole = regrid.Points([[0, 90.0]])\n"
-            "me.gives('f', np.zeros(1), grid=pole) if me.name == 'a' else "
-            "me.takes('f', np.zeros(1), grid=regrid.LatLon(1, 1), mapping='conservative')"
-        ),
-        "field f (a -> b): mapping 'conservative' does not go from a grid of kind points",
-    ),
-    "points that nothing reaches": (
-        (
-            "from hpcomm import regrid; grid = regrid.LatLon(4, 8); some = np.arange(12)\n"
-            "me.gives('f', some * 1.0, some, grid=grid) if me.name == 'a' else "
-            "me.takes('f', np.zeros(32), grid=grid, mapping='conservative')"
-        ),
-        "20 points of field f (a -> b) are reached by nothing that is given, the first is 12",
-    ),
-    "an integral with halos": (
-        (
-            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
-            "me.gives('f', np.zeros(8), **how) if me.name == 'a' else "
-            "me.takes('f', np.zeros(2), [3, 3], mapping='bilinear', conserve='global', **how)"
-        ),
-        "to conserve its integral, but 1 points are taken twice, the first is 3",
-    ),
-    "areas at one end only": (
-        (
-            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
-            "me.gives('f', np.zeros(8), areas=np.ones(8), **how) if me.name == 'a' else "
-            "me.takes('f', np.zeros(8), mapping='conservative', **how)"
-        ),
-        "field 'f' is declared with areas= by 'a', and without by 'b'",
     ),
     "a put of nothing": (
         "f = me.gives('f', np.zeros(3)); me.connect(); me.link('b' if me.name == 'a' else 'a').put(f)",
@@ -1101,7 +1129,7 @@ for t in range(8):
 """
 
 
-@pytest.mark.parametrize("points", [2, 100_000])
+@pytest.mark.parametrize("points", [pytest.param(2, marks=pytest.mark.once), 100_000])
 def test_a_field_with_a_lag_of_several_periods_holds_up_no_other(couple, points):
     couple(AHEAD.format(points=points), {"a": 1, "b": 1})
 
@@ -1186,6 +1214,7 @@ except hpcomm.UsageError as error:  # which alone it is
 """
 
 
+@pytest.mark.once
 def test_one_program_runs_again_alone_against_its_recorded_partners(spec, tmp_path):
     files = {"couple.py": COMMON + RECORDING}
     first = spec(RECORDED, "--record", "kept", files=files)
@@ -1236,14 +1265,8 @@ else:  # answers with a contraction around a fixed point, and keeps a state to s
 """
 
 
-@pytest.mark.parametrize(
-    ("scheme", "most"),
-    [
-        pytest.param("constant", 200, marks=pytest.mark.once),
-        pytest.param("aitken", 99, marks=pytest.mark.once),
-        ("iqn-ils", 30),
-    ],
-)
+@pytest.mark.once
+@pytest.mark.parametrize(("scheme", "most"), [("constant", 200), ("aitken", 99), ("iqn-ils", 30)])
 def test_implicit_coupling_finds_the_fixed_point_and_rolls_back(couple, scheme, most):
     out = couple(IMPLICIT.replace("SCHEME", f"({scheme!r}, {most})"), {"a": 2, "b": 1}).stdout
     counts = [int(word) for word in out.split()[1:]]

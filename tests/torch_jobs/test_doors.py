@@ -383,9 +383,8 @@ for backend in ("gloo", "mpi"):
 """
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", pytest.param("hpcomm run", marks=pytest.mark.once)])
-def test_one_word_sets_what_torchrun_sets_under_any_launcher(tmp_path: Path, launcher: str) -> None:
-    """`python -m hpcomm.torch_backend` under mpirun; hpcomm run needs no such word."""
+def test_one_word_sets_what_torchrun_sets_under_mpirun(tmp_path: Path) -> None:
+    """`python -m hpcomm.torch_backend`; hpcomm run needs no such word."""
     program = tmp_path / "reads.py"
     program.write_text(READS)
     library = installation.find_mpi(None)
@@ -394,8 +393,6 @@ def test_one_word_sets_what_torchrun_sets_under_any_launcher(tmp_path: Path, lau
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": str(ROOT)}
     run = [library.launcher, *options, "-n", "2", sys.executable, *word, program, "word"]
-    if launcher == "hpcomm run":
-        run = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "python", program, "word"]
     done = subprocess.run([*map(str, run)], env=env, capture_output=True, text=True, timeout=90, check=False)
     wanted = [f"early {rank} {rank} 2 word" for rank in range(2)] + ["gloo True 2.0", "mpi True 2.0"] * 2
     assert sorted(done.stdout.splitlines()) == sorted(wanted), done.stderr
