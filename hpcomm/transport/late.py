@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from . import host_calls, prepare, rank_order, single_request
     from . import mpi as transport
     from .device import host_copy, staging
-    from .scheduled import schedule_transport
+    from .scheduled import ordered_blocks, schedule_transport
 else:
     buffer = LazyModule("hpcomm.core.buffer")
     dtypes = LazyModule("hpcomm.core.dtypes")
@@ -25,6 +25,7 @@ else:
     single_request = LazyModule("hpcomm.transport.single_request")
     host_copy = LazyModule("hpcomm.transport.device.host_copy")
     staging = LazyModule("hpcomm.transport.device.staging")
+    ordered_blocks = LazyModule("hpcomm.transport.scheduled.ordered_blocks")
     schedule_transport = LazyModule("hpcomm.transport.scheduled.schedule_transport")
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "dtypes",
     "host_calls",
     "host_copy",
+    "ordered_blocks",
     "prepare",
     "rank_order",
     "reduction",

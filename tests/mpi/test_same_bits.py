@@ -88,7 +88,11 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
         monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, many)[mpi.rank % many])
     for limit in ("ORDER_PIECE", "ORDER_PREFIX"):
         monkeypatch.setattr(ordered_blocks, limit, 2000)
-    for limit in ("ORDER_EXCHANGED", "ORDER_TO_ROOT"):  # the short ones of three nodes, and for a root
+    for limit in (
+        "ORDER_EXCHANGED",
+        "ORDER_TO_ROOT",
+        "ORDER_TWICE",
+    ):  # the short ones of three nodes, and for a root
         monkeypatch.setattr(ordered_blocks, limit, 1000)
     with comm.dup(check="full") as apart:  # which has no core
         yield apart

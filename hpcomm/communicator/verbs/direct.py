@@ -29,6 +29,7 @@ from ...transport.late import (
     buffer,
     dtypes,
     host_calls,
+    ordered_blocks,
     rank_order,
     reduction,
     single_request,
@@ -99,6 +100,9 @@ class ByLibrary(NoDirect):
     def reduce_scatter(self, x: object, op: object, out: object) -> object:
         return self._call("reduce_scatter", x, out, op)
 
+    def scan(self, x: object, op: object, out: object) -> object:
+        return self._call("scan", x, out, op)
+
     def all_to_all(self, x: object, out: object) -> object:
         return NotImplemented if self._size == 1 else self._call("all_to_all", x, out)
 
@@ -112,19 +116,24 @@ class ByLibrary(NoDirect):
             return NotImplemented
         kind, code, operator, reduce, fold = known
         n = x.size // self._size if row.x_blocks else x.size
+        named = head(verb, reduce, code, root), n
         moves, there = verb, result
         if fold is not None:  # what all ranks have brought comes here, and is reduced at the end
             if not self._is_short(verb, x.nbytes, not self.is_later):
-                return NotImplemented
+                if self.is_later:
+                    return NotImplemented
+                flat = x.reshape(-1), None if result is None else result.reshape(-1)
+                parts = partial(ordered_blocks.by_parts, self._comm, verb, root, fold, *flat)
+                return self._carry(verb, x, named, parts, lambda: result)
             moves, there = rank_order.MOVES[verb], np.empty((self._size, n), x.dtype) if gets else None
         given, taken = (
             self._given(moves, x, there, (n, kind), root),
             there if there is None else (there, n, kind),
         )
         function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
-        finish = partial(_finished, function, result, fold, there)
+        finish = partial(_finished, function, result, fold, there, self._rank if verb == "scan" else None)
         step = function if fold is None else partial(fold.then, function)
-        return self._carry(verb, x, (head(verb, reduce, code, root), n), step, finish)
+        return self._carry(verb, x, named, step, finish)
 
     def _takes(self, x: object, row: Verb) -> TypeGuard[NDArray[Any]]:
         """Whether x is a plain array, with a block for each rank where it has to have one."""
@@ -315,10 +324,16 @@ def _may_land(x: AnyArray | None, out: AnyArray) -> bool:
     return buffer.as_buffer(out).frozen is None
 
 
-def _finished(function: object, result: AnyArray | None, fold: Any, brought: AnyArray | None) -> object:
-    """The result, which may have to be reduced first. Until then function keeps the memory that MPI uses."""
-    if fold is not None and result is not None:
-        result[...] = fold.total(brought).reshape(result.shape)
+def _finished(
+    function: object, result: AnyArray | None, fold: Any, brought: AnyArray | None, last: int | None
+) -> object:
+    """The result, which may have to be reduced first. Until then function keeps the memory that MPI uses.
+
+    last: the last rank that counts. None: all do.
+    """
+    if fold is not None and result is not None and brought is not None:
+        made = fold.total(brought) if last is None else fold.prefixes(brought[: last + 1])[-1]
+        result[...] = made.reshape(result.shape)
     return result
 
 

@@ -23,13 +23,14 @@ each call, so any number of calls may be under way, in whatever order they end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..._lazy import MPI
-from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE, ORDER_PREFIX, ORDER_TO_ROOT
+from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE, ORDER_PREFIX, ORDER_TO_ROOT, ORDER_TWICE
 from ...core.operation import Carrier
 from ...core.request import Again, Request
 from ...core.verbs import PREFIXES
@@ -38,6 +39,7 @@ from .comm_cache import begun, own
 from .schedule_channels import LARGEST, Running, pieces, wait_all
 
 if TYPE_CHECKING:
+    from ...core.comm import Comm
     from ...core.operation import Call
     from ...core.request import Stages
     from ...core.types import NpArray
@@ -62,17 +64,8 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
         x, out: in one piece each; out may be x. None: this rank receives nothing.
     """
     flat = x.reshape(-1), None if out is None else out.reshape(-1)
-
-    def carry() -> None:
-        mine = own(call.comm)
-        fold.meet(call.mpi)
-        fold.nodes.Wait()
-        parts = _Parts(call, fold, *flat)
-        if parts.to_root:
-            parts.reduce_at_root(mine.mpi, mine.tag(), mine.most)
-            return
-        for requests in parts.stages(mine.mpi, mine.tag(), mine.most):
-            wait_all(requests)
+    which = call.comm, call.verb, call.root
+    carry = partial(by_parts, *which, fold, *flat)
 
     def stages() -> Stages:
         mine = begun(call.comm)
@@ -84,7 +77,7 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
                 yield [mine]
             if not fold.nodes.Test():
                 yield [fold.nodes]
-            yield from _Parts(call, fold, *flat).stages(mine.mpi, tag, most)
+            yield from _Parts(*which, fold, *flat).stages(mine.mpi, tag, most)
 
         yield [Running(transport.in_our_words(call.comm, call.verb, moves()))]
         return call.finish(None)
@@ -94,6 +87,22 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
 
     call.carrier = Carrier(carry, stages, prepare)
     return call
+
+
+def by_parts(comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None) -> None:
+    """Carry out a blocking call, of flat arrays."""
+    fold.meet(comm.mpi_handle)
+    fold.nodes.Wait()
+    parts = _Parts(comm, verb, root, fold, x, out)
+    if parts.is_twice:
+        parts.all_reduce_by_two(comm.mpi_handle)
+        return
+    mine = own(comm)
+    if parts.to_root:
+        parts.reduce_at_root(mine.mpi, mine.tag(), mine.most)
+        return
+    for requests in parts.stages(mine.mpi, mine.tag(), mine.most):
+        wait_all(requests)
 
 
 def parts_of(low: int, high: int, nodes: list[list[int]], owning: slice | None = None) -> Iterator[Part]:
@@ -129,19 +138,20 @@ def blocks_of(low: int, high: int, whole: int, nodes: list[list[int]]) -> Iterat
 class _Parts:
     """What one rank gives, folds and receives."""
 
-    def __init__(self, call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> None:
-        comm = call.comm
-        self.verb, self.root, self.fold, self.x, self.out = call.verb, call.root, fold, x, out
+    def __init__(self, comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None) -> None:
+        self.verb, self.root, self.fold, self.x, self.out = verb, root, fold, x, out
         self.rank, self.size = comm.rank, comm.size
         self.nodes = fold.nodes.groups
         self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
         self.near = self.nodes[self.here]
         others = len(self.nodes) - 1
-        self.to_root = call.verb == "reduce" and 0 < x.nbytes * others <= ORDER_TO_ROOT
+        self.to_root = verb == "reduce" and 0 < x.nbytes * others <= ORDER_TO_ROOT
+        is_short = verb == "all_reduce" and x.nbytes * self.size <= ORDER_TWICE
+        self.is_twice = is_short and self.size == len(self.nodes)
         self.owning: slice | None = None  # those of the holders that own all of a part
         if len(self.nodes) == 2 or x.nbytes * len(self.nodes) <= ORDER_EXCHANGED:
-            at = next((j for j, ranks in enumerate(self.nodes) if call.root in ranks), 0)
-            self.owning = slice(at, at + 1) if call.verb == "reduce" else slice(None)
+            at = next((j for j, ranks in enumerate(self.nodes) if root in ranks), 0)
+            self.owning = slice(at, at + 1) if verb == "reduce" else slice(None)
 
     def stages(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> Stages:
         blocks = self.size if self.verb == "reduce_scatter" else 1
@@ -198,6 +208,18 @@ class _Parts:
         folded.insert(self.here, wide)
         with np.errstate(all="ignore"):
             self._into(0, wide.size)[...] = fold.rounded(fold.in_turn(folded))
+
+    def all_reduce_by_two(self, mpi: MPI.Comm) -> None:
+        """A short all_reduce of nodes with one rank each, by two calls of MPI: what each rank reduces of the
+        array comes, and what all have reduced."""
+        n, p = self.x.size, self.size
+        rows, given = np.empty((2, p, -(-n // p)), self.x.dtype)
+        given.reshape(-1)[:n] = self.x
+        each = rows[0].nbytes, MPI.BYTE
+        mpi.Alltoall((given, *each), (rows, *each))
+        given[self.rank] = self.fold.rounded(self.fold.partial(rows))
+        mpi.Allgather(MPI.IN_PLACE, (given, *each))
+        self._into(0, n)[...] = given.reshape(-1)[:n]
 
     def _piece(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """The messages of one piece, step by step: what comes, and what goes."""
