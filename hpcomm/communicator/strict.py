@@ -170,8 +170,8 @@ class Accesses:
     _fenced = -1  # calls at the last fence
     _noted: dict[tuple[int, int, int, str, str], None]
 
-    def _told(self, verb: str, function: Callable[..., object], *arguments: Any) -> None:
-        super()._told(verb, function, *arguments)  # type: ignore[misc]  # of the window
+    def _told(self, verb: str, function: Callable[..., object], *arguments: Any, **then: Any) -> None:
+        super()._told(verb, function, *arguments, **then)  # type: ignore[misc]  # of the window
         if verb not in _PLAIN:
             _count()
         elif len(arguments) > 2 and _calls == self._fenced and len(self._noted) < _ACCESSES:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from operator import index
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from zlib import crc32
 
 from .._lazy import MPI, NDArray, np
@@ -35,6 +36,7 @@ from .making.groups import agreed, mapped
 from .shared_array import shape_of
 from .shell import Shell
 from .verbs.collectives import Collectives
+from .window_places import HEAD, Places, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +52,6 @@ else:
 _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor", "replace")}
 # Narrower ones some libraries add with saturation; of half types MPI knows nothing.
 _ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")
-# Bytes before a rank's array, as long as a line of the cache: they begin with the word of its lock.
-_HEAD = 64
 
 
 class Window(ClosedByAll):
@@ -79,6 +79,9 @@ class Window(ClosedByAll):
         self.comm, self.shape, self.dtype = comm, array.shape, self._record.name
         self._mpi: MPI.Win | None = mpi
         self._array, self._shapes = array, shapes
+        self._plain = (array.dtype,) if array.dtype == dtypes.numpy_dtype(self._record) else ()
+        self._kind = transport.native(self._record) if self.dtype in _ATOMIC else None
+        self._places = Places(array, shapes)
         self._held: set[tuple[int, int]] = set()  # ranks whose lock a thread of this rank has, and the thread
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
@@ -103,13 +106,17 @@ class Window(ClosedByAll):
         """Write x to a place of rank. x may be changed at once. It has arrived after flush() or fence()."""
         mpi, target, block = self._place("put", rank, at)
         data = self._given("put", x, block.shape)
-        self._told("put", mpi.Put, [data, MPI.BYTE], rank, (target, block.nbytes, MPI.BYTE))
-        self._told("put", mpi.Flush_local, rank)
+        there = target, block.nbytes, MPI.BYTE
+        self._told("put", mpi.Put, [data, MPI.BYTE], rank, there, then=partial(mpi.Flush_local, rank))
 
     def get(self, rank: int, at: object = None, out: object = None) -> Any:
         """Read a place of rank into out, or into a new array (a tensor if the window's dtype is
         torch's)."""
         mpi, target, block = self._place("get", rank, at)
+        there, done = (target, block.nbytes, MPI.BYTE), partial(mpi.Flush, rank)
+        if self._is_plain(out, block.shape) and out.flags.writeable:
+            self._told("get", mpi.Get, [out, MPI.BYTE], rank, there, then=done)
+            return out
         with located("get", self.comm):
             look = None if out is None else prepare.buffer_of(out, "out")
         look = look or buffer.empty(block.shape, self._record, torch=self._as_tensor)
@@ -118,8 +125,7 @@ class Window(ClosedByAll):
             raise LayoutError(f"out {look.frozen}", where("get", self.comm), "an array of its own")
         direct = look.array.flags.c_contiguous
         data = look.array if direct else np.empty(block.shape, block.dtype)
-        self._told("get", mpi.Get, [data, MPI.BYTE], rank, (target, block.nbytes, MPI.BYTE))
-        self._told("get", mpi.Flush, rank)
+        self._told("get", mpi.Get, [data, MPI.BYTE], rank, there, then=done)
         if not direct:
             look.array[...] = data
         return look.give() if out is None else out
@@ -137,10 +143,10 @@ class Window(ClosedByAll):
         operator = self._operator("accumulate", op)
         mpi, target, block = self._place("accumulate", rank, at)
         data = self._given("accumulate", x, block.shape)
-        kind = transport.native(self._record)
+        kind = self._kind
         there = target, block.size, kind
-        self._told("accumulate", mpi.Accumulate, [data, block.size, kind], rank, there, operator)
-        self._told("accumulate", mpi.Flush_local, rank)
+        x, done = [data, block.size, kind], partial(mpi.Flush_local, rank)
+        self._told("accumulate", mpi.Accumulate, x, rank, there, operator, then=done)
 
     def fetch_and_add(self, value: object, rank: int, at: object = None) -> Any:
         """Add value to one element of rank, atomically. Returns its old value, a Python number."""
@@ -161,10 +167,9 @@ class Window(ClosedByAll):
         self._operator(verb, "replace")
         mpi, target, block = self._element(verb, rank, at)
         data, expected = self._given(verb, value, ()), self._given(verb, compare, ())
-        before, kind = np.empty((), block.dtype), transport.native(self._record)
+        before, kind = np.empty((), block.dtype), self._kind
         parts = [[each, 1, kind] for each in (data, expected, before)]
-        self._told(verb, mpi.Compare_and_swap, *parts, rank, target)
-        self._told(verb, mpi.Flush, rank)
+        self._told(verb, mpi.Compare_and_swap, *parts, rank, target, then=partial(mpi.Flush, rank))
         return before.item()
 
     @contextmanager
@@ -247,9 +252,9 @@ class Window(ClosedByAll):
         operator = self._operator(verb, "sum") if op == "sum" else MPI.NO_OP
         mpi, target, block = self._element(verb, rank, at)
         data, before = self._given(verb, value, ()), np.empty((), block.dtype)
-        kind = transport.native(self._record)
-        self._told(verb, mpi.Fetch_and_op, [data, 1, kind], [before, 1, kind], rank, target, operator)
-        self._told(verb, mpi.Flush, rank)
+        kind = self._kind
+        parts = [data, 1, kind], [before, 1, kind]
+        self._told(verb, mpi.Fetch_and_op, *parts, rank, target, operator, then=partial(mpi.Flush, rank))
         return before.item()
 
     def flush(self, rank: int | None = None) -> None:
@@ -289,7 +294,7 @@ class Window(ClosedByAll):
         return self._mpi
 
     def _rank(self, verb: str, rank: object) -> int:
-        if not _is_number(rank) or not 0 <= index(rank) < self.comm.size:
+        if not is_number(rank) or not 0 <= index(rank) < self.comm.size:
             raise RankError(
                 f"there is no rank {rank!r}", where(verb, self.comm), f"0 to {self.comm.size - 1}"
             )
@@ -298,33 +303,9 @@ class Window(ClosedByAll):
     def _place(self, verb: str, rank: object, at: object) -> tuple[MPI.Win, int, AnyArray]:
         """The window, at which byte of it a place begins, and the same block of this rank's own array."""
         mpi = self._open(verb)
-        array = self._like(self._rank(verb, rank))
-        parts = at if isinstance(at, tuple) else () if at is None else (at,)
-        if not all(isinstance(part, slice) or _is_number(part) for part in parts):
-            hint = "an index such as 3, (3, 0) or slice(2, 5)"
-            raise LayoutError(f"at={at!r} is no place of a window", where(verb, self.comm), hint)
-        try:
-            block: NDArray[Any] = array[(*parts, ...)]
-        except (IndexError, TypeError) as error:
-            what = f"at={at!r} is not in an array of shape {array.shape}: {error}"
-            raise LayoutError(what, where(verb, self.comm), "an index from 0 on, within that") from None
-        if not block.flags.c_contiguous:
-            what, hint = f"at={at!r} of {array.shape} is not contiguous", "several calls, one for each block"
-            raise LayoutError(what, where(verb, self.comm), hint)
-        begins = block.__array_interface__["data"][0] - array.__array_interface__["data"][0]
-        return mpi, _HEAD + (begins if block.size else 0), block
-
-    def _like(self, rank: int) -> AnyArray:
-        """An array as that of rank, which shows where its elements lie and is never read."""
-        if self._shapes is None:
-            return self._array
-        made = np.ndarray((0,), self._array.dtype)
-        shape = self.shape_of(rank)
-        strides = [made.itemsize] * len(shape)
-        for axis in range(len(shape) - 1, 0, -1):
-            strides[axis - 1] = strides[axis] * max(shape[axis], 1)
-        like: AnyArray = np.lib.stride_tricks.as_strided(made, shape, strides)
-        return like
+        rank = self._rank(verb, rank)
+        with located(verb, self.comm):
+            return mpi, *self._places.find(rank, at)
 
     def _given(self, verb: str, x: object, shape: tuple[int, ...]) -> AnyArray:
         """x as a contiguous array of the window's elements; a number fits any dtype that holds it."""
@@ -334,14 +315,20 @@ class Window(ClosedByAll):
             except (OverflowError, TypeError) as error:
                 hint = "a number that it holds"
                 raise DtypeError(f"{x!r} is no {self.dtype}: {error}", where(verb, self.comm), hint) from None
-            if self._record.kind in "biu" and made != x:
+            if (self._record.kind == "b" or (type(x) is not int and self._record.kind in "iu")) and made != x:
                 what = f"{x!r} is no {self.dtype}"
                 raise DtypeError(what, where(verb, self.comm), "a window of another dtype")
             x = made
+        if self._is_plain(x, shape):
+            return x
         with located(verb, self.comm):
             look = buffer.as_buffer(x)
         self._check(verb, look, shape, "x")
         return np.ascontiguousarray(look.array).reshape(shape)
+
+    def _is_plain(self, x: object, shape: tuple[int, ...]) -> TypeGuard[AnyArray]:
+        """Whether x is an array of numpy's that lies as a place of this shape does."""
+        return type(x) is np.ndarray and x.dtype in self._plain and x.shape == shape and x.flags.c_contiguous
 
     def _check(self, verb: str, look: buffer.Buffer, shape: tuple[int, ...], name: str) -> None:
         if look.place is not None:
@@ -367,18 +354,22 @@ class Window(ClosedByAll):
         operator: MPI.Op = getattr(MPI, _OPERATORS[op])
         return operator
 
-    def _told(self, verb: str, function: Callable[..., object], *arguments: object) -> None:
+    def _told(
+        self,
+        verb: str,
+        function: Callable[..., object],
+        *arguments: Any,
+        then: Callable[[], object] | None = None,
+    ) -> None:
         try:
             enter(None, verb, None, None, None)
             function(*arguments)
+            if then is not None:
+                then()
         except MPI.Exception as error:
             raise transport.failure(error, verb, self.comm.context) from None
         finally:
             leave()
-
-
-def _is_number(part: object) -> TypeGuard[SupportsIndex]:
-    return hasattr(part, "__index__") and not isinstance(part, bool)
 
 
 class Counter(ClosedByAll):
@@ -455,13 +446,13 @@ class Windows(Shell):
             if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where there are no more
                 mapped(comm, "window", comm.mpi_handle.Dup).Free()
             try:
-                mpi = MPI.Win.Allocate(_HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
+                mpi = MPI.Win.Allocate(HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
             except MPI.Exception as error:
                 raise transport.failure(error, "window", comm) from None
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         memory: Any = mpi.tomemory()
         np.frombuffer(memory, np.uint8).fill(0)
-        array = np.frombuffer(memory, array.dtype, array.size, _HEAD).reshape(lengths)
+        array = np.frombuffer(memory, array.dtype, array.size, HEAD).reshape(lengths)
         mpi.Lock_all()
         shapes = Collectives(comm).all_gather(np.array(lengths, np.int64)) if ragged else None
         is_strict = comm.settings.check == "strict"

@@ -210,6 +210,8 @@ def test_a_counter_gives_each_number_to_one_rank_whatever_its_home_does(comm: An
         (lambda w: w.get(0, 4), hpcomm.LayoutError, r"at=4 is not in an array of shape \(4, 3\)"),
         (lambda w: w.get(0, (slice(None), 1)), hpcomm.LayoutError, "is not contiguous"),
         (lambda w: w.get(0, [1, 2]), hpcomm.LayoutError, "is no place of a window"),
+        (lambda w: (w.get(0, 1), w.get(0, True)), hpcomm.LayoutError, "at=True is no place of a window"),
+        (lambda w: (w.get(0, (1, 0)), w.get(0, (1, 0.0))), hpcomm.LayoutError, "is no place of a window"),
         (lambda w: w.get(0, 1, out=np.ones(4)), hpcomm.LayoutError, "out has shape"),
         (lambda w: w.get(0, 1, out=np.broadcast_to(0.0, 3)), hpcomm.LayoutError, "out "),
         (lambda w: w.accumulate(np.ones(3), 0, "avg", 1), hpcomm.UsageError, "no operator 'avg' for windows"),
