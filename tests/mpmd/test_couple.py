@@ -889,6 +889,51 @@ def test_a_field_that_goes_to_another_program_is_told_with_who_takes_it(spec):
     ), out
 
 
+MEMBERS = """
+[program.one]
+command = "python couple.py one"
+ranks = 1
+first = "put"
+[program.two]
+command = "python couple.py two"
+ranks = 1
+first = "put"
+[program.filter]
+command = "python couple.py filter"
+ranks = 1
+""" + "".join(
+    f'[[field]]\nname = "{name}"\nfrom = "{giver}"\nto = "{taker}"\nevery = 1.0\n'
+    for member in ("one", "two")
+    for name, giver, taker in ((f"of_{member}", member, "filter"), (f"to_{member}", "filter", member))
+)
+FILTER = """
+members = ["one", "two"] if me.name == "filter" else [me.name]
+of, to = ("of_", "to_") if me.name != "filter" else ("to_", "of_")
+out = [me.gives(of + member, np.zeros(3), np.arange(3)) for member in members]
+into = [me.takes(to + member, np.zeros(3), np.arange(3)) for member in members]
+me.connect()
+for t in range(3):
+    if me.name == "filter":
+        for x in into:
+            me.get(x, float(t))
+        mean = sum(x.values for x in into) / 2
+        for x in out:
+            x.values[:] = mean
+            me.put(x, float(t))
+    else:
+        out[0].values[:] = t + (me.name == "two")
+        me.put(out[0], float(t))
+        me.get(into[0], float(t))
+        print("mean", t, *into[0].values)
+"""
+
+
+def test_members_put_before_they_get_what_a_filter_makes_of_them_in_the_same_step(spec):
+    out = spec(MEMBERS, files={"couple.py": COMMON + FILTER}).stdout
+    for t in range(3):
+        assert len(re.findall(rf"mean {t} {t}.5 {t}.5 {t}.5", out)) == 2, out
+
+
 ONE_REFUSES = """
 from hpcomm.mpmd import connect as connecting
 bundle = connecting._bundle

@@ -862,6 +862,14 @@ def test_a_wrong_spec_gives_one_message_with_its_line(folder, kind):
     assert message.count("\n") <= 3
 
 
+def test_who_puts_before_it_gets_begins_a_circle_without_a_lag(folder):
+    wrong = RIGHT.replace("lag = 3600.0\n", "")
+    with pytest.raises(ConfigError, match=r'first = "put" in \[program\.(ocean|air)\]'):
+        read(write(folder, wrong))
+    found = read(write(folder, wrong.replace("[program.ocean]\n", '[program.ocean]\nfirst = "put"\n')))
+    assert [each.first for each in found.programs.values()].count("put") == 1
+
+
 def test_a_spec_is_utf8_with_a_mark_or_without(folder):
     path = write(folder, RIGHT)
     path.write_bytes(b"\xef\xbb\xbf" + RIGHT.encode())

@@ -33,6 +33,7 @@ class ProgramSpec:
     on_failure: str = "end"
     joins: bool = True
     step_s: float | None = None
+    first: str = "get"  # or "put": what it does first at a time at which it does both
     line: int = 1
 
 
@@ -94,6 +95,7 @@ def _program(tables: Tables, name: str, given: Any, here: bool) -> ProgramSpec:
         said["on_failure"],
         said["joins"],
         said["step"],
+        said["first"],
         tables.line_of(),
     )
 

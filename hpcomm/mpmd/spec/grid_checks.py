@@ -93,7 +93,7 @@ def check_job(tables: Tables, job: JobSpec) -> None:
     for program in job.programs.values():
         _check_step(tables, program, "until", job.until_s)
     _check_together(tables, job.fields)
-    _check_cycles(tables, job.fields)
+    _check_cycles(tables, job)
 
 
 def _check_together(tables: Tables, fields: Sequence[FieldSpec]) -> None:
@@ -121,11 +121,16 @@ def _line(tables: Tables, number: int) -> int:
     return tables.lines.get(("field", str(number)), 0)
 
 
-def _check_cycles(tables: Tables, fields: Sequence[FieldSpec]) -> None:
-    """Programs get, compute and put; so fields without lag must not go round in a circle."""
+def _check_cycles(tables: Tables, job: JobSpec) -> None:
+    """Programs get, compute and put; so fields without lag must not go round in a circle of such programs."""
     from graphlib import CycleError, TopologicalSorter
 
-    prompt = {i: each for i, each in enumerate(fields) if not each.lag_s and not each.implicit}
+    getters = {each.name for each in job.programs.values() if each.first == "get"}
+    prompt = {
+        i: each
+        for i, each in enumerate(job.fields)
+        if each.target in getters and not each.lag_s and not each.implicit
+    }
     waits: dict[str, set[str]] = {}
     for each in prompt.values():
         waits.setdefault(each.target, set()).add(each.source)
@@ -137,4 +142,5 @@ def _check_cycles(tables: Tables, fields: Sequence[FieldSpec]) -> None:
         number = next(i for i, each in prompt.items() if {each.source, each.target} in steps)
         tables.where = ("field", str(number))
         what = f"nobody could begin: {' waits for '.join(circle)}, and no field in this circle has a lag"
-        tables.fail(what, "lag = every for one of them, or implicit = true for all", "name")
+        hint = "lag = every for one of them, or implicit = true for all; if a program puts before it gets: "
+        tables.fail(what, f'{hint}first = "put" in [program.{circle[0]}]', "name")
