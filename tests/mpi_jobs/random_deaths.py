@@ -102,7 +102,7 @@ def kill(kind: str, rank: int, after_s: float, folder: Path, steps: int = 40) ->
     program, printed = folder / "program.py", folder / "printed"
     program.write_text(PROGRAM.format(steps=steps, ranks=RANKS, step=KINDS[kind]))
     words = [sys.executable, "-m", "hpcomm", "run", "--survive", "-n", str(RANKS), "python", str(program)]
-    env = {**os.environ, MARK: folder.name, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, MARK: str(folder), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     with printed.open("w") as out:
         job = subprocess.Popen(
             words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -113,7 +113,7 @@ def kill(kind: str, rank: int, after_s: float, folder: Path, steps: int = 40) ->
             if steady_time() - since > LIMIT_S or job.poll() is not None:
                 return "the ranks have not begun", printed.read_text()
             time.sleep(0.01)
-        files, ports = held(folder.name)
+        files, ports = held(str(folder))
         time.sleep(after_s)
         if job.poll() is not None:
             return "it ended by itself", printed.read_text()
@@ -124,14 +124,14 @@ def kill(kind: str, rank: int, after_s: float, folder: Path, steps: int = 40) ->
         if job.poll() is None:
             return "it has not ended", printed.read_text()
         said, end_s = printed.read_text(), time.monotonic() - begin
-        wrong = judged(job.returncode, rank, said, folder.name, files, ports)
+        wrong = judged(job.returncode, rank, said, str(folder), files, ports)
         return (
             (wrong, said)
             if wrong
             else ("", f"gone on after {slowest(said):.2f} s, ended after {end_s:.1f} s")
         )
     finally:
-        end(job, folder.name)
+        end(job, str(folder))
 
 
 def slowest(said: str) -> float:

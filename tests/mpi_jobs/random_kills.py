@@ -134,7 +134,7 @@ def process_of(rank: int, mark: str, program: Path) -> int:
 
 def kill(what: Kill, folder: Path) -> tuple[str, str]:
     """What is wrong with how the job ended ("" if nothing), and what it said or how long it took."""
-    program, mark, printed = folder / "program.py", folder.name, folder / "printed"
+    program, mark, printed = folder / "program.py", str(folder), folder / "printed"
     leaves = LEAVES.format(numbers=NUMBERS, leaves=what.number is None, **what._asdict())
     program.write_text(leaves + (NUMPY if what.kind == "numpy" else TORCH))
     env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", MARK: mark}
