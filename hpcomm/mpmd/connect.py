@@ -193,6 +193,8 @@ def _misfit_of_kinds(each: FieldSpec, given: dict[str, Any], taken: dict[str, An
         return "such fields can only be moved as they are", "float32 on both sides"
     if each.time == "mean" and source.kind in "biu":
         return "a mean of integers would be cut", "a floating dtype on both sides"
+    if each.time in ("min", "max") and source.kind == "c":
+        return f"complex numbers have no {each.time}", "a field for each part"
     if not np.can_cast(source, target, "same_kind"):
         return "values would be lost on the way", "the same dtype on both sides"
     summed = sent_dtype(source, each.time)

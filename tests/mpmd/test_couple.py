@@ -539,13 +539,15 @@ TIMES = """
 # a steps by 1 s, b by 3 s in phase with every = 6 s, and c by 2 s
 if me.name == "a":
     t, give = 0, None
-    fields = {name: me.gives(name, np.zeros(2)) for name in ("instant", "mean", "sum", "linear", "lagged")}
+    names = ("instant", "mean", "sum", "min", "max", "linear", "lagged")
+    fields = {name: me.gives(name, np.zeros(2)) for name in names}
     for t in range(13):
-        for field in fields.values():
-            field.values = np.array([t, 10.0 * t])
+        for name, field in fields.items():
+            field.values = np.array([t % 6 if name in ("min", "max") else t, 10.0 * t])
             me.put(field, t)
 elif me.name == "b":
-    wish = {"instant": {}, "mean": {"time": "mean"}, "sum": {"time": "sum"}, "lagged": {"lag": 6.0}}
+    wish = {"instant": {}, "lagged": {"lag": 6.0}}
+    wish |= {name: {"time": name} for name in ("mean", "sum", "min", "max")}
     fields = {name: me.takes(name, np.full(2, -1.0), every=6.0, **kind) for name, kind in wish.items()}
     got = {name: [] for name in fields}
     for t in (0, 3, 6, 9, 12):
@@ -554,6 +556,10 @@ elif me.name == "b":
     assert got["instant"] == [0, 0, 6, 6, 12], got
     assert got["mean"] == [0, 0, 3.5, 3.5, 9.5], got
     assert got["sum"] == [0, 0, 21, 21, 57], got
+    assert got["min"] == [0, 0, 0, 0, 0], got
+    assert got["max"] == [0, 0, 5, 5, 5], got
+    assert fields["min"].values.tolist() == [0, 70]
+    assert fields["max"].values.tolist() == [5, 120]
     assert got["lagged"] == [-1, -1, 0, 0, 6], got
 else:
     field = me.takes("linear", np.full(2, -1.0), every=6.0, time="linear")

@@ -32,6 +32,8 @@ KINDS = {
     ("float64", "int64", "instant"): "values would be lost on the way",
     ("complex64", "float64", "instant"): "values would be lost on the way",
     ("int64", "int64", "mean"): "a mean of integers would be cut",
+    ("complex64", "complex64", "max"): "complex numbers have no max",
+    ("int64", "int64", "min"): None,
     ("int16", "int16", "sum"): "a sum may need more bits",
     ("bool", "bool", "sum"): "a sum may need more bits",
     ("uint64", "uint64", "sum"): None,

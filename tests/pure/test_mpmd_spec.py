@@ -571,6 +571,12 @@ WRONG = {
         "has vector, but no mapping that turns them",
         "vector = true",
     ),
+    "least vectors": (
+        'time = "mean"',
+        'time = "min"\nvector = true',
+        "has vector, but time = 'min' is for numbers",
+        "vector = true",
+    ),
     "a radius of a mapping without": (
         'mapping = "bilinear"',
         'mapping = "bilinear"\nradius = 3.0',
@@ -788,7 +794,7 @@ shell: a variable before a command: a launcher as command: a script behind an op
 module that is not there: a script that is no program: a folder as command: a path that a shell would read:
 a stack that only fills: a stack that begins to creep: a stack that goes on behind its end:
 a stack with amounts: a radius of a mapping without: conserve of amounts: a vector that nothing maps:
-normalise of a mapping without:
+least vectors: normalise of a mapping without:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
 a sum of degrees: a lag of no number: rows of no reduced grid: a grid in a file that is not there:

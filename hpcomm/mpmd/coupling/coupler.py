@@ -77,9 +77,10 @@ class Outgoing(_Side):
             parts = [part._replace(field=self._sent), *([fixer.part] if fixer is not None else [])]
             copied = lane._replace(direct=False)
             self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamped=stamped), ahead)
-        reduces = schedule.time in ("mean", "sum") and turn is None and _stays(lane, self.part)
-        self._there = DeviceOperations(field.values) if reduces else None
-        self._sum: Any = None
+        adds = schedule.time in ("mean", "sum") and turn is None and _stays(lane, self.part)
+        self._there = DeviceOperations(field.values) if adds else None
+        self._join = {"min": np.minimum, "max": np.maximum}.get(schedule.time, np.add)
+        self._joined: Any = None
         self._count = 0
 
     @property
@@ -100,7 +101,7 @@ class Outgoing(_Side):
             hint = f"put the first values at the start: a multiple of {self.schedule.every_s:g} s"
             raise UsageError(what, "put", hint)
         with self._there or nullcontext():
-            values = self._added() if self.schedule.time in ("mean", "sum") else self.field.values
+            values = self._with_now() if self.schedule.joins else self.field.values
             if version is None:
                 return False
             if version <= self.version:
@@ -109,8 +110,8 @@ class Outgoing(_Side):
             if self.schedule.time == "mean":
                 values = values / self._count
             if self._there is not None:
-                self._there.drop(self._sum)
-            self._sum, self._count, self.version = None, 0, version
+                self._there.drop(self._joined)
+            self._joined, self._count, self.version = None, 0, version
             self._send(values, (float(version), t))
         return True
 
@@ -119,21 +120,21 @@ class Outgoing(_Side):
         if self._turns is not None:
             self._turns.settle()
 
-    def _added(self) -> Any:
-        """What was put since the last coupling time, summed up where it lies, or on the host."""
+    def _with_now(self) -> Any:
+        """What was put since the last coupling time, joined: sums where they lie, all else on the host."""
         values, there = self.field.values, self._there
         self.field.check(values)  # before others of another shape are stretched to it
-        if there is not None and there.holds(values) and not isinstance(self._sum, np.ndarray):
+        if there is not None and there.holds(values) and not isinstance(self._joined, np.ndarray):
             mine: Any = there.cast(there.plain(values), self.part.dtype)
-            if self._sum is not None:
-                self._sum += mine
+            if self._joined is not None:
+                self._joined += mine
             else:
-                self._sum = copied(mine)
+                self._joined = copied(mine)
         else:
-            mine = host(values)
-            self._sum = mine.astype(self.part.dtype) if self._sum is None else host(self._sum) + mine
+            mine, past = host(values), self._joined
+            self._joined = mine.astype(self.part.dtype) if past is None else self._join(host(past), mine)
         self._count += 1
-        return self._sum
+        return self._joined
 
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         if self.turn is not None:

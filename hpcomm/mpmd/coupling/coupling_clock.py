@@ -1,12 +1,12 @@
-"""Coupling times: when what is put becomes what is got; lag, means, sums and interpolation. Pure.
+"""Coupling times: when what is put becomes what is got; lag, means and their like, interpolation. Pure.
 
     time of the model   0      every    2·every   3·every
     giver's version     0        1         2         3        a put at n·every is version n
     taker at time t     takes version (t - lag) / every: the last one not after t - lag; "linear" lies
                         between that one and the next
 
-A put at time t says what holds at t; of "mean" and "sum" what was put since the last coupling time, the
-coupling time itself included. Taken before there is a version: what was there first.
+A put at time t says what holds at t; of "mean", "sum", "min" and "max" what was put since the last coupling
+time, the coupling time itself included. Taken before there is a version: what was there first.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Schedule(NamedTuple):
     lag_s: float = 0.0
     time: str = "instant"
     start_s: float = 0.0
+
+    @property
+    def joins(self) -> bool:
+        """Whether a version is made of all puts of a period."""
+        return self.time in ("mean", "sum", "min", "max")
 
     def is_due(self, t: float) -> int | None:
         """The version that a put at time t completes; None if it only adds to one."""

@@ -66,6 +66,8 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     if each.vector and (each.mapping == "none" or each.conserve != "none"):
         why = "conserve, which is for numbers" if each.conserve != "none" else "no mapping that turns them"
         return "vector", f"vector, but {why}", "take this line out"
+    if each.vector and each.time in ("min", "max"):
+        return "vector", f"vector, but time = {each.time!r} is for numbers", "take this line out"
     is_default = not each.radius and each.normalise == "fracarea"
     if each.weights is not None and not is_default:
         key = "radius" if each.radius else "normalise"
