@@ -5,7 +5,7 @@ from .errors import ConfigError
 from .grids.cells import Cells, Curvilinear, Healpix, Polygons
 from .grids.files import GridFile
 from .grids.files import open_grid as open
-from .grids.grid import Grid, Mesh, Points
+from .grids.grid import Grid, Mesh, PointCloud
 from .grids.methods import KINDS, MAPPINGS, GridSpec
 from .grids.remap import weights, weights_between
 from .grids.rows import Gaussian, LatLon, Plane, ReducedGaussian
@@ -21,6 +21,7 @@ __all__ = [
     "LatLon",
     "Mesh",
     "Plane",
+    "PointCloud",
     "Points",
     "Polygons",
     "ReducedGaussian",
@@ -32,13 +33,15 @@ __all__ = [
     "weights_between",
 ]
 
+Points = PointCloud  # its name until the next release: hpcomm.Points is a partition
+
 
 def from_spec(spec: GridSpec) -> Grid:
     """The grid that a spec describes. Of points and cells a spec has only the kind."""
     kind = KINDS[spec.kind]
     if kind.is_own:
         what, hint = f"is of kind {spec.kind}: its coordinates are the program's", "hpcomm.regrid."
-        hint += "Points(coordinates) or hpcomm.regrid.Cells(vertices)"
+        hint += "PointCloud(coordinates) or hpcomm.regrid.Cells(vertices)"
         if spec.file is not None:
             what, hint = "is in a file, and each rank has its own part", "leave grid= out; or hpcomm.regrid."
             hint += f"open({str(spec.file)!r}, {spec.entry!r}).cells(points)"

@@ -25,7 +25,7 @@ import numpy as np
 from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, LayoutError, MissingFileError, did_you_mean
 from .cells import Cells
-from .grid import Points, indices
+from .grid import PointCloud, indices
 from .netcdf import File
 
 _EARTH_M = 6.371e6
@@ -72,12 +72,12 @@ class GridFile:
         """
         return Cells(self._read(self._found.corners, points))
 
-    def centres(self, points: object = None) -> Points:
+    def centres(self, points: object = None) -> PointCloud:
         """Where the values of these cells live: as the file says, else the middles of the cells."""
         if self._found.centres is not None:
-            return Points(self._read(self._found.centres, points))
+            return PointCloud(self._read(self._found.centres, points))
         x = self.cells(points).centres(np.arange(0))
-        return Points(np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arcsin(x[:, 2])], axis=1)))
+        return PointCloud(np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arcsin(x[:, 2])], axis=1)))
 
     def areas(self, points: object = None) -> Floats | None:
         """Of these cells on the unit sphere, as the model has them; None: the file does not say."""

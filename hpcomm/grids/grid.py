@@ -70,7 +70,7 @@ class Grid(ABC):
         return self
 
 
-class Points(Grid):
+class PointCloud(Grid):
     """Points at any coordinates: this rank's own, in the order of its field's points.
 
     Args:
@@ -81,7 +81,7 @@ class Points(Grid):
 
     def __init__(self, coordinates: object, *, sphere: bool = True) -> None:
         wide = (2,) if sphere else (2, 3)
-        self.coordinates = numbers("Points(coordinates)", coordinates, "(points, 2)", sphere, wide)
+        self.coordinates = numbers("PointCloud(coordinates)", coordinates, "(points, 2)", sphere, wide)
         self.sphere = sphere
         self.size = len(self.coordinates)
 
@@ -95,15 +95,15 @@ class Points(Grid):
     def corners(self, points: Ints) -> Floats:
         return self.centres(points)[:, None][:, :0]
 
-    def part(self, which: Ints) -> Points:
-        return Points(self.coordinates[which], sphere=self.sphere)
+    def part(self, which: Ints) -> PointCloud:
+        return PointCloud(self.coordinates[which], sphere=self.sphere)
 
 
-class Mesh(Points):
+class Mesh(PointCloud):
     """Points and the edges or triangles between them: this rank's own points, in the order of its field's.
 
     Args:
-        coordinates: as of Points.
+        coordinates: as of PointCloud.
         cells: (cells, 2) or (cells, 3): the global indices of the points of each edge or triangle. All cells
             that have a point of this rank; others may be among them.
     """

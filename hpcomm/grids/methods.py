@@ -39,7 +39,7 @@ KINDS = {
     "reduced_gaussian": Kind("ReducedGaussian", ("N",), "cells", size=_of_reduced, more=("rows",)),
     "healpix": Kind("Healpix", ("nside",), "cells", size=lambda n, **_: 12 * n * n, more=("nest",)),
     "plane": Kind("Plane", ("nx", "ny"), "cells", sphere=False, more=("bounds",)),
-    "points": Kind("Points", ("size",), "points", sphere=None),
+    "points": Kind("PointCloud", ("size",), "points", sphere=None),
     "mesh": Kind("Mesh", ("size",), "mesh", sphere=None),
     "cells": Kind("Cells", ("size",), "cells", sphere=None),
 }

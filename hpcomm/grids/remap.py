@@ -32,7 +32,7 @@ from .._lazy import MPI, NDArray
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError, did_you_mean
 from . import conserve, interpolate, projection, radial
-from .grid import Grid, Points, checked_areas, indices
+from .grid import Grid, PointCloud, checked_areas, indices
 from .methods import AMOUNTS, KINDS, NORMALISE, misfit, stack
 from .radians import Ends
 from .rows import Rows
@@ -350,7 +350,7 @@ def _in_three(x: Floats) -> Floats:
 def _radius(grid: Grid, points: Ints) -> float:
     """The largest distance of a corner from its centre; of bare points, about half that to the next one."""
     x = grid.centres(points)
-    if isinstance(grid, Points):
+    if isinstance(grid, PointCloud):
         extent = float(np.prod(np.maximum(x.max(axis=0) - x.min(axis=0), 1e-3))) ** (1 / x.shape[1])
         return float(extent / max(1.0, len(points)) ** 0.5)
     return float(np.linalg.norm(grid.corners(points) - x[:, None], axis=2).max())

@@ -28,11 +28,11 @@ def grids(n, points):
         regrid.ReducedGaussian(n // 2, rows=4 * np.arange(1, n // 2 + 1)),
         regrid.Healpix(n // 2),
         regrid.Cells(boxes(0, 360, 2 * n, -90, 90, n)),
-        regrid.Points(points * [360, 180] - [0, 90]),
+        regrid.PointCloud(points * [360, 180] - [0, 90]),
         regrid.Plane(n, n + 1),
         regrid.Cells(boxes(0, 1, n, 0, 1, n), sphere=False),
-        regrid.Points(points, sphere=False),
-        regrid.Points(np.column_stack([points, np.sin(points[:, 0])]), sphere=False),
+        regrid.PointCloud(points, sphere=False),
+        regrid.PointCloud(np.column_stack([points, np.sin(points[:, 0])]), sphere=False),
         regrid.Mesh(points, Delaunay(points).simplices, sphere=False),
     ]
 

@@ -486,7 +486,7 @@ names = ("spread", "renormalise")
 values = np.array([1, 2, 3, np.nan, 5, 6, 7.0])
 if me.name == "a":
     points = mine(7)
-    fields = [me.gives(name, values[points], points, grid=regrid.Points(buoys[points])) for name in names]
+    fields = [me.gives(name, values[points], points, grid=regrid.PointCloud(buoys[points])) for name in names]
 else:
     points, wish = mine(648), dict(grid=regrid.LatLon(18, 36), mapping="idw")
     fields = [me.takes(name, np.zeros(len(points)), points, nan=name, **wish) for name in names]
@@ -494,7 +494,7 @@ for _ in range(2):
     for field in fields:
         me.put(field) if me.name == "a" else me.get(field)
 if me.name == "b":
-    whole = regrid.weights(regrid.Points(buoys), regrid.LatLon(18, 36), "idw", points=points)
+    whole = regrid.weights(regrid.PointCloud(buoys), regrid.LatLon(18, 36), "idw", points=points)
     for name, field in zip(names, fields):
         assert np.array_equal(field.values, whole.apply(values, name), equal_nan=True)
     assert not np.isnan(field.values).any()
@@ -520,7 +520,7 @@ globe = regrid.LatLon(9, 18)
 globe = np.stack(np.meshgrid(globe.u_centres, globe.v_centres), -1).reshape(-1, 2)
 if me.name == "a":
     points = mine(162)
-    f = me.gives("f", np.zeros(len(points)), points, grid=regrid.Points(globe[points]))
+    f = me.gives("f", np.zeros(len(points)), points, grid=regrid.PointCloud(globe[points]))
 else:
     points = mine(18)
     f = me.takes("f", np.zeros(len(points)), points, grid=regrid.LatLon(3, 6), mapping="nearest")
@@ -744,7 +744,7 @@ MISFITS = {  # which connect finds; in one job, since it may be called again
     ),
     "a grid that the mapping does not go from": (
         (
-            "from hpcomm import regrid; pole = regrid.Points([[0, 90.0]])\n"
+            "from hpcomm import regrid; pole = regrid.PointCloud([[0, 90.0]])\n"
             "me.gives('f', np.zeros(1), grid=pole) if me.name == 'a' else "
             "me.takes('f', np.zeros(1), grid=regrid.LatLon(1, 1), mapping='conservative')"
         ),
@@ -1029,7 +1029,7 @@ REFUSED = {
     "me.gives('f', np.ma.masked_equal([0.0, 1.0, 2.0], 1))": "field 'f': x is a masked array, whose mask",
     "me.gives('f', x, grid='sea')": "the grid of field 'f' is 'sea'",
     "me.gives('f', x, grid=regrid.LatLon(1, 2))": "has a point 2, but its grid has 2 points",
-    "me.gives('f', x, grid=regrid.Points([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
+    "me.gives('f', x, grid=regrid.PointCloud([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
     "me.takes('f', x, uncovered='kept')": 'uncovered must be "error", "keep" or a value',
     "me.takes('f', x, every='1')": "every must be a number of seconds, above 0, not '1'",
     "me.takes('f', x, every=1.0, lag=None)": "lag must be a number of seconds, 0 or more, not None",

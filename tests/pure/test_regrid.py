@@ -219,8 +219,8 @@ def test_the_cells_of_a_sphere_fill_it():
 
 
 def test_nearest_takes_the_lower_index_of_equally_near_points():
-    source = regrid.Points([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], sphere=False)
-    target = regrid.Points([[0.5, 0.5], [0.9, 0.2]], sphere=False)
+    source = regrid.PointCloud([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], sphere=False)
+    target = regrid.PointCloud([[0.5, 0.5], [0.9, 0.2]], sphere=False)
     weights = regrid.weights(source, target, "nearest")
     assert weights.sources[weights.matrix.indices].tolist() == [0, 1]
 
@@ -312,15 +312,15 @@ def test_a_grid_whose_coordinates_only_the_program_knows_says_so():
 
 
 SMALL = regrid.LatLon(4, 8)
-BUOYS = regrid.Points([[0.0, 0.0], [20.0, 10.0]])
+BUOYS = regrid.PointCloud([[0.0, 0.0], [20.0, 10.0]])
 HIDDEN = np.ma.masked_equal([[0.0, 0.0], [9.0, 0.0], [9.0, 9.0], [0.0, 9.0]], 9)
 REFUSED = {
     "no cells": (lambda: regrid.LatLon(0, 8), "a grid of 0 x 8 cells"),
     "half a cell": (lambda: regrid.Gaussian(4, 8.5), "a grid of 4 x 8.5 cells"),
     "bounds": (lambda: regrid.Plane(2, 2, (1, 0, 0, 1)), "bounds are no x0, x1, y0, y1"),
-    "points of three": (lambda: regrid.Points([[0, 0, 0]]), "the shape is .1, 3."),
-    "latitude first": (lambda: regrid.Points([[10.0, 170.0]]), "a latitude of 170 degrees"),
-    "nan": (lambda: regrid.Points([[float("nan"), 0]]), "not finite"),
+    "points of three": (lambda: regrid.PointCloud([[0, 0, 0]]), "the shape is .1, 3."),
+    "latitude first": (lambda: regrid.PointCloud([[10.0, 170.0]]), "a latitude of 170 degrees"),
+    "nan": (lambda: regrid.PointCloud([[float("nan"), 0]]), "not finite"),
     "a line": (lambda: regrid.Cells([[[0, 0], [9, 0], [5, 0]]]), "1 cells have no area"),
     "a typo": (lambda: regrid.weights(SMALL, SMALL, "bilinaer"), "no mapping 'bilinaer'[^$]*did you mean"),
     "a number": (lambda: regrid.weights(5, SMALL, "idw"), "5 is no grid"),
@@ -345,10 +345,10 @@ REFUSED = {
     ),
     "a file": (lambda: regrid.Weights.load(__file__), "no weights in"),
     "masked points": (
-        lambda: regrid.Points(HIDDEN[:2, :2]),
+        lambda: regrid.PointCloud(HIDDEN[:2, :2]),
         "the coordinates are a masked array, whose mask",
     ),
-    "masked rows": (lambda: regrid.Points([*HIDDEN[:2, :2]]), "the coordinates are a masked array"),
+    "masked rows": (lambda: regrid.PointCloud([*HIDDEN[:2, :2]]), "the coordinates are a masked array"),
     "masked cells": (lambda: regrid.Cells(HIDDEN[None]), "the coordinates are a masked array, whose mask"),
     "masked indices": (
         lambda: regrid.weights(SMALL, BUOYS, "idw", given=np.ma.masked_equal([0, 1, 5], 1)),
@@ -370,19 +370,21 @@ def test_what_is_no_grid_or_mapping_is_refused_in_words(case):
 
 def test_a_masked_array_that_hides_nothing_is_an_array():
     """As libraries that read files return them."""
-    assert regrid.Points(np.ma.array(BUOYS.coordinates)).coordinates.tolist() == BUOYS.coordinates.tolist()
+    assert (
+        regrid.PointCloud(np.ma.array(BUOYS.coordinates)).coordinates.tolist() == BUOYS.coordinates.tolist()
+    )
 
 
 GLOBE = regrid.LatLon(9, 18)
 GLOBE = np.stack(np.meshgrid(GLOBE.u_centres, GLOBE.v_centres), -1).reshape(-1, 2)  # radians
 IN_RADIANS = {
-    "points": (regrid.Points(GLOBE), True),
-    "from -pi": (regrid.Points(GLOBE - [np.pi, 0]), True),
+    "points": (regrid.PointCloud(GLOBE), True),
+    "from -pi": (regrid.PointCloud(GLOBE - [np.pi, 0]), True),
     "cells": (regrid.Cells(GLOBE[:, None] + [[-0.01, -0.01], [0.01, -0.01], [0.01, 0.01]]), True),
-    "degrees": (regrid.Points(np.degrees(GLOBE)), False),
-    "a region in degrees": (regrid.Points(GLOBE * [0.5, 1]), False),
-    "a plane": (regrid.Points(GLOBE, sphere=False), False),
-    "few": (regrid.Points(GLOBE[::24]), False),
+    "degrees": (regrid.PointCloud(np.degrees(GLOBE)), False),
+    "a region in degrees": (regrid.PointCloud(GLOBE * [0.5, 1]), False),
+    "a plane": (regrid.PointCloud(GLOBE, sphere=False), False),
+    "few": (regrid.PointCloud(GLOBE[::24]), False),
 }
 
 

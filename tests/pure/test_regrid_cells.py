@@ -139,7 +139,7 @@ def test_points_that_nothing_reaches_are_named():
 
 
 def test_bilinear_goes_no_farther_than_the_plane():
-    target = regrid.Points([[0.5, 0.5], [0.0, 1.0], [1.1, 0.5], [0.5, -3.0]], sphere=False)
+    target = regrid.PointCloud([[0.5, 0.5], [0.0, 1.0], [1.1, 0.5], [0.5, -3.0]], sphere=False)
     assert regrid.weights(PLANE, target, "bilinear").uncovered.tolist() == [2, 3]
 
 

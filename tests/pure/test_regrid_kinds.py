@@ -172,7 +172,9 @@ def test_a_region_has_nothing_beside_it():
         weights = regrid.weights(source, target, "conservative")
         assert np.count_nonzero(weights.fraction > 1e-9) == region.size
         assert np.allclose(weights.fraction[weights.rows], 1, rtol=1e-12)
-    inside = regrid.Points([[354.0, 30.0], [0.0, 45.0], [8.0, 60.0], [9.0, 45.0], [352.0, 45.0], [0.0, 29.0]])
+    inside = regrid.PointCloud(
+        [[354.0, 30.0], [0.0, 45.0], [8.0, 60.0], [9.0, 45.0], [352.0, 45.0], [0.0, 29.0]]
+    )
     weights = regrid.weights(region, inside, "bilinear")
     assert weights.uncovered.tolist() == [3, 4, 5]
     latitude = degrees(region.centres(everything(region)))[:, 1]
@@ -182,7 +184,7 @@ def test_a_region_has_nothing_beside_it():
 def test_poles_may_be_centres():
     grid = regrid.LatLon(lat=np.linspace(-90, 90, 19), lon=np.arange(0.0, 360, 10))
     assert np.degrees(grid.v_edges[[0, 1, -1]]).tolist() == pytest.approx([-90, -85, 90])
-    poles = regrid.Points([[77.0, 90.0], [5.0, -90.0], [33.0, 88.0]])
+    poles = regrid.PointCloud([[77.0, 90.0], [5.0, -90.0], [33.0, 88.0]])
     weights = regrid.weights(grid, poles, "bilinear")
     values = np.repeat(np.arange(19.0), 36)
     assert np.allclose(weights.apply(values[weights.sources]), [18, 0, 17.8])

@@ -18,27 +18,27 @@ def degrees(x):
 
 
 def scattered(n):
-    return regrid.Points(degrees(np.random.default_rng(n).normal(size=(n, 3))))
+    return regrid.PointCloud(degrees(np.random.default_rng(n).normal(size=(n, 3))))
 
 
 def lattice(n, sphere=True):
     """Points in rows, any four of which lie on a circle: their triangles are as one likes."""
     whole = regrid.LatLon(n, 2 * n) if sphere else regrid.Plane(n, n + 1)
     x = whole.centres(everything(whole))
-    return regrid.Points(degrees(x) if sphere else x, sphere=sphere)
+    return regrid.PointCloud(degrees(x) if sphere else x, sphere=sphere)
 
 
 PLANES = {
     "cells": skewed(9),
     "rows as cells": regrid.Cells(regrid.Plane(7, 5).corners(np.arange(35)), sphere=False),
-    "points": regrid.Points(RNG.random((150, 2)), sphere=False),
+    "points": regrid.PointCloud(RNG.random((150, 2)), sphere=False),
     "a lattice": lattice(9, sphere=False),
 }
 
 
 @pytest.mark.parametrize("kind", PLANES)
 def test_on_a_plane_bilinear_is_exact_for_linear_functions(kind):
-    source, target = PLANES[kind], regrid.Points(RNG.uniform(-0.1, 1.1, (400, 2)), sphere=False)
+    source, target = PLANES[kind], regrid.PointCloud(RNG.uniform(-0.1, 1.1, (400, 2)), sphere=False)
     weights = regrid.weights(source, target, "bilinear")
     x, y = (grid.centres(everything(grid)) for grid in (source, target))
     values = np.stack([np.ones(len(x)), 2 - x @ [3.0, -5.0]], 1)
@@ -53,7 +53,7 @@ def test_on_a_plane_bilinear_is_exact_for_linear_functions(kind):
 
 
 def test_points_in_rows_are_mapped_as_the_cells_around_them_are():
-    inside = regrid.Points(RNG.uniform(0.2, 0.8, (300, 2)), sphere=False)
+    inside = regrid.PointCloud(RNG.uniform(0.2, 0.8, (300, 2)), sphere=False)
     for source in (
         PLANES["a lattice"],
         regrid.Cells(regrid.Plane(9, 10).corners(np.arange(90)), sphere=False),
@@ -68,7 +68,9 @@ def test_points_in_rows_are_mapped_as_the_cells_around_them_are():
 
 def wall(n, bent=0.0):
     y = np.linspace(0, 1, n)
-    return regrid.Points(np.stack([0.3 + bent * np.sin(9 * y), y], axis=1), sphere=False), np.sin(np.pi * y)
+    return regrid.PointCloud(np.stack([0.3 + bent * np.sin(9 * y), y], axis=1), sphere=False), np.sin(
+        np.pi * y
+    )
 
 
 def test_radial_functions_map_a_wall_that_is_a_line_or_bent():
@@ -102,7 +104,7 @@ def test_projection_onto_triangles_takes_the_nearest_place_of_them():
     mesh = regrid.Mesh(np.stack([u, v, 0 * u], 1), cells, sphere=False)
     places = RNG.uniform(-0.3, 1.3, (500, 3))
     values, exact = 2 + 3 * u - 5 * v, 2 + np.clip(places[:, :2], 0, 1) @ [3.0, -5.0]
-    target = regrid.Points(places, sphere=False)
+    target = regrid.PointCloud(places, sphere=False)
     weights = regrid.weights(mesh, target, "projection")
     assert np.abs(weights.apply(values[weights.sources]) - exact).max() < 1e-13
     some = regrid.weights(mesh, target, "projection", given=np.flatnonzero((u < 0.5) | (v < 0.5)))
@@ -118,7 +120,7 @@ def test_points_in_space_are_mapped_along_the_surface_that_they_lie_on():
     def sheet(n, off):
         u, v = (each.ravel() for each in np.meshgrid(np.linspace(0, 1, n), np.linspace(0, 1, n + 1)))
         up = off * np.sin(40 * u) * np.cos(30 * v)
-        return regrid.Points(np.stack([u, v, 0.3 * np.sin(2 * u) + up], 1), sphere=False), np.sin(
+        return regrid.PointCloud(np.stack([u, v, 0.3 * np.sin(2 * u) + up], 1), sphere=False), np.sin(
             3 * u
         ) * np.cos(v)
 
@@ -129,7 +131,7 @@ def test_points_in_space_are_mapped_along_the_surface_that_they_lie_on():
         assert not len(weights.uncovered)
     forces = regrid.weights(target, source, "to_nearest")
     assert forces.sums.sum() == target.size
-    assert regrid.Points(np.empty((0, 3)), sphere=False).surface == "space"
+    assert regrid.PointCloud(np.empty((0, 3)), sphere=False).surface == "space"
     with pytest.raises(hpcomm.ConfigError, match="'bilinear' does not go between points in space"):
         regrid.weights(source, target, "bilinear")
     with pytest.raises(hpcomm.ConfigError, match="from a grid in space to one on a plane"):
@@ -138,7 +140,7 @@ def test_points_in_space_are_mapped_along_the_surface_that_they_lie_on():
 
 def test_the_transpose_of_radial_functions_keeps_the_sum_of_forces_and_on_a_flat_wall_their_moment():
     (fluid, _), (solid, _) = wall(67), wall(41)
-    far = regrid.Points(np.concatenate([fluid.coordinates, [[9.0, 9.0]]]), sphere=False)
+    far = regrid.PointCloud(np.concatenate([fluid.coordinates, [[9.0, 9.0]]]), sphere=False)
     force = RNG.random((68, 2))
     weights = regrid.weights(far, solid, "to_rbf")
     y = [each.coordinates[:, 1] for each in (far, solid)]
@@ -150,8 +152,8 @@ def test_the_transpose_of_radial_functions_keeps_the_sum_of_forces_and_on_a_flat
 
 def test_radial_functions_keep_linear_functions_beside_twins_and_leave_out_what_is_far():
     x = np.random.default_rng(8).random((300, 2))
-    source = regrid.Points(np.concatenate([x, x[:60]]), sphere=False)  # 60 of them twice
-    target = regrid.Points(
+    source = regrid.PointCloud(np.concatenate([x, x[:60]]), sphere=False)  # 60 of them twice
+    target = regrid.PointCloud(
         np.concatenate([RNG.uniform(-0.05, 1.05, (200, 2)), x[:9], [[9, 9]]]), sphere=False
     )
     weights = regrid.weights(source, target, "rbf")
@@ -182,7 +184,7 @@ SPHERES = {
 @pytest.mark.parametrize("kind", SPHERES)
 def test_over_the_poles_and_the_date_line_bilinear_has_order_2_as_elsewhere(kind):
     special = [[0.0, 90.0], [7.0, -90.0], [180.0, 3.0], [-180.0, 3.0], [180.0, -61.0], [33.0, 89.9]]
-    target = regrid.Points(np.concatenate([special, degrees(RNG.normal(size=(500, 3)))]))
+    target = regrid.PointCloud(np.concatenate([special, degrees(RNG.normal(size=(500, 3)))]))
     worst = []
     for n in (12, 48):
         source = SPHERES[kind](n)
@@ -200,14 +202,14 @@ def test_over_the_poles_and_the_date_line_bilinear_has_order_2_as_elsewhere(kind
 def test_a_point_of_the_source_keeps_its_value():
     for source in (cube(5), scattered(300), lattice(6), PLANES["cells"], PLANES["points"]):
         target = source.centres(everything(source))
-        target = regrid.Points(degrees(target) if source.sphere else target, sphere=source.sphere)
+        target = regrid.PointCloud(degrees(target) if source.sphere else target, sphere=source.sphere)
         weights = regrid.weights(source, target, "bilinear")
         assert np.array_equal(weights.matrix.toarray(), np.eye(len(weights.sources))[: source.size])
 
 
 def test_where_sources_are_masked_the_rest_around_a_corner_counts():
     source = regrid.Cells(regrid.Plane(3, 3).corners(np.arange(9)), sphere=False)
-    target = regrid.Points([[0.3, 0.3], [0.45, 0.45], [0.7, 0.7], [0.1, 0.5]], sphere=False)
+    target = regrid.PointCloud([[0.3, 0.3], [0.45, 0.45], [0.7, 0.7], [0.1, 0.5]], sphere=False)
     weights = regrid.weights(source, target, "bilinear", given=np.arange(8))
     assert weights.uncovered.tolist() == [2, 3]  # beyond the line between two of three, and their middles
     assert regrid.weights(source, target, "bilinear", given=[0, 1]).columns == 0
@@ -215,13 +217,13 @@ def test_where_sources_are_masked_the_rest_around_a_corner_counts():
 
 @pytest.mark.parametrize("sphere", [True, False])
 def test_few_points_or_points_on_a_line_cover_what_they_can(sphere):
-    target = regrid.Points([[5.0, 5.0], [40.0, 40.0]], sphere=sphere)
+    target = regrid.PointCloud([[5.0, 5.0], [40.0, 40.0]], sphere=sphere)
     for some, count in (
         ([[0, 0]], 0),
         ([[0, 0], [9, 0], [18, 0], [27, 0]], 0),
         ([[0, 0], [20, 0], [0, 20]], 1),
     ):
-        weights = regrid.weights(regrid.Points(some, sphere=sphere), target, "bilinear")
+        weights = regrid.weights(regrid.PointCloud(some, sphere=sphere), target, "bilinear")
         assert len(weights.rows) == count
 
 
@@ -291,7 +293,7 @@ def test_amounts_go_to_the_nearest_target_whole(radius):
 
 def test_of_many_that_are_equally_near_the_first_one_is_taken():
     """Around a pole: more than a search for the nearest few can hold."""
-    poles, rows = regrid.Points([[0, 90], [0, -90]]), regrid.LatLon(18, 72)
+    poles, rows = regrid.PointCloud([[0, 90], [0, -90]]), regrid.LatLon(18, 72)
     assert list(regrid.weights(rows, poles, "nearest").sources) == [0, 17 * 72]
     assert list(regrid.weights(rows, poles, "idw").sources[:4]) == [0, 1, 2, 3]
     assert list(regrid.weights(poles, rows, "to_nearest").rows) == [0, 17 * 72]
