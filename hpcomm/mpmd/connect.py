@@ -95,6 +95,7 @@ def _entry(field: Field) -> dict[str, object]:
         "grid": None if field.grid is None else field.grid.kind,
         "surface": "" if field.grid is None else field.grid.surface,
         "areas": field.areas is not None,
+        "bases": field.bases is not None,
     }
 
 
@@ -177,6 +178,9 @@ def _misfits_of_options(
         what = f"field {each.name!r} is a vector, but not of two components per point, on a sphere"
         yield what, "values of shape (points, 2): to the east, to the north; on a plane no vector is needed"
     for program, its in ((each.source, given), (each.target, taken)):
+        if its["bases"] and not each.vector:
+            what = f"field {each.name!r} is declared with bases= by {program!r}, but is no vector"
+            yield what, "vector = true, or no bases="
         if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has != "cells":
             what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
             yield what, "areas= of me.gives and me.takes"
@@ -320,7 +324,8 @@ def _turn(each: FieldSpec, field: Field, is_giver: bool) -> Turn | None:
     """What turns vectors into space, or back."""
     if not each.vector or field.grid is None:
         return None
-    return partial(in_space if is_giver else on_sphere, x=field.grid.centres(field.points))
+    function = in_space if is_giver else on_sphere
+    return partial(function, x=field.grid.centres(field.points), bases=field.bases)
 
 
 def _conversion(each: FieldSpec) -> tuple[float, float]:

@@ -38,6 +38,7 @@ class Field(Generic[A]):
         dtype: numpy dtype of the messages; for half types an integer of as many bits.
         grid: the grid that has these points, for mappings. None: indices mean the same on both sides.
         areas: of its cells, as the program has them, shape (points,). None: as the grid's.
+        bases: the directions of a vector's components, shape (points, 2, 2). None: east and north.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Field(Generic[A]):
         grid: Grid | None,
         verb: str,
         areas: ArrayLike | None = None,
+        bases: ArrayLike | None = None,
     ) -> None:
         self.name = name
         self.values = values
@@ -67,6 +69,11 @@ class Field(Generic[A]):
             from ..grids.grid import checked_areas
 
             self.areas = checked_areas(areas, len(self.points), f"the areas of field {name!r}", verb)
+        self.bases: NDArray[np.float64] | None = None
+        if bases is not None:
+            from ..grids.vectors import checked_bases
+
+            self.bases = checked_bases(bases, len(self.points), f"the bases of field {name!r}", verb)
         look = _looked_at(name, values, verb)
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype

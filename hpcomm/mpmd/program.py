@@ -113,6 +113,7 @@ class Program:
         *,
         grid: Grid | None = None,
         areas: ArrayLike | None = None,
+        bases: ArrayLike | None = None,
     ) -> Field[A]:
         """Declare a field that others may take. Collective over this program; before the first put or get.
 
@@ -123,9 +124,12 @@ class Program:
             grid: the grid (of hpcomm.regrid) that has these points, if a mapping needs it.
             areas: of the cells, as this program has them, shape (points,): a conservative mapping keeps the
                 integral with these. Whoever takes it gives areas, too, in the same unit.
+            bases: directions of a vector's two components, if they are not east and north: degrees from east
+                to the first one, counterclockwise, shape (points,); or both as unit vectors, to the east and
+                to the north, shape (points, 2, 2).
         """
         self._declare("gives", name)
-        made = Field(name, values, self._numbered(values, points), grid, "gives", areas)
+        made = Field(name, values, self._numbered(values, points), grid, "gives", areas, bases)
         self._gives[name] = made
         return made
 
@@ -137,6 +141,7 @@ class Program:
         *,
         grid: Grid | None = None,
         areas: ArrayLike | None = None,
+        bases: ArrayLike | None = None,
         mapping: str | Sequence[str | float] = "none",
         every: float | None = None,
         lag: float = 0.0,
@@ -158,7 +163,7 @@ class Program:
             points: global indices in any order. Other ranks may take the same ones, as in halos.
             mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve, vector: as in
                 a spec, whose values take precedence.
-            areas: as of gives.
+            areas, bases: as of gives.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
         Raises:
@@ -171,7 +176,7 @@ class Program:
         how |= {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
         wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
         _check_wish(wish)
-        made = Field(name, values, self._numbered(values, points), grid, "takes", areas)
+        made = Field(name, values, self._numbered(values, points), grid, "takes", areas, bases)
         self._takes[name] = made, wish
         return made
 
@@ -291,13 +296,16 @@ class Program:
                 may connect again.
         """
         wrong: Exception | None = None
-        sized = sorted(name for (_, name), field in self._declared.items() if field.areas is not None)
-        declared: list[Any] = [sorted(self._gives), sorted(self._takes), start_s, sized]
+        declared: list[Any] = [sorted(self._gives), sorted(self._takes), start_s]
+        for word in ("areas", "bases"):
+            has = (name for (_, name), field in self._declared.items() if getattr(field, word) is not None)
+            declared.append(f", with {word} of {sorted(has)}")
         first = self.comm.broadcast_object(declared)
         doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
         try:
             if declared != first:
-                words = "gives {} and takes {}, from {:g} s on" + ", with areas of {}" * (first[3] != sized)
+                words = "gives {0} and takes {1}, from {2:g} s on"
+                words += "".join(f"{{{i}}}" for i in (3, 4) if first[i] != declared[i])
                 here, there = words.format(*declared), words.format(*first)
                 hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
                 raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)

@@ -316,6 +316,9 @@ if me.name == "a":
         for name in (*names, "crept", "filled", "coast")
     ]
     fields.append(me.gives("wind", wind(source, points), points, grid=source))
+    angle, blows = points * 7.0, wind(source, points)
+    own_axes = vectors.turned(blows, np.linalg.inv(vectors.checked_bases(angle, len(points), "", "")))
+    fields.append(me.gives("current", own_axes, points, grid=source, bases=angle))
     for how in ("global", "glbpos"):
         pairs = function(source.centres(points))[:, None] * [1.0, -3.0]
         fields.append(me.gives(how, pairs, points, grid=source))
@@ -353,7 +356,10 @@ else:
     how = dict(grid=target, mapping=["bilinear", "nearest"])
     blown = me.takes("wind", np.zeros((len(points), 2)), points, vector=True, **how)
     fixed = [me.takes(each, np.zeros((len(points), 2)), points, conserve=each, **how) for each in FIXERS]
-    me.link("a").get([*fields, whole, river, coast, mine_, blown, *stacked, *fixed])
+    axes = vectors.checked_bases(points * 3.0, len(points), "", "")
+    drift = me.takes("current", np.zeros((len(points), 2)), points, vector=True, bases=axes, **how)
+    me.link("a").get([*fields, whole, river, coast, mine_, blown, drift, *stacked, *fixed])
+    assert np.allclose(vectors.turned(drift.values, axes), blown.values, atol=1e-13)
     over = regrid.weights(source, target, ["bilinear", "nearest"], given=sea)
     space = vectors.in_space(wind(source, over.sources), source.centres(over.sources))
     expected = vectors.on_sphere(over.apply(space), target.centres(np.arange(target.size)))
@@ -1038,6 +1044,7 @@ REFUSED = {
     "me.takes('f', x, nan='skip')": "field 'f': there is no nan 'skip'",
     "me.takes('f', x, normalise='dstarea')": "field 'f': there is no normalise 'dstarea'",
     "me.takes('f', x, mapping='idw', normalise='destarea')": "normalise, which only conservative mappings",
+    "me.takes('f', x, bases=[1.0, 0.0])": "the bases of field 'f' are no angles or vectors for 3 points",
     "me.takes('f', x, areas=[1.0, 0.0, 1.0])": "the areas of field 'f' are no numbers above 0, one for",
     "me.takes('f', x, conserve='glob')": "field 'f': there is no conserve 'glob'",
     "me.takes('f', x, conserve='global')": "field 'f' has conserve, but no mapping",

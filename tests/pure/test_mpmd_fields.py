@@ -44,7 +44,8 @@ KINDS = {
 
 
 def entry(kind):
-    return {"dtype": np.dtype(dtypes.BY_NAME[kind].storage).str, "kind": kind, "shape": (), "grid": None}
+    own = {"grid": None, "bases": False}
+    return {"dtype": np.dtype(dtypes.BY_NAME[kind].storage).str, "kind": kind, "shape": (), **own}
 
 
 def both(gives, takes):
@@ -65,6 +66,18 @@ def test_what_arrives_means_what_was_sent_or_is_refused(case):
             ConfigError, match=f"field 'f' is {given} at 'a' and {taken} at 'b': {KINDS[case]}"
         ):
             agreed(link, *sides, (spec,))
+
+
+def test_bases_are_for_vectors():
+    given, taken = ({**entry("float64"), "surface": "sphere", "areas": False} for _ in range(2))
+    taken |= {"bases": True, "grid": "latlon"}
+    spec = FieldSpec("f", "a", "b", mapping="nearest")
+    with pytest.raises(ConfigError, match=r"with bases= by 'b', but is no vector\n.*\n.*vector = true"):
+        agreed(
+            SimpleNamespace(name="a", peer="b"),
+            *both({"f": given | {"grid": "latlon"}}, {"f": taken}),
+            (spec,),
+        )
 
 
 CUTS = {

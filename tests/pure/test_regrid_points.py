@@ -325,3 +325,39 @@ def test_vectors_are_mapped_over_a_pole_as_elsewhere(source):
         assert off[at_pole].max() < off[~at_pole].max()
         assert np.abs(weights.apply(wind(x)) - wind(y))[at_pole].max() > 50 * off[at_pole].max()
     assert worst[1] < 0.28 * worst[0] < 0.003
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_components_have_the_directions_that_bases_say(shape):
+    x = RNG.normal(size=(40, 3))
+    x /= np.sqrt((x * x).sum(axis=1))[:, None]
+    angles, blows = RNG.uniform(-400, 400, 40), RNG.normal(size=(40, 2, *shape))
+    axes = vectors.checked_bases(angles, 40, "bases", "gives")
+    assert np.allclose(axes[:, 0], np.stack([np.cos(np.radians(angles)), np.sin(np.radians(angles))], 1))
+    assert np.allclose(axes[:, 1], np.stack([-axes[:, 0, 1], axes[:, 0, 0]], axis=1))
+    oblique = np.stack([axes[:, 0], (axes[:, 0] + axes[:, 1]) / np.sqrt(2)], axis=1)
+    for each in (axes, vectors.checked_bases(oblique, 40, "bases", "gives")):
+        space = sum(
+            blows[:, [i]] * vectors.in_space(each[:, i].reshape(40, 2, *[1] * len(shape)), x) for i in (0, 1)
+        )
+        assert np.allclose(vectors.in_space(blows, x, each), space, atol=1e-14)
+        assert np.allclose(vectors.on_sphere(space, x, each), blows, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("bases", "words"),
+    {
+        "length": (np.zeros(3), "no angles or vectors for 2 points"),
+        "nan": ([0.0, np.nan], "no angles or vectors"),
+        "words": (["east", "north"], "no angles or vectors"),
+        "not unit": ([[[2.0, 0.0], [0.0, 1.0]]] * 2, "not two unit vectors at each point"),
+        "one line": (
+            [[[1.0, 0.0], [-1.0, 0.0]]] * 2,
+            "not two unit vectors at each point, in two directions",
+        ),
+        "masked": (np.ma.array([0.0, 1.0], mask=[False, True]), "a masked array"),
+    }.values(),
+)
+def test_bases_that_are_none_are_refused(bases, words):
+    with pytest.raises(hpcomm.HpcommError, match=words):
+        vectors.checked_bases(bases, 2, "the bases of field 'wind'", "gives")
