@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import MPI
 from ..job.launcher import began_of
 from ..node import segment
-from . import runtime
+from . import runtime, survival
 from .ended_ranks import FEW, EndedRanks, informed
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Partners:
             self._gone |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
             if runtime.may_call_mpi():
                 self._hear()
+                self._gone |= survival.failed(self._inter) if self._inter else set()
                 if self._notary is not None:
                     gone, before = self._notary.ask(self._call)
                     self._gone |= gone
@@ -116,7 +117,7 @@ class Partners:
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
-        probes = (comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for comm in self._carries)
+        probes = (survival.is_there(comm, MPI.Status()) for comm in self._carries)
         return runtime.may_call_mpi() and any(probes)
 
     def _leave_mates(self) -> None:
@@ -132,7 +133,7 @@ class Partners:
         if not self._inter:
             return  # it has parted
         said = struct.pack("q", self._comm.begun)
-        for rank in informed(self._inter.remote_size):
+        for rank in {*informed(self._inter.remote_size)} - self.gone():
             self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
@@ -155,7 +156,7 @@ class Partners:
 
     def _hear(self) -> None:
         status = MPI.Status()
-        while self._inter and self._inter.Iprobe(MPI.ANY_SOURCE, _BYE, status):
+        while self._inter and survival.is_there(self._inter, status, _BYE):
             said = bytearray(8)
             self._inter.Recv([said, MPI.BYTE], status.source, _BYE, status)
             self._gone.add(status.source)

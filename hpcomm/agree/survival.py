@@ -11,6 +11,7 @@ for a rank that was killed: it judges only by what ranks have said themselves.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ from ..node import segment
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
+# Whether MPI says who has died; a job of several programs may be started so, too, and end all the same.
+tells = segment.survives or "OMPI_MCA_mpi_ft_enable" in os.environ
 DETECTED_S = 1.0  # from the first error that a dead rank causes until it is known to be dead
 _LOOK_S = 0.01
 
@@ -35,22 +38,23 @@ def dead(comm: Comm) -> list[int]:
 
 def failed(mpi: MPI.Comm) -> set[int]:
     """The ranks of mpi, or of its other group, that MPI knows to have died; where jobs end then, none."""
-    if not segment.survives:
+    if not tells:
         return set()
-    group = mpi.Get_remote_group() if isinstance(mpi, MPI.Intercomm) else mpi.Get_group()
-    gone = mpi.Get_failed()
+    is_inter = isinstance(mpi, MPI.Intercomm)  # whose other group Open MPI does not tell of
+    group = mpi.Get_remote_group() if is_inter else mpi.Get_group()  # type: ignore[attr-defined]
+    gone = (MPI.COMM_WORLD if is_inter else mpi).Get_failed()
     ranks = gone.Translate_ranks(None, group)
     gone.Free()
     group.Free()
     return {rank for rank in ranks if rank != MPI.UNDEFINED}
 
 
-def is_there(mpi: MPI.Comm, status: MPI.Status) -> bool:
-    """MPI_Iprobe of any message. MPI refuses that from a death on, until it is told that we know of it."""
+def is_there(mpi: MPI.Comm, status: MPI.Status, tag: int | None = None) -> bool:
+    """MPI_Iprobe of any message, or one of this tag; after a death MPI must be told that we know of it."""
     try:
-        return mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+        return mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG if tag is None else tag, status)
     except MPI.Exception:
-        if not segment.survives:
+        if not tells:
             raise
         mpi.Ack_failed()
         return False
@@ -68,7 +72,7 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
     Args:
         within_s: how long to wait until that is known.
     """
-    if not segment.survives or comm is None or comm.is_closed:
+    if not tells or comm is None or comm.is_closed:
         return None
     end = time.monotonic() + within_s
     while not (ranks := dead(comm)) and not any(
@@ -80,8 +84,10 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
     comm.fall_out()
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
     if ranks:
-        what = f"{named(ranks, len(ranks))} of '{comm.name}' {'have' if len(ranks) > 1 else 'has'} died"
-    return PeerFailedError(what, where(verb, comm), "comm.shrink() makes one of the ranks that live", ranks)
+        whose = f"'{comm.name}'" if comm.partners is None else f"program '{comm.partners.name}'"
+        what = f"{named(ranks, len(ranks))} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
+    hint = "comm.shrink() makes one of the ranks that live" if segment.survives else "go on without it"
+    return PeerFailedError(what, where(verb, comm), hint, ranks)
 
 
 def check(comm: Comm | None, verb: str, within_s: float = 0.0) -> None:
@@ -102,5 +108,5 @@ def _translate(call: present.calling, error: BaseException) -> None:
         check(call.comm, call.verb, DETECTED_S)
 
 
-if segment.survives:
+if tells:
     present.at_error = _translate

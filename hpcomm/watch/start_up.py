@@ -123,7 +123,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
     runtime.install_hooks()
     runtime.notice_finalize()
     runtime.note_life()
-    if segment.survives:
+    if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
     beat = None

@@ -78,9 +78,9 @@ def hosts(tmp_path):
         yield up
 
 
-def start(hosts, steps, pause, air=AIR):
-    (hosts.folder / "job.toml").write_text(SPEC)
-    for name, source in (("ocean.py", OCEAN), ("air.py", air)):
+def start(hosts, steps, pause, air=AIR, ocean=OCEAN, spec=SPEC):
+    (hosts.folder / "job.toml").write_text(spec)
+    for name, source in (("ocean.py", ocean), ("air.py", air)):
         (hosts.folder / name).write_text(source.replace("STEPS", str(steps)).replace("PAUSE", str(pause)))
     command = [sys.executable, "-m", "hpcomm", "run", "-v", "job.toml"]
     return hosts.start(command, hosts.environ(find_mpi().vendor))
@@ -148,13 +148,45 @@ def test_a_cut_cable_ends_a_job_of_the_plain_launcher_too(hosts):
     assert re.search(r"get of 'wind' waited \d+ s for program 'air'|for program 'ocean'", out), out
 
 
+KILLED_AIR = AIR.replace('print("step"', 'step < 2 or os.kill(os.getpid(), 9); print("step"')
+
+
 def test_a_program_that_is_killed_is_named_and_not_those_that_its_end_takes_along(hosts):
     """Open MPI ends whoever has a connection to it, and the launcher the rest: all is known at once."""
-    killed = AIR.replace('print("step"', 'step < 2 or os.kill(os.getpid(), 9); print("step"')
-    process = start(hosts, 1000, 0.1, air=killed)
+    process = start(hosts, 1000, 0.1, air=KILLED_AIR)
     out = said(process, 60)[0]
     assert process.returncode == 128 + signal.SIGKILL, out
     assert "hpcomm run: program 'air' (rank 0 of 1) was killed by SIGKILL" in out, out
+
+
+TOLD = OCEAN.replace("for step", "try:\n  for step").replace(
+    'print("ocean',
+    """
+except hpcomm.PeerFailedError as error:
+    print("told:", error, flush=True)
+link = me.link("air").comm
+try:
+    link.recv(np.zeros(1), source=0)
+except hpcomm.PeerFailedError as error:
+    print("told:", error, flush=True)
+print("ocean""",
+)
+
+
+def test_programs_of_other_hosts_go_on_without_one_that_was_killed_or_the_job_names_it(hosts):
+    """MPICH's ranks crash when they send to one that was killed."""
+    spec = SPEC.replace("timeout = 2.0", "timeout = 200.0").replace(
+        '["h3"]', '["h3"]\non_failure = "continue"'
+    )
+    process = start(hosts, 1000, 0.1, KILLED_AIR, TOLD, spec)
+    out = said(process, 80)[0]
+    if find_mpi().vendor == "mpich":
+        assert process.returncode == 128 + signal.SIGKILL, out
+        assert "hpcomm run: program 'air' (rank 0 of 1) was killed by SIGKILL" in out, out
+        return
+    assert process.returncode == 0, out
+    assert len(re.findall(r"told: .* needs rank 0 of program 'air', which has ended", out)) == 2, out
+    assert out.count("told: rank 0 of program 'air' has died") == out.count("ocean on h") == 2, out
 
 
 def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):

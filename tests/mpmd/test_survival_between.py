@@ -24,16 +24,18 @@ from hpcomm import world as comm
 
 x, long = np.ones(4), np.ones(1_000_000)
 
-def fails(verb, *given, **named):
+def fails(verb, *given, on=comm, ranks=(2,), **named):
     try:
-        done = getattr(comm, verb)(*given, **named)
+        done = getattr(on, verb)(*given, **named)
         if verb.startswith("i") or "async_op" in named:
             done.wait()
     except hpcomm.PeerFailedError as error:
-        assert error.ranks == (2,), (verb, error)
+        assert error.ranks == ranks, (verb, error)
     else:
         raise AssertionError(verb)
 
+half = comm.rank // 2
+between = comm.split(half).create_intercomm(0, comm, 2 - 2 * half)
 comm.barrier()
 if comm.rank == 2:  # the first one of its host, which sends the heartbeats
     time.sleep(0.5)
@@ -41,6 +43,8 @@ if comm.rank == 2:  # the first one of its host, which sends the heartbeats
 first = [lambda: fails("all_reduce", x), lambda: fails("recv", out=x, source=2), None,
          lambda: fails("irecv", out=x, source=2)]
 first[comm.rank]()
+if comm.rank < 2:
+    fails("recv", out=x, source=0, on=between, ranks=(0,))
 fails("barrier")
 fails("all_reduce", long, async_op=True)
 fails("all_gather_object", "a")

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from ..._lazy import MPI, NDArray
+from ...agree import survival
 from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
 from ..coupled_field import Field, gather, scatter, width_of
@@ -49,7 +50,7 @@ class Channel:
         self._copies: list[Callable[[], Any]] = []
         self._heads: list[NDArray[np.float64]] = []
         self._shares: list[Share] = []
-        self._under_way = False
+        self._under_way = self._has_failed = False
         self.lends = False
 
     def start(self) -> None:
@@ -134,6 +135,22 @@ class Channel:
             self._test = lambda: MPI.Request.Testall(requests) and all(share.done() for share in shares)
         elif len(requests) == 1:  # a list of one costs half a microsecond each time
             self._launch, self._test = requests[0].Start, requests[0].Test
+        if survival.tells:
+            self._launch, self._test = map(self._until_death, (self._launch, self._test))
+
+    def _until_death(self, function: Callable[[], Any]) -> Callable[[], bool]:
+        """function, that is false from the death of a partner on: who waits for it then learns of that."""
+
+        def done() -> bool:
+            try:
+                return not self._has_failed and function() is not False
+            except MPI.Exception:
+                if self._by_rank().keys().isdisjoint(self.wire.gone()):
+                    raise
+                self._has_failed = True
+                return False
+
+        return done
 
     def _share(self, rank: int, part: Part, rows: Selection) -> None:
         """Add a message by the carrier."""
