@@ -11,22 +11,22 @@ rule: a program that has ended while others still run has ended the job.
 from __future__ import annotations
 
 import math
-import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .progress import AT, DONE, JOINED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from .spec.programs import RunSpec
 
 MARK = "\x1e"  # begins a line that a supervisor says to us
+_TOLD = re.compile(rb"(.?)\x1e([^\n\x1e]*)(?:\n|(?=\x1e)|\Z)")
 GRACE_S = 5.0  # between the end of a program and that of the others
 FAILED_S = 2.0  # the same where it has failed: enough for the others to say so too
 FINAL_S = 1.0  # for MPI_Finalize where one rank will never come to it
@@ -52,7 +52,7 @@ class End(NamedTuple):
 
 
 class Watch:
-    """Who runs, and who has ended how; fed by the lines of the supervisors.
+    """Who runs, and who has ended how; fed by the lines of the supervisors (take).
 
     Args:
         every_s: seconds between lines that say how far the programs are; 0: never.
@@ -74,32 +74,17 @@ class Watch:
         self._due = self.started + self._every_s
         self._lock = threading.Lock()
 
-    def read(
-        self, launcher: subprocess.Popen[bytes], take: Callable[[bytes], bytes]
-    ) -> list[threading.Thread]:
-        """Pass on what the launcher writes, but for the lines that are for us; the threads that do.
+    def take(self, said: bytes) -> bytes:
+        """What of these lines is to be shown, as some are for us."""
+        shown = _TOLD.sub(self._heard, said)
+        return b"" if self.is_over else shown
 
-        take: of each line, what is to be passed on.
-        """
-        streams = ((launcher.stdout, 1), (launcher.stderr, 2))
-        readers = [
-            threading.Thread(target=self._pass_on, args=(*each, take), daemon=True) for each in streams
-        ]
-        for each in readers:
-            each.start()
-        return readers
-
-    def _pass_on(self, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes]) -> None:
-        for line in map(take, stream):
-            at = line.find(MARK.encode())
-            if at < 0:
-                if not self.is_over:
-                    os.write(fd, line)
-                continue
-            for part in line[at:].decode(errors="replace").split(MARK)[1:]:
-                self.hear(part.split())
-            if at:
-                os.write(fd, line[:at] + b"\n")
+    def _heard(self, found: re.Match[bytes]) -> bytes:
+        try:
+            self.hear(found[2].decode(errors="replace").split())
+        except (ValueError, LookupError):  # it is none of ours, or others' words have got into it
+            return found[0]
+        return found[1] and found[1] + b"\n"
 
     def hear(self, words: Sequence[str]) -> None:
         """`began PROGRAM RANK`, `at PROGRAM RANK EXCHANGES TIME`, `done ...`, `ended ... STATUS WHEN`."""

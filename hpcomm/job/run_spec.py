@@ -52,7 +52,7 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
     def once(restart: tuple[int, int]) -> int:
         words = [*options, "--restart", "/".join(map(str, restart))]
         again = job_command(spec, mpi, machine, words)
-        watch = Watch(spec, asked.progress, _survives(spec, mpi, machine))
+        watch = Watch(spec, asked.progress, _at_a_death(spec, mpi, machine) is not None)
         return supervise(*again[:2], timeout_s, watch, again.files, asked.grace)
 
     return with_restarts(asked.restarts, once)
@@ -232,21 +232,21 @@ def job_command(
     command, added = launch.launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
         command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
-    if _is_far(spec, machine) and _survives(spec, mpi, machine):
-        command[1:1] = TELLS if any(each.on_failure == "continue" for each in spec.programs.values()) else []
+    command[1:1] = _at_a_death(spec, mpi, machine) or []
     return launch.Composition(command, added, {})
 
 
-def _survives(spec: RunSpec, mpi: Mpi, machine: launch.Machine) -> bool:
-    """Whether programs can go on when a rank of another one is killed."""
-    return not _is_far(spec, machine) or (mpi.vendor == "openmpi" and not mpi.is_srun)
+def _at_a_death(spec: RunSpec, mpi: Mpi, machine: launch.Machine) -> list[str] | None:
+    """What lets programs go on when a rank of another one is killed, for the launcher; None: nothing does.
 
-
-def _is_far(spec: RunSpec, machine: launch.Machine) -> bool:
-    """Whether there may be several hosts: between them a death breaks MPI's connections."""
+    Between hosts a death breaks MPI's connections.
+    """
     hosts = {host for program in spec.programs.values() for host, _ in program.hosts}
     is_batch = any(name in machine.environ for name in _BATCH)
-    return len(hosts) > 1 or (is_batch and machine.environ.get("SLURM_JOB_NUM_NODES") != "1")
+    is_near = len(hosts) < 2 and not (is_batch and machine.environ.get("SLURM_JOB_NUM_NODES") != "1")
+    if is_near or all(program.on_failure == "end" for program in spec.programs.values()):
+        return []
+    return TELLS if mpi.vendor == "openmpi" and not mpi.is_srun else None
 
 
 def _placement(program: ProgramSpec, mpi: Mpi) -> tuple[str, ...]:

@@ -132,7 +132,8 @@ def supervise(
         elif tracebacks.SENT in environ:
             streams = {"stderr": pipe}
         launcher, held = start(words, environ, say, **streams)
-        readers = received.read(launcher.stderr) if watch is None else watch.read(launcher, received.take)
+        said, take = enumerate((launcher.stdout, launcher.stderr), start=1), watch.take if watch else None
+        readers = [received.read(stream, fd, take) for fd, stream in said if stream is not None]
         try:
             with _handing_on(launcher, mark):
                 status, why = _end_of(launcher, held, mark, (timeout_s, grace_s or LEAVE_S), watch)

@@ -34,7 +34,7 @@ from .launcher import reader_of
 from .process_role import world_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VARIABLE = "HPCOMM_TRACEBACK"
 SENT = "HPCOMM_SENT"  # set: who has started the job takes tracebacks from what its launcher writes
@@ -101,27 +101,25 @@ class Received:
     def __init__(self, folder: Path) -> None:
         self._folder, self._lines = folder, dict[bytes, list[bytes]]()
 
-    def read(self, stream: IO[bytes] | None) -> list[Thread]:
-        """Show what comes, at once; but lines with a mark when they are whole. The thread that does."""
-        if stream is None:
-            return []
-        reader = Thread(target=self.show, args=(stream.fileno(),), daemon=True)
+    def read(self, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes] | None = None) -> Thread:
+        """Show what comes, at once; but lines with a mark when they are whole. The thread that does.
+
+        Args:
+            fd: where.
+            take: what of these lines is to be shown, without what is for us.
+        """
+        reader = Thread(target=self._show, args=(stream.fileno(), fd, take or bytes), daemon=True)
         reader.start()
-        return [reader]
+        return reader
 
-    def show(self, file: int) -> None:
-        """The thread's work."""
-        said = b""
-        while new := os.read(file, 1 << 16):
+    def _show(self, file: int, fd: int, take: Callable[[bytes], bytes]) -> None:
+        said, new = b"", b"\0"
+        while new:
+            new = os.read(file, 1 << 16)
             said += new
-            at = said.find(MARK[:1], said.rfind(b"\n") + 1)
+            at = said.find(MARK[:1], said.rfind(b"\n") + 1) if new else -1
             whole, said = (said, b"") if at < 0 else (said[:at], said[at:])
-            _write(self.take(whole))
-        _write(self.take(said))
-
-    def take(self, said: bytes) -> bytes:
-        """What of these lines is to be shown."""
-        return _SENT_LINE.sub(self._keep, said)
+            _write(take(_SENT_LINE.sub(self._keep, whole)), fd)
 
     def _keep(self, found: re.Match[bytes]) -> bytes:
         name, count, checksum, line = found.groups()
@@ -143,12 +141,12 @@ class Received:
     def end(self) -> None:
         """Nothing more comes."""
         for name in [*self._lines]:
-            _write(self._leave(name))
+            _write(self._leave(name), 2)
 
 
-def _write(said: bytes) -> None:
+def _write(said: bytes, fd: int) -> None:
     with suppress(OSError):  # nobody reads it any more; the launcher must be able to go on
-        os.write(2, said)
+        os.write(fd, said)
 
 
 def _is_lost() -> bool:

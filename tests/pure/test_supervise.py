@@ -414,8 +414,8 @@ def test_a_traceback_of_another_host_is_printed_with_the_others_or_as_it_came(tm
     os.write(write, b"a prompt: " + sent.replace(b"Trace", b"Traothers\nce", 1))
     os.close(write)
     received = tracebacks.Received(tmp_path)
-    received.show(read)
-    os.close(read)
+    with os.fdopen(read, "rb") as stream:
+        received.read(stream, 2).join()
     assert capfd.readouterr().err == "a prompt: Traothers\nceback:\n"
     received.end()
     tracebacks.say(tmp_path)
