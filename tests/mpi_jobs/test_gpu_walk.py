@@ -16,6 +16,13 @@ from processes import finish
 ROOT = Path(__file__).parents[2]
 PURE = ROOT / "tests" / "pure"
 PAGE = "page.py"  # the examples of docs/gpu.md, one after the other
+BENCHMARK = """
+import runpy, sys
+sys.modules["torch"] = None  # it takes seconds to load, and would not take these stand-ins
+sys.argv[:] = ["benchmarks/gpu.py", "--max", "4", "--budget", "0"]
+sys.path.insert(0, "benchmarks")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 sys.path.insert(0, str(PURE))
 from test_cuda import compiled  # noqa: E402
 
@@ -24,7 +31,7 @@ from test_cuda import compiled  # noqa: E402
 @pytest.mark.parametrize(
     "words",
     [
-        ["benchmarks/gpu.py", "--max", "4", "--budget", "0"],
+        ["-c", BENCHMARK],
         ["-m", "hpcomm", "doctor"],
         ["-m", "hpcomm.apps.gpu_demo", "--most", "4000000"],
         ["-m", "hpcomm.apps.overlap_demo", "--bytes", "4000000"],
@@ -37,7 +44,7 @@ from test_cuda import compiled  # noqa: E402
             "-pno:cacheprovider",
             "--with-mpi",
             "-k",
-            "not torch",
+            "not torch and not (collectives and 6291456)",  # messages of that length go the same ways
             "tests/gpu/test_gpu.py",
         ],
         [PAGE],
