@@ -38,21 +38,17 @@ def held_s() -> float:
 
 
 class Alarm:
-    """Calls act after limit_s seconds of steady_time(), in a thread of its own, unless it was cancelled."""
+    """Calls act after limit_s seconds of steady_time(), in another thread, unless it was cancelled."""
 
     def __init__(self, limit_s: float, act: Callable[[], None]) -> None:
-        self._cancelled = threading.Event()
-        self._until, self._act = steady_time() + limit_s, act
-        threading.Thread(target=self._wait, daemon=True).start()
+        self.until, self.act = _steady_s + limit_s, act
+        _alarms.add(self)
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        _alarms.discard(self)
 
-    def _wait(self) -> None:
-        while not self._cancelled.wait(min(0.5, max(_LOOK_S, self._until - steady_time()))):
-            if steady_time() >= self._until:
-                self._act()
-                return
+
+_alarms: set[Alarm] = set()
 
 
 def share() -> float:
@@ -81,6 +77,10 @@ def _watch() -> None:
     while True:
         time.sleep(_LOOK_S)
         _look()
+        for alarm in [*_alarms]:
+            if _steady_s >= alarm.until:
+                alarm.cancel()
+                threading.Thread(target=alarm.act, daemon=True).start()
 
 
 threading.Thread(target=_watch, daemon=True, name="steady clock").start()

@@ -104,11 +104,13 @@ class Agreement:
         self._comm.Abort(1)
 
     def _wait(self, request: MPI.Request) -> None:
-        until, polls = steady_time() + self._deadline_s, 0
+        until, polls = 0.0, 0
         while not request.Test():
-            if polls % 64 == 0 and steady_time() >= until:
-                self.end_job(f"waited {self._deadline_s:g} s for the others")
             polls += 1
+            if polls % 64 == 0:
+                until = until or steady_time() + self._deadline_s
+                if steady_time() >= until:
+                    self.end_job(f"waited {self._deadline_s:g} s for the others")
             time.sleep(0 if polls < 100 else 0.0002)
 
     def _say(self, text: str) -> None:

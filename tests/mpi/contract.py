@@ -125,10 +125,11 @@ def cases() -> list[Case]:
     every = [case for v, *rest in names if makes_sense(case := (VERBS[v], *rest))]
     random.Random(1).shuffle(every)
     chosen: list[Case] = []
+    covers = [(case, _covers(case)) for case in every]
     covered: set[tuple[Any, ...]] = set()
     for least in (9, 6, 3, 1):
-        for case in every:
-            new = _covers(case) - covered
+        for case, adds in covers:
+            new = adds - covered
             if len(new) >= least:
                 chosen.append(case)
                 covered |= new
