@@ -3,8 +3,9 @@
     --quick       those that find most in three minutes, in the first environment
     --only WORD   steps with WORD in their names, such as "mpich, 3 ranks"; may be given several times
 
-First those that time what they do (marked `timed`), alone. Then all others, in three lanes side by side,
-since many wait: those that need no ranks, in the first environment, and those over MPI on 1 to 5 ranks;
+First those that time what they do (marked `timed`), and those over MPI on 2 to 5 ranks, alone: where ranks
+have to wait for a core, each call takes long. Then all others, in three lanes side by side, since many
+wait: those of torch on ranks, those on one rank, and in the first environment those that need no ranks;
 jobs of the first environment; hosts, and jobs of the others. Whichever lane is left at the end keeps the
 cores busy. The first environment tries every number of ranks, what own schedules compute on 5, and on two
 what goes by MPI where there is no native core. Another MPI adds those where it may differ: what goes by
@@ -116,7 +117,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     beside = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", *NO_OTHER]
     pure = Step("pure", [first, "-m", "pytest", "-q", *beside, "tests/native", *alone, "tests/pure"], PURE_S)
     by_mpi = files(f"{WITHOUT_CORE} {OF_MPI}")  # one rank alone has no core
-    lane = [pure] + [
+    lane = [
         on_ranks(
             Step(f"{name}, 1 rank", [], MPI_S, 1),
             python,
@@ -125,7 +126,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         )
         for name, python in environments.items()
     ]
-    timed, jobs, hosts = [], [], []
+    jobs, hosts = [], []
     for name, python in environments.items():
         again = python != first
         for ranks in RANKS_AGAIN if again else RANKS:
@@ -133,25 +134,24 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
                 ["not once"] * again + ["not few"] * (ranks > 3) + ["not three"] * (ranks == 2)
             )
             tests = " --ignore=".join(["tests/mpi", *files(BY_CORE * again).split()])
-            lane.append(on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, tests, chosen))
+            yield [[on_ranks(Step(f"{name}, {ranks} ranks", [], MPI_S, ranks), python, tests, chosen)]]
         if not again:
-            lane.append(on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE))
+            yield [[on_ranks(Step(f"{name}, 5 ranks", [], MPI_S, 5), python, FIVE)]]
         ranks, chosen, tests = (3, "not once", by_mpi) if again else (2, "", files(WITHOUT_CORE))
         tests += f" {TORCH_BY_MPI if again else QUICK_TORCH}"
         without = Step(f"{name}, {ranks} ranks, no core", [], MPI_S, ranks)
-        lane.append(on_ranks(without, python, tests, chosen, ["-x", "HPCOMM_NODE=off"]))
+        yield [[on_ranks(without, python, tests, chosen, ["-x", "HPCOMM_NODE=off"])]]
         if not again:  # the other MPI: what goes by it, above, and jobs
             step = Step(f"{name}, torch, {TORCH_RANKS} ranks", [], TORCH_S, TORCH_RANKS)
             lane.append(on_ranks(step, python, "tests/torch"))
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
-        timed.append(Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S))
+        yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
         words = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", "3" if again else "4"]
         jobs.append(Step(f"{name}, jobs", [*words, *JOBS], JOBS_S))
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
-    yield [timed]
-    yield [lane, jobs[:1], [*hosts, *jobs[1:]]]
+    yield [[*lane, pure], jobs[:1], [*hosts, *jobs[1:]]]
 
 
 def quick_steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
