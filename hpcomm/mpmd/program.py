@@ -124,9 +124,9 @@ class Program:
             grid: the grid (of hpcomm.regrid) that has these points, if a mapping needs it.
             areas: of the cells, as this program has them, shape (points,): a conservative mapping keeps the
                 integral with these. Whoever takes it gives areas, too, in the same unit.
-            bases: directions of a vector's two components, if they are not east and north: degrees from east
-                to the first one, counterclockwise, shape (points,); or both as unit vectors, to the east and
-                to the north, shape (points, 2, 2).
+            bases: directions of a vector's two components, if they are not east and north. Degrees from east
+                to the first one, counterclockwise, shape (points,). Or both as unit vectors, each to the east
+                and to the north, shape (points, 2, 2).
         """
         self._declare("gives", name)
         made = Field(name, values, self._numbered(values, points), grid, "gives", areas, bases)
