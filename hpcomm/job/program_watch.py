@@ -122,8 +122,7 @@ class Watch:
         may_fail = about.on_failure == "continue" and (lives_on or not about.joins)
         if status and may_fail and place not in self.lost:
             self.lost.add(place)
-            who = f"program '{place[0]}' (rank {place[1]}) {status_words(status)}"
-            _say(f"hpcomm: {who}; the others go on without it")
+            _say(f"hpcomm: {self._told(place, status)}; the others go on without it")
 
     # -- whether the job must end --------------------------------------------------------------------------
 
@@ -196,9 +195,9 @@ class Watch:
         return self.failures[0][0].status if self.failures else 0
 
     def _told(self, place: _Place, status: int) -> str:
-        program, rank = place
-        ranks = self.spec.programs[program].ranks
-        return f"program '{program}' (rank {rank} of {ranks}) {status_words(status)}"
+        about, rank = self.spec.programs[place[0]], place[1]
+        on = f" on {about.hosts[about.place_of(rank)[0]][0]}" if about.hosts else ""
+        return f"program '{about.name}' (rank {rank} of {about.ranks}{on}) {status_words(status)}"
 
     def _outlived(self, place: _Place, status: int, left: list[str]) -> str:
         """How a rank has ended while other programs still ran."""

@@ -101,9 +101,7 @@ def _for_torch(spec: RunSpec, name: str, rank: int, master: str, restart: tuple[
     """What torchrun would set, if it had started this program alone; master: of the first program."""
     program, (host, _, port) = spec.programs[name], master.rpartition(":")
     hosts = program.hosts or ((host, program.ranks),)
-    near, node = rank, 0
-    while node < len(hosts) - 1 and near >= hosts[node][1]:
-        near, node = near - hosts[node][1], node + 1
+    node, near = program.place_of(rank)
     at = hosts[0][0], int(port) + list(spec.programs).index(name)
     within = (near, min(hosts[node][1], program.ranks))
     found = {**variables(rank, program.ranks, within, (node, len(hosts)), at, restart), "ROLE_NAME": name}

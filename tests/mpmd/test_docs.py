@@ -102,7 +102,7 @@ def test_programs_that_may_fail_leave_the_others_running(spec):
     done = spec(text, "--progress", "0.5", files=files)
     assert done.stdout.count("solved") == 2
     assert "ValueError: no screen" in done.stderr
-    assert "program 'viewer' (rank 0) ended with status 1; the others go on without it" in done.stderr
-    assert "program 'disk' (rank 0) was killed by SIGKILL; the others go on without it" in done.stderr
+    assert "program 'viewer' (rank 0 of 1) ended with status 1; the others go on without it" in done.stderr
+    assert "program 'disk' (rank 0 of 1) was killed by SIGKILL; the others go on without it" in done.stderr
     assert re.search(r"hpcomm: after \d+ s: viewer .*; solver has made \d exchanges?\n", done.stderr)
     assert "BAD TERMINATION" not in done.stdout + done.stderr

@@ -156,7 +156,7 @@ def test_a_program_that_is_killed_is_named_and_not_those_that_its_end_takes_alon
     process = start(hosts, 1000, 0.1, air=KILLED_AIR)
     out = said(process, 60)[0]
     assert process.returncode == 128 + signal.SIGKILL, out
-    assert "hpcomm run: program 'air' (rank 0 of 1) was killed by SIGKILL" in out, out
+    assert "hpcomm run: program 'air' (rank 0 of 1 on h3) was killed by SIGKILL" in out, out
 
 
 TOLD = OCEAN.replace("for step", "try:\n  for step").replace(
@@ -182,9 +182,10 @@ def test_programs_of_other_hosts_go_on_without_one_that_was_killed_or_the_job_na
     out = said(process, 80)[0]
     if find_mpi().vendor == "mpich":
         assert process.returncode == 128 + signal.SIGKILL, out
-        assert "hpcomm run: program 'air' (rank 0 of 1) was killed by SIGKILL" in out, out
+        assert "hpcomm run: program 'air' (rank 0 of 1 on h3) was killed by SIGKILL" in out, out
         return
     assert process.returncode == 0, out
+    assert "'air' (rank 0 of 1 on h3) was killed by SIGKILL; the others go on without it" in out, out
     assert len(re.findall(r"told: .* needs rank 0 of program 'air', which has ended", out)) == 2, out
     assert out.count("told: rank 0 of program 'air' has died") == out.count("ocean on h") == 2, out
 
@@ -197,7 +198,7 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     assert process.returncode not in (0, 124), out
     assert steady_time() - since < 25, out
     assert "air came and went" in out
-    assert "program 'air' (rank 0 of 1) ended (status 0), while 'ocean' still ran" in out
+    assert "program 'air' (rank 0 of 1 on h3) ended (status 0), while 'ocean' still ran" in out
 
     late = "import os\nos.environ['HPCOMM_INIT_TIMEOUT'] = '4'\nimport hpcomm\nhpcomm.join('ocean')"
     (hosts.folder / "ocean.py").write_text(late)

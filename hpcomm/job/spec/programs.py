@@ -36,6 +36,13 @@ class ProgramSpec:
     first: str = "get"  # or "put": what it does first at a time at which it does both
     line: int = 1
 
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """Which of its hosts a rank is on, and its number among those there."""
+        node = 0
+        while node < len(self.hosts) - 1 and rank >= self.hosts[node][1]:
+            rank, node = rank - self.hosts[node][1], node + 1
+        return node, rank
+
 
 @dataclass(frozen=True)
 class RunSpec:
