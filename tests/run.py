@@ -148,7 +148,7 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
         named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
-        words = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", "3" if again else "4"]
+        words = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", "3" if again else "5"]
         jobs.append(Step(f"{name}, jobs", [*words, *JOBS], JOBS_S))
         hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
     yield [[*lane, pure], jobs[:1], [*hosts, *jobs[1:]]]

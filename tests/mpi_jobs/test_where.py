@@ -44,7 +44,7 @@ for _ in range(200):
     silent = [rank["doing"] is None for rank in ranks]
     if found and found[0]["can_never_end"] and silent == [False] * 3 + [True] * 2:
         break
-    time.sleep(0.2)
+    time.sleep(0.5)
 def answered(*words):
     for _ in range(100):  # a busy machine may keep a rank from answering in time
         told = look(*words, str(pids[1])).stdout
