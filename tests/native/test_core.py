@@ -368,6 +368,8 @@ def test_signatures_are_those_of_the_package():
 
 def test_a_call_that_somebody_misses_fails_within_its_time_on_all_who_came():
     def body(node):
+        node.all_reduce(np.ones(1), "sum", np.ones(1))  # all are there
+        node.timeout = 0.5
         if node.rank == 2:
             time.sleep(1.5)
         with pytest.raises(RuntimeError) as caught:
@@ -375,12 +377,12 @@ def test_a_call_that_somebody_misses_fails_within_its_time_on_all_who_came():
         node.timeout = 60
         return str(caught.value), float(node.all_reduce(np.ones(1), "sum", np.ones(1))[0])
 
-    said = ranks.together(3, body, synchronous=True, timeout=0.5)
-    assert sorted(s[0] for s in said[:2]) in (
-        ["late (2,)", "late (2,)"],
-        ["late (2,)", "withdrawn (0,)"],
-        ["late (2,)", "withdrawn (1,)"],
-    )
+    said = ranks.together(3, body, synchronous=True)
+    late = [what for what, _ in said if what.startswith("late")]
+    # On a busy machine another one may have been late, too.
+    assert {*late} <= {"late (2,)", "late (0, 2)", "late (1, 2)"}
+    assert late
+    assert sum(what.startswith("withdrawn") for what, _ in said) == 3 - len(late)
     assert said[2][0].startswith("withdrawn")
     assert [s[1] for s in said] == [3.0, 3.0, 3.0]  # and all count alike from then on
 
