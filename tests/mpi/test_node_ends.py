@@ -267,9 +267,9 @@ def test_ctrl_c_ends_a_wait_and_the_ranks_go_on(own_comm: Any, n: int) -> None:
     """Others have the arrival of the rank that left; of a long call they need more, and are told."""
     needs_core(own_comm)
     if own_comm.rank == 0:
-        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
-        timer.start()
+        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             own_comm.all_reduce(np.ones(n))
         timer.join()
     WORLD.Barrier()

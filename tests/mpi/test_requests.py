@@ -166,12 +166,13 @@ def test_ctrl_c_in_a_wait_loses_no_message(comm: Any) -> None:
             signal.SIGINT, signal.default_int_handler
         )  # a job in the background ignores it
         try:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-            threading.Timer(0.3, comm.send, (np.full(3, k + 1.0), right, k)).start()
             with pytest.raises(KeyboardInterrupt):
+                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
                 request.wait()
         finally:
             signal.signal(signal.SIGINT, before)
+        comm.barrier()  # nobody has sent it before
+        comm.send(np.full(3, k + 1.0), right, k)
         assert request.wait(timeout=WAIT_S) is x
         assert x.tolist() == [k + 1] * 3
         comm.barrier()
