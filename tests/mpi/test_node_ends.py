@@ -268,8 +268,8 @@ def test_ctrl_c_ends_a_wait_and_the_ranks_go_on(own_comm: Any, n: int) -> None:
     needs_core(own_comm)
     if own_comm.rank == 0:
         timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            timer.start()
             own_comm.all_reduce(np.ones(n))
         timer.join()
     WORLD.Barrier()
