@@ -115,7 +115,11 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     first = next(iter(environments.values()))
     # Long files first; one more than there are cores, since some wait.
     beside = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", *NO_OTHER]
-    pure = Step("pure", [first, "-m", "pytest", "-q", *beside, "tests/native", *alone, "tests/pure"], PURE_S)
+    pure = Step(
+        "pure",
+        [first, "-m", "pytest", "-q", "--durations=30", *beside, "tests/native", *alone, "tests/pure"],
+        PURE_S,
+    )
     by_mpi = files(f"{WITHOUT_CORE} {OF_MPI}")  # one rank alone has no core
     lane = [
         on_ranks(
@@ -414,6 +418,7 @@ def as_rank(logs: Path, tests: str, chosen: str) -> NoReturn:
         "-v",
         "--no-header",
         "--color=no",
+        "--durations=30",
         "-p",
         "no:cacheprovider",
         *own,

@@ -265,9 +265,9 @@ def test_who_is_inside_mpi_ends_with_the_job_in_the_words_of_the_rank_that_refus
     ("send", "receive"),
     [
         ("comm.send_object({}, 1, 3)", "comm.recv(X, 0, 3)"),
-        ("comm.send_ragged(X, 1, 3)", "comm.irecv(X, 0, 3).wait()"),
+        pytest.param("comm.send_ragged(X, 1, 3)", "comm.irecv(X, 0, 3).wait()", marks=pytest.mark.once),
         ("comm.send(X, 1, 3)", "comm.recv_object(0, 3)"),
-        ("comm.send_object({}, 1, 3)", "comm.probe(0, 3)"),
+        pytest.param("comm.send_object({}, 1, 3)", "comm.probe(0, 3)", marks=pytest.mark.once),
     ],
 )
 def test_a_receive_of_another_sort_than_what_was_sent_is_told_at_once(
@@ -425,7 +425,7 @@ def test_a_message_of_another_kind_of_elements_is_refused(job: Any) -> None:
         )
 
 
-@pytest.mark.parametrize("check", ["light", "off"])
+@pytest.mark.parametrize("check", [pytest.param("light", marks=pytest.mark.once), "off"])
 def test_a_number_is_reduced_alike_whether_numpy_was_loaded_or_not(job: Any, check: str) -> None:
     """One rank has imported numpy, or made calls of its own; to others the number is the first array."""
     source = """

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 AFTER_FINALIZE = """
 import numpy as np
 import hpcomm
@@ -71,6 +73,7 @@ print("told")
 """
 
 
+@pytest.mark.once
 def test_names_of_other_libraries_say_what_to_use_here(job: Any) -> None:
     assert job(1, OTHER_NAMES).stdout == "told\n"
     done = job(2, "import hpcomm\nhpcomm.world.rank()\n", expect="failure")
@@ -129,6 +132,7 @@ _NOTES = {
 }
 
 
+@pytest.mark.once
 def test_exceptions_of_python_say_what_was_meant_on_one_rank_too(job: Any) -> None:
     said = job(1, "import warnings\nwarnings.simplefilter('ignore')\n" + NOTES).stderr
     for (name, note), following in zip(_NOTES.items(), [*_NOTES, ""][1:], strict=True):

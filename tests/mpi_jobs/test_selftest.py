@@ -1,5 +1,7 @@
 """`hpcomm selftest` finds nothing where all is well, and says on which rank something is wrong."""
 
+import pytest
+
 FAULTY = """
 import sys
 import numpy as np
@@ -21,6 +23,7 @@ def test_selftest_passes_on_several_ranks_and_on_one(job):
         assert last.endswith(" checks on each rank: all passed")
 
 
+@pytest.mark.once
 def test_selftest_says_what_is_wrong_where(job):
     done = job(2, FAULTY, expect=1)
     assert "rank 1: scan of 1000 elements gave another result than it should" in done.stdout

@@ -648,6 +648,7 @@ if me.name == "a":
 """
 
 
+@pytest.mark.once
 def test_sums_and_mappings_are_wider_than_the_elements(couple):
     out = couple(WIDE, {"a": 1, "b": 1}).stdout
     found = re.search(r"complex: a -> b, .* integral (\S+) to \S+, relative difference (\S+)", out)

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "mpmd.md"
 AIR = """
@@ -25,6 +27,7 @@ def test_the_first_example_of_the_document_runs(programs):
     assert programs([(1, code), (2, AIR)]).stdout.count("fine") == 2
 
 
+@pytest.mark.once
 def test_the_two_programs_of_readme_meet(programs):
     text = (ROOT / "README.md").read_text()
     ocean, air = (
