@@ -7,12 +7,9 @@ deadlines of launching and coupling, which are below this layer (job/) or a prog
 
 from __future__ import annotations
 
-# Waiting in shared memory: look, then yield the core, then sleep.
-# Chosen by benchmarks/overhead.py, on 2 ranks with a core each and on 4 and 8 on two cores.
+# Waiting in shared memory.
+# Chosen by benchmarks/overhead.py, on 2 ranks with a core each, and on 4 and 8 on two cores.
 NODE_SPINS = 2000  # looks of the native core at a word before its waits get slow, some microseconds
-ENTRY_SPIN_S = 20e-6  # of looking without pause
-ENTRY_YIELDING_S = 1e-3  # from when on the core is yielded to whoever wants it
-ENTRY_SLEEP_S = 1e-3  # of one sleep at most
 
 # Waiting for MPI in the background.
 # Chosen by benchmarks/overhead.py, rows of requests.

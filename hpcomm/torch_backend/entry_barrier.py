@@ -9,7 +9,6 @@ small nonblocking all-reduce. torch's own word for it is a monitored barrier.
 
 from __future__ import annotations
 
-import os
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +20,8 @@ from ..agree import shutdown
 from ..agree.arrivals import Arrivals
 from ..agree.deadline import lost
 from ..agree.present_calls import call_of
-from ..core.limits import ENTRY_SLEEP_S, ENTRY_SPIN_S, ENTRY_YIELDING_S, WORK_LOOK_S
+from ..core.limits import WORK_LOOK_S
+from ..core.patience import Pause
 from ..core.present import waiting
 from ..core.signature import REFUSED, describe
 from ..errors import NAMED, HpcommError, MismatchError, PeerFailedError, UsageError, has_ended
@@ -204,7 +204,7 @@ class EntryBarrier(Arrivals):
         self._meetings += 1
         meeting, both = self._compares(mine)
         begin = look = time.monotonic()
-        gone: list[int] = []
+        pause, gone = Pause(), list[int]()
         polls = 0  # since some have gone: on a busy machine time alone says little
         says = min(self.seconds / 2, _SAY_S)
         while not meeting.Test():
@@ -218,7 +218,7 @@ class EntryBarrier(Arrivals):
             if waited > says:
                 says = self.seconds
                 store_reports.say_here(self._store, self._meetings, self.comm.rank, self.comm.size)
-            pause(waited)
+            pause.sleep()
         high, low = struct.unpack("2q", both)
         if high != -low:
             raise self.disagree(f"call #{self._meetings}", {self.comm.rank: words()})
@@ -236,11 +236,3 @@ def words() -> str:
     """What the calling thread calls, or waits for."""
     call = call_of(get_ident())
     return call.what.call if isinstance(call, waiting) else str(call)
-
-
-def pause(waited: float) -> None:
-    """Between two looks, the longer the longer one has waited; the first looks follow at once."""
-    if waited > ENTRY_YIELDING_S:
-        time.sleep(min(waited / 16, ENTRY_SLEEP_S))
-    elif waited > ENTRY_SPIN_S:
-        os.sched_yield()

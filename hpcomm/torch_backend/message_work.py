@@ -13,11 +13,11 @@ import torch
 
 from ..agree import doing, shutdown
 from ..core.limits import WORK_LOOK_S
+from ..core.patience import Pause
 from ..core.present import MESSAGE, looking
 from ..core.untaken import untaken
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .calls import array
-from .entry_barrier import pause
 from .torch_errors import as_torch
 from .work import Work
 
@@ -107,7 +107,7 @@ class MessageWork(Work):
         return super().wait()
 
     def _poll_until(self, seconds: float | None) -> None:
-        begin = time.monotonic()
+        begin, pause = time.monotonic(), Pause()
         look = begin + WORK_LOOK_S
         with self._waiting(seconds):
             while not self.poll():
@@ -117,7 +117,7 @@ class MessageWork(Work):
                 if now > look:
                     look = now + WORK_LOOK_S
                     self._check_peer()
-                pause(waited)
+                pause.sleep()
 
     def _waiting(self, seconds: float | None) -> looking:
         comm = self._group.comm.context
@@ -200,8 +200,9 @@ class NodeMessageWork(MessageWork):
             self._wait_in_core(timeout.total_seconds() if timeout else None)
         if self._is_all():
             return True
+        pause = Pause()
         while not self.poll():  # another thread ends it
-            pause(0.0)
+            pause.sleep()
         return super().wait()
 
     def _wait_in_core(self, seconds: float | None) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch.futures import Future
 
 from ..agree import doing
+from ..core.patience import Pause
 from ..core.present import NEXT, saying
 from ..core.verbs import ROOTED
 from ..errors import HpcommError, WaitTimeoutError
 from ..node.present import enter, leave
 from .calls import flat, words
-from .entry_barrier import pause
 from .names import dist
 from .torch_errors import as_torch
 
@@ -253,12 +253,11 @@ class NodeWork(Work):
         self._asked(self._going.Wait)
 
     def _wait_so_long(self, seconds: float) -> None:
-        begin = time.monotonic()
+        begin, pause = time.monotonic(), Pause()
         while not self._asked(self._going.Test):
-            waited = time.monotonic() - begin
-            if waited > seconds:
+            if time.monotonic() - begin > seconds:
                 raise _late(self.call, seconds, self._group.where)
-            pause(waited)
+            pause.sleep()
 
     def is_completed(self) -> bool:
         return self._over or self.poll()
