@@ -92,6 +92,12 @@ class Partners:
                     self._came_not |= before
             return set(self._gone)
 
+    def _dead(self) -> set[int]:
+        """Ranks over there whose process is no more. Those that said farewell wait for this one's."""
+        found = {rank for rank, region in self._regions if region.gone and not region.ended}
+        found |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
+        return found | survival.failed(self._inter)
+
     def serve(self) -> None:
         """Answer this program's ranks that ask who has ended. Never blocks."""
         if self._notary is not None and runtime.may_call_mpi():
@@ -133,7 +139,7 @@ class Partners:
         if not self._inter:
             return  # it has parted
         said = struct.pack("q", self._comm.begun)
-        for rank in {*informed(self._inter.remote_size)} - self.gone():
+        for rank in {*informed(self._inter.remote_size)} - self._dead():
             self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:

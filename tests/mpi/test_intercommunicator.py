@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import hpcomm
+from hpcomm.agree.partners import Partners
 from hpcomm.communicator.payloads import dissemination
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -38,6 +40,14 @@ def test_an_intercommunicator_knows_both_its_groups(halves: Any, comm: Any) -> N
     assert inter.is_inter
     assert (inter.rank, inter.size, inter.remote_size) == (half.rank, len(here), len(there))
     assert inter.name == "bridge"
+
+
+def test_who_hears_that_another_rank_ends_tells_it_of_its_own_end(halves: Any) -> None:
+    inter, _, here, there = halves
+    partners = Partners(inter.context, "the others")
+    while 0 not in here and len(partners.gone()) < len(there):  # these end last
+        time.sleep(0.01)
+    partners.part()
 
 
 def test_of_large_groups_what_is_for_all_is_passed_on_within_each(
