@@ -224,9 +224,11 @@ class EntryBarrier(Arrivals):
             raise self.disagree(f"call #{self._meetings}", {self.comm.rank: words()})
 
     def _silent(self) -> list[int]:
-        found = store_reports.silent(self._store, self._meetings, self.comm.size, NAMED + 1)
-        near = {self.comm.rank, *self.comm.near.regions}  # None: it is cut off from those of other hosts
-        return [rank for rank in range(self.comm.size) if rank not in near] if found is None else found
+        found = store_reports.silent(self._store, self._meetings, self.comm.size, NAMED + 2)
+        here = {self.comm.rank}  # whose own word may be on its way
+        if found is None:  # it is cut off from those of other hosts
+            here, found = here | self.comm.near.regions.keys(), [*range(self.comm.size)]
+        return [rank for rank in found if rank not in here]
 
 
 _abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory
