@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def on_hosts(
         send = recv
     assert send is not None
     if reduce.function is not None:
-        return _reduce_here(call, send, recv, block, reduce)
+        return _reduce_here(call, send, recv, reduce, waits)
     if reduce.exact:
         return _reduce_in_order(call, send, recv, reduce, waits)
     if in_order and rank_order.applies(call.comm, reduce, dtype):
@@ -312,13 +313,13 @@ def _first_of_exscan(recv: Buffer, reduce: Reduction) -> object:
     return recv.give()
 
 
-def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, reduce: Reduction) -> Call:
+def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, reduce: Reduction, waits: bool) -> Call:
     """Reductions by a function of the user's: gather the contributions, reduce them in rank order.
 
     MPI may combine contributions in any order if an operator commutes, and calls a user's function with
     memory only. So the contributions themselves travel (call.moves: all_gather for all_reduce, and so on).
     """
-    comm, verb = call.comm, call.verb
+    comm, verb, block = call.comm, call.verb, call.count
     if recv is not None:
         buffer.refuse_partial(send, recv)
     p = comm.remote_size if comm.is_inter else comm.size
@@ -336,20 +337,37 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, block: int, redu
         call.recv = transport.spec(gathered, block, send.dtype)
     call.moves = rank_order.MOVES[verb]
     call.send = transport.spec(packed, block, send.dtype)
+    if waits and comm.node is not None and send.dtype.code in _CORE_DTYPES:
+        call.carrier = Carrier(partial(_gather_by_core, call, packed, gathered))
     until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 
     def finish(status: MPI.Status | None) -> object:
         if recv is None or gathered is None or until == 0:
             return None
-        reduced = send.wrap(gathered[0])
+        given, wrap = send.give(), send.wrap
+        if waits and type(given) is np.ndarray:  # nobody has this memory later
+            wrap = partial(np.ndarray.view, dtype=given.dtype)
+        reduced = wrap(gathered[0])
         for part in gathered[1:until]:
-            reduced = reduce.function(reduced, send.wrap(part))  # type: ignore[misc]
+            reduced = reduce.function(reduced, wrap(part))  # type: ignore[misc]
             _check_reduced(comm, verb, reduce, reduced, send, recv.shape)
         recv.array[...] = buffer.as_buffer(reduced).array
         return recv.give()
 
     call.finish = finish
     return call
+
+
+def _gather_by_core(call: Call, packed: AnyArray, gathered: AnyArray | None) -> None:
+    """What the ranks have contributed, by the native core; its verb is not the call's."""
+    native.know_arrays()  # as of a rank that has loaded numpy only now
+    comm, n = call.comm, call.count
+    x = aligned(packed, filled=True).reshape((comm.size, n) if call.moves == "all_to_all" else (n,))
+    out = None if gathered is None else gathered.reshape(comm.size, n)
+    root = (call.root,) if call.verb == "reduce" else ()
+    done = getattr(open_node(comm, call.verb), call.moves)(x, *root, out, call.look.dtype.code)
+    if done is NotImplemented:  # no room for long calls, as all ranks know by now
+        transport.by_library(call)
 
 
 def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Reduction, waits: bool) -> Call:
