@@ -347,9 +347,9 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, reduce: Reductio
         given, wrap = send.give(), send.wrap
         if waits and type(given) is np.ndarray:  # nobody has this memory later
             wrap = partial(np.ndarray.view, dtype=given.dtype)
-        reduced = wrap(gathered[0])
-        for part in gathered[1:until]:
-            reduced = reduce.function(reduced, wrap(part))  # type: ignore[misc]
+        reduced = wrap(gathered[0, ...])  # an array, also of no dimensions
+        for rank in range(1, until):
+            reduced = reduce.function(reduced, wrap(gathered[rank, ...]))  # type: ignore[misc]
             _check_reduced(comm, verb, reduce, reduced, send, recv.shape)
         recv.array[...] = buffer.as_buffer(reduced).array
         return recv.give()

@@ -441,6 +441,22 @@ def test_a_function_is_folded_in_rank_order(comm: Any, verb: str, kind: str, tim
     assert np.array_equal(plain_of(x), given[comm.rank])
 
 
+@pytest.mark.parametrize("dtype", ["bool", "float64", "int8"])
+def test_a_function_is_given_arrays_also_of_no_dimensions(comm: Any, dtype: str) -> None:
+    x, last = np.array(comm.rank == comm.size - 1, dtype), comm.size - 1
+
+    def later(a: Any, b: Any) -> Any:
+        assert type(a) is type(b) is np.ndarray
+        assert a.shape == b.shape == ()
+        return b
+
+    assert comm.all_reduce(x, later) == 1
+    assert (comm.reduce(x, later, root=last) == 1) == (comm.rank == last)
+    assert comm.scan(x, later) == x
+    assert comm.reduce_scatter(np.full(comm.size, x), later) == 1
+    assert comm.all_reduce(x, later, async_op=True).wait() == 1
+
+
 def test_the_last_ranks_value_is_what_a_function_that_keeps_the_right_gives(comm: Any) -> None:
     x = np.array([comm.rank, 10 * comm.rank])
     last = comm.size - 1
