@@ -81,11 +81,9 @@ class Partners:
     def gone(self) -> set[int]:
         """Ranks over there that have ended. Never blocks."""
         with self._lock:
-            self._gone |= {rank for rank, region in self._regions if region.gone}
-            self._gone |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
+            self._gone |= {rank for rank, region in self._regions if region.ended} | self._dead()
             if runtime.may_call_mpi():
                 self._hear()
-                self._gone |= survival.failed(self._inter) if self._inter else set()
                 if self._notary is not None:
                     gone, before = self._notary.ask(self._call)
                     self._gone |= gone
@@ -96,7 +94,8 @@ class Partners:
         """Ranks over there whose process is no more. Those that said farewell wait for this one's."""
         found = {rank for rank, region in self._regions if region.gone and not region.ended}
         found |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
-        return found | survival.failed(self._inter)
+        asks = self._inter and runtime.may_call_mpi()
+        return found | survival.failed(self._inter) if asks else found
 
     def serve(self) -> None:
         """Answer this program's ranks that ask who has ended. Never blocks."""

@@ -11,7 +11,7 @@ def test_a_partner_is_lost_only_some_time_after_its_end_was_seen(monkeypatch):
     monkeypatch.setattr(partners.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(partners.runtime, "may_call_mpi", lambda: True)
     tried = object.__new__(partners.Partners)
-    region = SimpleNamespace(gone=False)
+    region = SimpleNamespace(gone=False, ended=False)
     tried.__dict__.update(
         _gone=set(),
         _inter=None,
