@@ -39,7 +39,10 @@ def said(process, limit_s):
         os.killpg(process.pid, signal.SIGKILL)
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-    out, err = process.communicate()
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired as error:  # who has left its group, and holds what it writes to
+        out, err = error.stdout, error.stderr
     words = " ".join(map(str, process.args))
     pytest.fail(f"no end after {limit_s:g} s: {words}\n--- stdout\n{out}\n--- stderr\n{err}")
 

@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import sys
+import time
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ else:
 
     pathlib = LazyModule("pathlib")
 
+_EXEC_S = 1.0  # also where a program's file is read from afar
 LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
@@ -293,11 +295,25 @@ def name_of(pid: int) -> str:
 
 
 def words_of(pid: int) -> list[str]:
-    return read_of(pid, "cmdline").rstrip("\0").split("\0")
+    return _given_to(pid, "cmdline").rstrip("\0").split("\0")
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    return dict(item.split("=", 1) for item in read_of(pid, "environ").split("\0") if "=" in item)
+    return dict(item.split("=", 1) for item in _given_to(pid, "environ").split("\0") if "=" in item)
+
+
+def _given_to(pid: int, name: str) -> str:
+    """Its cmdline or environ. Both are empty while it becomes another program: it is waited for."""
+    until = time.monotonic() + _EXEC_S
+    while not (given := read_of(pid, name)) and _is_in_exec(pid) and time.monotonic() < until:
+        time.sleep(0.001)
+    return given or read_of(pid, name)
+
+
+def _is_in_exec(pid: int) -> bool:
+    """Whether it has a stack for its words in proc(5)'s stat, and these are not all there."""
+    arg_start, *_, env_end = read_of(pid, "stat").rpartition(")")[2].split()[45:49] or ("0", "0")
+    return arg_start != "0" and env_end == "0"
 
 
 def parent_of(pid: int) -> int:

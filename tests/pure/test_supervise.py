@@ -17,7 +17,7 @@ from processes import finish
 from hpcomm.errors import ConfigError
 from hpcomm.job import mpi_shared_memory as segments
 from hpcomm.job import own_files, tracebacks
-from hpcomm.job.launcher import FIRST, begun, command_of
+from hpcomm.job.launcher import FIRST, begun, command_of, environ_of, words_of
 from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
 from hpcomm.job.supervise import settings
 
@@ -204,6 +204,19 @@ def test_a_folder_for_what_is_short_lived_that_takes_no_files_is_refused(tmp_pat
     ):
         pass
     assert "set TMPDIR" in caught.value.hint
+
+
+def test_a_process_has_words_and_an_environment_also_while_it_becomes_another_program():
+    """The system shows none of both then, so a host of a job was not asked, and a rank was no member."""
+    for i in range(100):
+        process = subprocess.Popen(["sleep", "60"], env={"IS": "there"})  # returns while it does
+        try:
+            if i % 2:
+                assert words_of(process.pid) == ["sleep", "60"]
+            assert environ_of(process.pid) == {"IS": "there"}
+        finally:
+            process.kill()
+            process.wait()
 
 
 def test_the_next_job_removes_the_folders_of_killed_ones_and_no_others(tmp_path):
