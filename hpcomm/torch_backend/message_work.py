@@ -199,6 +199,7 @@ class NodeMessageWork(MessageWork):
         if not self._request.state:
             self._wait_in_core(timeout.total_seconds() if timeout else None)
         if self._is_all():
+            self._group.under_way.discard(self)
             return True
         pause = Pause()
         while not self.poll():  # another thread ends it

@@ -351,7 +351,6 @@ class ProcessGroupMPI(CommProcessGroup):
 
     def barrier(self, opts: object = None, timeout: timedelta | None = None) -> Work:
         opts = made_options(opts, options.BarrierOptions, timeout)
-        self._poller.finish(0.0)
         return self._call(Call("barrier", opts=opts), nothing, ())
 
     def monitored_barrier(

@@ -71,6 +71,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._turn = threading.Lock()  # held by whoever makes collective calls
         self.worker = Worker(f"hpcomm-{self._group_name}")
         self._poller = Poller(f"hpcomm-{self._group_name}-messages")
+        self.under_way = self._poller.under_way
         self._calls = 0
         self.barriers = 0  # monitored ones
         self._together: list[Work] | None = None  # of a coalescing manager

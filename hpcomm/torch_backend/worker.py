@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from queue import SimpleQueue
 
 from ..core.limits import WORKER_POLL_S
 from .message_work import MessageWork
 from .work import NodeWork, QueuedWork
+
+_RARELY_S = 10 * WORKER_POLL_S
 
 
 class Worker:
@@ -67,18 +68,21 @@ class Worker:
 
 
 class Poller:
-    """Progresses messages that are under way, so that large ones arrive while the program computes."""
+    """Progresses calls that are under way, so that large messages arrive while the program computes.
+
+    under_way: what it owns, also when its caller has let it go.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._new: deque[MessageWork | NodeWork] = deque()  # since the last look
+        self.under_way: set[MessageWork | NodeWork] = set()
         self._some = threading.Event()
         self._thread: threading.Thread | None = None
         self._guard = threading.Lock()
 
     def add(self, work: MessageWork | NodeWork) -> None:
-        """Own work until it is complete, also when its caller lets it go."""
-        self._new.append(work)
+        """Progress work until it is complete, or is taken out of under_way by who has waited for it."""
+        self.under_way.add(work)
         if not self._some.is_set():
             self._some.set()
         if self._thread is None:
@@ -90,18 +94,23 @@ class Poller:
     def finish(self, seconds: float) -> None:
         """Wait until nothing is under way, at most seconds."""
         deadline = time.monotonic() + seconds
-        while self._some.is_set() and time.monotonic() < deadline:
+        while self.under_way and time.monotonic() < deadline:
             time.sleep(WORKER_POLL_S)
 
     def _serve(self) -> None:
-        under_way: list[MessageWork | NodeWork] = []
         while True:
             self._some.wait()
-            time.sleep(WORKER_POLL_S)
-            while self._new:
-                under_way.append(self._new.popleft())
-            under_way = [work for work in under_way if not work.poll()]
-            if not under_way:
-                self._some.clear()
-                if self._new:  # added meanwhile
-                    self._some.set()
+            seen: set[MessageWork | NodeWork] = set()
+            wait_s = WORKER_POLL_S
+            while self._some.is_set():
+                time.sleep(wait_s)
+                going = self.under_way.copy()
+                self.under_way.difference_update(ended := {work for work in going if work.poll()})
+                left = going - ended
+                # what is waited for as soon as it has begun needs no look: they become rare
+                wait_s = WORKER_POLL_S if left & seen else min(2 * wait_s, _RARELY_S)
+                seen = left
+                if wait_s == _RARELY_S and not left:
+                    self._some.clear()
+                    if self.under_way:  # added meanwhile
+                        self._some.set()

@@ -54,7 +54,7 @@ def test_a_message_that_has_come_has_a_future(
     if rank == 0:
         dist.send(torch.ones(2), 1)
     elif rank == 1:
-        while not work._request.done() or (poll_s < 0.1 and world._poller._some.is_set()):  # type: ignore[attr-defined]
+        while not work._request.done() or (poll_s < 0.1 and world.under_way):  # type: ignore[attr-defined]
             time.sleep(1e-3)
         assert work.get_future().wait()[0] is x
         assert x.tolist() == [1, 1]
