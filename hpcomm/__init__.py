@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     PROC_NULL: int
     ROOT: int
 
-    def wtime() -> float: ...
-
 
 __version__ = "0.1.0"
 
@@ -143,6 +141,14 @@ _MODULES = (
 )  # fmt: skip
 
 
+def wtime() -> float:
+    """Seconds since some time in the past, as MPI_Wtime has them. Those of two hosts may differ."""
+    from .job.optional_packages import load_mpi
+
+    seconds: float = load_mpi("hpcomm.wtime").Wtime()
+    return seconds
+
+
 if not TYPE_CHECKING:  # where a misspelt name is an error
 
     def __getattr__(name: str) -> Any:
@@ -163,10 +169,10 @@ def _found(name: str) -> Any:
         from .communicator.lazy_world import named
 
         return named(name)
-    if name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT", "wtime"):
+    if name in ("ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ROOT"):
         from .job.optional_packages import load_mpi
 
-        return getattr(load_mpi(f"hpcomm.{name}"), "Wtime" if name == "wtime" else name)
+        return getattr(load_mpi(f"hpcomm.{name}"), name)
     from .communicator.mpi4py_names import of_module
 
     raise AttributeError(f"module 'hpcomm' has no attribute {name!r}{of_module(name)}")

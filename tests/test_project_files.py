@@ -1,6 +1,7 @@
 """What others meet first is right: citation, recipe, workflow and links agree with the package."""
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -65,3 +66,12 @@ def test_the_changelog_has_this_version_and_fragments_are_named_as_it_wants_them
     for path in {*(ROOT / settings["directory"]).iterdir()} - apart:
         assert re.fullmatch(rf"[a-z0-9-]+\.({'|'.join(kinds)})\.md", path.name), path
         assert not path.read_text().startswith("-"), f"{path}: it becomes one entry of a list by itself"
+
+
+def test_pages_that_are_made_have_all_keys_of_a_spec_and_what_is_new(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
+    import _pages
+
+    keys = re.findall(r"^\| `(\w+)` \| \S", _pages.spec(), re.M)
+    assert {"timeout", "command", "mapping", "uncovered"} <= {*keys}
+    assert "\n- " in _pages.changelog()

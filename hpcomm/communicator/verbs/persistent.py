@@ -394,7 +394,7 @@ class Plans(Shell):
         """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
 
         Args:
-            verb: name of a collective verb, also of a neighbour_ one, "send" or "recv".
+            verb: name of a collective verb, also of a `neighbour_` one, "send" or "recv".
             x, out, op, root: as the verb takes them. Without out each wait() returns the plan's own array,
                 which the next start may fill again.
             dest, source, tag: for "send" and "recv".

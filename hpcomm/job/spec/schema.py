@@ -86,6 +86,8 @@ def wanted(schema: Schema) -> str:
         return str(schema["title"])
     if "enum" in schema:
         return f"one of {', '.join(schema['enum'])}"
+    if "anyOf" in schema:
+        return ", or ".join(map(wanted, schema["anyOf"]))
     least = schema.get("minimum")
     return {"boolean": "true or false", "string": "a text", "integer": f"a whole number from {least}"}[
         schema["type"]
