@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -76,25 +77,26 @@ def test_a_launcher_of_open_mpi_whose_job_would_share_files_with_another_one_get
     launcher.chmod(0o755)
     begun = subprocess.Popen([sys.executable, "-c", "pass"])
     begun.wait()
-    taken = {segments.family(f"prterun-{host}-{begun.pid + more}"): more for more in range(1, 41)}
-    held, made = [], []
-    for number, more in taken.items():
-        if more % 2:
-            held.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-            held[-1].bind(f"\0hpcomm-{uid}-{number:x}")
-        else:
-            made.append(Path(f"/dev/shm/sm_segment.{host}.{uid}.{number << 16 | 1:x}.0"))
-            made[-1].touch()
+    taken: dict[int, socket.socket | Path] = {}
+    for more in range(1, 41):
+        number = segments.family(f"prterun-{host}-{begun.pid + more}")
+        with suppress(OSError):  # another job has this one
+            if more % 2:
+                mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                mark.bind(f"\0hpcomm-{uid}-{number:x}")
+                taken[number] = mark
+            else:
+                file = Path(f"/dev/shm/sm_segment.{host}.{uid}.{number << 16 | 1:x}.0")
+                file.touch(exist_ok=False)
+                taken[number] = file
     code = "import sys; from hpcomm.job.supervise import supervise; sys.exit(supervise(sys.argv[1:], {}))"
     try:
         done = finish([sys.executable, "-c", code, launcher], 30, tmp_path)
         assert done.returncode == 0, done.stderr
         assert segments.family(f"prterun-{host}-{int(done.stdout)}") not in taken
     finally:
-        for each in held:
-            each.close()
-        for file in made:
-            file.unlink()
+        for each in taken.values():
+            each.unlink() if isinstance(each, Path) else each.close()
 
 
 MAKER = """
