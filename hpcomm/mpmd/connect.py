@@ -15,11 +15,12 @@ from ..errors import ConfigError, HpcommError, did_you_mean
 from ..grids.methods import KINDS, misfit
 from ..grids.radians import Ends
 from ..grids.vectors import in_space, on_sphere
+from ..job.spec.calendar import check_months
 from .coupled_field import Field
 from .coupling import unit
 from .coupling.coupler import Arrival, Incoming, Outgoing, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
-from .coupling.coupling_clock import NEAR, Schedule
+from .coupling.coupling_clock import NEAR, Clock, Schedule
 from .coupling.fixer import Fixer
 from .coupling.wire import Lane, Part, Wire
 from .link import Link
@@ -77,11 +78,13 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
 
 
 def described(
-    gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]], start_s: float
+    gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]], start_s: float, clock: Clock
 ) -> dict[str, object]:
-    """What a program tells the others of its fields, and when it starts."""
+    """What a program tells the others of its fields, of its calendar, and when it starts."""
     return {
         "start": start_s,
+        "said": clock.said(start_s),
+        "calendar": clock.calendar and str(clock.calendar),
         "gives": {name: _entry(field) for name, field in gives.items()},
         "takes": {name: {**_entry(field), "wish": asdict(wish)} for name, (field, wish) in takes.items()},
     }
@@ -115,12 +118,17 @@ def agreed(
             for name in sides[target]["takes"]
             if name in sides[source]["gives"]
         ]
-    periods = [each.every_s for each in found if each.every_s is not None]
+    periods = [each.every.seconds for each in found if each.every is not None]
+    calendars = [f"{program!r} has {sides[program]['calendar']}" for program in sorted(sides)]
+    if mine["calendar"] != theirs["calendar"] and None not in (mine["calendar"], theirs["calendar"]):
+        raise _wrong(" and ".join(calendars), "one calendar and one start for both")
     if periods and abs(mine["start"] - theirs["start"]) > NEAR * min(periods):
-        starts = [f"{program!r} starts at {sides[program]['start']:.15g} s" for program in sorted(sides)]
+        starts = [f"{program!r} starts at {sides[program]['said']}" for program in sorted(sides)]
         what = f"{' and '.join(starts)}, and fields with a period go between them"
         raise _wrong(what, "me.connect(time=), the same in both; without it a program starts at 0 s")
     for each in found:
+        if each.every is not None and each.every.months:
+            check_months(link.clock.calendar, f"every of field {each.name!r}")
         for what, hint in _misfits(each, sides):
             raise _wrong(what, hint)
         if each.target == link.name:  # has it what a conversion or a mapping needs? The giver would wait
@@ -254,7 +262,7 @@ def connect(
     for number, (each, (field, weights, rows, device_side)) in enumerate(zip(fields, planned, strict=True)):
         # Nothing here needs other ranks, so one that fails keeps nobody.
         is_giver = each.source == link.name
-        schedule = Schedule(each.every_s, each.lag_s, each.time, start_s)
+        schedule = Schedule(each.every, each.lag, each.time, start_s, link.clock)
         lane = Lane(wire, _FIRST_TAG + number, each.timeout_s)
         dtype = field.dtype if is_giver else np.dtype(theirs["gives"][each.name]["dtype"])
         sent = np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
@@ -402,7 +410,7 @@ def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> 
     bundled = [
         each
         for each in fields
-        if (each.mapping, each.every_s, each.source_unit) == ("none", None, each.target_unit)
+        if (each.mapping, each.every, each.source_unit) == ("none", None, each.target_unit)
         if not recorded
     ]
     in_ = [each.name for each in bundled if each.target == link.name]

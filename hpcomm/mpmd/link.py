@@ -14,10 +14,11 @@ from ..communicator.context import Context
 from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from ..job.progress import Progress
+from ..job.spec.calendar import Time
 from .coupled_field import A, Field
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_channel import Channel, Turns
-from .coupling.coupling_clock import check_time, is_number
+from .coupling.coupling_clock import Clock, is_number
 from .coupling.wire import TIMEOUT_S, Wire
 from .record import VERDICTS, Recorder
 from .report import link_lines
@@ -57,6 +58,7 @@ class Link:
         self.gives: dict[str, Outgoing] = {}
         self.takes: dict[str, Incoming] = {}
         self.progress: Progress | None = None
+        self.clock = Clock()  # the program's
         self.all_links: Mapping[str, Link] = {}  # of the program
         self.connect: Callable[[], None] = lambda: None  # of the program, until it is done
         self.together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
@@ -104,7 +106,7 @@ class Link:
         """Ranks of the other program that have ended."""
         return self.comm.context.partners.gone() if self.comm.context.partners is not None else set()
 
-    def put(self, fields: Field | Iterable[Field], time: float | None = None) -> None:
+    def put(self, fields: Field | Iterable[Field], time: Time | None = None) -> None:
         """Send the values of the fields, each point to the ranks that take it.
 
         Collective over the ranks that own points. The values are copied, so they may be changed at once. It
@@ -114,23 +116,24 @@ class Link:
 
         Args:
             fields: a field, or several.
-            time: of the model, in seconds. Needed if the field has a coupling period.
+            time: of the model, in seconds; or a date, if the job has a calendar: of cftime or datetime, or a
+                text. Needed if the field has a coupling period.
 
         Raises:
             ConfigError: the other program does not take the field.
             WaitTimeoutError: an earlier put was not taken within timeout_s.
             PeerFailedError: an earlier put was not taken, and the other program has ended.
         """
-        check_time(time, "put")
+        at = self.clock.seconds(time, "put")
         self.connect()
         began = perf_counter()
         try:
             for field in _each(fields, "put"):
-                self._side("put", field, self.gives).put(time)
+                self._side("put", field, self.gives).put(at)
         finally:
-            self._note(perf_counter(), began, time)
+            self._note(perf_counter(), began, at)
 
-    def get(self, fields: Field[A] | Iterable[Field[A]], time: float | None = None) -> A:
+    def get(self, fields: Field[A] | Iterable[Field[A]], time: Time | None = None) -> A:
         """Receive the values of the fields for this time. Returns those of the (last) field.
 
         Raises:
@@ -138,49 +141,49 @@ class Link:
             WaitTimeoutError: it did not put within timeout_s.
             PeerFailedError: it has ended.
         """
-        check_time(time, "get")
+        at = self.clock.seconds(time, "get")
         self.connect()
         values: Any = None
         began = perf_counter()
         try:
             for field in _each(fields, "get"):
-                values = self._side("get", field, self.takes).get(time)
+                values = self._side("get", field, self.takes).get(at)
         finally:
-            self._note(perf_counter(), began, time)
+            self._note(perf_counter(), began, at)
         last: A = values
         return last
 
-    def exchange(self, time: float | None = None) -> None:
+    def exchange(self, time: Time | None = None) -> None:
         """Put all that this program gives over this link, and get all that it takes, at once.
 
         Fields without a mapping or conversion go in one message per pair of ranks. Large fields in
         consecutive memory are sent and received without a copy. What this program gives may be changed at
         once.
         """
-        check_time(time, "exchange")
+        at = self.clock.seconds(time, "exchange")
         self.connect()
         began = perf_counter()
         try:
             incoming, outgoing = self.together
             gives, takes = self.one_by_one
             for giving in gives:
-                giving.check(time)
+                giving.check(at)
             for taking in takes:
-                taking.check(time)
+                taking.check(at)
             if incoming is not None:
                 incoming.start()
             if outgoing is not None:
                 outgoing.start()
             for giving in gives:
-                giving.put(time)
+                giving.put(at)
             for taking in takes:
-                taking.get(time)
+                taking.get(at)
             if incoming is not None:
                 incoming.finish()
             if outgoing is not None:
                 outgoing.finish()
         finally:
-            self._note(perf_counter(), began, time)
+            self._note(perf_counter(), began, at)
 
     def tell(self, verdict: int) -> None:
         """Tell all ranks of the other program, which hear it, a number. Collective over both."""

@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from .._lazy import np
 from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, warn
 from ..job.progress import PIPE, Progress
-from ..job.spec.schema import FIELD, LONGEST_S, misfit
+from ..job.spec.calendar import Time
+from ..job.spec.schema import LONGEST_S
 from . import connect as connecting
 from . import handshake, replay
 from . import report as reporting
 from .coupled_field import A, Field
-from .coupling.coupling_clock import check_time, divides, is_number
+from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
 from .link import Link, no_field
 from .record import recorder
 from .route import coupled_route
-from .spec.spec_file import FieldSpec, JobSpec, misfit_of_options, stacked
+from .spec.spec_file import FieldSpec, JobSpec
 from .spec.spec_reader import read
+from .spec.wish import wished
 from .verdict import Refusal, first_refusal, judge
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class Program:
         self.peers: tuple[str, ...] = ()
         self.spec: JobSpec | None = _spec()
         self.is_connected = False
+        self._clock = Clock(self.spec.calendar if self.spec is not None else None)
+        self._start_s = 0.0
         self._progress = _progress()
         self._links: dict[str, Link] = {}
         self._gives: dict[str, Field] = {}
@@ -73,7 +76,7 @@ class Program:
     def admit(self, link: Link) -> None:
         """Count link among those of this program."""
         link.connect, link.all_links = self.connect, self._links
-        link.progress = self._progress
+        link.progress, link.clock = self._progress, self._clock
         if self._recorder is not None and not self._recorder.replays:
             link.recorder = self._recorder
         self._links[link.peer] = link
@@ -143,8 +146,8 @@ class Program:
         areas: ArrayLike | None = None,
         bases: ArrayLike | None = None,
         mapping: str | Sequence[str | float] = "none",
-        every: float | None = None,
-        lag: float = 0.0,
+        every: float | str | None = None,
+        lag: float | str = 0.0,
         time: str = "instant",
         neighbours: int = 4,
         timeout: float = 300.0,
@@ -171,11 +174,10 @@ class Program:
             LayoutError, DtypeError: values or points are not valid.
         """
         self._declare("takes", name)
-        times = every, lag, time, None, None, neighbours, False, timeout
-        how = stacked(mapping, uncovered, "takes", f"field {name!r}")
-        how |= {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
-        wish = FieldSpec(name, "", self.name, how.pop("mapping"), None, None, *times, **how)
-        _check_wish(wish)
+        times = {"every": every, "lag": lag, "time": time, "timeout": timeout}
+        how = {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
+        ways = {"mapping": mapping, "uncovered": uncovered, "neighbours": neighbours}
+        wish = wished(name, self.name, times | how | ways)
         made = Field(name, values, self._numbered(values, points), grid, "takes", areas, bases)
         self._takes[name] = made, wish
         return made
@@ -195,7 +197,7 @@ class Program:
             what = f"program {self.name!r} {role} {name!r} twice"
             raise UsageError(what, role, "a name of its own for each")
 
-    def connect(self, time: float = 0.0, *, timeout: float | None = None) -> None:
+    def connect(self, time: Time | None = None, *, timeout: float | None = None) -> None:
         """Plan all couplings, as the first put, get or exchange does otherwise. Collective over all
         programs.
 
@@ -204,8 +206,9 @@ class Program:
         interrupted.
 
         Args:
-            time: of the model at the start, for a run that continues an earlier one. The same in all programs
-                between which fields with a period go.
+            time: of the model at the start, for a run that continues an earlier one: seconds, or a date. The
+                same in all programs between which fields with a period go. Without a spec, a date of cftime
+                gives the job its calendar, and is 0 s.
             timeout: seconds, in place of both limits.
 
         Raises:
@@ -217,9 +220,10 @@ class Program:
         """
         if timeout is not None and not (is_number(timeout, above=0) and timeout <= LONGEST_S):
             raise UsageError(f"timeout must be above 0, not {timeout!r}", "connect", "me.connect(timeout=60)")
-        check_time(time, "connect")
         if self.is_connected:
             return
+        if time is not None:
+            self._start_s = self._clock.begin(time)
         self.is_connected = True
         if self._recorder is not None and self._recorder.replays:
             self._check_fields()
@@ -228,8 +232,8 @@ class Program:
         links = self._coupled
         for link in links:
             link.timeout_s = timeout or self._patience(link.peer)
-        fields, theirs = self._agree(links, time)
-        wrong = self._plan(links, fields, theirs, time, timeout)
+        fields, theirs = self._agree(links)
+        wrong = self._plan(links, fields, theirs, timeout)
         self._meet(links, wrong, timeout)
         for link in links:
             link.connect = lambda: None
@@ -255,12 +259,12 @@ class Program:
         links: list[Link],
         fields: dict[str, list[FieldSpec]],
         theirs: dict[str, Any],
-        time: float,
         timeout: float | None,
     ) -> HpcommError | None:
         """Plan the fields with each other program in turn; returns the first error of any."""
         wrong: HpcommError | None = None
-        steps = {} if self.spec is None else {name: its.step_s for name, its in self.spec.programs.items()}
+        programs = {} if self.spec is None else self.spec.programs
+        steps = {name: its.step.seconds for name, its in programs.items() if its.step is not None}
         for link in links:
             seconds, peer = timeout or max(link.timeout_s, TIMEOUT_S), link.peer
             late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
@@ -268,7 +272,7 @@ class Program:
             declared = connecting.Declared(self._gives, self._takes, theirs[peer])
             with within(seconds, late):
                 try:
-                    connecting.connect(link, fields[peer], declared, self._recorder, time, steps)
+                    connecting.connect(link, fields[peer], declared, self._recorder, self._start_s, steps)
                 except HpcommError as error:  # on all ranks of both, or after all that needs others
                     wrong = wrong or error
         return wrong
@@ -287,7 +291,7 @@ class Program:
         gives = {("from", name): field for name, field in self._gives.items()}
         return gives | {("to", name): field for name, (field, _) in self._takes.items()}
 
-    def _agree(self, links: list[Link], start_s: float) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
+    def _agree(self, links: list[Link]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
 
         Raises:
@@ -296,7 +300,8 @@ class Program:
                 may connect again.
         """
         wrong: Exception | None = None
-        declared: list[Any] = [sorted(self._gives), sorted(self._takes), start_s]
+        start_s = self._start_s
+        declared: list[Any] = [sorted(self._gives), sorted(self._takes), self._clock.said(start_s)]
         for word in ("areas", "bases"):
             has = (name for (_, name), field in self._declared.items() if getattr(field, word) is not None)
             declared.append(f", with {word} of {sorted(has)}")
@@ -304,7 +309,7 @@ class Program:
         doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
         try:
             if declared != first:
-                words = "gives {0} and takes {1}, from {2:g} s on"
+                words = "gives {0} and takes {1}, from {2} on"
                 words += "".join(f"{{{i}}}" for i in (3, 4) if first[i] != declared[i])
                 here, there = words.format(*declared), words.format(*first)
                 hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
@@ -314,7 +319,10 @@ class Program:
                 warn(doubt)
         except Exception as error:  # the others wait to hear of it
             wrong = error
-        mine = connecting.described(self._gives, self._takes, start_s), first_refusal(self.comm, wrong)
+        mine = (
+            connecting.described(self._gives, self._takes, start_s, self._clock),
+            first_refusal(self.comm, wrong),
+        )
         said = {link.peer: link.swapped(mine, "connect") for link in links}
         theirs = {peer: its for peer, (its, _) in said.items()}
         refusals, fields = [mine[1], *(refusal for _, refusal in said.values())], {}
@@ -370,7 +378,26 @@ class Program:
                 what += f": {'; '.join(told)}"
             raise ConfigError(what, "connect", hint)
 
-    def put(self, field: Field, time: float | None = None) -> None:
+    @property
+    def start(self) -> Any:
+        """The time at which this run begins: a date, if the job has a calendar, or seconds."""
+        return self._clock.time(self._start_s)
+
+    def steps(self) -> Iterator[tuple[Any, Any]]:
+        """Begin and end of each step of this program, of the spec, until the job stops; dates, or seconds.
+
+        Example:
+            >>> for now, then in me.steps():
+            ...     ocean.advance(me.get(heat, now), then - now)
+            ...     me.put(sst, then)
+        """
+        own = None if self.spec is None else self.spec.programs[self.name].step
+        if self.spec is None or own is None or self.spec.until_s is None:
+            hint = f'[program.{self.name}] step = "PT1H" and [job] stop, in the spec'
+            raise ConfigError("it is not known how long a step is, or when the job stops", "steps", hint)
+        return Schedule(own, start_s=self._start_s, clock=self._clock).steps(self.spec.until_s)
+
+    def put(self, field: Field, time: Time | None = None) -> None:
         """link.put to every program that takes the field."""
         self._check_declared("put", "gives", field)
         self.connect()
@@ -378,7 +405,7 @@ class Program:
             if field.name in link.gives:
                 link.put(field, time)
 
-    def get(self, field: Field[A], time: float | None = None) -> A:
+    def get(self, field: Field[A], time: Time | None = None) -> A:
         """link.get from the program that gives the field."""
         self._check_declared("get", "takes", field)
         self.connect()
@@ -395,7 +422,7 @@ class Program:
             what = f"{self.name!r} has not declared that it {role} {field.name!r}"
             raise UsageError(what, verb, f"me.{role}(...)")
 
-    def exchange(self, time: float | None = None) -> None:
+    def exchange(self, time: Time | None = None) -> None:
         """link.exchange on all links."""
         self.connect()
         for link in self._links.values():
@@ -433,25 +460,6 @@ class Program:
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
-
-
-def _check_wish(wish: FieldSpec) -> None:
-    """What a spec's reader checks of a field, of one that a program declares."""
-    every, lag, whose = wish.every_s, wish.lag_s, f"field {wish.name!r}"
-    same = ("time", "radius", "neighbours", "nan", "normalise", "conserve", "uncovered", "vector")
-    values = {key: getattr(wish, key) for key in same}
-    values |= {"every": every, "lag": lag, "timeout": wish.timeout_s}
-    for key, value in values.items():
-        plain = value.item() if isinstance(value, np.generic) else value
-        if wrong := (key, plain) != ("every", None) and misfit(key, plain, FIELD["properties"][key]):
-            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
-    if misuse := misfit_of_options(wish):
-        raise ConfigError(f"{whose} has {misuse[1]}", "takes", misuse[2])
-    if every is None and (lag or wish.time != "instant"):
-        raise ConfigError(f"{whose}: time and lag need every", "takes", "every=3600.0")
-    if every is not None and not divides(every, lag):
-        what = f"{whose}: lag = {lag:g} s is no multiple of every = {every:g} s"
-        raise ConfigError(what, "takes", "lag=every")
 
 
 def _spec() -> JobSpec | None:

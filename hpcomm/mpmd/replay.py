@@ -73,7 +73,7 @@ def connect(
         for name, field in gives.items():
             each = listed.get((name, link.name, link.peer))
             if each or not listed:
-                schedule = Schedule(each.every_s, each.lag_s, each.time) if each else Schedule()
+                schedule = Schedule(each.every, each.lag, each.time, clock=link.clock) if each else Schedule()
                 part = Part(field, [], sent_dtype(field.dtype, schedule.time))
                 link.gives[name] = Outgoing(None, part, schedule)
         for name, (field, wish) in takes.items():

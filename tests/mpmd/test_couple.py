@@ -576,6 +576,7 @@ else:
 
 STARTS = """
 # a and b have a field with a period; what c takes has none
+import cftime
 wish = {"a": {}, "b": {"every": 3600.0}, "c": {}}[me.name]
 f = me.gives("f", np.ones(2)) if me.name == "a" else me.takes("f", np.zeros(4), np.arange(4), **wish)
 
@@ -585,6 +586,7 @@ def told(time):
     except hpcomm.HpcommError as error:
         print("told", me.name, comm.rank, str(error).replace("\\n", " "))
 
+told({"a": cftime.DatetimeNoLeap(1, 1, 1), "b": cftime.Datetime360Day(1, 1, 1), "c": 7.0}[me.name])
 told({"a": 0.0, "b": 86400.0, "c": 7.0}[me.name])
 told(float(comm.rank) if me.name == "b" else 0.0)
 me.connect(time=7.0 if me.name == "c" else 86400.0 + 1e-9 * (me.name == "a"))
@@ -595,7 +597,12 @@ assert f.values.all()
 
 @pytest.mark.once
 def test_programs_that_start_at_different_times_are_told_both_on_all_ranks(couple):
+    pytest.importorskip("cftime")
     out = couple(STARTS, {"a": 2, "b": 2, "c": 1}).stdout
+    words = (
+        "'a' has the calendar noleap from 0001-01-01 on and 'b' has the calendar 360_day from 0001-01-01 on"
+    )
+    assert len(re.findall(rf"told . \d .*{words}", out)) == 5, out
     words = "'a' starts at 0 s and 'b' starts at 86400 s, and fields with a period go between them"
     assert len(re.findall(rf"told . \d .*{words}", out)) == 5, out
     assert (
@@ -606,6 +613,66 @@ def test_programs_that_start_at_different_times_are_told_both_on_all_ranks(coupl
 
 def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
     couple(TIMES, {"a": 1, "b": 1, "c": 1})
+
+
+YEAR = """
+[job]
+start = "2000-01-01"
+stop = "2001-01-01"
+calendar = "noleap"
+[program.a]
+command = "python couple.py a"
+ranks = 2
+step = "P1D"
+[program.b]
+command = "python couple.py b"
+ranks = 1
+step = "P1M"
+[[field]]
+name = "f"
+from = "a"
+to = "b"
+every = "P1M"
+time = "mean"
+[[field]]
+name = "back"
+from = "b"
+to = "a"
+every = "P1M"
+lag = "P1M"
+"""
+MONTHS = """
+from datetime import timedelta
+import cftime
+points = mine(6)
+if me.name == "a":
+    f, back = me.gives("f", np.zeros(len(points)), points), me.takes("back", np.zeros(len(points)), points)
+    me.put(f, me.start)
+    try:
+        me.put(f, cftime.Datetime360Day(2000, 1, 2))
+    except hpcomm.ConfigError as error:
+        assert "a date of the calendar 360_day, and the job has the calendar noleap" in str(error), error
+    for now, then in me.steps():
+        assert (me.get(back, now) == max(0, now.month - 2)).all(), now
+        f.values[:] = points + then.dayofyr + (then - now).days * 1000.0 * then.month
+        me.put(f, then)
+else:
+    f, back = me.takes("f", np.zeros(len(points)), points), me.gives("back", np.zeros(len(points)), points)
+    me.put(back, "2000-01-01")
+    for number, (now, then) in enumerate(me.steps(), start=1):
+        days = [now + timedelta(days=k) for k in range(1, (then - now).days + 1)]
+        mean = np.mean([day.dayofyr + 1000.0 * day.month for day in days])
+        assert np.allclose(me.get(f, then.isoformat()), points + mean, rtol=1e-14), (now, f.values[0], mean)
+        back.values[:] = number
+        me.put(back, then)
+    assert (number, str(then)) == (12, "2001-01-01 00:00:00")
+    print("a year")
+"""
+
+
+def test_a_year_of_a_calendar_goes_by_months(spec):
+    pytest.importorskip("cftime")
+    assert "a year" in spec(YEAR, files={"couple.py": COMMON + MONTHS}).stdout
 
 
 WIDE = """
@@ -1038,8 +1105,8 @@ REFUSED = {
     "me.gives('f', x, grid=regrid.LatLon(1, 2))": "has a point 2, but its grid has 2 points",
     "me.gives('f', x, grid=regrid.PointCloud([[0.0, 0.0]]))": "has 3 points here, but its grid has 1",
     "me.takes('f', x, uncovered='kept')": 'uncovered must be "error", "keep" or a value',
-    "me.takes('f', x, every='1')": "every must be a number of seconds, above 0, not '1'",
-    "me.takes('f', x, every=1.0, lag=None)": "lag must be a number of seconds, 0 or more, not None",
+    "me.takes('f', x, every='1')": "or a number of seconds above 0, not '1'",
+    "me.takes('f', x, every=1.0, lag=None)": "or a number of seconds, 0 or more, not None",
     "me.takes('f', x, neighbours=1.5)": "neighbours must be a whole number from 1, not 1.5",
     "me.takes('f', x, timeout=None)": "timeout must be a number of seconds, above 0, not None",
     "me.takes('f', x, nan='skip')": "field 'f': there is no nan 'skip'",

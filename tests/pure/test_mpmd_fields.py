@@ -10,6 +10,7 @@ import pytest
 from hpcomm.core import dtypes
 from hpcomm.errors import ConfigError, DtypeError
 from hpcomm.grids.weights import Weights
+from hpcomm.job.spec.calendar import Duration
 from hpcomm.mpmd.connect import agreed
 from hpcomm.mpmd.coupled_field import Field
 from hpcomm.mpmd.coupling import coupler
@@ -48,15 +49,18 @@ def entry(kind):
     return {"dtype": np.dtype(dtypes.BY_NAME[kind].storage).str, "kind": kind, "shape": (), **own}
 
 
+WHEN = {"start": 0.0, "said": "0 s", "calendar": None}
+
+
 def both(gives, takes):
     """What two programs say, of which one gives and the other takes."""
-    return {"gives": gives, "takes": {}, "start": 0.0}, {"gives": {}, "takes": takes, "start": 0.0}
+    return {"gives": gives, "takes": {}} | WHEN, {"gives": {}, "takes": takes} | WHEN
 
 
 @pytest.mark.parametrize("case", KINDS, ids=" ".join)
 def test_what_arrives_means_what_was_sent_or_is_refused(case):
     given, taken, time = case
-    spec = FieldSpec("f", "a", "b", every_s=1.0, time=time)
+    spec = FieldSpec("f", "a", "b", every=Duration(1.0), time=time)
     sides = both({"f": entry(given)}, {"f": entry(taken)})
     link = SimpleNamespace(name="a", peer="b")
     if KINDS[case] is None:
@@ -109,7 +113,7 @@ def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
 
 @pytest.mark.parametrize(("start", "first"), [(0.0, 0), (3.0, 2), (4.0, 2), (4.1, 3), (4.0 + 1e-9, 2)])
 def test_a_run_that_starts_between_two_versions_begins_with_the_next(start, first):
-    assert Schedule(2.0, start_s=start).first() == first
+    assert Schedule(Duration(2.0), start_s=start).first() == first
 
 
 SET_ANEW = {
@@ -152,7 +156,7 @@ def test_what_arrives_is_computed_in_float64_and_rounded_once(case):
     source, target, mapping, unit, time = case
     wide = complex if source.startswith("c") else float
     put = (np.random.default_rng(3).random((2, 50, 3)) * 200).astype(source)
-    dtype, schedule = coupler.sent_dtype(np.dtype(source), time), Schedule(2.0, 0.0, time)
+    dtype, schedule = coupler.sent_dtype(np.dtype(source), time), Schedule(Duration(2.0), time=time)
     field = Field("f", np.zeros((50, 3), target), np.arange(50), None, "takes")
     weights = None
     if mapping == "weights":
@@ -205,7 +209,7 @@ def test_what_arrives_is_computed_in_float64_and_rounded_once(case):
     ],
 )
 def test_a_giver_may_be_ahead_by_the_lag_and_by_a_step_of_its_taker(lag, step, ahead):
-    assert Schedule(2.0, lag).ahead(step) == ahead
+    assert Schedule(Duration(2.0), Duration(lag)).ahead(step) == ahead
     assert Schedule(None).ahead(step) == 2
 
 

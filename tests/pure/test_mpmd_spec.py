@@ -124,14 +124,19 @@ def test_a_right_spec_is_read_as_it_stands(folder):
         "viewer": [3],
     }
     sst, heat = spec.fields
-    assert (sst.source, sst.target, sst.mapping, sst.time, sst.lag_s) == (
+    assert (sst.source, sst.target, sst.mapping, sst.time, sst.lag.seconds) == (
         "ocean",
         "air",
         "bilinear",
         "instant",
         0.0,
     )
-    assert (heat.every_s, heat.lag_s, heat.time, heat.target_unit) == (3600.0, 3600.0, "mean", "W/m^2")
+    assert (heat.every, heat.lag.seconds, heat.time, heat.target_unit) == (
+        (3600.0, 0),
+        3600.0,
+        "mean",
+        "W/m^2",
+    )
     assert spec.grids["sky"].size == 160
 
 
@@ -710,15 +715,15 @@ WRONG = {
     ),
     "an end between two steps": (
         "timeout = 60",
-        "until = 4000.0",
-        "until = 4000 s is no multiple of the step of 'ocean', 1800 s",
-        "until = 4000.0",
+        "stop = 4000.0",
+        "stop = 4000 s is no multiple of the step of 'ocean', 1800 s",
+        "stop = 4000.0",
     ),
     "an end before the first step": (
         "timeout = 60",
-        "until = 1.0",
-        "until = 1 s is no multiple of the step",
-        "until = 1.0",
+        "stop = 1.0",
+        "stop = 1 s is no multiple of the step",
+        "stop = 1.0",
     ),
     "a step far longer than the period": (
         "step = 1800.0",
@@ -769,6 +774,55 @@ WRONG = {
         "OMP_NUM_THREADS is what threads sets",
         'env = { OMP_NUM_THREADS = "3" }',
     ),
+    "two calendars": (
+        "timeout = 60\n\n[program.ocean]",
+        'start = "2000-01-01"\ncalendar = "noleap"\n[program.ocean]\ncalendar = "360_day"',
+        "program 'ocean' has the calendar 360_day, and the job has the calendar noleap",
+        'calendar = "360_day"',
+    ),
+    "a calendar without a start": (
+        "timeout = 60",
+        'calendar = "noleap"',
+        "a calendar, but no start",
+        'calendar = "noleap"',
+    ),
+    "a date without a start": ("timeout = 60", 'stop = "2000-01-01"', "but no start", 'stop = "2000-01-01"'),
+    "a day that is not there": (
+        "timeout = 60",
+        'start = "2000-02-30"',
+        "there is no 2000-02-30 in the calendar standard",
+        'start = "2000-02-30"',
+    ),
+    "a stop before the start": (
+        "timeout = 60",
+        'start = "2000-02-01"\nstop = "2000-01-01"',
+        "stops at 2000-01-01, and starts at 2000-02-01",
+        'stop = "2000-01-01"',
+    ),
+    "a stop within a step": (
+        "timeout = 60",
+        'start = "2000-02-01"\nstop = "2000-02-01T00:45"',
+        "stop = PT45M is no multiple of the step of 'ocean', PT30M",
+        'stop = "2000-02-01T00:45"',
+    ),
+    "months without dates": (
+        "every = 3600.0\nfrom_unit",
+        'every = "P1M"\nfrom_unit',
+        "every is in months, but the job has no dates",
+        'every = "P1M"',
+    ),
+    "a duration that is none": (
+        "step = 1800.0",
+        'step = "P6M1H"',
+        "'P6M1H' is no duration",
+        'step = "P6M1H"',
+    ),
+    "a lag of another kind": (
+        "timeout = 60" + RIGHT.split("timeout = 60")[1].split("lag = 3600.0")[0] + "lag = 3600.0",
+        'start = "2000-01-01"' + RIGHT.split("timeout = 60")[1].split("lag = 3600.0")[0] + 'lag = "P1M"',
+        "lag = P1M is no multiple of every = PT1H",
+        'lag = "P1M"',
+    ),
     "a blank for a unit": ('unit = "W/m^2"\n', 'unit = " "\n', "unit must be a text", 'unit = " "'),
 }
 MORE = """
@@ -801,7 +855,8 @@ a sum of degrees: a lag of no number: rows of no reduced grid: a grid in a file 
 more ranks in all than any machine has: a grid of more points than
 there is memory: an end between two steps: an end before the first step: a step far longer than the period:
 grids of one size that differ, and no mapping: one field on two grids: planes that do not meet: a variable
-that a key sets
+that a key sets: two calendars: a day that is not there: a stop before the start: a stop within a step: months
+without dates: a duration that is none: a lag of another kind
 """
 
 
@@ -866,6 +921,27 @@ def test_a_wrong_spec_gives_one_message_with_its_line(folder, kind):
     assert text.split("\n")[number - 1] == line
     assert "  try:   " in message
     assert message.count("\n") <= 3
+
+
+def test_a_spec_may_have_dates_and_months(folder, capsys):
+    dates = 'timeout = 60\nstart = "2000-01-01"\nstop = "2001-01-01"\ncalendar = "365_day"'
+    text = RIGHT.replace("timeout = 60", dates).replace("step = 1800.0", 'step = "PT6H"\ncalendar = "noleap"')
+    text = text.replace("every = 3600.0", 'every = "P1M"').replace("lag = 3600.0", 'lag = "P2M"')
+    spec = read(write(folder, text))
+    assert (spec.calendar.name, spec.until_s) == ("noleap", 365 * 86400)
+    assert [(each.every, each.lag.months) for each in spec.fields] == [
+        ((2592000.0, 1), 0),
+        ((2592000.0, 1), 2),
+    ]
+    assert draw_spec.plan([str(folder / "job.toml")]) == 0
+    told = capsys.readouterr().out
+    assert "time: 2000-01-01 to 2001-01-01, calendar noleap\n" in told
+    assert "conservative, every P1M, mean, lag P2M" in told
+    for step, words in (("P1W", "every = P1M is no multiple of the step of 'ocean', P7D"), ("P1Y", "P12M")):
+        with pytest.raises(ConfigError, match=words):
+            read(write(folder, text.replace("PT6H", step)))
+    with pytest.raises(ConfigError, match="every is in months, but not all have the day 30"):
+        read(write(folder, text.replace('start = "2000-01-01"', 'start = "2000-01-30"')))
 
 
 def test_who_puts_before_it_gets_begins_a_circle_without_a_lag(folder):
@@ -1176,7 +1252,7 @@ def test_who_failed_first_is_named_whatever_came_first_to_be_known(folder, capfd
 
 def test_progress_tells_how_far_each_program_is(folder):
     heard = program_watch.Watch(
-        read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nuntil = 7200")))
+        read(write(folder, RIGHT.replace("timeout = 60", "timeout = 60\nstop = 7200")))
     )
     assert heard.progress() == "hpcomm: after 0 s: ocean starts; air starts; viewer starts"
     for words in (

@@ -116,7 +116,7 @@ def large(folder: Path) -> Path:
     """A spec of six programs and fourteen fields between them."""
     (folder / "a.py").touch()
     ranks = {"atmosphere": 40, "ocean": 8, "ice": 2, "land": 3, "rivers": 1, "watcher": 1}
-    text = '[job]\nname = "earth"\n'
+    text = '[job]\nname = "earth"\nstart = "2000-01-01"\ncalendar = "noleap"\n'
     text += "".join(f'[program.{name}]\ncommand = "python a.py"\nranks = {n}\n' for name, n in ranks.items())
     for line in FIELDS.replace("\n", " ").split(","):
         source, target, name = line.split()

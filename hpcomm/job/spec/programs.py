@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import ConfigError
 from ..launcher import host_and_slots, wrong_name
 from . import spec_command
+from .calendar import Calendar, Duration, check_months
 from .schema import JOB, PROGRAM, PROGRAMS, SPEC, fits
 from .toml_tables import Tables
 
@@ -19,7 +20,7 @@ _SAID_BY = {"OMP_NUM_THREADS": "threads", "CUDA_VISIBLE_DEVICES": "gpus"}  # var
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """One program. hosts: (host, ranks there); step_s: its own time step; line: of the file."""
+    """One program. hosts: (host, ranks there); step: its own time step; line: of the file."""
 
     name: str
     command: tuple[str, ...]
@@ -32,7 +33,7 @@ class ProgramSpec:
     hosts: tuple[tuple[str, int], ...] = ()
     on_failure: str = "end"
     joins: bool = True
-    step_s: float | None = None
+    step: Duration | None = None
     first: str = "get"  # or "put": what it does first at a time at which it does both
     line: int = 1
 
@@ -46,13 +47,14 @@ class ProgramSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What a spec starts. path: the file that it was read from."""
+    """What a spec starts. path: the file that it was read from; calendar: None: the model has no dates."""
 
     path: Path
     name: str
     programs: dict[str, ProgramSpec]
     timeout_s: float | None = None
-    until_s: float | None = None  # of the model, for progress
+    until_s: float | None = None  # of the model, where it stops
+    calendar: Calendar | None = None
 
     def world_ranks(self) -> dict[str, range]:
         """The ranks of the world that each program gets: one after the other, as the file has them."""
@@ -72,23 +74,59 @@ def read_programs(tables: Tables, here: bool) -> RunSpec:
     tables.known(tables.root, SPEC, "the spec")
     tables.where = ("job",)
     job = tables.read(tables.root.get("job", {}), JOB, "[job]")
+    calendar, until_s = _times(tables, job)
     tables.where = ()
     listed = tables.named("program")
     if not listed:
         tables.fail("the spec has no programs", '[program.ocean] command = "python ocean.py", ranks = 1')
-    programs = {each: _program(tables, each, table, here) for each, table in listed.items()}
+    programs = {each: _program(tables, each, table, here, calendar) for each, table in listed.items()}
     total = sum(program.ranks for program in programs.values())
     if total > _MOST_RANKS:
         tables.fail(f"the programs have {total:,} ranks in all", f"at most {_MOST_RANKS:,}", "ranks")
-    return RunSpec(tables.path, job["name"] or tables.path.stem, programs, job["timeout"], job["until"])
+    name = job["name"] or tables.path.stem
+    return RunSpec(tables.path, name, programs, job["timeout"], until_s, calendar)
 
 
-def _program(tables: Tables, name: str, given: Any, here: bool) -> ProgramSpec:
+def _times(tables: Tables, job: dict[str, Any]) -> tuple[Calendar | None, float | None]:
+    """The job's calendar, and the seconds of the model at which it stops."""
+    stop, key = job["stop"], "start"
+    if job["start"] is None:
+        return None, stop
+    try:
+        calendar = Calendar(job["calendar"] or "standard", job["start"])
+        key = "stop"
+        until_s = calendar.seconds(stop) if isinstance(stop, str) else stop
+    except ConfigError as error:
+        tables.fail(error.what, error.hint or "", key)
+    if until_s is not None and until_s <= 0:
+        tables.fail(f"the job stops at {stop}, and starts at {job['start']}", "a date behind the start", key)
+    return calendar, until_s
+
+
+def read_duration(
+    tables: Tables, said: dict[str, Any], key: str, calendar: Calendar | None
+) -> Duration | None:
+    """What a key says; None: nothing."""
+    try:
+        found = None if said[key] is None else Duration.of(said[key])
+        if found and found.months:
+            check_months(calendar, key)
+    except ConfigError as error:
+        tables.fail(error.what, error.hint or "", key)
+    return found
+
+
+def _program(tables: Tables, name: str, given: Any, here: bool, calendar: Calendar | None) -> ProgramSpec:
     tables.where = ("program", name)
     if not fits(name, PROGRAMS["propertyNames"]):
         tables.fail(f"{name!r} is no name for a program", "letters, digits, _ . - only, a letter first")
     said = tables.read(given, PROGRAM, f"program {name!r}")
     workdir = _folder(tables, said, here)
+    own = said["calendar"]
+    if own is not None and (calendar is None or not calendar.is_called(own)):
+        has = "has no start" if calendar is None else f"has the calendar {calendar.name}"
+        what = f"program {name!r} has the calendar {own}, and the job {has}"
+        tables.fail(what, "one calendar for all programs, and start, in [job]", "calendar")
     return ProgramSpec(
         name,
         _command(tables, given, workdir, here),
@@ -101,7 +139,7 @@ def _program(tables: Tables, name: str, given: Any, here: bool) -> ProgramSpec:
         _hosts(tables, said),
         said["on_failure"],
         said["joins"],
-        said["step"],
+        read_duration(tables, said, "step", calendar),
         said["first"],
         tables.line_of(),
     )

@@ -36,7 +36,8 @@ class _Side:
     def __init__(self, lane: Lane | None, part: Part, schedule: Schedule) -> None:
         self.field, self.part, self.schedule = part.field, part, schedule
         self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
-        self._timed = schedule.every_s is not None
+        self._timed = schedule.every is not None
+        self._stamps = schedule.clock if self._timed else None
 
     def check(self, t: float | None) -> None:
         """Refuse a call without the time that it needs."""
@@ -73,10 +74,10 @@ class Outgoing(_Side):
             self._sent.shape, self._sent.plain_dtype = (3, *field.shape[1:]), part.dtype
         self._turns: Turns | None = None
         if lane is not None:
-            self.fixer, stamped = fixer, self._timed
+            self.fixer = fixer
             parts = [part._replace(field=self._sent), *([fixer.part] if fixer is not None else [])]
             copied = lane._replace(direct=False)
-            self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamped=stamped), ahead)
+            self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamps=self._stamps), ahead)
         adds = schedule.time in ("mean", "sum") and turn is None and _stays(lane, self.part)
         self._there = DeviceOperations(field.values) if adds else None
         self._join = {"min": np.minimum, "max": np.maximum}.get(schedule.time, np.add)
@@ -95,17 +96,18 @@ class Outgoing(_Side):
             return True
         self.check(t)
         assert t is not None  # by check
-        version = self.schedule.is_due(t)
+        version, said = self.schedule.is_due(t), self.schedule.clock.said
         if self.version < 0 and version is None:
-            what = f"the first put of {self.field.name!r} is at {t:g} s, which is no coupling time"
-            hint = f"put the first values at the start: a multiple of {self.schedule.every_s:g} s"
+            what = f"the first put of {self.field.name!r} is at {said(t)}, which is no coupling time"
+            every = self.schedule.clock.lasts(self.schedule.period)
+            hint = f"put the first values at the start: a multiple of {every}"
             raise UsageError(what, "put", hint)
         with self._there or nullcontext():
             values = self._with_now() if self.schedule.joins else self.field.values
             if version is None:
                 return False
             if version <= self.version:
-                what = f"{self.field.name!r} is put at {t:g} s a second time, or backwards"
+                what = f"{self.field.name!r} is put at {said(t)} a second time, or backwards"
                 raise UsageError(what, "put", "times run forwards")
             if self.schedule.time == "mean":
                 values = values / self._count
@@ -213,7 +215,7 @@ class Incoming(_Side):
             )
         if lane is not None:
             parts = [part._replace(field=self._inbox), *([fixer.part] if fixer is not None else [])]
-            self._channel = Channel(lane, parts, sends=False, stamped=self._timed)
+            self._channel = Channel(lane, parts, sends=False, stamps=self._stamps)
         self._first = schedule.first() if self._timed else 0
         self._seen: Any = None  # values that have been checked
         self._older: Any = None
@@ -254,8 +256,8 @@ class Incoming(_Side):
             self.version = round(self._channel.stamp[0]) if self.part.rows else self.version + 1
         if self._newer is None or self.version - (share > 0) > version:
             raise UsageError(
-                f"{self.field.name!r} is taken for {t:g} s, which is over: version {version}, and here is"
-                f" {self.version}",
+                f"{self.field.name!r} is taken for {self.schedule.clock.said(t)}, which is over: version"
+                f" {version}, and here is {self.version}",
                 "get",
                 "times run forwards; a giver begins at the same time as its takers",
             )

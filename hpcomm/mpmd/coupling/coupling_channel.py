@@ -18,6 +18,7 @@ from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
 from ..coupled_field import Field, gather, scatter, width_of
 from ..route.coupled_route import Selection
+from .coupling_clock import Clock
 from .on_device import Share
 from .wire import Lane, Part, Wire
 
@@ -31,18 +32,20 @@ class Channel:
 
     Args:
         sends: whether this side sends.
-        stamped: whether messages begin with the time.
+        stamps: how times are said, with one of which messages begin; None: they do not.
 
     Attributes:
         lends: whether what is sent travels from its own memory, which must not change meanwhile.
     """
 
-    def __init__(self, lane: Lane, parts: Sequence[Part], *, sends: bool, stamped: bool = False) -> None:
+    def __init__(
+        self, lane: Lane, parts: Sequence[Part], *, sends: bool, stamps: Clock | None = None
+    ) -> None:
         self.wire, self._tag, self.timeout_s, self._direct = self._lane = lane
         self.parts = parts
         self.sends = sends
         self.stamp = (-1.0, -1.0)
-        self._stamped = stamped
+        self._stamps, self._stamped = stamps, stamps is not None
         self._made_for: list[tuple[Field, Any]] | None = None
         self._requests: list[MPI.Prequest] = []
         self._launch: Callable[[], Any]
@@ -200,7 +203,9 @@ class Channel:
         verb, wire = "put" if self.sends else "get", self.wire
         lost = wire.lost() & self._by_rank().keys()
         if lost and not self._test():
-            last = f"; the last that came was of time {self.stamp[1]:g} s" if self.stamp[1] >= 0 else ""
+            last = ""
+            if self._stamps is not None and self.stamp[0] >= 0:
+                last = f"; the last that came was of time {self._stamps.said(self.stamp[1])}"
             raise PeerFailedError(
                 f"{verb} of {self.names} needs rank {min(lost)} of program '{wire.peer}',"
                 f" which has ended{last}",

@@ -75,13 +75,15 @@ def plan(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(_planned(spec), indent=1))
         return 0
+    if dates := _dates(spec):
+        print(f"time: {dates}")
     for name, ranks in spec.world_ranks().items():
         program = spec.programs[name]
         where = ", ".join(host for host, _ in program.hosts) or "anywhere"
         alone = "" if program.joins else ", does not join"
         print(f"program {name}: {counted(ranks)}, {program.device}, {where}{alone}")
     for each in spec.fields:
-        print(f"field {each.name}: {each.source} -> {each.target}, {_about(each)}")
+        print(f"field {each.name}: {each.source} -> {each.target}, {_about(each, spec.calendar is not None)}")
     return 0
 
 
@@ -118,10 +120,15 @@ def _planned(spec: JobSpec) -> dict[str, object]:
         for name, ranks in spec.world_ranks().items()
     ]
     fields = [
-        {"field": each.name, "from": each.source, "to": each.target, "how": _about(each)}
+        {
+            "field": each.name,
+            "from": each.source,
+            "to": each.target,
+            "how": _about(each, spec.calendar is not None),
+        }
         for each in spec.fields
     ]
-    return {"spec": str(spec.path), "programs": programs, "fields": fields}
+    return {"spec": str(spec.path), "time": _dates(spec), "programs": programs, "fields": fields}
 
 
 def _read(argv: Sequence[str], command: str) -> JobSpec:
@@ -134,14 +141,22 @@ def _read(argv: Sequence[str], command: str) -> JobSpec:
     return read(Path(argv[0]), command=f"hpcomm {command}")
 
 
-def _about(each: FieldSpec) -> str:
+def _dates(spec: JobSpec) -> str | None:
+    """From when to when the model runs; None: it has no dates."""
+    if spec.calendar is None:
+        return None
+    stop = "" if spec.until_s is None else f" to {spec.calendar.said(spec.until_s)}"
+    return f"{spec.calendar.said(0.0)}{stop or ' on'}, calendar {spec.calendar.name}"
+
+
+def _about(each: FieldSpec, by_date: bool) -> str:
     parts = [] if each.mapping == "none" else [*each.methods]
-    if each.every_s is not None:
-        parts.append(f"every {each.every_s:g} s")
+    if each.every is not None:
+        parts.append(f"every {each.every.said(by_date)}")
     if each.time != "instant":
         parts.append(each.time)
-    if each.lag_s:
-        parts.append(f"lag {each.lag_s:g} s")
+    if each.lag.seconds:
+        parts.append(f"lag {each.lag.said(by_date)}")
     if each.implicit:
         parts.append("implicit")
     if each.source_unit:
@@ -162,9 +177,11 @@ def svg(spec: JobSpec) -> str:
         fill = "#d8ecd8" if program.device == "gpu" else "#dde6f4"
         edge = "black" if program.joins else "gray"
         graph.add_node(name, label=_box(program, ranks), fillcolor=fill, color=edge)
+    if dates := _dates(spec):
+        graph.graph_attr.update(label=dates, labelloc="b", fontname=_FONT, fontsize=11)
     for i, each in enumerate(spec.fields):
-        style = "dashed" if each.lag_s else "solid"
-        graph.add_edge(each.source, each.target, key=str(i), label=_label(each), style=style)
+        style = "dashed" if each.lag.seconds else "solid"
+        graph.add_edge(each.source, each.target, key=str(i), label=_label(each, spec), style=style)
     with _without_stderr():
         text: str = graph.draw(format="svg", prog="dot").decode()
     return text[text.index("<svg") :]
@@ -180,9 +197,10 @@ def _box(program: ProgramSpec, ranks: range) -> str:
     return f'<<table border="0" cellspacing="3">{wide}<tr>{cells}</tr></table>>'
 
 
-def _label(each: FieldSpec) -> str:
+def _label(each: FieldSpec, spec: JobSpec) -> str:
     """A field in Graphviz's HTML, in short lines; they begin behind the arrow."""
-    lines = [f"<b>{html.escape(each.name)}</b>", *map(html.escape, textwrap.wrap(_about(each), _WIDEST))]
+    about = textwrap.wrap(_about(each, spec.calendar is not None), _WIDEST)
+    lines = [f"<b>{html.escape(each.name)}</b>", *map(html.escape, about)]
     return (
         f'<<table border="0" cellspacing="0"><tr><td balign="left">{"<br/>".join(lines)}</td></tr></table>>'
     )

@@ -8,9 +8,10 @@ from itertools import pairwise
 
 from ...errors import ConfigError
 from ...grids.methods import AMOUNTS, KINDS, misfit
-from ...job.spec.programs import ProgramSpec
+from ...job.spec.calendar import Duration, divides
+from ...job.spec.programs import RunSpec
 from ...job.spec.toml_tables import Tables
-from ..coupling.coupling_clock import divides
+from ..coupling.coupling_clock import Clock, Schedule
 from .spec_file import FieldSpec, GridSpec, JobSpec
 
 
@@ -69,29 +70,32 @@ def check_weights(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec], h
         tables.fail(f"{what} {source.size} and {target.size}", hint, "weights")
 
 
-def check_times(tables: Tables, made: FieldSpec, programs: dict[str, ProgramSpec]) -> None:
-    if made.every_s is None:
+def check_times(tables: Tables, made: FieldSpec, run: RunSpec) -> None:
+    if made.every is None:
         return
     for name in (made.source, made.target):
-        _check_step(tables, programs[name], "every", made.every_s)
-    if not divides(made.every_s, made.lag_s):
-        what = f"lag = {made.lag_s:g} s is no multiple of every = {made.every_s:g} s"
-        tables.fail(what, "lag = every", "lag")
+        _check_step(tables, run, name, "every", made.every)
+    if not made.every.fits(made.lag):
+        lag, every = map(Clock(run.calendar).lasts, (made.lag, made.every))
+        tables.fail(f"lag = {lag} is no multiple of every = {every}", "lag = every", "lag")
 
 
-def _check_step(tables: Tables, program: ProgramSpec, key: str, seconds: float | None) -> None:
-    """That these are a multiple of a program's step."""
-    step = program.step_s
-    if seconds is not None and step is not None and not divides(step, seconds):
-        what = f"{key} = {seconds:g} s is no multiple of the step of {program.name!r}, {step:g} s"
-        tables.fail(what, f"a multiple of {step:g}", key)
+def _check_step(tables: Tables, run: RunSpec, program: str, key: str, whole: Duration) -> None:
+    """That this is a multiple of a program's step; of months, that all of four years are."""
+    if (step := run.programs[program].step) is None:
+        return
+    clock = Clock(run.calendar)
+    steps, wholes = Schedule(step, clock=clock), Schedule(whole, clock=clock)
+    if not all(divides(1.0, steps.position(wholes.time_of(n))) for n in range(1, 49 if whole.months else 2)):
+        what = f"{key} = {clock.lasts(whole)} is no multiple of the step of {program!r}, {clock.lasts(step)}"
+        tables.fail(what, f"a multiple of {clock.lasts(step)}", key)
 
 
 def check_job(tables: Tables, job: JobSpec) -> None:
     """That the fields go together, and the time that the job is for with its programs' steps."""
     tables.where = ("job",)
-    for program in job.programs.values():
-        _check_step(tables, program, "until", job.until_s)
+    for name in () if job.until_s is None else job.programs:
+        _check_step(tables, job, name, "stop", Duration(job.until_s or 0.0))
     _check_together(tables, job.fields)
     _check_cycles(tables, job)
 
@@ -129,7 +133,7 @@ def _check_cycles(tables: Tables, job: JobSpec) -> None:
     prompt = {
         i: each
         for i, each in enumerate(job.fields)
-        if each.target in getters and not each.lag_s and not each.implicit
+        if each.target in getters and not each.lag.seconds and not each.implicit
     }
     waits: dict[str, set[str]] = {}
     for each in prompt.values():

@@ -8,12 +8,13 @@ from typing import Any
 
 from ...grids.methods import AMOUNTS, stack
 from ...grids.methods import GridSpec as GridSpec
+from ...job.spec.calendar import NO_TIME, Duration
 from ...job.spec.programs import RunSpec
 
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """A field that goes from one program to another. Times in seconds of the model."""
+    """A field that goes from one program to another. Times of the model; those in seconds end with _s."""
 
     name: str
     source: str
@@ -21,8 +22,8 @@ class FieldSpec:
     mapping: str = "none"
     source_grid: str | None = None
     target_grid: str | None = None
-    every_s: float | None = None
-    lag_s: float = 0.0
+    every: Duration | None = None
+    lag: Duration = NO_TIME
     time: str = "instant"
     source_unit: str | None = None
     target_unit: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError, HpcommError, did_you_mean
 from ...grids.methods import KINDS
-from ...job.spec.programs import ProgramSpec, read_programs
+from ...job.spec.programs import ProgramSpec, RunSpec, read_duration, read_programs
 from ...job.spec.schema import FIELD, GRID
 from ...job.spec.toml_tables import Tables
 from ..coupling import unit
@@ -41,7 +41,7 @@ def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSp
     if not isinstance(fields, list):
         tables.where = ("field",)
         tables.fail("fields are a list of tables", "write [[field]] with two brackets")
-    found = [_read_field(tables, i, table, run.programs, grids, here) for i, table in enumerate(fields)]
+    found = [_read_field(tables, i, table, run, grids, here) for i, table in enumerate(fields)]
     made = JobSpec(**vars(run), grids=grids, fields=tuple(found))
     grid_checks.check_job(tables, made)
     return made
@@ -91,7 +91,7 @@ def _read_field(
     tables: Tables,
     number: int,
     table: Any,
-    programs: dict[str, ProgramSpec],
+    run: RunSpec,
     grids: dict[str, GridSpec],
     here: bool,
 ) -> FieldSpec:
@@ -104,7 +104,7 @@ def _read_field(
     what = f"field {table.get('name', number + 1) if isinstance(table, dict) else number + 1!r}"
     said = tables.read(table, FIELD, what)
     for key in ("from", "to"):
-        _check_program(tables, said[key], key, programs)
+        _check_program(tables, said[key], key, run.programs)
     if said["from"] == said["to"]:
         tables.fail(f"{what} goes from {said['from']!r} to itself", "name two programs", "to")
     for key in ("from_grid", "to_grid"):
@@ -117,6 +117,7 @@ def _read_field(
     both = said["unit"]
     for key in ("from_unit", "to_unit"):
         said[key] = said[key] or both
+    said |= {key: read_duration(tables, said, key, run.calendar) for key in ("every", "lag")}
     said["weights"] = (tables.path.parent / said["weights"]).resolve() if said["weights"] else None
     made = FieldSpec(*map(said.__getitem__, _KEYS))
     if here and made.source_unit and made.target_unit:
@@ -125,7 +126,7 @@ def _read_field(
         tables.fail(f"{what} has {wrong[1]}", wrong[2], wrong[0])
     grid_checks.check_mapping(tables, made, grids)
     grid_checks.check_weights(tables, made, grids, here)
-    grid_checks.check_times(tables, made, programs)
+    grid_checks.check_times(tables, made, run)
     return made
 
 
