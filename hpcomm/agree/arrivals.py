@@ -50,7 +50,7 @@ class Arrivals:
         # before this one, and so perhaps before they came.
         self._seen_left: set[int] = set()
 
-    def __call__(self, reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
+    def __call__(self, reason: str, ranks: Sequence[int], mine: int = 0, theirs: int = 0) -> None:
         if reason == "waits":
             self.look_at(ranks)
         elif reason == "busy":
@@ -136,7 +136,8 @@ class Arrivals:
             return died
         if _has_left(self.comm, rank):  # before it told so
             return _out_of_step(self.comm, rank)
-        what, hint = f"rank {rank} left this call by an error", "look at what that rank printed"
+        what = f"{self.what} needs rank {rank}, which gave up: it left this call by an error"
+        hint = "look at what that rank printed; if it waited for this one, give it more time"
         return PeerFailedError(what, self.where, hint, [rank])
 
 

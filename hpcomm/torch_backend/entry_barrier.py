@@ -11,37 +11,37 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .._lazy import MPI
 from ..agree import shutdown
+from ..agree.agreement import Comparison
 from ..agree.arrivals import Arrivals
 from ..agree.deadline import lost
 from ..agree.present_calls import call_of
 from ..core.limits import WORK_LOOK_S
 from ..core.patience import Pause
 from ..core.present import waiting
+from ..core.request import Stages, abandon
 from ..core.signature import REFUSED, describe
-from ..errors import NAMED, HpcommError, MismatchError, PeerFailedError, UsageError, has_ended
+from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError, has_ended
 from ..node import native, segment
 from . import store_reports
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
     from torch._C._distributed_c10d import Store
 
     from ..communicator.context import Context
-    from ..node._native import core
 
-_GOING_S, _GOING_POLLS = 0.5, 100  # for what a rank that has ended sent before
-_LEAVING_S = 0.05  # for the end of a rank that left a call to be seen
 _ANY_BYTES = 2**64 - 1
 # In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
 _MEETING = 16 << 6
 _ALIKE = "give every rank the same verb, operator, dtype, shape and root, in the same order"
+_FAR_LOOKS = 10  # that find a rank of another node ended: what it sent before may still be on its way
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 
 
@@ -57,24 +57,21 @@ class EntryBarrier(Arrivals):
     seconds, where = 0.0, ""
     failed: HpcommError | None = None
 
-    def __init__(self, comm: Context, store: Callable[[], Store], seconds: float) -> None:
+    def __init__(self, comm: Context, store: Store, seconds: float) -> None:
         super().__init__(comm)
         self._store = store
         self.where = f"process group '{comm.name}' (rank {comm.rank} of {comm.size})"
         self._before = self._meetings = 0  # calls of the node that were before, and meetings by message
-        self._looked, self._gone = 0.0, list[int]()  # when somebody looked last, and who had ended by then
-        self.node = node = comm.node or self._alone()
+        self._looked, self._gone = 0.0, list[int]()  # when somebody looked last, and who had ended by then;
+        self._looks = 0  # how many looks before have found the same
+        node, here = comm.node, segment.current
+        if node is None and comm.size == 1 and here is not None and (place := here.reserved([here.mine])):
+            node = native.node(here, place, 0, self, True)  # as of a mesh with an axis of length 1
         if node is not None:
             self._before = node.number
             node.hook, node.checks, node.synchronous, node.most = self, True, True, _ANY_BYTES
+        self.node = node
         self.limit(seconds)
-
-    def _alone(self) -> core.Node | None:
-        """A node for a group of one rank, as of a mesh with an axis of length 1."""
-        here = segment.current
-        if here is None or self.comm.size > 1 or not (place := here.reserved([here.mine])):
-            return None
-        return native.node(here, place, 0, self, True)
 
     def limit(self, seconds: float) -> None:
         """From now on calls wait so long."""
@@ -86,8 +83,12 @@ class EntryBarrier(Arrivals):
         """Let no call pass any more."""
         if self.node is not None:
             self.node.close()
-        hint = "init_process_group() or new_group() makes a new one"
-        self._fail(UsageError(f"process group '{self.comm.name}' has been destroyed", hint=hint))
+        what, hint = "has been destroyed", "init_process_group() or new_group() makes a new one"
+        self.failed = as_torch(UsageError(f"process group '{self.comm.name}' {what}", hint=hint))
+
+    def check(self) -> None:
+        if self.failed is not None:
+            raise self.failed
 
     def come(self, mine: int) -> None:
         self.check()
@@ -95,10 +96,6 @@ class EntryBarrier(Arrivals):
             self.node.arrive_and_wait(mine | _MEETING)
         elif self.comm.size > 1:
             self._by_message(mine)
-
-    def check(self) -> None:
-        if self.failed is not None:
-            raise self.failed
 
     def refuse(self) -> None:
         """Tell the others that this rank does not make the call it has been asked for; waits for nobody."""
@@ -108,26 +105,59 @@ class EntryBarrier(Arrivals):
             with suppress(HpcommError):
                 self.node.arrive(REFUSED)
         elif self.comm.size > 1:
-            self._meetings += 1
-            _abandoned.append(self._compares(REFUSED))
-        store_reports.say_called(self._store, self._number, self.comm.rank, describe(REFUSED))
+            abandon(Comparison(self._compared(REFUSED)))
+        store_reports.say(self._store, f"called/{self._number}", self.comm.rank, describe(REFUSED))
 
-    @property
-    def _number(self) -> int:
-        return self._meetings if self.node is None else self.node.number - self._before
+    def _by_message(self, mine: int) -> None:
+        meeting, comm = Comparison(self._compared(mine)), self.comm
+        begin, pause, says = time.monotonic(), Pause(), min(self.seconds / 2, _SAY_S)
+        try:
+            while not meeting.Test():
+                if (waited := time.monotonic() - begin) > self.seconds:
+                    found = store_reports.silent(self._store, f"here/{self._meetings}", comm.size)
+                    here = {comm.rank}  # whose own word may be on its way
+                    if found is None:  # it is cut off from those of other hosts
+                        here, found = here | comm.near.regions.keys(), [*range(comm.size)]
+                    self("late", [rank for rank in found if rank not in here])
+                if waited > says:
+                    says = self.seconds
+                    store_reports.say(self._store, f"here/{self._meetings}", comm.rank, "")
+                self("waits", range(comm.size))
+                pause.sleep()
+        except BaseException:
+            abandon(meeting)
+            raise
 
-    # -- where the core waits, or a call fails -------------------------------------------------------------
-    def __call__(self, reason: str, ranks: tuple[int, ...], mine: int, theirs: int) -> None:
+    def _compared(self, mine: int) -> Stages:
+        self._meetings += 1
+        both = bytearray(struct.pack("2q", mine, -mine))
+        yield [self.comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX)]
+        high, low = struct.unpack("2q", both)
+        if high != -low:
+            raise self.disagree(f"call #{self._meetings}", words())
+
+    # -- where ranks wait, or a call fails -----------------------------------------------------------------
+    def __call__(self, reason: str, ranks: Sequence[int], mine: int = 0, theirs: int = 0) -> None:
         if reason in ("message", "waits"):
             if reason == "waits" and self.node is not None:
                 self.node.move_messages()  # of ranks that wait to be rid of them
             if (now := time.monotonic()) - self._looked < WORK_LOOK_S:
                 return
             self._looked = now
-        if reason != "message":
+        if reason == "message":
+            if error := self.gone(ranks[0] if ranks else None, words()):
+                raise error
+            return
+        try:
             super().__call__(reason, ranks, mine, theirs)
-        elif error := self.gone(ranks[0] if ranks else None, words()):
-            raise error
+        except (PeerFailedError, WaitTimeoutError) as error:
+            shutdown.remember(self.comm, getattr(error, "ranks", ranks))
+            self.failed = as_torch(error)
+            raise self.failed from None
+
+    @property
+    def _number(self) -> int:
+        return self._meetings if self.node is None else self.node.number - self._before
 
     @property
     def what(self) -> str:
@@ -135,8 +165,9 @@ class EntryBarrier(Arrivals):
 
     def look_at(self, ranks: Sequence[int]) -> None:
         before, self._gone = self._gone, lost(self.comm, ranks)
-        if self._gone and self._gone == before:  # else it may have come: the core looks again
-            raise self._lacks(self._gone)
+        self._looks = self._looks + 1 if self._gone == before else 0
+        if self._gone and self._looks >= (_FAR_LOOKS if self.node is None else 1):  # else it may have come
+            raise has_ended(self.what, self.where, self._gone)
 
     def gone(self, peer: int | None, call: str) -> HpcommError | None:
         """What ends a wait for a message: its rank has ended, or all others where it may be anybody's."""
@@ -146,92 +177,39 @@ class EntryBarrier(Arrivals):
             return None
         return has_ended(f"{call} on '{self.comm.name}'", self.where, found)
 
-    def left(self, rank: int) -> HpcommError:
-        """It has left for another call that it waited for, or at its own end."""
-        begin = time.monotonic()
-        while not (gone := lost(self.comm, range(self.comm.size))) and time.monotonic() - begin < _LEAVING_S:
-            time.sleep(1e-3)
-        if gone:
-            return self._lacks(gone)
-        what = f"{self.what} needs rank {rank}, which waited for it in vain and gave up"
-        hint = "make this rank come in time, or give the group a longer timeout"
-        return self._fail(PeerFailedError(what, self.where, hint, [rank]))
-
     def late(self, ranks: Sequence[int]) -> HpcommError:
-        shutdown.remember(self.comm, ranks)
-        return self._fail(super().late(ranks))
+        gone = lost(self.comm, ranks)
+        return has_ended(self.what, self.where, gone) if gone else super().late(ranks)
 
-    def _lacks(self, gone: Sequence[int]) -> HpcommError:
-        shutdown.remember(self.comm, gone)
-        return self._fail(has_ended(self.what, self.where, gone))
-
-    def _fail(self, error: HpcommError) -> HpcommError:
-        self.failed = as_torch(error)
-        return self.failed
+    def left(self, rank: int) -> HpcommError:
+        gone = lost(self.comm, range(self.comm.size))
+        return has_ended(self.what, self.where, gone) if gone else super().left(rank)
 
     def differs(self, rank: int, mine: int, theirs: int) -> HpcommError:
-        rows = {rank: describe(theirs & ~_MEETING), self.comm.rank: words()}
-        return self.disagree(f"call #{self._number}", rows)
+        return self.disagree(f"call #{self._number}", words(), {rank: describe(theirs & ~_MEETING)})
 
-    def disagree(self, call: str, rows: dict[int, str], hint: str = _ALIKE) -> HpcommError:
+    def disagree(self, call: str, mine: str, said: Mapping[int, str] = {}, hint: str = _ALIKE) -> HpcommError:
         """The error that all ranks raise; its rows say what each of them called, by its own words.
 
         Args:
-            rows: what is known, this rank's words among it. Unless a rank has refused its call, the others
-                come to tell theirs, or the group is broken.
+            mine: this rank's; "": it has none.
+            said: what is known of others. Unless one has refused its call, all come to tell theirs, or the
+                group is broken.
             hint: what to try.
         """
-        at, comm = (self._store, self._number), self.comm
-        store_reports.say_called(*at, comm.rank, rows[comm.rank])
-        goes_on = describe(REFUSED) in rows.values()
-        if not goes_on and (everybody := store_reports.all_called(*at, comm.size, self.seconds)):
-            rows, goes_on = everybody, True
-        if describe(REFUSED) in rows.values():
+        rows, refused, key = {**said, self.comm.rank: mine}, describe(REFUSED), f"called/{self._number}"
+        store_reports.say(self._store, key, self.comm.rank, mine)
+        goes_on = refused in rows.values()
+        if not goes_on and (all_said := store_reports.heard(self._store, key, self.comm.size, self.seconds)):
+            rows, goes_on = dict(enumerate(all_said)), True
+        if refused in rows.values():
             hint = "look at the error of that rank"
         lines = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows) if rows[rank])
-        error = MismatchError(f"ranks disagree about {call} on '{comm.name}'.\n{lines}", self.where, hint)
-        return as_torch(error) if goes_on else self._fail(error)
-
-    # -- by message ----------------------------------------------------------------------------------------
-    def _compares(self, mine: int) -> tuple[MPI.Request, bytearray]:
-        """A comparison of what all ranks call, and the memory for it."""
-        from mpi4py import MPI
-
-        both = bytearray(struct.pack("2q", mine, -mine))
-        return self.comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX), both
-
-    def _by_message(self, mine: int) -> None:
-        self._meetings += 1
-        meeting, both = self._compares(mine)
-        begin = look = time.monotonic()
-        pause, gone = Pause(), list[int]()
-        polls = 0  # since some have gone: on a busy machine time alone says little
-        says = min(self.seconds / 2, _SAY_S)
-        while not meeting.Test():
-            waited = (now := time.monotonic()) - begin
-            polls += bool(gone)
-            if now - look > WORK_LOOK_S and not gone:
-                look, gone = now, lost(self.comm, range(self.comm.size))
-            if waited > self.seconds or (polls > _GOING_POLLS and now - look > _GOING_S):
-                _abandoned.append((meeting, both))
-                raise self._lacks(gone) if gone else self.late(self._silent())
-            if waited > says:
-                says = self.seconds
-                store_reports.say_here(self._store, self._meetings, self.comm.rank, self.comm.size)
-            pause.sleep()
-        high, low = struct.unpack("2q", both)
-        if high != -low:
-            raise self.disagree(f"call #{self._meetings}", {self.comm.rank: words()})
-
-    def _silent(self) -> list[int]:
-        found = store_reports.silent(self._store, self._meetings, self.comm.size, NAMED + 2)
-        here = {self.comm.rank}  # whose own word may be on its way
-        if found is None:  # it is cut off from those of other hosts
-            here, found = here | self.comm.near.regions.keys(), [*range(self.comm.size)]
-        return [rank for rank in found if rank not in here]
-
-
-_abandoned: list[Any] = []  # requests that nobody answers: MPI still writes into their memory
+        what = f"ranks disagree about {call} on '{self.comm.name}'.\n{lines}"
+        error = as_torch(MismatchError(what, self.where, hint))
+        if not goes_on:
+            self.failed = error
+        return error
 
 
 def words() -> str:

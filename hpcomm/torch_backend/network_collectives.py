@@ -170,13 +170,13 @@ def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -
         return
     sent = torch.empty((comm.size, comm.size), dtype=torch.int64)
     comm.all_gather(torch.tensor(here), out=sent)
-    rows = [
+    odd = [
         f"expects {mine} elements of rank {r}, which sends {theirs}"
         for r, (mine, theirs) in enumerate(zip(there, sent[:, me].tolist(), strict=True))
         if mine != theirs
     ]
     hint = "what a rank expects of another one has to be as long as what that sends to it"
-    raise comm.entry.disagree(words(), {me: "; ".join(rows)}, hint=hint)
+    raise comm.entry.disagree(words(), "; ".join(odd), hint=hint)
 
 
 def _spec(x: Tensor, counts: list[int], kind: object) -> Sequence[object]:

@@ -64,7 +64,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._told = told
         timeout = told.get("timeout") or c10d.default_pg_timeout
         self.seconds = timeout.total_seconds()
-        self.entry = EntryBarrier(comm.context, self.get_group_store, self.seconds)
+        self.entry = EntryBarrier(comm.context, self.get_group_store(), self.seconds)
         self.where = self.entry.where
         self._by = carrier(comm, self.entry)
         self._by.refuse = self.refuse

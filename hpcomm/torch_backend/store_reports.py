@@ -1,7 +1,7 @@
 """What ranks tell by the store when something is wrong: what each has called, and who waits in a call.
 
-Who waits counts itself alone and in ever larger blocks of ranks. Only blocks that are not whole are looked
-into, so few questions find few ranks among many that have not come.
+Who has said nothing is looked for in halves, then only in those in which somebody is missing: so few
+questions find few ranks among many.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ..errors import NAMED
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-_BLOCK = 32  # ranks, or blocks of them, that are counted together
 _STORE_S = 5.0  # for the store to answer
 _LOOK_S = 0.05  # at most between two looks
 
 
-def say_called(store: Callable[[], Store], call: int, rank: int, words: str) -> None:
-    """Say what this rank has called."""
-    _ask(lambda: store().set(_called(call, rank), words))
+def say(store: Store, key: str, rank: int, words: str) -> None:
+    _ask(lambda: store.set(f"{key}/{rank}", words))
 
 
-def all_called(store: Callable[[], Store], call: int, size: int, seconds: float) -> dict[int, str]:
-    """What each rank says that it has called; nothing, if not all say it in time."""
-    found = dict[int, str]()
-    keys = [_called(call, rank) for rank in range(size)]
+def heard(store: Store, key: str, size: int, seconds: float) -> list[str]:
+    """What each rank says; nothing, if not all say it in time."""
+    found, keys = list[str](), [f"{key}/{rank}" for rank in range(size)]
 
     def look() -> None:
-        there = store()
-        if come(there, keys, seconds):
-            found.update({rank: there.get(key).decode() for rank, key in enumerate(keys)})
+        if come(store, keys, seconds):
+            found.extend([store.get(key).decode() for key in keys])
 
     _ask(look).join(seconds + _STORE_S)
     return found
@@ -50,42 +48,22 @@ def come(store: Store, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def say_here(store: Callable[[], Store], call: int, rank: int, size: int) -> None:
-    """Count this rank among those that have come to a call."""
-    blocks, width = [], 1
-    while width < _BLOCK * size:
-        blocks.append(_block(call, rank, width))
-        width *= _BLOCK
-    _ask(lambda: [store().add(block, 1) for block in blocks])
+def silent(store: Store, key: str, size: int) -> list[int] | None:
+    """The first ranks that have said nothing, a few more than are named; None: the store does not answer."""
 
-
-def silent(store: Callable[[], Store], call: int, size: int, most: int) -> list[int] | None:
-    """The first ranks that have not; None: the store does not answer."""
-    there = store()
-
-    def absent(first: int, width: int) -> Iterator[int]:
-        if there.add(_block(call, first, width), 0) == min(width, size - first):
+    def absent(first: int, end: int) -> Iterator[int]:
+        if store.check([f"{key}/{rank}" for rank in range(first, end)]):
             return
-        if width == 1:
+        if end - first == 1:
             yield first
             return
-        for at in range(first, min(first + width, size), width // _BLOCK):
-            yield from absent(at, width // _BLOCK)
+        half = (first + end) // 2
+        yield from absent(first, half)
+        yield from absent(half, end)
 
-    width = 1
-    while width < size:
-        width *= _BLOCK
     found: list[list[int]] = []
-    _ask(lambda: found.append(list(islice(absent(0, width), most)))).join(_STORE_S)
+    _ask(lambda: found.append([*islice(absent(0, size), NAMED + 2)])).join(_STORE_S)
     return found[0] if found else None
-
-
-def _called(call: int, rank: int) -> str:
-    return f"called/{call}/{rank}"
-
-
-def _block(call: int, rank: int, width: int) -> str:
-    return f"entry/{call}/{width}/{rank // width}"
 
 
 def _ask(store: Callable[[], object]) -> threading.Thread:
