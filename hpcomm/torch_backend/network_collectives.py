@@ -26,7 +26,8 @@ _LARGEST = 2**31 - 1  # a count or displacement in one MPI call
 class NetworkCollectives:
     """The verbs, for plain contiguous tensors; blocks of all ranks lie one after the other, as (size, ...).
 
-    A call is made between expect() and done(): the ranks meet in the barrier before they enter MPI.
+    A call is made between expect() and done(): the ranks meet in the barrier before they enter MPI, by
+    arrive(), which each verb calls.
 
     Attributes:
         stay: inside MPI, for the call under way.
@@ -42,27 +43,31 @@ class NetworkCollectives:
         self.rank, self.size = comm.rank, comm.size
         self.stay = Stay(comm.context, entry.where, range(comm.size))
         self.refuse: Callable[[], None] = nothing
+        self._due: int | None = None  # signature of the call under way, while the ranks have not met for it
 
     def expect(self, mine: int, say: Callable[[], str]) -> None:
-        """Meet the other ranks for a call, at once or during it.
-
-        Args:
-            mine: its signature.
-            say: what it is.
-        """
-        self.stay.words, self.stay.seconds = say, self.entry.seconds
-        self.entry.come(mine)
-        self.stay.since = time.monotonic()
+        """Begin a call. mine: its signature; say: what it is."""
+        self.stay.words, self.stay.seconds, self._due = say, self.entry.seconds, mine
 
     def arrive(self) -> None:
         """Before this rank enters MPI: meet the others, if that has not happened yet."""
+        if self._due is not None:
+            mine, self._due = self._due, None
+            self.entry.come(mine)
+        self.stay.since = time.monotonic()
 
-    def done(self, error: BaseException | None = None) -> None:
+    def done(self, is_made: bool) -> None:
         """After the call, however it ended: meet the others, if that has not happened yet."""
+        mine, self._due = self._due, None
         self.stay.since, self.stay.words = None, str  # the call's tensors are not held
+        if mine is not None and is_made:
+            self.entry.come(mine)
+        elif mine is not None:
+            self.entry.refuse()
 
     def all_reduce(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """In place: out is x."""
+        self.arrive()
         if (summed := self._summed(x, op)) is not None:
             self.all_reduce(summed, "sum", out=summed)
             x.copy_(self._of_sum(summed, op))
@@ -96,6 +101,7 @@ class NetworkCollectives:
 
     def reduce_scatter(self, x: Tensor, op: Any, *, out: Tensor) -> None:
         """Block r of x, reduced, to rank r; out lies elsewhere."""
+        self.arrive()
         if (summed := self._summed(x, op)) is not None:
             total = torch.empty_like(out, dtype=summed.dtype)
             self.reduce_scatter(summed, "sum", out=total)
@@ -105,21 +111,26 @@ class NetworkCollectives:
 
     def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
         """In place: out is x."""
+        self.arrive()
         x = as_bits(x)
         self.comm.broadcast(x, root, out=x)
 
     def all_gather(self, x: Tensor, *, out: Tensor) -> None:
+        self.arrive()
         self.comm.all_gather(as_bits(x), out=as_bits(out))
 
     def gather(self, x: Tensor, root: int, *, out: Tensor | None = None) -> None:
         """out: at the root."""
+        self.arrive()
         self.comm.gather(x, root, out=out)
 
     def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
         """x: at the root."""
+        self.arrive()
         self.comm.scatter(x, root, out=out)
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
+        self.arrive()
         self.comm.all_to_all(as_bits(x), out=as_bits(out))
 
     # -- of unequal lengths --------------------------------------------------------------------------
@@ -132,6 +143,7 @@ class NetworkCollectives:
         """Part j of x to rank j, part i of out from rank i; counts in elements, on which each two agree."""
         from mpi4py import MPI
 
+        self.arrive()
         if max(out.numel(), x.numel()) > _LARGEST:
             parts = list(x.split(here))
             for part, came in zip(out.split(there), self.comm.all_to_all_ragged(parts), strict=True):

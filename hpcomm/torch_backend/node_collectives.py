@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -42,27 +41,6 @@ class NodeCollectives(NetworkCollectives):
     Which of both depends on the signature only. A verb that makes other calls out of one is met for first.
     """
 
-    def __init__(self, comm: Ranks, entry: EntryBarrier) -> None:
-        super().__init__(comm, entry)
-        self._due: int | None = None  # signature of the call under way, while the ranks have not met for it
-
-    def expect(self, mine: int, say: Callable[[], str]) -> None:
-        self.stay.words, self.stay.seconds, self._due = say, self.entry.seconds, mine
-
-    def arrive(self) -> None:
-        if self._due is not None:
-            mine, self._due = self._due, None
-            self.entry.come(mine)
-        self.stay.since = time.monotonic()
-
-    def done(self, error: BaseException | None = None) -> None:
-        mine, self._due = self._due, None
-        super().done()
-        if mine is not None and error is None:
-            self.entry.come(mine)
-        elif mine is not None:
-            self.entry.refuse()
-
     def _makes(self, verb: str, *arguments: object) -> object:
         """Have the core make a call; NotImplemented: it does not take it, whatever rank one asks."""
         self.entry.check()
@@ -85,7 +63,6 @@ class NodeCollectives(NetworkCollectives):
     # -- verbs that reduce ---------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: str, *, out: Tensor) -> None:
         if self._makes("all_reduce", x, op, out) is NotImplemented:
-            self.arrive()
             super().all_reduce(x, op, out=out)
 
     def reduce(self, x: Tensor, op: str, root: int, *, out: Tensor | None = None) -> Tensor | None:
@@ -96,7 +73,6 @@ class NodeCollectives(NetworkCollectives):
 
     def reduce_scatter(self, x: Tensor, op: str, *, out: Tensor) -> None:
         if self._makes("reduce_scatter", x, op, out) is NotImplemented:
-            self.arrive()
             super().reduce_scatter(x, op, out=out)
 
     # -- verbs that only move ------------------------------------------------------------------------------

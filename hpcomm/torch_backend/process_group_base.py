@@ -282,20 +282,17 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """seconds: for this call; 0.0: the group's."""
         with saying(say, self.comm.context), self._turn:
             self.entry.limit(seconds or self.seconds)
-            error: BaseException | None = None
             try:
                 self._by.expect(mine, say)
                 if self._detail:
                     self._by.arrive()  # shapes are compared, too
                 run()
-            except BaseException as found:
-                error = found
+                self._by.done(True)
+            except BaseException:
+                self._by.done(False)
                 raise
             finally:
-                try:
-                    self._by.done(error)
-                finally:
-                    self.entry.limit(self.seconds)
+                self.entry.limit(self.seconds)
 
     def refuse(self) -> None:
         """Tell the others, when it is its turn, that this rank does not make a call that it was asked for."""

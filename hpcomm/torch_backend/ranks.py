@@ -22,6 +22,7 @@ from ..agree import runtime
 from ..errors import ConfigError, WaitTimeoutError, has_ended, named
 from ..node import native, segment
 from ..watch import start_up
+from .store_reports import come
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ..node._native import core
     from ..node.segment import NodeSegment, Region, Tell
 
-_LOOK_S = 0.02  # at most between two looks into the store
+_LOOK_S = 0.2  # between two looks who is missing
 
 
 class Ranks(Protocol):
@@ -177,15 +178,11 @@ def telling(
         calls += 1
         keys = [f"{prefix}/{calls}/{rank}" for rank in ranks]
         store.set(keys[here], said.hex())
-        since = time.monotonic()
-        while not store.check(keys):
-            waited = time.monotonic() - since
-            if waited > _LOOK_S:
-                missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
-                look(missing)
-                if missing and time.monotonic() - begin > seconds:
-                    raise as_torch(_late(missing, seconds))
-            time.sleep(min(waited / 16 + 1e-4, _LOOK_S))
+        while not come(store, keys, _LOOK_S):
+            missing = [rank for rank, key in zip(ranks, keys, strict=True) if not store.check([key])]
+            look(missing)
+            if missing and time.monotonic() - begin > seconds:
+                raise as_torch(_late(missing, seconds))
         return [bytes.fromhex(store.get(key).decode()) for key in keys]
 
     return tell
