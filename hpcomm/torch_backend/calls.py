@@ -16,7 +16,6 @@ from ..core.signature import head
 from ..core.verbs import ROOTED
 from ..errors import LayoutError
 from .names import dist, options
-from .torch_errors import as_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 class Call(NamedTuple):
     """A collective call as torch asks for it.
+
+    str(): `broadcast(float32 (3, 5), root=1)`, `all_gather(float32 (2,), list of 2, 2 x 3 elements)`.
 
     Attributes:
         like: tensor that tells dtype, and number of elements where elements does not.
@@ -40,11 +41,12 @@ class Call(NamedTuple):
     elements: int | list[int] | None = None
     opts: Any = None
 
-    @property
-    def told(self) -> tuple[Any, ...]:
-        """What words() takes."""
-        listed = self.elements if isinstance(self.elements, list) and len(self.elements) > 1 else None
-        return *self[:4], listed
+    def __str__(self) -> str:
+        parts = [] if self.like is None else [array(self.like)]
+        if isinstance(self.elements, list) and len(self.elements) > 1:
+            parts.append(listed(self.elements))
+        parts += [f"op='{self.op}'"] * (self.op is not None) + [f"root={self.root}"] * (self.verb in ROOTED)
+        return f"{self.verb}({', '.join(parts)})"
 
 
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
@@ -85,17 +87,6 @@ def head_of(verb: str, op: Operator | None, dtype: object, root: int) -> int:
     else:
         reduce = reduction.resolve(op, record).code if op is not None else 0
     return head(verb, reduce, record.code, root)
-
-
-def words(
-    verb: str, like: torch.Tensor | None, op: object, root: int, lengths: Sequence[int] | None = None
-) -> str:
-    """`broadcast(float32 (3, 5), root=1)`, `all_gather(float32 (2,), list of 2, 2 x 3 elements)`."""
-    parts = [] if like is None else [array(like)]
-    if lengths is not None:
-        parts.append(listed(lengths))
-    parts += [f"op='{op}'"] * (op is not None) + [f"root={root}"] * (verb in ROOTED)
-    return f"{verb}({', '.join(parts)})"
 
 
 def array(x: torch.Tensor) -> str:
@@ -217,16 +208,3 @@ def in_turn(by: object, runs: list[Callable[[], None]]) -> Callable[[], None]:
 
 def nothing() -> None:
     pass
-
-
-def check_length(verb: str, name: str, tensors: Sequence[object], group: Any) -> None:
-    if len(tensors) != group.size():
-        group.refuse()
-        raise as_torch(
-            LayoutError(
-                f"{name} holds {len(tensors)} tensors, the group has {group.size()} ranks",
-                hint="one tensor for each rank of the group",
-            ),
-            verb,
-            group.where,
-        )

@@ -133,28 +133,37 @@ def _stack(tensors: list[Tensor]) -> Tensor:
     return torch.stack([flat_of(x) for x in tensors]) if there is None else there
 
 
-def _unstack(stack: Tensor, tensors: list[Tensor]) -> None:
-    for x, part in zip(tensors, stack, strict=True):
-        x.data.copy_(part.view(x.shape))
+def _filling_list(fill: Callable[[Tensor], object], outputs: list[Tensor]) -> Run:
+    """Fill tensors of one length as the rows of one, a copy only where they do not lie so."""
+    there = _stacked(outputs)
+
+    def run() -> None:
+        stack = outputs[0].new_empty((len(outputs), outputs[0].numel())) if there is None else there
+        fill(_rows(stack, len(outputs)))
+        for x, part in zip(outputs, stack, strict=True) if there is None else ():
+            x.data.copy_(part.view(x.shape))
+
+    return run
 
 
 @staged("outputs", takes_devices=True)
 def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> Run:
+    _check_length("tensor_list", outputs, comm)
     _check_filled(*outputs)
     _of_one_dtype(x, *outputs)
     if is_misfit(x, outputs, comm.rank):
         raise unfit(x, outputs)
     if not is_even(outputs):
         return _all_gather_uneven(comm, outputs, x)
-    there = _stacked(outputs)
+    return _filling_list(lambda rows: comm.all_gather(flat_of(x), out=rows), outputs)
 
-    def run() -> None:
-        stack = there if there is not None else x.new_empty((comm.size, *x.shape))
-        comm.all_gather(flat_of(x), out=_rows(stack, comm.size))
-        if there is None:
-            _unstack(stack, outputs)
 
-    return run
+def _check_length(name: str, tensors: list[Tensor], comm: NetworkCollectives) -> None:
+    if len(tensors) != comm.size:
+        raise LayoutError(
+            f"{name} holds {len(tensors)} tensors, the group has {comm.size} ranks",
+            hint="one tensor for each rank of the group",
+        )
 
 
 def _of_one_dtype(x: Tensor, *others: Tensor) -> None:
@@ -206,24 +215,19 @@ def _filling(fill: Callable[[Tensor], object], output: Tensor, n: int) -> Run:
 
 @staged("outputs", takes_devices=True)
 def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
-    _check_filled(*(outputs or ()))
-    _of_one_dtype(x, *(outputs or ()))
-    there = _stacked(outputs) if outputs else None
-
-    def run() -> None:
-        if not outputs:
-            comm.gather(flat_of(x), root)
-            return
-        stack = there if there is not None else x.new_empty((comm.size, *x.shape))
-        comm.gather(flat_of(x), root, out=_rows(stack, comm.size))
-        if there is None:
-            _unstack(stack, outputs)
-
-    return run
+    if comm.rank != root:
+        return lambda: comm.gather(flat_of(x), root)
+    outputs = outputs or []
+    _check_length("gather_list", outputs, comm)
+    _check_filled(*outputs)
+    _of_one_dtype(x, *outputs)
+    return _filling_list(lambda rows: comm.gather(flat_of(x), root, out=rows), outputs)
 
 
 @staged("output", takes_devices=True)
 def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
+    if comm.rank == root:
+        _check_length("scatter_list", inputs or [], comm)
     _check_filled(output)
     _of_one_dtype(output, *(inputs or ()))
     stack = None if inputs is None else _stack(inputs)
@@ -238,6 +242,7 @@ def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | Non
 
 @staged("output", takes_devices=True)
 def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], op: Operator) -> Run:
+    _check_length("input_list", inputs, comm)
     _check_filled(output)
     _of_one_dtype(output, *inputs)
     if not is_even(inputs):
@@ -319,6 +324,8 @@ def all_to_all_uneven(
 
 @staged("outputs")
 def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Tensor]) -> Run:
+    _check_length("output_tensor_list", outputs, comm)
+    _check_length("input_tensor_list", inputs, comm)
     _check_filled(*outputs)
     _of_one_dtype(*outputs, *inputs)
 

@@ -15,7 +15,6 @@ from .calls import (
     OPERATORS,
     Call,
     by_name,
-    check_length,
     in_turn,
     is_even,
     is_misfit,
@@ -117,7 +116,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(inputs[0]):
             return self._inner.allgather(outputs, inputs, opts)
         places, x = outputs[0], inputs[0]
-        check_length("all_gather", "tensor_list", places, self)
         count: list[int] | None = None if is_even(places) else lengths(places)
         if is_misfit(x, places, self._rank):
             run, count = refusing(self._by, x, places)
@@ -193,8 +191,6 @@ class ProcessGroupMPI(CommProcessGroup):
             return self._inner.gather(outputs, inputs, opts)
         root = opts.rootRank
         here = outputs[0] if outputs and self._rank == root else None
-        if self._rank == root:
-            check_length("gather", "gather_list", here or [], self)
         x, count = inputs[0], None
         if here and is_misfit(x, here):
             run, count = refusing(self._by, x, here)
@@ -221,8 +217,6 @@ class ProcessGroupMPI(CommProcessGroup):
             return self._inner.scatter(outputs, inputs, opts)
         root = opts.rootRank
         here = inputs[0] if inputs and self._rank == root else None
-        if self._rank == root:
-            check_length("scatter", "scatter_list", here or [], self)
         x, count = outputs[0], None
         if here and is_misfit(x, here):
             run, count = refusing(self._by, x, here)
@@ -247,7 +241,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(outputs[0]):
             return self._inner.reduce_scatter(outputs, inputs, opts)
         op, out, blocks = operator(opts.reduceOp), outputs[0], inputs[0]
-        check_length("reduce_scatter", "input_list", blocks, self)
         each = lengths(blocks)
         count: int | list[int] = sum(each) if is_even(blocks) else each
         if is_misfit(out, blocks, self._rank):
@@ -342,8 +335,6 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.AllToAllOptions, *more)
         if self._foreign(inputs[0]):
             return self._inner.alltoall(outputs, inputs, opts)
-        check_length("all_to_all", "output_tensor_list", outputs, self)
-        check_length("all_to_all", "input_tensor_list", inputs, self)
         run = group_calls.all_to_all(self._by, outputs, inputs)
         return self._call(
             Call("all_to_all", inputs[0], elements=lengths(inputs), opts=opts), run, outputs, inputs=inputs

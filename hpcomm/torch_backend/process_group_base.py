@@ -27,7 +27,7 @@ from ..core.present import saying
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
 from . import rendezvous
-from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds, words
+from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import EntryBarrier
 from .names import backends, c10d, dist, label
@@ -242,12 +242,12 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             mine = self._signature(call)
         except HpcommError as error:
             self.refuse()
-            raise as_torch(error, words(*call[:4]), self.where) from None
+            raise as_torch(error, str(call), self.where) from None
         self._calls += 1
         tensors = [*like, *flat(outputs)]
         if any(map(_is_inference, tensors)):
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
-        say = partial(words, *call.told)
+        say = partial(str, call)
         if self._has_prints:
             run = torch_call(self.comm, call.verb, call.root, say(), inputs, flat(outputs), run)
         if self._is_traced:

@@ -18,7 +18,7 @@ from ..core.present import NEXT, saying
 from ..core.verbs import ROOTED
 from ..errors import HpcommError, WaitTimeoutError
 from ..node.present import enter, leave
-from .calls import flat, words
+from .calls import Call, flat
 from .names import dist
 from .torch_errors import as_torch
 
@@ -214,7 +214,7 @@ class NodeWork(Work):
     @property
     def call(self) -> str:
         verb, x, how = self._told
-        return words(verb, x, None, how or 0) if verb in ROOTED else words(verb, x, how, 0)
+        return str(Call(verb, x, root=how or 0) if verb in ROOTED else Call(verb, x, how))
 
     @property
     def waits_for(self) -> Needs:  # type: ignore[override]
