@@ -177,10 +177,6 @@ class EntryBarrier(Arrivals):
             return None
         return has_ended(f"{call} on '{self.comm.name}'", self.where, found)
 
-    def late(self, ranks: Sequence[int]) -> HpcommError:
-        gone = lost(self.comm, ranks)
-        return has_ended(self.what, self.where, gone) if gone else super().late(ranks)
-
     def left(self, rank: int) -> HpcommError:
         gone = lost(self.comm, range(self.comm.size))
         return has_ended(self.what, self.where, gone) if gone else super().left(rank)

@@ -50,9 +50,10 @@ def come(store: Store, keys: list[str], seconds: float) -> bool:
 
 def silent(store: Store, key: str, size: int) -> list[int] | None:
     """The first ranks that have said nothing, a few more than are named; None: the store does not answer."""
+    keys = [f"{key}/{rank}" for rank in range(size)]
 
     def absent(first: int, end: int) -> Iterator[int]:
-        if store.check([f"{key}/{rank}" for rank in range(first, end)]):
+        if store.check(keys[first:end]):
             return
         if end - first == 1:
             yield first
