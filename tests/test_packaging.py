@@ -98,6 +98,7 @@ def test_the_wheel_holds_every_module_the_machines_and_the_mark_of_typing_and_no
         str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm/schedule/cost/machines").glob("*.json")
     }
     others = {*(f"hpcomm/{name}.pyi" for name in IN_C), "hpcomm/job/spec/spec.json"}
+    others |= {str(path.relative_to(ROOT)) for path in (ROOT / "hpcomm/mpmd/fortran").glob("hpcomm*")}
     built_here = {f"hpcomm/{name}.abi3.so" for name in IN_C} & names  # where there is a compiler
     assert names == modules(ROOT) | machines | others | built_here | {"hpcomm/py.typed"}
     assert len(built_here) == (len(IN_C) if shutil.which("cc") else 0)

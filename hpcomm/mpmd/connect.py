@@ -17,18 +17,17 @@ from ..grids.radians import Ends
 from ..grids.vectors import in_space, on_sphere
 from ..job.spec.calendar import check_months
 from .coupled_field import Field
-from .coupling import unit
 from .coupling.coupler import Arrival, Incoming, Outgoing, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Clock, Schedule
 from .coupling.fixer import Fixer
-from .coupling.wire import Lane, Part, Wire
-from .link import Link
+from .coupling.unit import conversion_of
+from .coupling.wire import FIRST_TAG, Lane, Part, Wire
+from .link import Link, Planned
 from .record import Recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 
-_FIRST_TAG = 10
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
 
 
@@ -132,7 +131,7 @@ def agreed(
         for what, hint in _misfits(each, sides):
             raise _wrong(what, hint)
         if each.target == link.name:  # has it what a conversion or a mapping needs? The giver would wait
-            _conversion(each)
+            conversion_of(each)
             if each.mapping != "none":
                 from ..grids.weights import sparse_matrices
 
@@ -253,17 +252,17 @@ def connect(
         steps: of the programs, as far as they are known.
     """
     gives, takes, theirs = declared
-    wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first)
-    ends = {name: field for name, (field, _) in takes.items()}
-    planned = [
-        _plan(wire, each, (gives if each.source == link.name else ends)[each.name], each.source == link.name)
+    wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first, plain=link.is_plain)
+    todo = [
+        (each, gives[each.name], True) if each.source == link.name else (each, takes[each.name][0], False)
         for each in fields
     ]
+    planned = link.planned(wire, todo, _plan, start_s, steps)
     for number, (each, (field, weights, rows, device_side)) in enumerate(zip(fields, planned, strict=True)):
         # Nothing here needs other ranks, so one that fails keeps nobody.
         is_giver = each.source == link.name
         schedule = Schedule(each.every, each.lag, each.time, start_s, link.clock)
-        lane = Lane(wire, _FIRST_TAG + number, each.timeout_s)
+        lane = Lane(wire, FIRST_TAG + number, each.timeout_s)
         dtype = field.dtype if is_giver else np.dtype(theirs["gives"][each.name]["dtype"])
         sent = np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
         part = Part(field, rows, sent, device_side)
@@ -275,23 +274,18 @@ def connect(
             )
         else:
             fixer = _fixer(link, each, part, weights)
-            arrival = Arrival(weights, _conversion(each), each.uncovered, each.nan, fixer, turn)
+            arrival = Arrival(weights, conversion_of(each), each.uncovered, each.nan, fixer, turn)
             link.takes[each.name] = Incoming(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
         side.mapping = ", ".join(each.methods)
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
-    _bundle(link, wire, fields, recorder is not None)
+    _bundle(link, wire, fields, recorder is not None or link.is_plain)
 
 
-def _plan(
-    wire: Wire, each: FieldSpec, field: Field, is_giver: bool
-) -> tuple[Field, Any, list[tuple[int, coupled_route.Selection]], frozenset[int]]:
-    """A field, its weights, the rows that go to or come from each rank there, and which of these by a device.
-
-    Collective over both programs; errors are on every rank.
-    """
+def _plan(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Planned:
+    """A plan of a field. Collective over both programs; errors are on every rank."""
     weights = None if each.mapping == "none" else _weights(wire, each, field, is_giver)
     wanted = field.points if weights is None else weights.sources
     made = coupled_route.plan(wire.mpi, field.points if is_giver else None, None if is_giver else wanted)
@@ -334,13 +328,6 @@ def _turn(each: FieldSpec, field: Field, is_giver: bool) -> Turn | None:
         return None
     function = in_space if is_giver else on_sphere
     return partial(function, x=field.grid.centres(field.points), bases=field.bases)
-
-
-def _conversion(each: FieldSpec) -> tuple[float, float]:
-    """Factor and offset from the giver's unit to the taker's."""
-    if not each.source_unit or not each.target_unit:
-        return 1.0, 0.0
-    return unit.conversion(each.source_unit, each.target_unit)
 
 
 def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
@@ -405,13 +392,13 @@ def in_radians(
     return told
 
 
-def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], recorded: bool) -> None:
+def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], apart: bool) -> None:
     """One channel each way for everything that exchange() can send as it is; the rest goes one by one."""
     bundled = [
         each
         for each in fields
         if (each.mapping, each.every, each.source_unit) == ("none", None, each.target_unit)
-        if not recorded
+        if not apart
     ]
     in_ = [each.name for each in bundled if each.target == link.name]
     out = [each.name for each in bundled if each.source == link.name]

@@ -47,7 +47,10 @@ _LAST_S = 0.3  # for a message to a rank that did not come: it may never end
 
 
 class Entry(NamedTuple):
-    """What a rank says of itself. kind: "hpcomm", or "plain" for a program that only speaks MPI."""
+    """What a rank says of itself.
+
+    kind: "hpcomm"; "fields" for a program in C or Fortran that couples; "plain" for one that only speaks MPI.
+    """
 
     name: str
     kind: str
@@ -82,7 +85,7 @@ class Roster:
             found = _LINE.fullmatch(line)
             if found is None:
                 what = f"a rank of the world speaks another handshake: {line[:40]!r}"
-                raise _error(what, "one version of hpcomm for all programs; compile with its hpcomm_join.h")
+                raise _error(what, "one version of hpcomm for all programs; compile with its hpcomm.c")
             first, last, step = map(int, found.groups()[:3])
             ranks = range(first, last + 1, step)
             self.counted.setdefault(found[4], []).append(ranks)

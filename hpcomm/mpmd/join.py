@@ -20,6 +20,7 @@ from ..job.optional_packages import load_mpi
 from ..watch import start_up
 from . import handshake
 from .coupling.coupling_clock import is_number
+from .guest import GuestLink
 from .link import Link
 from .program import Program
 
@@ -149,8 +150,8 @@ def _links(
         inter = comm.context.mpi_handle.Create_intercomm(  # type: ignore[attr-defined]
             0, world, programs[peer][0], _LINK_TAG + number
         )
-        plain = "plain" in (kinds[name], kinds[peer])
-        links.append(Link.over(name, peer, comm, inter, plain=plain))
+        made = GuestLink if kinds[peer] == "fields" else Link
+        links.append(made.over(name, peer, comm, inter, plain=kinds[peer] != "hpcomm"))
     return links
 
 

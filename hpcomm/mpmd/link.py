@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from .._lazy import MPI, np
 from ..agree import runtime
@@ -22,7 +22,13 @@ from .coupling.coupling_clock import Clock, is_number
 from .coupling.wire import TIMEOUT_S, Wire
 from .record import VERDICTS, Recorder
 from .report import link_lines
+from .route.coupled_route import Selection
+from .spec.spec_file import FieldSpec, JobSpec
+from .verdict import Refusal
 
+# A field, its weights, the rows that go to or come from each rank there, and which of these by a device.
+Planned: TypeAlias = tuple[Field, Any, list[tuple[int, Selection]], frozenset[int]]
+Plan: TypeAlias = Callable[[Any, FieldSpec, Field, bool], Planned]
 S = TypeVar("S", Outgoing, Incoming)
 
 
@@ -35,6 +41,7 @@ class Link:
         comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
         recorder: what keeps or has the verdicts of an implicit coupling, if anything does.
         local: this program's own communicator.
+        couples: whether fields may go over it.
         is_first: True on one of the two sides, which begins where they take turns.
         timeout_s: seconds that implicit coupling waits for the other program, the longest timeout of the
             fields.
@@ -51,6 +58,7 @@ class Link:
         self.recorder: Recorder | None = None
         self.is_first = name < peer
         self.is_plain = plain
+        self.couples = not plain
         self.timeout_s = TIMEOUT_S
         self.deadline_s = TIMEOUT_S
         self.busy_s = 0.0
@@ -212,6 +220,32 @@ class Link:
         except WaitTimeoutError as error:
             runtime.abort(f"at its end: {error}")
 
+    def declare(self, mine: dict[str, Any], wrong: Refusal | None, spec: JobSpec | None) -> tuple[Any, Any]:
+        """What the other program gives and takes, and what it refuses. Collective over both."""
+        said: tuple[Any, Any] = self.swapped((mine, wrong), "connect")
+        return said
+
+    def hear_points(
+        self, fields: Sequence[FieldSpec], spec: JobSpec | None, take_grids: Callable[..., None]
+    ) -> None:
+        """Hear of the points there, where this side plans the fields for both."""
+
+    def planned(
+        self,
+        wire: Wire,
+        todo: Sequence[tuple[FieldSpec, Field, bool]],
+        plan: Plan,
+        start_s: float,
+        steps: Mapping[str, float | None],
+    ) -> list[Planned]:
+        """Plans of these fields, as plan makes each. Collective over both programs; errors are on every rank.
+
+        Args:
+            todo: with this program's side of a field, and whether that gives.
+            steps: of the programs, as far as they are known.
+        """
+        return [plan(wire, *one) for one in todo]
+
     def swapped(self, mine: object, verb: str) -> Any:
         """What the other program says, for what this one does. Collective over both.
 
@@ -257,6 +291,7 @@ class Link:
             WaitTimeoutError: the other program has not come to its report within timeout_s.
             PeerFailedError: it has ended.
         """
+        alone = alone or self.is_plain
         if not alone:
             self.connect()
         ends = self.name, self.peer

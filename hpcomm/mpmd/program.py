@@ -247,7 +247,7 @@ class Program:
     @property
     def _coupled(self) -> list[Link]:
         """The links over which fields may go."""
-        return [self._links[peer] for peer in self.peers if not self._links[peer].is_plain]
+        return [self._links[peer] for peer in self.peers if self._links[peer].couples]
 
     @property
     def _listed(self) -> tuple[FieldSpec, ...] | None:
@@ -323,7 +323,7 @@ class Program:
             connecting.described(self._gives, self._takes, start_s, self._clock),
             first_refusal(self.comm, wrong),
         )
-        said = {link.peer: link.swapped(mine, "connect") for link in links}
+        said = {link.peer: link.declare(*mine, self.spec) for link in links}
         theirs = {peer: its for peer, (its, _) in said.items()}
         refusals, fields = [mine[1], *(refusal for _, refusal in said.values())], {}
         if not any(refusals):
@@ -331,6 +331,7 @@ class Program:
                 for link in links:
                     its = theirs[link.peer]
                     fields[link.peer] = connecting.agreed(link, mine[0], its, self._listed)
+                    link.hear_points(fields[link.peer], self.spec, connecting.take_grids)
                 self._check_takes([*chain(*fields.values())], theirs)
             except Exception as error:
                 wrong = error
@@ -440,7 +441,7 @@ class Program:
         links = self._coupled
         busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}
         mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, busy, waited)
-        asked = [] if alone else links
+        asked = [link for link in links if not (alone or link.is_plain)]
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in asked}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows)

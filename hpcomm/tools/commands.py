@@ -16,6 +16,7 @@ COMMANDS = {
     ),
     "plan": ("hpcomm.mpmd.spec.draw_spec:plan", "say who would start where, and what would go where"),
     "mpmd": ("hpcomm.mpmd.spec.draw_spec", "draw the programs and fields of a spec"),
+    "fortran": ("hpcomm.tools.fortran", "say where the sources for programs in Fortran and C are"),
     "sim": ("hpcomm.tools.sim", "simulate collectives on a machine, up to 100,000 ranks"),
     "prove": ("hpcomm.tools.prove_file", "prove that algorithms of your own do what they should"),
     "draw": ("hpcomm.tools.draw", "draw a collective algorithm, its times, or which one wins where"),

@@ -1,13 +1,20 @@
 """Jobs of several programs, each in processes that are gone when the test is."""
 
+import os
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 from processes import CLOCK, finish, judge
 
+from hpcomm.tools.fortran import FOLDER
+
 END_S = 15.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
 @pytest.fixture
@@ -55,3 +62,52 @@ def spec(tmp_path):
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory):
+    """compiled(compiler="gcc", *flags): hpcomm.c as an object, and the command that links with this MPI."""
+    objects = {}
+
+    def make(compiler="gcc", *flags):
+        mpicc = shutil.which("mpicc", path=str(Path(sys.prefix) / "bin"))
+        if not shutil.which(compiler) or not mpicc:
+            pytest.skip(f"no {compiler}, or no mpicc beside this Python")
+        environ = {**os.environ, "OMPI_CC": compiler, "MPICH_CC": compiler}
+        if (compiler, flags) not in objects:
+            objects[compiler, flags] = tmp_path_factory.mktemp("compiled") / "hpcomm.o"
+            words = [mpicc, *STRICT, *flags, "-c", "-o", objects[compiler, flags], FOLDER / "hpcomm.c"]
+            subprocess.run(words, check=True, timeout=100, env=environ)
+        return mpicc, environ, objects[compiler, flags]
+
+    return make
+
+
+@pytest.fixture
+def in_c(compiled, tmp_path):
+    """in_c(source, name, *flags): builds a program in tmp_path; skips where there is no compiler."""
+
+    def build(source, name, *flags):
+        mpicc, environ, library = compiled("gcc", *flags)
+        (tmp_path / f"{name}.c").write_text(source)
+        words = [mpicc, *flags, "-I", FOLDER, "-o", tmp_path / name, tmp_path / f"{name}.c", library, "-lm"]
+        subprocess.run(words, check=True, timeout=100, env=environ)
+
+    return build
+
+
+@pytest.fixture
+def in_fortran(compiled, tmp_path):
+    """in_fortran(source, name): builds a program in tmp_path; skips where there is no compiler."""
+
+    def build(source, name):
+        mpicc, environ, library = compiled()
+        if not shutil.which("gfortran"):
+            pytest.skip("no gfortran here")
+        (tmp_path / f"{name}.f90").write_text(source)
+        made = ["gfortran", "-Wall", "-Wextra", "-Werror", "-c", FOLDER / "hpcomm_mod.f90", f"{name}.f90"]
+        subprocess.run(made, check=True, timeout=100, cwd=tmp_path)
+        words = [mpicc, "-o", name, f"{name}.o", "hpcomm_mod.o", library, "-lgfortran", "-lm"]
+        subprocess.run(words, check=True, timeout=100, cwd=tmp_path, env=environ)
+
+    return build

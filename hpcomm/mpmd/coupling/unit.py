@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ConfigError, did_you_mean
 from ...job.optional_packages import load
+from ..spec.spec_file import FieldSpec
 
 _SPELLING = "as pint writes it: 'W/m^2', 'degC', 'K'"
 
@@ -55,3 +56,10 @@ def conversion(source: str, target: str) -> tuple[float, float]:
     except Exception as error:  # as of units with an offset in a product
         raise ConfigError(f"{source!r} to {target!r}: {error}", hint=_SPELLING) from None
     return float(at[1] - at[0]) if at[0] else float(at[1]), float(at[0])
+
+
+def conversion_of(each: FieldSpec) -> tuple[float, float]:
+    """(factor, offset) from the unit of a field's giver to that of its taker."""
+    if not each.source_unit or not each.target_unit:
+        return 1.0, 0.0
+    return conversion(each.source_unit, each.target_unit)

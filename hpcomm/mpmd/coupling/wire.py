@@ -16,6 +16,7 @@ from ..coupled_field import Field
 from ..route.coupled_route import Selection
 
 TIMEOUT_S = 300.0
+FIRST_TAG = 10  # of fields
 _SPINS = 3  # tests before others may have this core, where ranks are more than cores
 _LOOK_S = 0.2  # between looks at whether the partners still live
 
@@ -33,13 +34,13 @@ class Wire:
         waited_s: seconds spent waiting for the other program.
     """
 
-    def __init__(self, comm: Communicator, peer: str, *, is_first: bool) -> None:
+    def __init__(self, comm: Communicator, peer: str, *, is_first: bool, plain: bool = False) -> None:
         self.comm = comm
         self.peer = peer
         self.mpi: MPI.Intracomm = comm.context.mpi_handle.Merge(high=not is_first)  # type: ignore[attr-defined]
         self.shift = comm.size if is_first else 0
         self.carrier: Communicator | None = None
-        if any(self.mpi.allgather(driver.possible())):
+        if not plain and any(self.mpi.allgather(driver.possible())):
             self.carrier = Communicator(self.mpi, f"{comm.name}.fields", check="off")
         self.waited_s = 0.0
 

@@ -1,0 +1,299 @@
+"""Link to a program without Python, in C or Fortran, whose side is fortran/hpcomm.c: this one plans for both.
+
+Rank r there says its points and coordinates to rank r % n here, which plays it where both programs plan
+(ensemble.py), and gets back what it is to send or to receive, and weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple, cast
+
+from .._lazy import MPI, np
+from ..agree import runtime
+from ..communicator.communicator import Communicator
+from ..core.types import AnyArray
+from ..errors import ConfigError, HpcommError, PeerFailedError, WaitTimeoutError
+from ..grids.grid import Grid
+from ..regrid import Cells, LatLon, PointCloud
+from .coupled_field import Field
+from .coupling.coupler import sent_dtype
+from .coupling.coupling_clock import Schedule
+from .coupling.unit import conversion_of as conversion
+from .coupling.wire import FIRST_TAG, Wire
+from .ensemble import Ensemble, Player
+from .link import Link, Plan, Planned
+from .spec.spec_file import FieldSpec, JobSpec
+from .verdict import Refusal
+
+_VERSION = "1"  # of what both sides say to each other
+_TOLD, _NUMBERS, _COORDINATES, _PLANS, _ROWS, _WEIGHTS = range(32300, 32306)  # tags
+_KINDS = ("", "points", "cells", "latlon")  # of grids, by hpcomm.h's numbers; "": numbers alone
+_PAUSE_S = 1e-3
+
+
+class _Row(NamedTuple):
+    """What the program says of a field: its kind of number, and its grid."""
+
+    role: str
+    name: str
+    kind: int
+    width: int
+    grid: int
+    form: str
+    shape: tuple[int, int]
+
+
+class Stage(NamedTuple):
+    """What a rank plans on, as coupling.wire.Wire has it."""
+
+    mpi: MPI.Intracomm
+    shift: int
+
+    def device_side(self, _: object) -> frozenset[int]:
+        return frozenset()
+
+
+class GuestLink(Link):
+    """A link to such a program. Fields go over it, and MPI's own calls."""
+
+    _rows: Sequence[_Row] = ()
+    _version = ""
+
+    def __init__(self, name: str, peer: str, local: Communicator, comm: Communicator, *, plain: bool) -> None:
+        super().__init__(name, peer, local, comm, plain=plain)
+        self.couples = True
+        self._given: dict[str, str] = {}  # kinds of what is given here
+        self._fields: dict[int, dict[tuple[str, str], Field]] = {}  # by rank there
+        if comm.context.partners is not None:
+            runtime.farewells.append(comm.context.partners.say_farewell)
+
+    @property
+    def _played(self) -> range:
+        """The ranks there that this one plans for."""
+        return range(self.local.rank, self.size, self.local.size)
+
+    def declare(self, mine: dict[str, Any], wrong: Refusal | None, spec: JobSpec | None) -> tuple[Any, None]:
+        self._given = {name: its["kind"] for name, its in mine["gives"].items()}
+        words = f"'{self.name}' gives {sorted(mine['gives'])} and takes {sorted(mine['takes'])}"
+        text = self.swapped(words if wrong is None else wrong, "connect") or ""
+        (self._version, start), *rows = (line.split("\t") for line in text.splitlines())
+        self._rows = [
+            _Row(
+                row[0],
+                row[1],
+                int(row[2]),
+                int(row[3]),
+                int(row[4]),
+                _KINDS[int(row[5])],
+                (int(row[6]), int(row[7])),
+            )
+            for row in rows
+        ]
+        begin = {"start": float(start), "said": f"{float(start):g} s", "calendar": None}
+        said: dict[str, Any] = {**begin, "gives": {}, "takes": {}}
+        for row in self._rows:
+            wish = {"wish": asdict(FieldSpec(row.name, "", self.peer))} if row.role == "takes" else {}
+            said[row.role][row.name] = self._entry(row, spec) | wish
+        return said, None
+
+    def _entry(self, row: _Row, spec: JobSpec | None) -> dict[str, Any]:
+        form, surface = row.form, "sphere" if row.form else ""
+        end = ("source", "source_grid") if row.role == "gives" else ("target", "target_grid")
+        for each in spec.fields if spec is not None else ():
+            said = spec.grids.get(getattr(each, end[1]) or "") if spec is not None else None
+            if (each.name, getattr(each, end[0])) != (row.name, self.peer) or said is None:
+                continue
+            if not form or (form == "latlon" and row.shape == said.shape):
+                form, surface = said.kind, said.surface
+        dtype = np.dtype(f"f{row.kind}")
+        return {
+            "dtype": dtype.str,
+            "kind": dtype.name,
+            "shape": (row.width,) if row.width > 1 else (),
+            "grid": form or None,
+            "surface": surface,
+            "areas": False,
+            "bases": False,
+        }
+
+    def _check(self, each: FieldSpec) -> None:
+        """Refuse what the program cannot do of a field."""
+        kind = self._given.get(each.name, "float64") if each.source == self.name else "float64"
+        lacks = {
+            "a vector": each.vector,
+            "an implicit coupling": each.implicit,
+            "one with a period of months": each.every is not None and each.every.months > 0,
+            f"one with conserve = {each.conserve!r}": each.conserve != "none",
+            f"one with nan = {each.nan!r}": each.nan != "spread",
+            f"one of {kind}": kind not in ("float32", "float64"),
+        }
+        for what, is_so in lacks.items():
+            if is_so:
+                what = f"field {each} is {what}, but '{self.peer}' is a program without Python"
+                raise ConfigError(what, "connect", "docs/fortran.md says what such programs can do")
+
+    def hear_points(
+        self, fields: Sequence[FieldSpec], spec: JobSpec | None, take_grids: Callable[..., None]
+    ) -> None:
+        """Make fields of what the ranks say that this one plays."""
+        for each in fields:
+            self._check(each)
+        if self._version != _VERSION:
+            what = f"program '{self.peer}' was built with hpcomm.c {self._version}, and this is {_VERSION}"
+            raise ConfigError(what, "connect", "build it anew: hpcomm fortran --path")
+        for rank in self._played:
+            numbers, lonlat = (
+                self._message(rank, tag, "connect").view(kind)
+                for tag, kind in ((_NUMBERS, np.int64), (_COORDINATES, np.float64))
+            )
+            self._fields[rank] = self._made(rank, numbers, lonlat, spec)
+            sides = {"gives": "from", "takes": "to"}
+            if spec is not None:
+                made = {(sides[role], name): each for (role, name), each in self._fields[rank].items()}
+                take_grids(spec, self.peer, made)
+
+    def _made(
+        self, rank: int, numbers: AnyArray, lonlat: AnyArray, spec: JobSpec | None
+    ) -> dict[tuple[str, str], Field]:
+        parts: list[tuple[AnyArray, AnyArray]] = []  # points and coordinates of each grid
+        while len(numbers):
+            (count, corners), numbers = numbers[:2].tolist(), numbers[2:]
+            parts.append((numbers[:count], lonlat[: 2 * count * corners].reshape(count, corners, 2)))
+            numbers, lonlat = numbers[count:], lonlat[2 * count * corners :]
+        made = {}
+        for row in self._rows:
+            points, x = parts[row.grid]
+            shape = (row.width,) if row.width > 1 else ()
+            grid: Grid | None = None
+            if row.form in ("points", "cells"):
+                grid = PointCloud(x[:, 0]) if row.form == "points" else Cells(x)
+            elif row.form and self._entry(row, spec)["grid"] == "latlon":
+                grid = LatLon(*row.shape)
+            values = np.empty((len(points), *shape), f"f{row.kind}")
+            try:
+                made[row.role, row.name] = Field(row.name, values, points, grid, row.role)
+            except HpcommError as error:
+                error.what = f"rank {rank} of program '{self.peer}': {error.what}"
+                raise
+        return made
+
+    def planned(
+        self,
+        wire: Wire,
+        todo: Sequence[tuple[FieldSpec, Field, bool]],
+        plan: Plan,
+        start_s: float,
+        steps: Mapping[str, float | None],
+    ) -> list[Planned]:
+        planned: list[Planned] = []
+        theirs: dict[int, list[Planned]] = {rank: [] for rank in self._played}
+        lines = ""
+        try:
+            for each, field, is_giver in todo:
+                done = self._play(plan, each, field, is_giver)
+                planned.append(done[self._first[0] + self.local.rank])
+                for rank, its in theirs.items():
+                    its.append(done[self._first[1] + rank])
+            lines = "".join(self._line(number, *one, start_s, steps) for number, one in enumerate(todo))
+        finally:  # without lines, if something is wrong: what that is, is told afterwards
+            for rank, its in theirs.items():
+                self._send_plans(rank, lines, its if lines else [])
+        return planned
+
+    @property
+    def _first(self) -> tuple[int, int]:
+        """Where the ranks here, and there, begin among those of both."""
+        return (0, self.local.size) if self.is_first else (self.size, 0)
+
+    def _play(self, plan: Plan, each: FieldSpec, field: Field, is_giver: bool) -> dict[int, Planned]:
+        """Plans of a field for this rank, and for those that it plays. Collective over this program."""
+        here, there = self._first
+        players = {here + rank: rank for rank in range(self.local.size)}
+        players |= {there + rank: rank % self.local.size for rank in range(self.size)}
+        role = "takes" if is_giver else "gives"
+        acts = {here + self.local.rank: (there, field, is_giver)}
+        for rank in self._played:
+            acts[there + rank] = here, self._fields[rank][role, each.name], not is_giver
+
+        def act(player: Player) -> Planned:
+            shift, its, gives = acts[player.rank]
+            return plan(Stage(cast("MPI.Intracomm", player), shift), each, its, gives)
+
+        mpi = cast("MPI.Intracomm", self.local.context.mpi_handle)
+        return Ensemble(mpi, [players[rank] for rank in sorted(players)]).play(dict.fromkeys(acts, act))
+
+    def _line(
+        self,
+        number: int,
+        each: FieldSpec,
+        field: Field,
+        is_giver: bool,
+        start_s: float,
+        steps: Mapping[str, float | None],
+    ) -> str:
+        """What the program has to know of a field."""
+        role = "takes" if is_giver else "gives"
+        [kind] = [row.kind for row in self._rows if (row.role, row.name) == (role, each.name)]
+        sent = sent_dtype(field.dtype if is_giver else np.dtype(f"f{kind}"), each.time)
+        schedule = Schedule(each.every, each.lag, each.time, start_s, self.clock)
+        factor, offset = conversion(each)
+        period = -1.0 if each.every is None else each.every.seconds
+        words = [role, each.name, FIRST_TAG + number, period, each.lag.seconds, each.time]
+        words += [schedule.ahead(steps.get(each.target)), each.timeout_s, sent.itemsize, factor, offset]
+        fill = "keep" if isinstance(each.uncovered, str) else float(each.uncovered)
+        return "\t".join(map(str, [*words, fill, start_s])) + "\n"
+
+    def _send_plans(self, rank: int, lines: str, plans: Sequence[Planned]) -> None:
+        numbers: list[Any] = [np.empty(0, np.int64)]
+        values: list[Any] = [np.empty(0)]
+        for _, weights, rows, _ in plans:
+            numbers.append([len(rows)])
+            for partner, where in rows:
+                points = np.arange(where.start, where.stop) if isinstance(where, slice) else where
+                numbers += [[partner, len(points)], points]
+            if weights is None:
+                numbers.append([-1])
+            else:
+                numbers += [[weights.columns], weights.matrix.indptr, weights.matrix.indices]
+                values.append(weights.matrix.data)
+        rows_, weights_ = np.concatenate(numbers).astype(np.int64), np.concatenate(values).astype(float)
+        for tag, sent in ((_PLANS, lines.encode()), (_ROWS, rows_), (_WEIGHTS, weights_)):
+            self._inter.Send([sent, MPI.BYTE], rank, tag)
+
+    @property
+    def _inter(self) -> Any:
+        """For words and plans: no verb of objects uses it."""
+        return self.comm.context.object_comm
+
+    def _swapped(self, mine: Any, verb: str) -> Any:
+        """What the first rank there says, for what this one does: text, or a refusal. None: nothing."""
+        text = mine or ""
+        if isinstance(mine, Refusal):
+            text = f"rank {mine.rank} of program '{mine.program}' refused its part of connect: {mine.what}"
+            text += f"\n  try:   there: {mine.hint}" * bool(mine.hint)
+        going = self._inter.Isend([text.encode(), MPI.BYTE], 0, _TOLD)
+        said = self._message(0, _TOLD, verb).tobytes().decode(errors="replace")
+        going.Wait()
+        return said or None
+
+    def _message(self, source: int, tag: int, verb: str) -> AnyArray:
+        """The next one from a rank there, as bytes."""
+        status, deadline, partners = (
+            MPI.Status(),
+            time.monotonic() + self.timeout_s,
+            self.comm.context.partners,
+        )
+        while (message := self._inter.Improbe(source, tag, status)) is None:
+            if partners is not None and source in partners.lost():
+                what = f"{verb} needs rank {source} of program '{self.peer}', which has ended"
+                raise PeerFailedError(what, verb, f"look at what '{self.peer}' printed", [source])
+            if time.monotonic() > deadline:
+                what = f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'"
+                raise WaitTimeoutError(what, verb, f"hpcomm_connect in '{self.peer}', too")
+            time.sleep(_PAUSE_S)
+        got = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+        message.Recv([got, MPI.BYTE])
+        return got

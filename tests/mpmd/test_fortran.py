@@ -1,0 +1,415 @@
+"""Programs in Fortran and C give and take fields as programs in Python do, and say what is wrong."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import finish
+
+PAGE = Path(__file__).parents[2] / "docs" / "fortran.md"
+SPEC = """
+    [program.ocean]
+    command = "OCEAN"
+    ranks = RANKS
+    step = 1.0
+    [program.river]
+    command = "RIVER"
+    ranks = 1
+    step = 2.0
+    [program.air]
+    command = "python air.py"
+    ranks = RANKS
+    step = 1.0
+    [grid.sea]
+    kind = "latlon"
+    nlat = 12
+    nlon = 20
+    [grid.sky]
+    kind = "gaussian"
+    nlat = 8
+    nlon = 16
+    [grid.mouths]
+    kind = "points"
+    size = 9
+    [[field]]
+    name = "sst"
+    from = "ocean"
+    to = "air"
+    mapping = "conservative"
+    from_grid = "sea"
+    to_grid = "sky"
+    every = 2.0
+    time = "mean"
+    from_unit = "degC"
+    to_unit = "K"
+    [[field]]
+    name = "wind"
+    from = "air"
+    to = "ocean"
+    mapping = ["bilinear", "nearest"]
+    from_grid = "sky"
+    to_grid = "sea"
+    every = 2.0
+    lag = 2.0
+    time = "linear"
+    from_unit = "km/h"
+    to_unit = "m/s"
+    [[field]]
+    name = "flow"
+    from = "river"
+    to = "air"
+    mapping = "to_nearest"
+    from_grid = "mouths"
+    to_grid = "sky"
+    every = 2.0
+    time = "max"
+    [[field]]
+    name = "rain"
+    from = "air"
+    to = "river"
+    mapping = ["idw", 0.5]
+    from_grid = "sky"
+    to_grid = "mouths"
+    every = 4.0
+    lag = 4.0
+    time = "sum"
+    [[field]]
+    name = "level"
+    from = "ocean"
+    to = "air"
+"""
+AIR = """
+    import numpy as np
+    import hpcomm
+
+    me = hpcomm.join("air")
+    mine = np.array_split(np.arange(8 * 16), me.comm.size)[me.comm.rank]
+    sst = me.takes("sst", np.zeros(len(mine)), mine)
+    flow = me.takes("flow", np.zeros(len(mine), np.float32), mine)
+    wind = me.gives("wind", (mine % 13)[:, None] * [0.3, 0.7], mine)
+    rain = me.gives("rain", (mine % 7) * 0.1, mine)
+    level = me.takes("level", np.zeros(240 // me.comm.size))
+    kept = {field.name: open(f"{field.name}{me.comm.rank}.bin", "wb") for field in (sst, flow, level)}
+    for t in range(9):
+        me.put(wind, t), me.put(rain, t)
+        for field in (sst, flow, level):
+            kept[field.name].write(me.get(field, t).tobytes())
+        wind.values[:, 0] += sst.values * 0.01
+        wind.values[:, 1] -= 0.2
+        rain.values += 1e-3 * flow.values
+    if me.link("ocean").is_plain:  # so it waits for nobody
+        assert "sst: ocean -> air, 128 points here, conservative" in me.report()
+"""
+OCEAN = """
+    import numpy as np
+    import hpcomm
+
+    me = hpcomm.join("ocean")
+    points = np.array_split(np.arange(240), me.comm.size)[me.comm.rank]
+    sst = me.gives("sst", (points % 31) * 0.25, points)
+    level = me.gives("level", points * 0.5, points)
+    wind = me.takes("wind", np.zeros((len(points), 2), np.float32), points)
+    with open(f"wind{me.comm.rank}.bin", "wb") as kept:
+        for t in range(9):
+            me.put(sst, t), me.put(level)
+            kept.write(me.get(wind, t).T.tobytes())
+            sst.values += 0.125 * wind.values[:, 0].astype(float)
+"""
+OCEAN_F90 = """
+program ocean
+  use, intrinsic :: iso_fortran_env
+  use hpcomm_mod
+  implicit none
+  integer :: comm, rank, grid, sst, wind, level, i, j, t, unit
+  real(real64) :: temperature(20, 6), height(2, 120)
+  real(real32) :: speed(20, 6, 2) = 0
+  character(16) :: name
+  call hpcomm_init("ocean", comm, rank)
+  if (hpcomm_link("air") == comm) error stop
+  grid = hpcomm_grid_rectangle(12, 20, 6 * rank, 6, 0, 20)
+  sst = hpcomm_field("sst", hpcomm_gives, grid)
+  level = hpcomm_field("level", hpcomm_gives, grid, kind=8)
+  wind = hpcomm_field("wind", hpcomm_takes, grid, kind=4, width=2)
+  do j = 1, 6
+    do i = 1, 20
+      temperature(i, j) = mod(20 * (6 * rank + j - 1) + i - 1, 31) * 0.25d0
+      height(1, (j - 1) * 20 + i) = (20 * (6 * rank + j - 1) + i - 1) * 0.5d0
+    end do
+  end do
+  write (name, '("wind", i0, ".bin")') rank
+  open (newunit=unit, file=name, access="stream", form="unformatted", status="replace")
+  call hpcomm_connect(0.0d0)
+  do t = 0, 8
+    call hpcomm_put(sst, temperature, real(t, real64))
+    call hpcomm_put(level, height(1, :), real(t, real64))
+    call hpcomm_get(wind, speed, real(t, real64))
+    write (unit) speed
+    temperature = temperature + 0.125d0 * speed(:, :, 1)
+  end do
+  if (abs(hpcomm_time(sst) - 8) > 0) error stop
+  close (unit)
+  call hpcomm_end()
+end program
+"""
+RIVER = """
+    import numpy as np
+    import hpcomm
+    from hpcomm import regrid
+
+    me = hpcomm.join("river")
+    n = np.arange(9)
+    grid = regrid.PointCloud(np.stack([n * 40.0, n * 15.0 - 60.0], axis=1))
+    flow = me.gives("flow", n * 0.5, n, grid=grid)
+    rain = me.takes("rain", np.zeros(9), n, grid=grid)
+    with open("rain0.bin", "wb") as kept:
+        for t in range(0, 9, 2):
+            kept.write(me.get(rain, t).tobytes())
+            flow.values += 0.25 * rain.values
+            me.put(flow, t)
+"""
+RIVER_C = """
+#include "hpcomm.h"
+#include <stdio.h>
+int main(void) {
+  int64_t numbers[9];
+  double x[9][2], flow[9], rain[9] = {0};
+  hpcomm_init(NULL, NULL);
+  for (int i = 0; i < 9; i++) {
+    numbers[i] = i, flow[i] = i * 0.5;
+    x[i][0] = i * 40.0, x[i][1] = i * 15.0 - 60.0;
+  }
+  int grid = hpcomm_grid_points(9, numbers, *x);
+  int gives = hpcomm_field("flow", HPCOMM_GIVES, grid, 8, 1);
+  int takes = hpcomm_field("rain", HPCOMM_TAKES, grid, 8, 1);
+  FILE *kept = fopen("rain0.bin", "wb");
+  hpcomm_connect(0.0);
+  for (int t = 0; t < 9; t += 2) {
+    hpcomm_get(takes, rain, 9, t);
+    fwrite(rain, 8, 9, kept);
+    for (int i = 0; i < 9; i++) flow[i] += 0.25 * rain[i];
+    hpcomm_put(gives, flow, 9, t);
+  }
+  fclose(kept);
+  hpcomm_end();
+  return 0;
+}
+"""
+KEPT = {"sst": (np.float64, ()), "flow": (np.float32, ()), "level": (np.float64, ())}
+KEPT |= {"wind": (np.float32, (2,)), "rain": (np.float64, ())}
+SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def kept(folder):
+    """What each field was at each time: the parts of all ranks, one behind the other."""
+    found = {}
+    for name, (dtype, more) in KEPT.items():
+        paths = sorted(folder.glob(f"{name}*.bin"))
+        steps = 5 if name == "rain" else 9
+        found[name] = np.concatenate(
+            [np.fromfile(path, dtype).reshape(steps, *more, -1) for path in paths], -1
+        )
+        for path in paths:
+            path.unlink()
+    return found
+
+
+def test_an_ocean_in_fortran_and_a_river_in_c_give_the_bits_of_three_programs_in_python(
+    spec, in_c, in_fortran, tmp_path
+):
+    in_fortran(OCEAN_F90, "ocean")
+    in_c(RIVER_C, "river", *SANITIZED)
+    files = {"air.py": AIR, "ocean.py": OCEAN, "river.py": RIVER}
+    compiled = SPEC.replace("OCEAN", "./ocean").replace("RIVER", "./river").replace("RANKS", "2")
+    spec(compiled, files=files, env={"ASAN_OPTIONS": "detect_leaks=0"})
+    ours = kept(tmp_path)
+    spec(SPEC.replace("OCEAN", "python ocean.py").replace("RIVER", "python river.py").replace("RANKS", "1"))
+    for name, values in kept(tmp_path).items():
+        assert values.tobytes() == ours[name].tobytes(), name
+        assert len(np.unique(values)) > 9
+
+
+UNLISTED = """
+#include "hpcomm.h"
+int main(void) {
+  MPI_Comm comm;
+  int rank;
+  hpcomm_init("sea", &comm);
+  MPI_Comm_rank(comm, &rank);
+  int64_t numbers[2] = {2 * rank, 2 * rank + 1};
+  double corners[2][4][2], heat[2], back[24] = {0};
+  float speed[24][2];
+  for (int i = 0; i < 24; i++)
+    for (int k = 0; k < 2; k++) speed[i][k] = (24 * rank + i) * 0.5f + k;
+  for (int i = 0; i < 2; i++) {
+    double west = 20.0 * numbers[i], x[4][2] = {{west, 0}, {west + 20, 0}, {west + 20, 15}, {west, 15}};
+    for (int k = 0; k < 8; k++) corners[i][k / 2][k % 2] = x[k / 2][k % 2];
+    heat[i] = 1.0 + numbers[i];
+  }
+  int rows = hpcomm_grid_rectangle(6, 8, 3 * rank, 3, 0, 8);
+  int cells = hpcomm_grid_cells(2, numbers, 4, **corners);
+  int speeds = hpcomm_field("speed", HPCOMM_GIVES, rows, 4, 2);
+  int heats = hpcomm_field("heat", HPCOMM_GIVES, cells, 8, 1);
+  int backs = hpcomm_field("back", HPCOMM_TAKES, rows, 8, 1);
+  hpcomm_connect(0.0);
+  hpcomm_put(speeds, *speed, 48, 0.0);
+  hpcomm_put(heats, heat, 2, 0.0);
+  hpcomm_get(backs, back, 24, 0.0);
+  for (int i = 0; i < 24; i++)
+    if (back[i] < 24 * rank + i || back[i] > 24 * rank + i) return 1;
+  hpcomm_end();
+  return 0;
+}
+"""
+TAKER = """
+    import numpy as np
+    import hpcomm
+    from hpcomm import regrid
+
+    me = hpcomm.join("air")
+    sea, sky = regrid.LatLon(6, 8), regrid.Gaussian(4, 8)
+    band = [[(x, 0), (x + 20, 0), (x + 20, 15), (x, 15)] for x in 20.0 * np.arange(4)]
+    speed = me.takes("speed", np.zeros((32, 2)), grid=sky, mapping=["bilinear", "nearest"])
+    heat = me.takes("heat", np.full(32, -1.0), grid=sky, mapping=["conservative", "keep"])
+    back = me.gives("back", np.arange(48.0))
+    me.exchange()
+    given = np.arange(48, dtype=np.float32)[:, None] * 0.5 + np.arange(2)
+    assert (speed.values == regrid.weights(sea, sky, ["bilinear", "nearest"]).apply(given)).all()
+    weights = regrid.weights(regrid.Cells(band), sky, "conservative")
+    assert (heat.values[weights.rows] == weights.apply(np.arange(4) + 1.0)[weights.rows]).all()
+    assert (heat.values[weights.uncovered] == -1).all() and len(weights.rows)
+    print("fine")
+"""
+
+
+@pytest.mark.once
+def test_a_program_in_c_says_the_grids_that_no_spec_knows(programs, in_c, tmp_path):
+    """Its two ranks are planned for by one of Python."""
+    in_c(UNLISTED, "sea")
+    assert "fine" in programs([(2, [str(tmp_path / "sea")]), (1, TAKER)]).stdout
+
+
+@pytest.mark.once
+def test_the_example_of_the_page_runs(spec, in_fortran):
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    code = {language: text for language, text in blocks if language != "sh"}
+    in_fortran(code["fortran"], "ocean")
+    done = spec(code["toml"], files={"air.py": code["python"]})
+    assert all(line in done.stdout for line in ("ocean 0:  12.00", "ocean 1:  12.00", "air: 11.00")), (
+        done.stdout
+    )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_sources_compile_without_a_warning(compiled, compiler):
+    compiled(compiler, "-O2")
+
+
+ALONE = """
+#include "hpcomm.h"
+int main(int argc, char **argv) {
+  double x[6] = {0};
+  float y[6] = {0};
+  int64_t numbers[6] = {0, 1, 2, 3, 4, 5};
+  int what = argc > 1 ? atoi(argv[1]) : 0;
+  if (what == 1) hpcomm_connect(0);
+  hpcomm_init(what == 2 ? "two words" : "ocean", NULL);
+  if (what == 3) numbers[4] = -4;
+  int grid = hpcomm_grid(what == 4 ? -1 : 6, numbers);
+  int sst = hpcomm_field("sst", HPCOMM_GIVES, grid, 8, 1);
+  if (what == 5) hpcomm_field("sst", HPCOMM_GIVES, grid, 8, 1);
+  if (what == 6) hpcomm_field("ice", HPCOMM_GIVES, grid + 1, 8, 1);
+  if (what == 7) hpcomm_grid_rectangle(4, 4, 3, 2, 0, 4);
+  if (what == 8) hpcomm_link("ice");
+  if (what == 9) hpcomm_field("heat", HPCOMM_TAKES, grid, 8, 1);
+  hpcomm_connect(0.0);
+  if (what == 10) hpcomm_put(sst, x, 5, 0.0);
+  if (what == 11) hpcomm_put(sst, y, 6, 0.0);
+  if (what == 12) hpcomm_get(sst, x, 6, 0.0);
+  if (what == 13) hpcomm_put(sst + 1, x, 6, 0.0);
+  if (what == 14) hpcomm_field("ice", HPCOMM_GIVES, grid, 8, 1);
+  hpcomm_put(sst, x, 6, 0.0);
+  hpcomm_end();
+  return 0;
+}
+"""
+QUICK = {"OMPI_MCA_btl": "^ofi"}  # which waits for a second in MPI_Init
+SAYS = [
+    "",
+    "connect was called before init",
+    "'two words' is no name for a program",
+    "point 4 here has the number -4",
+    "a grid of -1 points",
+    "this program gives 'sst' twice",
+    "field 'ice': there is no grid 1",
+    "rows 3 to 4 and columns 0 to 3 are no part of 4 x 4 points",
+    "no program ice in this job",
+    "'ocean' takes a field 'heat', which nobody gives",
+    "field 'sst' has 6 points x 1 numbers here, and these are 5 values",
+    "field 'sst' is of kind 8, and these values are of kind 4",
+    "this program gives 'sst'\n  where: get in program 'ocean' (rank 0 of 1)\n  try:   hpcomm_put",
+    "there is no field 1",
+    "field 'ice' comes too late",
+]
+
+
+@pytest.mark.once
+def test_what_a_program_in_c_is_told_of_a_wrong_call(in_c, tmp_path):
+    in_c(ALONE, "ocean")
+    for what, said in enumerate(SAYS):
+        done = finish([tmp_path / "ocean", str(what)], 60, tmp_path, QUICK)
+        assert (done.returncode != 0) == bool(said), (what, done.stdout, done.stderr)
+        assert said in done.stderr
+        assert not said or "\n  where: " in done.stderr
+
+
+PAIR = """
+#include "hpcomm.h"
+#include <string.h>
+int main(int argc, char **argv) {
+  double x[6] = {0};
+  int64_t numbers[6] = {0, 1, 2, 3, 4, 5};
+  hpcomm_init("ocean", NULL);
+  int grid = hpcomm_grid(6, numbers);
+  int sst = hpcomm_field(argc > 1 ? argv[1] : "sst", HPCOMM_GIVES, grid, 8, 1);
+  int heat = hpcomm_field("heat", HPCOMM_TAKES, grid, 8, 1);
+  hpcomm_connect(0.0);
+  hpcomm_put(sst, x, 6, argc > 2 ? atof(argv[2]) : 0.0);
+  for (;;) hpcomm_get(heat, x, 6, 0.0);
+}
+"""
+MATE = """
+    import numpy as np
+    import hpcomm
+    me = hpcomm.join("air", timeout=3)
+    sst = me.takes("sst", np.zeros(6), every=2.0)
+    heat = me.gives("heat", np.zeros(6))
+    me.put(heat)
+    me.get(sst, 0)
+"""
+ABSENT = "int main(void) { MPI_Init(NULL, NULL); sleep(60); }\n"
+ANEW = "a partner that has ended"  # depends on the MPI
+PAIRS = {
+    "an unknown field": (["sts"], "'air' takes a field 'sst', which nobody gives"),
+    "a put at no coupling time": (
+        ["sst", "3"],
+        "the first put of 'sst' is at 3 s, which is no coupling time",
+    ),
+    "a partner that has ended": (
+        [],
+        "needs rank 0 of program 'air', which has ended\n  where: get of 'heat'",
+    ),
+    "it does not join": (None, "the world did not join within 3 s"),
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case == ANEW else pytest.mark.once) for case in PAIRS]
+)
+def test_nobody_waits_for_ever_where_programs_in_c_and_python_do_not_fit(programs, in_c, tmp_path, case):
+    words, said = PAIRS[case]
+    source = PAIR if words is not None else "#include <mpi.h>\n#include <unistd.h>\n" + ABSENT
+    in_c(source, "ocean")
+    done = programs([(1, [str(tmp_path / "ocean"), *(words or [])]), (1, MATE)], expect="failure")
+    assert said in re.sub(r"\[\w+( \d)?\] ", "", done.stderr), done.stderr

@@ -1,0 +1,70 @@
+"""Planning for programs without Python: ranks that one process plays, and fields that do not go there."""
+
+import numpy as np
+import pytest
+
+from hpcomm.errors import ConfigError
+from hpcomm.job.spec.calendar import Duration
+from hpcomm.mpmd.ensemble import Ensemble
+from hpcomm.mpmd.guest import GuestLink
+from hpcomm.mpmd.route import coupled_route
+from hpcomm.mpmd.spec.spec_file import FieldSpec
+
+
+class Alone:
+    """A communicator of one process."""
+
+    rank, size = 0, 1
+
+    def alltoall(self, x):
+        return x
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_ranks_that_one_process_plays_plan_as_ranks_of_their_own(step):
+    points = np.arange(60) * step % 60  # in one run, or none
+    gives = [points[:25], points[25:], None, None, None]
+    takes = [None, None, points[30:], points[:0], points[:40]]
+
+    def part(player):
+        return coupled_route.plan(player, gives[player.rank], takes[player.rank])
+
+    routes = Ensemble(Alone(), [0] * 5).play(dict.fromkeys(range(5), part))
+    for taker in range(5):
+        got = np.full(0 if takes[taker] is None else len(takes[taker]), -1)
+        for giver, here in routes[taker].takes:
+            got[here] = gives[giver][dict(routes[giver].gives)[taker]]
+        assert got.tolist() == ([] if takes[taker] is None else takes[taker].tolist())
+
+
+def test_what_one_of_them_refuses_ends_the_plan_of_all():
+    def part(player):
+        player.allgather(0)
+        if player.rank == 1:
+            raise ConfigError("no")
+        player.allgather(0)
+
+    ensemble = Ensemble(Alone(), [0] * 3)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no"):
+            ensemble.play(dict.fromkeys(range(3), part))
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("is a vector", {"vector": True}),
+        ("is an implicit coupling", {"implicit": True}),
+        ("is one with a period of months", {"every": Duration.of("P1M")}),
+        ("is one with conserve = 'global'", {"conserve": "global"}),
+        ("is one with nan = 'renormalise'", {"nan": "renormalise"}),
+        ("is one of int64", {}),
+        ("was built with hpcomm.c 0, and this is 1", None),
+    ],
+)
+def test_what_cannot_go_to_a_program_without_python_is_refused(words, options):
+    link = GuestLink.__new__(GuestLink)
+    link.name, link.peer, link._given, link._version = "air", "sea", {"heat": "int64"}, "0"
+    fields = [] if options is None else [FieldSpec("heat", "air", "sea", **options)]
+    with pytest.raises(ConfigError, match=words):
+        link.hear_points(fields, None, print)
