@@ -139,6 +139,32 @@ def agreed(
     return sorted(found, key=lambda each: (each.name, each.source))
 
 
+def check_takes(
+    program: str,
+    takes: Iterable[str],
+    fields: list[FieldSpec],
+    theirs: dict[str, Any],
+    listed: Iterable[FieldSpec] | None,
+) -> None:
+    """That each field that a program takes is given by one other, of which theirs tells."""
+    for name in takes:
+        givers = [each.source for each in fields if each.name == name and each.target == program]
+        if len(givers) == 1:
+            continue
+        who = " and ".join(map(repr, givers)) or "nobody"
+        what = f"{program!r} takes a field {name!r}, which {who} gives"
+        hint = "one giver for each field; names must be the same on both sides"
+        others = [each for each in listed or () if each.name == name]
+        if not givers and others:
+            ways = " and ".join(f"{each.source!r} gives it to {each.target!r}" for each in others)
+            what += f": in the spec {ways}"
+            hint = f"[[field]] with name = {name!r} and to = {program!r}; or another name here"
+        elif not givers:
+            told = [f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items()]
+            what += f": {'; '.join(told)}"
+        raise ConfigError(what, "connect", hint)
+
+
 def _wrong(what: str, hint: str) -> ConfigError:
     return ConfigError(what, "connect", hint)
 

@@ -17,7 +17,7 @@ from ..job.progress import PIPE, Progress
 from ..job.spec.calendar import Time
 from ..job.spec.schema import LONGEST_S
 from . import connect as connecting
-from . import handshake, replay
+from . import handshake, replay, restart
 from . import report as reporting
 from .coupled_field import A, Field
 from .coupling.coupling_clock import Clock, Schedule, is_number
@@ -332,7 +332,8 @@ class Program:
                     its = theirs[link.peer]
                     fields[link.peer] = connecting.agreed(link, mine[0], its, self._listed)
                     link.hear_points(fields[link.peer], self.spec, connecting.take_grids)
-                self._check_takes([*chain(*fields.values())], theirs)
+                every = [*chain(*fields.values())]
+                connecting.check_takes(self.name, self._takes, every, theirs, self._listed)
             except Exception as error:
                 wrong = error
         self._settle(links, wrong, refusals)
@@ -360,24 +361,6 @@ class Program:
         listed = self._listed
         known = wishes if listed is None else [each for each in listed if peer in (each.source, each.target)]
         return max(_LEAST_S, max((each.timeout_s for each in known), default=TIMEOUT_S))
-
-    def _check_takes(self, fields: list[FieldSpec], theirs: dict[str, Any]) -> None:
-        for name in self._takes:
-            givers = [each.source for each in fields if each.name == name and each.target == self.name]
-            if len(givers) == 1:
-                continue
-            who = " and ".join(map(repr, givers)) or "nobody"
-            what = f"{self.name!r} takes a field {name!r}, which {who} gives"
-            hint = "one giver for each field; names must be the same on both sides"
-            others = [each for each in self._listed or () if each.name == name]
-            if not givers and others:
-                ways = " and ".join(f"{each.source!r} gives it to {each.target!r}" for each in others)
-                what += f": in the spec {ways}"
-                hint = f"[[field]] with name = {name!r} and to = {self.name!r}; or another name here"
-            elif not givers:
-                told = [f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items()]
-                what += f": {'; '.join(told)}"
-            raise ConfigError(what, "connect", hint)
 
     @property
     def start(self) -> Any:
@@ -429,6 +412,49 @@ class Program:
         for link in self._links.values():
             link.exchange(time)
 
+    def save(self, path: Path | str, time: Time) -> None:
+        """Write the state of the coupling: a checkpoint in path/NAME. Collective over all programs.
+
+        That is what was put and is not taken yet, means and their like under way, and values of taken fields.
+
+        Args:
+            path: a folder, the same for all programs.
+            time: of the model, the same in all programs; behind all puts of that time.
+
+        Raises:
+            ConfigError: another program saves at another time; or of a field without a period something was
+                put and not taken.
+            TransportError: it cannot be written.
+        """
+        self.connect()
+        if self._recorder is None or not self._recorder.replays:
+            at = self._clock.seconds(time, "save")
+            restart.save(Path(path) / self.name, self.comm, self._links, at or 0.0, self._clock)
+
+    def restore(self, path: Path | str, time: Time | None = None) -> Any:
+        """Go on from what save has written, on any number of ranks; in place of connect.
+
+        Args:
+            time: that of the save; None: the last one.
+
+        Returns:
+            The time, a date or seconds: start, from which steps goes on.
+
+        Raises:
+            UsageError: there is nothing, or fields are connected already.
+            ConfigError: its time, dates, fields or grids are not those of the other programs, or of this run.
+        """
+        if self.is_connected:
+            raise UsageError(
+                "fields are connected already", "restore", "before the first put, get or connect"
+            )
+        folder = Path(path) / self.name
+        stamp = restart.stamp_of(folder, self.comm, self._clock, time)
+        self._start_s = stamp["seconds"]
+        self.connect()
+        restart.restore(folder, self.comm, self._links, stamp, self._clock)
+        return self.start
+
     def report(self, picture: Path | str | None = None, *, alone: bool = False) -> str:
         """How long each program has computed and waited, and how exact mappings are. Collective over all.
 
@@ -447,11 +473,7 @@ class Program:
         lines = reporting.table(rows)
         lines += [link.report(alone=alone) for link in links if link.gives or link.takes]
         if picture is not None and self.comm.rank == 0:
-            try:
-                Path(picture).write_text(reporting.bars(rows), encoding="utf-8")
-            except OSError as error:
-                what = f"{picture} cannot be written: {error.strerror}"
-                raise ConfigError(what, "report", "a folder that is there") from None
+            reporting.draw(rows, Path(picture))
         return "\n".join(lines)
 
     def _who(self) -> str:

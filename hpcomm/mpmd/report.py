@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..communicator.communicator import Communicator
+from ..errors import ConfigError
 from ..grids.methods import AMOUNTS
 from ..job.command_line import table as laid_out
 from .coupled_field import host, width_of
@@ -184,6 +186,15 @@ def _integral(side: Outgoing | Incoming, local: Communicator) -> complex | None:
     held = (wide - offset) / factor
     whole: complex = local.all_reduce(np.array((area[:, None] * held).sum())).item()
     return whole
+
+
+def draw(rows: Sequence[Row], file: Path) -> None:
+    """Draw the table into an SVG file."""
+    try:
+        file.write_text(bars(rows), encoding="utf-8")
+    except OSError as error:
+        what = f"{file} cannot be written: {error.strerror}"
+        raise ConfigError(what, "report", "a folder that is there") from None
 
 
 def bars(rows: Sequence[Row]) -> str:

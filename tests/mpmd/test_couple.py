@@ -675,6 +675,67 @@ def test_a_year_of_a_calendar_goes_by_months(spec):
     assert "a year" in spec(YEAR, files={"couple.py": COMMON + MONTHS}).stdout
 
 
+HALVES = """
+import cftime
+own = mine(6 if (PART, me.name) == ("few", "a") else 7, 3)
+points = np.concatenate([own, mine(7)[:1]])  # one of them twice
+given = me.gives("f" if me.name == "a" else "back", np.zeros(len(own)), own)
+taken = me.takes("back" if me.name == "a" else "f", np.zeros(len(points)), points)
+if PART in ("whole", "first"):
+    me.put(given, me.start)
+else:
+    for time in ["2000-07-15" if me.name == "b" else None, "2000-07-16"]:
+        try:
+            assert (me.restore("kept", time), me.start) == (cftime.DatetimeNoLeap(2000, 7, 16),) * 2
+        except hpcomm.HpcommError as error:
+            print("told", me.name, comm.rank, str(error).replace("\\n", " "))
+    if PART == "few":
+        sys.exit()
+for now, then in me.steps():
+    me.get(taken, now)
+    given.values[:] = np.sin(own + then.dayofyr) + taken.values[: len(own)] / 3
+    me.put(given, then)
+    for point, value in zip(points, taken.values):
+        print("line", me.name, now, point, value.hex())
+    if PART == "first" and str(then)[:10] == "2000-07-15":
+        try:
+            me.save("kept", then if me.name == "a" else now)
+        except hpcomm.ConfigError as error:
+            assert "'a' saves at 2000-07-15 and 'b' saves at 2000-07-14" in str(error), error
+    if PART == "first" and str(then)[:10] in ("2000-07-15", "2000-07-16"):
+        me.save("kept", then)
+        if str(then)[:10] == "2000-07-16":
+            break
+"""
+
+
+def test_a_run_goes_on_from_its_middle_on_other_ranks_with_the_same_bits(spec):
+    """A mean is under way, values wait behind a lag, and points are taken twice."""
+    pytest.importorskip("cftime")
+    text = YEAR.replace('step = "P1M"', 'step = "P1D"').replace('lag = "P1M"', 'lag = "P2M"\ntime = "linear"')
+    text = text.replace('time = "mean"', 'time = "mean"\nlag = "P1M"')
+    for field in ("f", "back"):
+        grids = 'mapping = "nearest"\nfrom_grid = "g"\nto_grid = "g"'
+        text = text.replace(f'name = "{field}"\n', f'name = "{field}"\n{grids}\n')
+    text += '[grid.g]\nkind = "latlon"\nnlat = 1\nnlon = 7\n'
+
+    def run(part, a, b):
+        sizes = text.replace("ranks = 2", f"ranks = {a}", 1).replace("ranks = 1", f"ranks = {b}", 1)
+        out = spec(sizes, files={"couple.py": f"PART = {part!r}\n{COMMON}{HALVES}"}).stdout
+        return out, {line[line.index("line") :] for line in out.splitlines() if "line" in line}
+
+    whole = run("whole", 2, 1)[1]
+    first = run("first", 2, 1)[1]
+    told, second = run("second", 1, 2)
+    assert told.count("'a' starts at 2000-07-16 and 'b' starts at 2000-07-15") == 3, told
+    assert len(whole) == 2 * 365 * 7
+    assert first | second == whole
+    assert not first & second
+    told = run("few", 1, 1)[0]
+    assert re.search("told a 0 field f to b has 7 points in kept/a, and 6 here", told), told
+    assert "told b 0 rank 0 of program 'a' refused its part of restore" in told
+
+
 WIDE = """
 # what is added up or mapped keeps what its own type would lose; c takes on a grid
 grid = regrid.LatLon(4, 8)

@@ -101,10 +101,7 @@ def load(
     """
     comm, fields = file_folder.named(fields, "load")
     folder = file_folder.target_path(folder, "load", comm)
-    found: list[Path] = file_folder.from_root(comm, "load", folder, lambda: _paths(folder, step))
-    if not found:
-        what = "checkpoint" if step is None else f"checkpoint of step {step}"
-        raise UsageError(f"there is no {what} in {folder}", where("load", comm), "checkpoint.steps(folder)")
+    found = _found(comm, folder, step)
     for path in found:
         try:
             return _load(comm, path, fields)
@@ -116,12 +113,33 @@ def load(
     raise AssertionError("unreachable")
 
 
+def newest(folder: file_folder.PathLike, comm: Communicator, step: int | None = None) -> Checkpoint:
+    """The newest checkpoint, or that of step, as it says of itself. Collective over comm.
+
+    Raises:
+        UsageError: there is none.
+        TransportError: it is damaged.
+    """
+    path = _found(comm, file_folder.target_path(folder, "load", comm), step)[0]
+    manifest = file_folder.from_root(comm, "load", path, lambda: _manifest(path))
+    return Checkpoint(manifest["step"], manifest["metadata"], path)
+
+
 def steps(folder: file_folder.PathLike) -> list[int]:
     """The steps whose checkpoints are in folder, ascending. Not collective."""
     return sorted({_number(path)[0] for path in _paths(file_folder.target_path(folder, "steps"), None)})
 
 
 # -- how ----------------------------------------------------------------------------------------------------
+def _found(comm: Communicator, folder: Path, step: int | None) -> list[Path]:
+    """Checkpoints in folder, the newest first."""
+    found: list[Path] = file_folder.from_root(comm, "load", folder, lambda: _paths(folder, step))
+    if not found:
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise UsageError(f"there is no {what} in {folder}", where("load", comm), "checkpoint.steps(folder)")
+    return found
+
+
 def _told(comm: Communicator, metadata: Mapping[str, object] | None) -> dict[str, object]:
     """Rank 0's metadata, on every rank."""
     wrong = ""

@@ -22,6 +22,7 @@ from .fixer import Fixer
 from .wire import TIMEOUT_S, Lane, Part
 
 Turn: TypeAlias = Callable[[AnyArray], AnyArray]
+State: TypeAlias = tuple[dict[str, int], dict[str, AnyArray]]
 
 
 class _Side:
@@ -93,6 +94,7 @@ class Outgoing(_Side):
         """Add the field's values as those of time t; whether they, or what they completed, were sent."""
         if not self._timed:
             self._send(self.field.values)
+            self.version += 1
             return True
         self.check(t)
         assert t is not None  # by check
@@ -116,6 +118,15 @@ class Outgoing(_Side):
             self._joined, self._count, self.version = None, 0, version
             self._send(values, (float(version), t))
         return True
+
+    def state(self) -> State:
+        """What a restart needs: numbers, and arrays of a row for each point."""
+        arrays = {} if self._joined is None else {"joined": host(self._joined)}
+        return {"version": self.version, "count": self._count}, arrays
+
+    def resume(self, numbers: dict[str, int], arrays: dict[str, AnyArray]) -> None:
+        """Go on from such a state."""
+        self._joined, self.version, self._count = arrays.get("joined"), numbers["version"], numbers["count"]
 
     def settle(self) -> None:
         """At the end of this program: wait until what was put has been taken, or its takers have ended."""
@@ -220,6 +231,7 @@ class Incoming(_Side):
         self._seen: Any = None  # values that have been checked
         self._older: Any = None
         self._newer: Any = None
+        self._waiting: list[tuple[int, Any]] = []  # versions that came before they were asked for
 
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""
@@ -230,10 +242,11 @@ class Incoming(_Side):
             self._set(self._recorder.next(self.field))
             return self.field.values
         with self._there or nullcontext():
-            if self._as_it_comes:
-                self._receive()
-            elif not self._timed:
-                self._set(self._mapped(self._receive()))
+            if not self._timed:
+                got = self._receive()
+                if not self._as_it_comes:
+                    self._set(self._mapped(got))
+                self.version += 1
             else:
                 self.check(t)
                 assert t is not None  # by check
@@ -248,12 +261,10 @@ class Incoming(_Side):
         if version < self._first:
             return  # nothing was put so early: the values stay what they were
         while self.version < version + (share > 0):
-            got = self._mapped(self._receive())
+            next_, got = self._waiting.pop(0) if self._waiting else self._next(self.version)
             if self._there is not None:
                 self._there.drop(self._older)
-            self._older, self._newer = self._newer, got
-            # Who gets no points hears of no version either, and must not wait for one.
-            self.version = round(self._channel.stamp[0]) if self.part.rows else self.version + 1
+            self._older, self._newer, self.version = self._newer, got, next_
         if self._newer is None or self.version - (share > 0) > version:
             raise UsageError(
                 f"{self.field.name!r} is taken for {self.schedule.clock.said(t)}, which is over: version"
@@ -263,6 +274,50 @@ class Incoming(_Side):
             )
         older = self._older if self._older is not None else self._newer
         self._set(self._newer if not share else (1.0 - share) * older + share * self._newer)
+
+    def _next(self, version: int) -> tuple[int, Any]:
+        """The version that comes behind this one."""
+        got = self._mapped(self._receive())
+        # Who gets no points hears of no version either, and must not wait for one.
+        return round(self._channel.stamp[0]) if self.part.rows else max(version + 1, self._first), got
+
+    def drain(self, version: int) -> None:
+        """Receive all up to the version that was put last; gets take from that first."""
+        if not self._timed and version != self.version:
+            what = f"{self.field.name!r} was put {version + 1} times, and taken {self.version + 1} times"
+            raise ConfigError(what, "save", "take it before; or every, for a field with a period")
+        with self._there or nullcontext():
+            last = self._waiting[-1][0] if self._waiting else self.version
+            while last < version:
+                self._waiting.append(self._next(last))
+                last = self._waiting[-1][0]
+
+    def state(self) -> State:
+        """What a restart needs: numbers, and arrays of a row for each point; behind drain."""
+        kept = {"older": self._older, "newer": self._newer}
+        kept |= {f"next{n}": got for n, (_, got) in enumerate(self._waiting)}
+        arrays = {"values": host(self.field.values)}
+        for key, got in kept.items():
+            if got is not None:
+                arrays[key] = host(got)
+                if self._there is not None:  # rows that something reaches
+                    arrays[key] = np.zeros((len(self.field.points), *self.field.shape), arrays[key].dtype)
+                    arrays[key][self._came.rows] = host(got)
+        last = self._waiting[-1][0] if self._waiting else self.version
+        numbers = {"version": self.version, "first": self._first, "last": last, "waiting": len(self._waiting)}
+        return numbers, arrays
+
+    def resume(self, numbers: dict[str, int], arrays: dict[str, AnyArray]) -> None:
+        """Go on from such a state."""
+        scatter(self.field.values, slice(0, len(self.field.points)), arrays.pop("values"))
+        if self._there is not None:
+            with self._there:
+                up = self._there.up
+                arrays = {key: up(np.ascontiguousarray(got[self._came.rows])) for key, got in arrays.items()}
+        self.version, self._first = numbers["version"], numbers["first"]
+        self._older, self._newer = arrays.get("older"), arrays.get("newer")
+        n, last = numbers["waiting"], numbers["last"]
+        self._waiting = [(last + 1 - n + i, arrays[f"next{i}"]) for i in range(n)]
 
     def _receive(self) -> Any:
         self._channel.start()

@@ -66,6 +66,22 @@ class Clock:
         """`21600 s`, or `PT6H` where there are dates."""
         return duration.said(self.calendar is not None)
 
+    @property
+    def dates(self) -> list[str] | None:
+        """The calendar and the date of 0 s."""
+        return None if self.calendar is None else [self.calendar.name, self.calendar.said(0.0)]
+
+    def resume(self, dates: list[str] | None, path: object) -> None:
+        """Go on with what has been saved at path: without a spec, with its dates."""
+        if self._given is None and dates is not None:
+            self.calendar = Calendar(*dates)
+        if self.dates != dates:
+            saved, here = (
+                f"{each[0]} from {each[1]} on" if each else "no dates" for each in (dates, self.dates)
+            )
+            hint = "start and calendar of the run that saved it"
+            raise ConfigError(f"{path} has {saved}, and the job {here}", "restore", hint)
+
     def said(self, seconds: float) -> str:
         """`3600 s`, or the date."""
         return f"{seconds:.15g} s" if self.calendar is None else self.calendar.said(seconds)
