@@ -266,7 +266,7 @@ TAKER = """
     import hpcomm
     from hpcomm import regrid
 
-    me = hpcomm.join("air")
+    me = hpcomm.join("sky")
     sea, sky = regrid.LatLon(6, 8), regrid.Gaussian(4, 8)
     band = [[(x, 0), (x + 20, 0), (x + 20, 15), (x, 15)] for x in 20.0 * np.arange(4)]
     speed = me.takes("speed", np.zeros((32, 2)), grid=sky, mapping=["bilinear", "nearest"])
