@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -101,8 +101,21 @@ def _entry(field: Field) -> dict[str, object]:
     }
 
 
+class Both(Protocol):
+    """Two programs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+
 def agreed(
-    link: Link, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
+    link: Both, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
 ) -> list[FieldSpec]:
     """The fields between two programs, in the same order on both sides."""
     sides = {link.name: mine, link.peer: theirs}

@@ -1,14 +1,16 @@
 """Link to a program without Python, in C or Fortran, whose side is fortran/hpcomm.c: this one plans for both.
 
 Rank r there says its points and coordinates to rank r % n here, which plays it where both programs plan
-(ensemble.py), and gets back what it is to send or to receive, and weights.
+(ensemble.py), and gets back what it is to send or to receive, and weights. The first program in Python, by
+its name, also plans fields between two that are without.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 from .._lazy import MPI, np
@@ -18,9 +20,10 @@ from ..core.types import AnyArray
 from ..errors import ConfigError, HpcommError, PeerFailedError, WaitTimeoutError
 from ..grids.grid import Grid
 from ..regrid import Cells, LatLon, PointCloud
+from .connect import agreed, take_grids
 from .coupled_field import Field
 from .coupling.coupler import sent_dtype
-from .coupling.coupling_clock import Schedule
+from .coupling.coupling_clock import Clock, Schedule
 from .coupling.unit import conversion_of as conversion
 from .coupling.wire import FIRST_TAG, Wire
 from .ensemble import Ensemble, Player
@@ -46,6 +49,22 @@ class _Row(NamedTuple):
     shape: tuple[int, int]
 
 
+class Pair(NamedTuple):
+    """Two programs without Python."""
+
+    name: str
+    peer: str
+    clock: Clock
+
+
+class _Side(NamedTuple):
+    """A program of two: its ranks, and the fields of those that this process plays, by rank."""
+
+    name: str
+    size: int
+    fields: Mapping[int, Mapping[tuple[str, str], Field]]
+
+
 class Stage(NamedTuple):
     """What a rank plans on, as coupling.wire.Wire has it."""
 
@@ -66,7 +85,10 @@ class GuestLink(Link):
         super().__init__(name, peer, local, comm, plain=plain)
         self.couples = True
         self._given: dict[str, str] = {}  # kinds of what is given here
+        self._said: dict[str, Any] = {}  # what it gives and takes
         self._fields: dict[int, dict[tuple[str, str], Field]] = {}  # by rank there
+        self._between: dict[str, list[FieldSpec]] = {}  # with others such, planned here, by their names
+        self._lines, self._plans = "", [list[Planned]() for _ in self._played]
         if comm.context.partners is not None:
             runtime.farewells.append(comm.context.partners.say_farewell)
 
@@ -81,22 +103,15 @@ class GuestLink(Link):
         text = self.swapped(words if wrong is None else wrong, "connect") or ""
         (self._version, start), *rows = (line.split("\t") for line in text.splitlines())
         self._rows = [
-            _Row(
-                row[0],
-                row[1],
-                int(row[2]),
-                int(row[3]),
-                int(row[4]),
-                _KINDS[int(row[5])],
-                (int(row[6]), int(row[7])),
-            )
-            for row in rows
+            _Row(role, name, int(kind), int(width), int(grid), _KINDS[int(form)], (int(nlat), int(nlon)))
+            for role, name, kind, width, grid, form, nlat, nlon in rows
         ]
         begin = {"start": float(start), "said": f"{float(start):g} s", "calendar": None}
         said: dict[str, Any] = {**begin, "gives": {}, "takes": {}}
         for row in self._rows:
             wish = {"wish": asdict(FieldSpec(row.name, "", self.peer))} if row.role == "takes" else {}
             said[row.role][row.name] = self._entry(row, spec) | wish
+        self._said = said
         return said, None
 
     def _entry(self, row: _Row, spec: JobSpec | None) -> dict[str, Any]:
@@ -135,11 +150,22 @@ class GuestLink(Link):
                 what = f"field {each} is {what}, but '{self.peer}' is a program without Python"
                 raise ConfigError(what, "connect", "docs/fortran.md says what such programs can do")
 
-    def hear_points(
-        self, fields: Sequence[FieldSpec], spec: JobSpec | None, take_grids: Callable[..., None]
-    ) -> None:
+    @property
+    def _others(self) -> list[GuestLink]:
+        """Other such programs, whose fields with this one are planned here: by the first one in Python."""
+        others = self.all_links.values()
+        if self.name != min([self.name, *(link.peer for link in others if not link.is_plain)]):
+            return []
+        return [link for link in others if isinstance(link, GuestLink) and link.peer != self.peer]
+
+    def hear_points(self, fields: Sequence[FieldSpec], spec: JobSpec | None) -> None:
         """Make fields of what the ranks say that this one plays."""
-        for each in fields:
+        listed = (spec.fields or None) if spec is not None else None
+        self._between = {
+            other.peer: agreed(Pair(self.peer, other.peer, self.clock), self._said, other._said, listed)
+            for other in self._others
+        }
+        for each in (*fields, *chain.from_iterable(self._between.values())):
             self._check(each)
         if self._version != _VERSION:
             what = f"program '{self.peer}' was built with hpcomm.c {self._version}, and this is {_VERSION}"
@@ -188,63 +214,81 @@ class GuestLink(Link):
         start_s: float,
         steps: Mapping[str, float | None],
     ) -> list[Planned]:
-        planned: list[Planned] = []
-        theirs: dict[int, list[Planned]] = {rank: [] for rank in self._played}
-        lines = ""
+        ends = {("gives" if is_giver else "takes", each.name): field for each, field, is_giver in todo}
+        here, planned = _Side(self.name, self.local.size, {self.local.rank: ends}), []
         try:
-            for each, field, is_giver in todo:
-                done = self._play(plan, each, field, is_giver)
-                planned.append(done[self._first[0] + self.local.rank])
-                for rank, its in theirs.items():
-                    its.append(done[self._first[1] + rank])
-            lines = "".join(self._line(number, *one, start_s, steps) for number, one in enumerate(todo))
-        finally:  # without lines, if something is wrong: what that is, is told afterwards
-            for rank, its in theirs.items():
-                self._send_plans(rank, lines, its if lines else [])
+            for number, (each, field, is_giver) in enumerate(todo):
+                done = self._play(plan, each, here, self._end)
+                planned.append(done[self.name, self.local.rank])
+                self._keep(number, each, done, field.dtype if is_giver else None, start_s, steps)
+            for other in self._others:
+                for number, each in enumerate(self._between[other.peer] if other.peer > self.peer else ()):
+                    done = self._play(plan, each, self._end, other._end)
+                    source = self if each.source == self.peer else other
+                    for side in (self, other):
+                        side._keep(number, each, done, source._dtype(each), start_s, steps)
+        except HpcommError:  # what that is, is told afterwards
+            self._lines, self._plans = "", [[] for _ in self._played]
+            raise
+        finally:
+            for rank, plans in zip(self._played, self._plans, strict=True):
+                self._send_plans(rank, self._lines, plans)
         return planned
 
     @property
-    def _first(self) -> tuple[int, int]:
-        """Where the ranks here, and there, begin among those of both."""
-        return (0, self.local.size) if self.is_first else (self.size, 0)
+    def _end(self) -> _Side:
+        return _Side(self.peer, self.size, self._fields)
 
-    def _play(self, plan: Plan, each: FieldSpec, field: Field, is_giver: bool) -> dict[int, Planned]:
-        """Plans of a field for this rank, and for those that it plays. Collective over this program."""
-        here, there = self._first
-        players = {here + rank: rank for rank in range(self.local.size)}
-        players |= {there + rank: rank % self.local.size for rank in range(self.size)}
-        role = "takes" if is_giver else "gives"
-        acts = {here + self.local.rank: (there, field, is_giver)}
-        for rank in self._played:
-            acts[there + rank] = here, self._fields[rank][role, each.name], not is_giver
+    def _play(self, plan: Plan, each: FieldSpec, *both: _Side) -> dict[tuple[str, int], Planned]:
+        """Plans of a field, by program and rank, of this process. Collective over this program."""
+        first, second = sorted(both)  # as their ranks are on the communicator of both
+        begins = {first.name: 0, second.name: first.size}
+        acts = {}
+        for side, other in ((first, second), (second, first)):
+            role = "gives" if each.source == side.name else "takes"
+            for rank, fields in side.fields.items():
+                acts[begins[side.name] + rank] = side.name, rank, begins[other.name], fields[role, each.name]
 
         def act(player: Player) -> Planned:
-            shift, its, gives = acts[player.rank]
-            return plan(Stage(cast("MPI.Intracomm", player), shift), each, its, gives)
+            program, _, shift, field = acts[player.rank]
+            return plan(Stage(cast("MPI.Intracomm", player), shift), each, field, each.source == program)
 
+        players = [rank % self.local.size for side in (first, second) for rank in range(side.size)]
         mpi = cast("MPI.Intracomm", self.local.context.mpi_handle)
-        return Ensemble(mpi, [players[rank] for rank in sorted(players)]).play(dict.fromkeys(acts, act))
+        done = Ensemble(mpi, players).play(dict.fromkeys(acts, act))
+        return {acts[rank][:2]: planned for rank, planned in done.items()}
 
-    def _line(
+    def _dtype(self, each: FieldSpec) -> np.dtype[Any]:
+        """Of what the program gives."""
+        made: np.dtype[Any] = np.dtype(self._said["gives"][each.name]["dtype"])
+        return made
+
+    def _keep(
         self,
         number: int,
         each: FieldSpec,
-        field: Field,
-        is_giver: bool,
+        done: Mapping[tuple[str, int], Planned],
+        given: np.dtype[Any] | None,
         start_s: float,
         steps: Mapping[str, float | None],
-    ) -> str:
-        """What the program has to know of a field."""
-        role = "takes" if is_giver else "gives"
-        [kind] = [row.kind for row in self._rows if (row.role, row.name) == (role, each.name)]
-        sent = sent_dtype(field.dtype if is_giver else np.dtype(f"f{kind}"), each.time)
+    ) -> None:
+        """Keep plans of a field, and what the program has to know of it.
+
+        Args:
+            number: of the field among those of both programs.
+            given: dtype at its giver; None: that of this program.
+        """
+        role, other = ("gives", each.target) if each.source == self.peer else ("takes", each.source)
+        sent = sent_dtype(self._dtype(each) if given is None else given, each.time)
         schedule = Schedule(each.every, each.lag, each.time, start_s, self.clock)
         factor, offset = conversion(each)
         period = -1.0 if each.every is None else each.every.seconds
-        words = [role, each.name, FIRST_TAG + number, period, each.lag.seconds, each.time]
+        words = [other, role, each.name, FIRST_TAG + number, period, each.lag.seconds, each.time]
         words += [schedule.ahead(steps.get(each.target)), each.timeout_s, sent.itemsize, factor, offset]
         fill = "keep" if isinstance(each.uncovered, str) else float(each.uncovered)
-        return "\t".join(map(str, [*words, fill, start_s])) + "\n"
+        self._lines += "\t".join(map(str, [*words, fill, start_s])) + "\n"
+        for rank, plans in zip(self._played, self._plans, strict=True):
+            plans.append(done[self.peer, rank])
 
     def _send_plans(self, rank: int, lines: str, plans: Sequence[Planned]) -> None:
         numbers: list[Any] = [np.empty(0, np.int64)]

@@ -225,9 +225,7 @@ class Link:
         said: tuple[Any, Any] = self.swapped((mine, wrong), "connect")
         return said
 
-    def hear_points(
-        self, fields: Sequence[FieldSpec], spec: JobSpec | None, take_grids: Callable[..., None]
-    ) -> None:
+    def hear_points(self, fields: Sequence[FieldSpec], spec: JobSpec | None) -> None:
         """Hear of the points there, where this side plans the fields for both."""
 
     def planned(

@@ -331,7 +331,7 @@ class Program:
                 for link in links:
                     its = theirs[link.peer]
                     fields[link.peer] = connecting.agreed(link, mine[0], its, self._listed)
-                    link.hear_points(fields[link.peer], self.spec, connecting.take_grids)
+                    link.hear_points(fields[link.peer], self.spec)
                 every = [*chain(*fields.values())]
                 connecting.check_takes(self.name, self._takes, every, theirs, self._listed)
             except Exception as error:

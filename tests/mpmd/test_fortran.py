@@ -75,6 +75,18 @@ SPEC = """
     lag = 4.0
     time = "sum"
     [[field]]
+    name = "inflow"
+    from = "river"
+    to = "ocean"
+    mapping = "idw"
+    from_grid = "mouths"
+    to_grid = "sea"
+    every = 2.0
+    lag = 2.0
+    time = "mean"
+    from_unit = "t/s"
+    to_unit = "kg/s"
+    [[field]]
     name = "level"
     from = "ocean"
     to = "air"
@@ -110,10 +122,12 @@ OCEAN = """
     sst = me.gives("sst", (points % 31) * 0.25, points)
     level = me.gives("level", points * 0.5, points)
     wind = me.takes("wind", np.zeros((len(points), 2), np.float32), points)
-    with open(f"wind{me.comm.rank}.bin", "wb") as kept:
+    inflow = me.takes("inflow", np.zeros(len(points)), points)
+    with open(f"wind{me.comm.rank}.bin", "wb") as kept, open(f"inflow{me.comm.rank}.bin", "wb") as more:
         for t in range(9):
             me.put(sst, t), me.put(level)
             kept.write(me.get(wind, t).T.tobytes())
+            more.write(me.get(inflow, t).tobytes())
             sst.values += 0.125 * wind.values[:, 0].astype(float)
 """
 OCEAN_F90 = """
@@ -121,8 +135,8 @@ program ocean
   use, intrinsic :: iso_fortran_env
   use hpcomm_mod
   implicit none
-  integer :: comm, rank, grid, sst, wind, level, i, j, t, unit
-  real(real64) :: temperature(20, 6), height(2, 120)
+  integer :: comm, rank, grid, sst, wind, level, inflow, i, j, t, unit, more
+  real(real64) :: temperature(20, 6), height(2, 120), flow(120) = 0
   real(real32) :: speed(20, 6, 2) = 0
   character(16) :: name
   call hpcomm_init("ocean", comm, rank)
@@ -131,6 +145,7 @@ program ocean
   sst = hpcomm_field("sst", hpcomm_gives, grid)
   level = hpcomm_field("level", hpcomm_gives, grid, kind=8)
   wind = hpcomm_field("wind", hpcomm_takes, grid, kind=4, width=2)
+  inflow = hpcomm_field("inflow", hpcomm_takes, grid)
   do j = 1, 6
     do i = 1, 20
       temperature(i, j) = mod(20 * (6 * rank + j - 1) + i - 1, 31) * 0.25d0
@@ -139,16 +154,21 @@ program ocean
   end do
   write (name, '("wind", i0, ".bin")') rank
   open (newunit=unit, file=name, access="stream", form="unformatted", status="replace")
+  write (name, '("inflow", i0, ".bin")') rank
+  open (newunit=more, file=name, access="stream", form="unformatted", status="replace")
   call hpcomm_connect(0.0d0)
   do t = 0, 8
     call hpcomm_put(sst, temperature, real(t, real64))
     call hpcomm_put(level, height(1, :), real(t, real64))
     call hpcomm_get(wind, speed, real(t, real64))
     write (unit) speed
+    call hpcomm_get(inflow, flow, real(t, real64))
+    write (more) flow
     temperature = temperature + 0.125d0 * speed(:, :, 1)
   end do
   if (abs(hpcomm_time(sst) - 8) > 0) error stop
   close (unit)
+  close (more)
   call hpcomm_end()
 end program
 """
@@ -161,19 +181,21 @@ RIVER = """
     n = np.arange(9)
     grid = regrid.PointCloud(np.stack([n * 40.0, n * 15.0 - 60.0], axis=1))
     flow = me.gives("flow", n * 0.5, n, grid=grid)
+    inflow = me.gives("inflow", n * 1.0, n, grid=grid)
     rain = me.takes("rain", np.zeros(9), n, grid=grid)
     with open("rain0.bin", "wb") as kept:
         for t in range(0, 9, 2):
             kept.write(me.get(rain, t).tobytes())
             flow.values += 0.25 * rain.values
-            me.put(flow, t)
+            inflow.values[:] = flow.values + 1.0
+            me.put(flow, t), me.put(inflow, t)
 """
 RIVER_C = """
 #include "hpcomm.h"
 #include <stdio.h>
 int main(void) {
   int64_t numbers[9];
-  double x[9][2], flow[9], rain[9] = {0};
+  double x[9][2], flow[9], more_flow[9], rain[9] = {0};
   hpcomm_init(NULL, NULL);
   for (int i = 0; i < 9; i++) {
     numbers[i] = i, flow[i] = i * 0.5;
@@ -181,6 +203,7 @@ int main(void) {
   }
   int grid = hpcomm_grid_points(9, numbers, *x);
   int gives = hpcomm_field("flow", HPCOMM_GIVES, grid, 8, 1);
+  int more = hpcomm_field("inflow", HPCOMM_GIVES, grid, 8, 1);
   int takes = hpcomm_field("rain", HPCOMM_TAKES, grid, 8, 1);
   FILE *kept = fopen("rain0.bin", "wb");
   hpcomm_connect(0.0);
@@ -189,6 +212,8 @@ int main(void) {
     fwrite(rain, 8, 9, kept);
     for (int i = 0; i < 9; i++) flow[i] += 0.25 * rain[i];
     hpcomm_put(gives, flow, 9, t);
+    for (int i = 0; i < 9; i++) more_flow[i] = flow[i] + 1.0;
+    hpcomm_put(more, more_flow, 9, t);
   }
   fclose(kept);
   hpcomm_end();
@@ -196,7 +221,7 @@ int main(void) {
 }
 """
 KEPT = {"sst": (np.float64, ()), "flow": (np.float32, ()), "level": (np.float64, ())}
-KEPT |= {"wind": (np.float32, (2,)), "rain": (np.float64, ())}
+KEPT |= {"wind": (np.float32, (2,)), "inflow": (np.float64, ()), "rain": (np.float64, ())}
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 

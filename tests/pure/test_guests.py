@@ -65,6 +65,7 @@ def test_what_one_of_them_refuses_ends_the_plan_of_all():
 def test_what_cannot_go_to_a_program_without_python_is_refused(words, options):
     link = GuestLink.__new__(GuestLink)
     link.name, link.peer, link._given, link._version = "air", "sea", {"heat": "int64"}, "0"
+    link.all_links = {}
     fields = [] if options is None else [FieldSpec("heat", "air", "sea", **options)]
     with pytest.raises(ConfigError, match=words):
-        link.hear_points(fields, None, print)
+        link.hear_points(fields, None)

@@ -6,8 +6,7 @@
  *                                              swap 2: does all that fit together?
  *                <─ lines, rows, weights ────── what goes where, for each field
  *                                              swap 3: have all planned it?
- *     put, get   values between the ranks that need them, as between two programs in Python
- * (coupling_channel.py)
+ *     put, get   values between the ranks that need them, as in coupling_channel.py
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for open_memstream and its like, in strict C, too */
@@ -71,11 +70,13 @@ void hpcomm_init(const char *name, MPI_Comm *comm) {
   if (comm) *comm = own;
 }
 
-MPI_Comm hpcomm_link(const char *peer) {
+static struct link *link_of(const char *peer) {
   for (int i = 0; i < programs; i++)
-    if (!strcmp(link_to[i].name, peer)) return link_to[i].inter;
+    if (!strcmp(link_to[i].name, peer)) return link_to + i;
   fail("link", "the name that it gives to init or join", "no program %s in this job", peer);
 }
+
+MPI_Comm hpcomm_link(const char *peer) { return link_of(peer)->inter; }
 
 void hpcomm_exit_at_once(int status) {
   if (*own_name) leave(status);
@@ -260,19 +261,20 @@ static void make_slots(struct field *f, struct side *s) {
 }
 
 /* One line of a plan, whose numbers begin at rows and weights; where those of the next one do. */
-static void take_plan(struct link *link, char *line, int64_t **rows, double **weights) {
+static void take_plan(struct link *planner, char *line, int64_t **rows, double **weights) {
   struct side s = {0};
-  char role[8], name[128], fill[32];
-  if (sscanf(line, "%7[^\t]\t%127[^\t]\t%d\t%lf\t%lf\t%7[^\t]\t%d\t%lf\t%d\t%lf\t%lf\t%31[^\t]\t%lf", role,
-             name, &s.tag, &s.every, &s.lag, s.how, &s.ahead, &s.timeout, &s.kind, &s.factor, &s.offset, fill,
-             &s.start) != 13)
-    fail("connect", "hpcomm.c of the hpcomm there", "'%s' plans in another way: %.40s", link->name, line);
+  char peer[65], role[8], name[128], fill[32];
+  if (sscanf(line,
+             "%64[^\t]\t%7[^\t]\t%127[^\t]\t%d\t%lf\t%lf\t%7[^\t]\t%d\t%lf\t%d\t%lf\t%lf\t%31[^\t]\t%lf",
+             peer, role, name, &s.tag, &s.every, &s.lag, s.how, &s.ahead, &s.timeout, &s.kind, &s.factor,
+             &s.offset, fill, &s.start) != 14)
+    fail("connect", "hpcomm.c of the hpcomm there", "'%s' plans in another way: %.40s", planner->name, line);
   struct field *f = field;
   while (f < field + fields && (strcmp(f->name, name) || f->role != !strcmp(role, "takes"))) f++;
   if (f == field + fields)
-    fail("connect", "hpcomm.c of the hpcomm there", "'%s' plans a field '%s'", link->name, name);
+    fail("connect", "hpcomm.c of the hpcomm there", "'%s' plans a field '%s'", planner->name, name);
   size_t n = (size_t)grid[f->grid].count * (size_t)f->width;
-  s.link = link, s.version = -1, s.time = -1, s.fills = strcmp(fill, "keep") != 0,
+  s.link = link_of(peer), s.version = -1, s.time = -1, s.fills = strcmp(fill, "keep") != 0,
   s.fill = strtod(fill, NULL);
   s.partners = (int)*(*rows)++;
   s.rank = memory((size_t)s.partners * sizeof *s.rank);
@@ -301,10 +303,15 @@ static void take_plan(struct link *link, char *line, int64_t **rows, double **we
   f->side[f->sides++] = s;
 }
 
+/* Fields go over a communicator of both programs' ranks. Collective over both. */
+static void merge(struct link *link) {
+  if (link->merged == MPI_COMM_NULL) MPI_Intercomm_merge(link->inter, !link->is_first, &link->merged);
+}
+
 static void hear_plans(struct link *link) {
   int nbytes, from = own_rank % link->size;
   struct wait wait = {"connect", link, 1, &from, PATIENCE, 0, 0};
-  MPI_Intercomm_merge(link->inter, !link->is_first, &link->merged);
+  merge(link);
   char *text = hear(link->notices, from, PLANS, &nbytes, &wait);
   int64_t *rows = hear(link->notices, from, ROWS, &nbytes, &wait); /* these are kept */
   double *weights = hear(link->notices, from, WEIGHTS, &nbytes, &wait);
@@ -337,10 +344,15 @@ void hpcomm_connect(double start) {
     free(sent[2 * i]), free(sent[2 * i + 1]);
   }
   for (int i = 0; i < coupled; i++) hear_plans(link_to + i);
+  for (int i = coupled; i < programs; i++) /* what is planned with others without Python: by name, as there */
+    for (struct field *f = field; f < field + fields; f++)
+      for (int j = 0; j < f->sides; j++)
+        if (f->side[j].link == link_to + i) merge(link_to + i);
   for (int i = 0; i < coupled; i++) settle(link_to + i);
   for (struct field *f = field; f < field + fields; f++)
     if (f->role == HPCOMM_TAKES && f->sides != 1)
-      fail("connect", "one giver in Python for each field; names must be the same on both sides",
+      fail("connect",
+           "one giver for each field, of the same name; a program in Python, which plans, in the job",
            "'%s' takes a field '%s', which %s gives%s%s", own_name, f->name,
            f->sides ? "more than one" : "nobody", coupled ? "; " : "", coupled ? link_to[0].said : "");
   free(text);

@@ -168,7 +168,7 @@ static int farewell(MPI_Comm self, int key, void *value, void *state) {
   MPI_Request going;
   (void)self, (void)key, (void)value, (void)state;
   for (struct link *link = link_to; link < link_to + programs; link++)
-    if (!strcmp(link->kind, "hpcomm"))
+    if (strcmp(link->kind, "plain"))
       for (int rank = 0; rank < link->size;
            rank += link->size <= FEW ? 1 : link->size / 2) { /* of many, two */
         MPI_Isend(NULL, 0, MPI_BYTE, rank, BYE, link->notices, &going);
@@ -275,7 +275,7 @@ static void join(const char *name) {
       MPI_Comm_dup(link->inter, &link->notices);
       MPI_Comm_dup(link->inter, &parts);
       MPI_Comm_remote_size(link->inter, &link->size);
-      link->is_first = peer == j;
+      link->is_first = peer == j, link->merged = MPI_COMM_NULL;
       link->gone = memory((size_t)link->size * sizeof(double));
     }
   for (int i = 0; i < programs; i++) /* nobody is linked with itself */
