@@ -148,9 +148,17 @@ def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[
         "version": side.version,
         "is_fixed": side.fixer is not None,
         "trial": None,
-        "cover": _cover(side, local),
+        "cover": _last(side) + _cover(side, local),
         "extent": trial.extent(field.grid, field.points, local) if gives and is_judged else None,
     }
+
+
+def _last(side: Outgoing | Incoming) -> str:
+    """The date of what was put or taken last, where there are dates."""
+    clock = side.schedule.clock
+    if clock.calendar is None or side.schedule.every is None or side.version < 0:
+        return ""
+    return f"; last of {clock.said(side.schedule.time_of(side.version))}"
 
 
 def _cover(side: Outgoing | Incoming, local: Communicator) -> str:

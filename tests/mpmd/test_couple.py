@@ -667,12 +667,18 @@ else:
         me.put(back, then)
     assert (number, str(then)) == (12, "2001-01-01 00:00:00")
     print("a year")
+text = me.report()
+if me.name == "b":
+    print(text)
 """
 
 
 def test_a_year_of_a_calendar_goes_by_months(spec):
     pytest.importorskip("cftime")
-    assert "a year" in spec(YEAR, files={"couple.py": COMMON + MONTHS}).stdout
+    out = spec(YEAR, files={"couple.py": COMMON + MONTHS}).stdout
+    assert "a year" in out
+    assert "f: a -> b, 6 points to 6, none; last of 2001-01-01" in out
+    assert "back: b -> a, 6 points to 6, none; last of 2000-11-01" in out
 
 
 HALVES = """

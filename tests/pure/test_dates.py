@@ -1,11 +1,12 @@
 """Dates of the model: seconds of a calendar, durations, months as coupling periods; against cftime itself."""
 
 import datetime
+import sys
 from itertools import pairwise
 
 import pytest
 
-from hpcomm.errors import ConfigError, UsageError
+from hpcomm.errors import ConfigError, MissingError, UsageError
 from hpcomm.job.spec import schema
 from hpcomm.job.spec.calendar import Calendar, Duration, check_months
 from hpcomm.mpmd.coupling.coupling_clock import Clock, Schedule
@@ -118,3 +119,10 @@ def test_a_date_gives_a_job_without_a_spec_its_calendar_and_months_need_one():
     assert clock.calendar.name == "noleap"
     with pytest.raises(ConfigError, match="every is in months, but not all have the day 31, of the start"):
         check_months(clock.calendar, "every")
+
+
+def test_without_cftime_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cftime", None)
+    with pytest.raises(MissingError, match="dates of the model need cftime") as told:
+        Calendar("noleap", "2000-01-01")
+    assert "pip install 'hpcomm[mpmd]'" in str(told.value)
