@@ -138,7 +138,7 @@ COMMA = ,
 # Make the environment that holds the target, with PACKAGES; the file `ready` is written last.
 define environment
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo 'hpcomm needs Python 3.11 or later, and "$(PYTHON)" is not that: make ... PYTHON=python3.14' >&2; exit 1; }
+	  echo 'hpcomm needs Python 3.11 or later, and "$(PYTHON)" is not that: make ... PYTHON=python3.13' >&2; exit 1; }
 	@echo 'installing into $(@D) (once)'
 	@rm -rf $(@D)
 	@$(PYTHON) -m venv $(@D) || { \
