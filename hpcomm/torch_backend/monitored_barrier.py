@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -13,8 +12,6 @@ from .store_reports import come
 from .torch_errors import as_torch
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
     from .process_group import ProcessGroupMPI
 
 _GRACE_S = 5.0  # that the others give rank 0 to judge beyond the time they were told
@@ -34,29 +31,15 @@ def wait_for_all(group: ProcessGroupMPI, timeout: timedelta | float | None, wait
     group.barriers += 1
     store = group.get_group_store()
     prefix = f"monitored_barrier/{group.barriers}"
-    if group.rank() != 0:
-        store.set(f"{prefix}/{group.rank()}", "here")
-        _obey(group, store, prefix, seconds)
-        return
-    deadline = time.monotonic() + seconds
-    missing: list[int] = []
-    for rank in range(1, group.size()):
-        if not come(store, [f"{prefix}/{rank}"], max(deadline - time.monotonic(), 0.0)):
-            missing.append(rank)
-            if not wait_all_ranks:
-                break
-    store.set(f"{prefix}/verdict", json.dumps(missing))
-    _judge(group, missing, seconds)
-
-
-def _obey(group: ProcessGroupMPI, store: Store, prefix: str, seconds: float) -> None:
-    missing = [0]
-    if come(store, [f"{prefix}/verdict"], seconds + _GRACE_S):
-        missing = json.loads(store.get(f"{prefix}/verdict"))
-    _judge(group, missing, seconds)
-
-
-def _judge(group: ProcessGroupMPI, missing: list[int], seconds: float) -> None:
+    keys, verdict = [f"{prefix}/{rank}" for rank in range(group.size())], f"{prefix}/verdict"
+    store.set(keys[group.rank()], "here")
+    if group.rank():
+        missing = json.loads(store.get(verdict)) if come(store, [verdict], seconds + _GRACE_S) else [0]
+    else:
+        come(store, keys, seconds)
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        missing = missing if wait_all_ranks else missing[:1]
+        store.set(verdict, json.dumps(missing))
     if missing:
         shutdown.remember(group.comm.context, missing)
         me, who = group.rank(), named(missing, len(missing)).capitalize()

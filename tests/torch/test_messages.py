@@ -312,3 +312,14 @@ def test_a_message_to_no_rank_or_of_a_group_that_is_gone_is_refused_in_words(wor
     dist.destroy_process_group(group)
     with pytest.raises(hpcomm.UsageError, match=r"send\(float32 \(1,\), to 0\)"):
         group.send([torch.ones(1)], 0, 0)
+
+
+def test_a_rank_that_waits_in_a_collective_call_takes_what_others_send(rank: int) -> None:
+    """Else who sends more than there is room for would never come to that call."""
+    n = 3000
+    for i in range(n if rank == 1 else 0):
+        dist.send(torch.full((1,), float(i)), 0)
+    dist.barrier()
+    for i in range(n if rank == 0 else 0):
+        dist.recv(x := torch.zeros(1), 1)
+        assert x.item() == i
