@@ -246,7 +246,8 @@ def test_an_ocean_in_fortran_and_a_river_in_c_give_the_bits_of_three_programs_in
     in_c(RIVER_C, "river", *SANITIZED)
     files = {"air.py": AIR, "ocean.py": OCEAN, "river.py": RIVER}
     compiled = SPEC.replace("OCEAN", "./ocean").replace("RIVER", "./river").replace("RANKS", "2")
-    spec(compiled, files=files, env={"ASAN_OPTIONS": "detect_leaks=0"})
+    done = spec(compiled, files=files, env={"ASAN_OPTIONS": "detect_leaks=0"})
+    assert re.search("'ocean' has ended after .* s, with 36 exchanges", done.stderr), done.stderr
     ours = kept(tmp_path)
     spec(SPEC.replace("OCEAN", "python ocean.py").replace("RIVER", "python river.py").replace("RANKS", "1"))
     for name, values in kept(tmp_path).items():

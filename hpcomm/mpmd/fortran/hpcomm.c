@@ -361,6 +361,19 @@ void hpcomm_connect(double start) {
 /* -- put and get (coupler.py, coupling_clock.py) -----------------------------------------------------------
  */
 
+/* Tell the rank's supervisor, if it has one, how far it is (hpcomm/job/progress.py): once a second, or at the
+ * end. */
+static void note(double time, int is_end) {
+  static long exchanges;
+  static double told, last;
+  const char *pipe = getenv("HPCOMM_PROGRESS");
+  if (!is_end) exchanges++, last = time;
+  if (!pipe || (!is_end && seconds() - told < 1.0)) return;
+  told = seconds();
+  if (exchanges) dprintf(atoi(pipe), "at %ld %.17g\n", exchanges, last);
+  if (is_end) dprintf(atoi(pipe), "done 0\n");
+}
+
 static double value(const void *values, int kind, int64_t i) {
   return kind == 4 ? (double)((const float *)values)[i] : ((const double *)values)[i];
 }
@@ -461,6 +474,7 @@ static void put_over(struct field *f, struct side *s, const void *values, int ki
 void hpcomm_put_kind(int number, const void *values, int kind, long count, double time) {
   struct field *f = checked("put", number, HPCOMM_GIVES, kind, count, time);
   for (int i = 0; i < f->sides; i++) put_over(f, f->side + i, values, kind, time);
+  note(time, 0);
 }
 
 /* Fill newer with what comes next, as it goes into the field; what was there becomes older. */
@@ -506,14 +520,8 @@ static void fill(struct field *f, struct side *s, void *values, double share) {
     }
 }
 
-void hpcomm_get_kind(int number, void *values, int kind, long count, double time) {
-  struct field *f = checked("get", number, HPCOMM_TAKES, kind, count, time);
-  struct side *s = f->side;
-  if (s->every <= 0) {
-    receive(f, s);
-    fill(f, s, values, 0.0);
-    return;
-  }
+/* Fill values with what holds at this time. */
+static void get_at(struct field *f, struct side *s, void *values, double time) {
   double at = (time - s->lag) / s->every, whole = fabs(at - nearbyint(at)) < NEAR ? nearbyint(at) : floor(at);
   double share = !strcmp(s->how, "linear") && fabs(at - whole) >= NEAR ? at - whole : 0.0;
   long version = (long)whole, ahead = share > 0;
@@ -524,6 +532,17 @@ void hpcomm_get_kind(int number, void *values, int kind, long count, double time
          "'%s' is taken for %g s, which is over: version %ld, and here is %ld", f->name, time, version,
          s->version);
   fill(f, s, values, share);
+}
+
+void hpcomm_get_kind(int number, void *values, int kind, long count, double time) {
+  struct field *f = checked("get", number, HPCOMM_TAKES, kind, count, time);
+  if (f->side->every > 0)
+    get_at(f, f->side, values, time);
+  else {
+    receive(f, f->side);
+    fill(f, f->side, values, 0.0);
+  }
+  note(time, 0);
 }
 
 double hpcomm_time(int number) {
@@ -555,6 +574,7 @@ void hpcomm_end(void) {
   check_begun("end");
   for (struct field *f = field; f < field + fields; f++)
     for (int i = 0; i < f->sides; i++) settle_puts(f, f->side + i);
+  note(0.0, 1);
   if (has_begun_mpi) MPI_Finalize();
 }
 
