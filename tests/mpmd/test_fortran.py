@@ -135,21 +135,25 @@ program ocean
   use, intrinsic :: iso_fortran_env
   use hpcomm_mod
   implicit none
-  integer :: comm, rank, grid, sst, wind, level, inflow, i, j, t, unit, more
-  real(real64) :: temperature(20, 6), height(2, 120), flow(120) = 0
-  real(real32) :: speed(20, 6, 2) = 0
+  integer :: comm, rank, size, rows, grid, sst, wind, level, inflow, i, j, t, unit, more
+  real(real64), allocatable :: temperature(:, :), height(:, :), flow(:)
+  real(real32), allocatable :: speed(:, :, :)
   character(16) :: name
-  call hpcomm_init("ocean", comm, rank)
+  call hpcomm_init("ocean", comm, rank, size)
   if (hpcomm_link("air") == comm) error stop
-  grid = hpcomm_grid_rectangle(12, 20, 6 * rank, 6, 0, 20)
+  rows = 12 / size
+  allocate (temperature(20, rows), height(2, 20 * rows))
+  allocate (flow(20 * rows), source=0.0_real64)
+  allocate (speed(20, rows, 2), source=0.0_real32)
+  grid = hpcomm_grid_rectangle(12, 20, rows * rank, rows, 0, 20)
   sst = hpcomm_field("sst", hpcomm_gives, grid)
   level = hpcomm_field("level", hpcomm_gives, grid, kind=8)
   wind = hpcomm_field("wind", hpcomm_takes, grid, kind=4, width=2)
   inflow = hpcomm_field("inflow", hpcomm_takes, grid)
-  do j = 1, 6
+  do j = 1, rows
     do i = 1, 20
-      temperature(i, j) = mod(20 * (6 * rank + j - 1) + i - 1, 31) * 0.25d0
-      height(1, (j - 1) * 20 + i) = (20 * (6 * rank + j - 1) + i - 1) * 0.5d0
+      temperature(i, j) = mod(20 * (rows * rank + j - 1) + i - 1, 31) * 0.25d0
+      height(1, (j - 1) * 20 + i) = (20 * (rows * rank + j - 1) + i - 1) * 0.5d0
     end do
   end do
   write (name, '("wind", i0, ".bin")') rank
@@ -245,7 +249,8 @@ def test_an_ocean_in_fortran_and_a_river_in_c_give_the_bits_of_three_programs_in
     in_fortran(OCEAN_F90, "ocean")
     in_c(RIVER_C, "river", *SANITIZED)
     files = {"air.py": AIR, "ocean.py": OCEAN, "river.py": RIVER}
-    compiled = SPEC.replace("OCEAN", "./ocean").replace("RIVER", "./river").replace("RANKS", "2")
+    compiled = SPEC.replace("OCEAN", "./ocean").replace("RIVER", "./river")
+    compiled = compiled.replace("RANKS", "3", 1).replace("RANKS", "2")  # so one in Python plans for two
     done = spec(compiled, files=files, env={"ASAN_OPTIONS": "detect_leaks=0"})
     assert re.search("'ocean' has ended after .* s, with 36 exchanges", done.stderr), done.stderr
     ours = kept(tmp_path)
@@ -334,6 +339,7 @@ def test_the_sources_compile_without_a_warning(compiled, compiler):
 
 ALONE = """
 #include "hpcomm.h"
+#include <math.h>
 int main(int argc, char **argv) {
   double x[6] = {0};
   float y[6] = {0};
@@ -348,6 +354,9 @@ int main(int argc, char **argv) {
   if (what == 6) hpcomm_field("ice", HPCOMM_GIVES, grid + 1, 8, 1);
   if (what == 7) hpcomm_grid_rectangle(4, 4, 3, 2, 0, 4);
   if (what == 8) hpcomm_link("ice");
+  if (what == 17) hpcomm_field("ice", HPCOMM_GIVES, grid, 8, 0);
+  if (what == 18) hpcomm_field("a/b", HPCOMM_GIVES, grid, 8, 1);
+  if (what == 19) hpcomm_grid_cells(1, numbers, 2, x);
   if (what == 9) hpcomm_field("heat", HPCOMM_TAKES, grid, 8, 1);
   hpcomm_connect(0.0);
   if (what == 10) hpcomm_put(sst, x, 5, 0.0);
@@ -355,6 +364,8 @@ int main(int argc, char **argv) {
   if (what == 12) hpcomm_get(sst, x, 6, 0.0);
   if (what == 13) hpcomm_put(sst + 1, x, 6, 0.0);
   if (what == 14) hpcomm_field("ice", HPCOMM_GIVES, grid, 8, 1);
+  if (what == 15) hpcomm_put(sst, x, 6, NAN);
+  if (what == 16) hpcomm_init("ocean", NULL);
   hpcomm_put(sst, x, 6, 0.0);
   hpcomm_end();
   return 0;
@@ -377,6 +388,11 @@ SAYS = [
     "this program gives 'sst'\n  where: get in program 'ocean' (rank 0 of 1)\n  try:   hpcomm_put",
     "there is no field 1",
     "field 'ice' comes too late",
+    "nan is no time of the model",
+    "this program has joined already",
+    "field 'ice' has the role 0, the kind 8 and the width 0",
+    "'a/b' is no name for a field",
+    "cells of 2 corners",
 ]
 
 
@@ -402,6 +418,7 @@ int main(int argc, char **argv) {
   int heat = hpcomm_field("heat", HPCOMM_TAKES, grid, 8, 1);
   hpcomm_connect(0.0);
   hpcomm_put(sst, x, 6, argc > 2 ? atof(argv[2]) : 0.0);
+  if (argc > 3) hpcomm_put(sst, x, 6, atof(argv[3]));
   for (;;) hpcomm_get(heat, x, 6, 0.0);
 }
 """
@@ -418,6 +435,7 @@ ABSENT = "int main(void) { MPI_Init(NULL, NULL); sleep(60); }\n"
 ANEW = "a partner that has ended"  # depends on the MPI
 PAIRS = {
     "an unknown field": (["sts"], "'air' takes a field 'sst', which nobody gives"),
+    "a put backwards": (["sst", "2", "0"], "'sst' is put at 0 s a second time, or backwards"),
     "a put at no coupling time": (
         ["sst", "3"],
         "the first put of 'sst' is at 3 s, which is no coupling time",
@@ -439,3 +457,27 @@ def test_nobody_waits_for_ever_where_programs_in_c_and_python_do_not_fit(program
     in_c(source, "ocean")
     done = programs([(1, [str(tmp_path / "ocean"), *(words or [])]), (1, MATE)], expect="failure")
     assert said in re.sub(r"\[\w+( \d)?\] ", "", done.stderr), done.stderr
+
+
+UNLIKE = """
+#include "hpcomm.h"
+#include <stdio.h>
+int main(void) {
+  int rank;
+  char name[8];
+  MPI_Comm comm;
+  hpcomm_init("ocean", &comm);
+  MPI_Comm_rank(comm, &rank);
+  snprintf(name, 8, "sst%d", rank);
+  hpcomm_field(name, HPCOMM_GIVES, hpcomm_grid(0, NULL), 8, 1);
+  hpcomm_connect(0.0);
+}
+"""
+
+
+@pytest.mark.once
+def test_ranks_of_a_program_in_c_that_declare_different_fields_are_told_both(programs, in_c, tmp_path):
+    in_c(UNLIKE, "ocean")
+    done = programs([(2, [str(tmp_path / "ocean")])], expect="failure")
+    assert "this rank declares:" in done.stderr
+    assert "gives\tsst1" in done.stderr

@@ -1,8 +1,11 @@
 """Planning for programs without Python: ranks that one process plays, and fields that do not go there."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from hpcomm.__main__ import main
 from hpcomm.errors import ConfigError
 from hpcomm.job.spec.calendar import Duration
 from hpcomm.mpmd.ensemble import Ensemble
@@ -69,3 +72,11 @@ def test_what_cannot_go_to_a_program_without_python_is_refused(words, options):
     fields = [] if options is None else [FieldSpec("heat", "air", "sea", **options)]
     with pytest.raises(ConfigError, match=words):
         link.hear_points(fields, None)
+
+
+def test_the_command_says_where_the_sources_are_and_how_to_build_with_them(capsys):
+    assert main(["fortran", "--path"]) == 0
+    folder = Path(capsys.readouterr().out.strip())
+    assert {"hpcomm.h", "hpcomm.c", "hpcomm_mod.f90"} <= {path.name for path in folder.iterdir()}
+    assert main(["fortran"]) == 0
+    assert f"mpicc -c {folder}/hpcomm.c" in capsys.readouterr().out
