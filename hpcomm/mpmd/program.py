@@ -300,8 +300,7 @@ class Program:
                 may connect again.
         """
         wrong: Exception | None = None
-        start_s = self._start_s
-        declared: list[Any] = [sorted(self._gives), sorted(self._takes), self._clock.said(start_s)]
+        declared: list[Any] = [sorted(self._gives), sorted(self._takes), self._clock.said(self._start_s)]
         for word in ("areas", "bases"):
             has = (name for (_, name), field in self._declared.items() if getattr(field, word) is not None)
             declared.append(f", with {word} of {sorted(has)}")
@@ -319,18 +318,16 @@ class Program:
                 warn(doubt)
         except Exception as error:  # the others wait to hear of it
             wrong = error
-        mine = (
-            connecting.described(self._gives, self._takes, start_s, self._clock),
-            first_refusal(self.comm, wrong),
-        )
-        said = {link.peer: link.declare(*mine, self.spec) for link in links}
+        mine = connecting.described(self._gives, self._takes, self._start_s, self._clock)
+        refused = first_refusal(self.comm, wrong)
+        said = {link.peer: link.declare(mine, refused, self.spec) for link in links}
         theirs = {peer: its for peer, (its, _) in said.items()}
-        refusals, fields = [mine[1], *(refusal for _, refusal in said.values())], {}
+        refusals, fields = [refused, *(refusal for _, refusal in said.values())], {}
         if not any(refusals):
             try:
                 for link in links:
                     its = theirs[link.peer]
-                    fields[link.peer] = connecting.agreed(link, mine[0], its, self._listed)
+                    fields[link.peer] = connecting.agreed(link, mine, its, self._listed)
                     link.hear_points(fields[link.peer], self.spec)
                 every = [*chain(*fields.values())]
                 connecting.check_takes(self.name, self._takes, every, theirs, self._listed)

@@ -52,7 +52,7 @@ def _told(links: Mapping[str, Link], at: float, clock: Clock, verb: str) -> dict
         mine = at, clock.said(at), {name: giving.version for name, giving in link.gives.items()}
         told[link.peer] = link.swapped(mine, verb)
     for peer, link in links.items():
-        if link.is_plain and (link.gives or link.takes):
+        if link.is_plain and link.couples and (link.gives or link.takes):  # one that is recorded couples none
             what = f"{peer!r} is a program in C or Fortran, whose state is not kept"
             raise ConfigError(what, verb, "start anew, from what the models have kept")
         if peer in told and told[peer][0] != at:

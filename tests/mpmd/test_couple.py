@@ -690,7 +690,8 @@ taken = me.takes("back" if me.name == "a" else "f", np.zeros(len(points)), point
 if PART in ("whole", "first"):
     me.put(given, me.start)
 else:
-    for time in ["2000-07-15" if me.name == "b" else None, "2000-07-16"]:
+    late = ["2000-07-15" if me.name == "b" else None] if PART == "second" else []
+    for time in [*late, "2000-07-16"]:
         try:
             assert (me.restore("kept", time), me.start) == (cftime.DatetimeNoLeap(2000, 7, 16),) * 2
         except hpcomm.HpcommError as error:
@@ -725,18 +726,20 @@ def test_a_run_goes_on_from_its_middle_on_other_ranks_with_the_same_bits(spec):
         text = text.replace(f'name = "{field}"\n', f'name = "{field}"\n{grids}\n')
     text += '[grid.g]\nkind = "latlon"\nnlat = 1\nnlon = 7\n'
 
-    def run(part, a, b):
+    def run(part, a, b, *options):
         sizes = text.replace("ranks = 2", f"ranks = {a}", 1).replace("ranks = 1", f"ranks = {b}", 1)
-        out = spec(sizes, files={"couple.py": f"PART = {part!r}\n{COMMON}{HALVES}"}).stdout
+        out = spec(sizes, *options, files={"couple.py": f"PART = {part!r}\n{COMMON}{HALVES}"}).stdout
         return out, {line[line.index("line") :] for line in out.splitlines() if "line" in line}
 
     whole = run("whole", 2, 1)[1]
     first = run("first", 2, 1)[1]
-    told, second = run("second", 1, 2)
+    told, second = run("second", 1, 2, "--record", "record")
     assert told.count("'a' starts at 2000-07-16 and 'b' starts at 2000-07-15") == 3, told
     assert len(whole) == 2 * 365 * 7
     assert first | second == whole
     assert not first & second
+    alone = run("alone", 1, 2, "--record", "record", "--only", "b")[1]
+    assert alone == {line for line in second if line.startswith("line b")}
     told = run("few", 1, 1)[0]
     assert re.search("told a 0 field f to b has 7 points in kept/a, and 6 here", told), told
     assert "told b 0 rank 0 of program 'a' refused its part of restore" in told
