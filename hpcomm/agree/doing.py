@@ -260,17 +260,15 @@ def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing
         answer()
 
 
-def answers(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[str | None]:
-    """The words of the same."""
-    return [None if each is None else each.text for each in ask(regions, seconds)]
-
-
 def doings(comm: Comm, ranks: Container[int]) -> list[str]:
     """Lines: what the first of some ranks that are on this node do, and which hosts do not answer."""
     near = [(rank, region) for rank, region in sorted(comm.near.regions.items()) if rank in ranks][:NAMED]
-    said = answers([region for _, region in near], _AT_A_FAILURE_S)
+    said = ask([region for _, region in near], _AT_A_FAILURE_S)
     silent = "" if segment.current is None else segment.current.regions[0].note
-    rows = [f"  rank {rank}: {text or 'does not answer'}" for (rank, _), text in zip(near, said, strict=True)]
+    rows = [
+        f"  rank {rank}: {'does not answer' if each is None else each.text}"
+        for (rank, _), each in zip(near, said, strict=True)
+    ]
     return [*rows, *indent(silent, "  ").splitlines()]
 
 

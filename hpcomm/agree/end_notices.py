@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
     from ..core.operation import Call
     from ..node.segment import NodeSegment
-    from .agreement import Agreement
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
@@ -103,8 +102,8 @@ class EndNotices:
         group.Free()
         return ranks
 
-    def count(self, comm: Comm, made: Agreement, is_seen: bool) -> Agreement:
-        """made, which counts the calls on comm from now on: a refused one only where all hear of it.
+    def count(self, comm: Comm, made: Any, is_seen: bool) -> Any:
+        """made, an Agreement, which counts calls on comm from now on: refused ones only where all hear of it.
 
         is_seen: records show the calls of one group, or need not.
         """

@@ -25,29 +25,37 @@ _LOOK_S = 0.01
 
 
 class ByMPI:
-    """everybody: of its own, for meetings."""
+    """A job of MPI's.
+
+    Attributes:
+        rank, size: of this process, in the job. everybody: of its own, for meetings.
+    """
 
     def __init__(self, everybody: MPI.Intracomm) -> None:
         self.everybody, self.rank, self.size = everybody, MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 
     def others(self) -> list[tuple[int, Region]]:
+        """The records of the other ranks, as far as this one shares memory with them."""
         here = segment.current
         if here is None:
             return []
         return [(rank, here.regions[i]) for rank, i in here.near(MPI.COMM_WORLD) if rank != self.rank]
 
     def is_over(self) -> bool:
+        """Whether this rank has come to its end, and belongs to the job no more."""
         return MPI.Is_finalized()
 
     def abort(self, status: int) -> None:
+        """End all ranks; where this returns, nobody but this one is left."""
         runtime.abort_by_mpi(status)
 
     def meeting(self) -> Callable[[], bool]:
+        """Come to the end by failure. What is returned says whether all others have come to theirs."""
         return self.everybody.Ibarrier().Test
 
 
 class ByRecords:
-    """near: all ranks of the job, in their order."""
+    """The same without MPI. near: all ranks of the job, in their order."""
 
     def __init__(self, near: NodeSegment) -> None:
         self.rank, self.size, self._mine = near.here, len(near.regions), near.mine

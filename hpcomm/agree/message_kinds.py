@@ -15,7 +15,6 @@ that its message has not been sent, and one of the other sort has: see instead()
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -42,13 +41,13 @@ _PAYLOAD = 1 << 62  # objects, and ragged arrays
 def note(comm: Comm, verb: str, look: Buffer, dest: int, tag: int) -> None:
     """Before an array is sent."""
     if comm.message_kinds is not None:
-        comm.message_kinds.noted(look.dtype).note(verb, look, dest, tag)
+        comm.message_kinds.of(look.dtype).note(verb, look, dest, tag)
 
 
 def match(comm: Comm, verb: str, look: Buffer, source: int, tag: int) -> None:
     """Refuse a message that has come to an array, and is of another element type."""
     if comm.message_kinds is not None:
-        comm.message_kinds.sure(look.dtype).match(verb, look, source, tag)
+        comm.message_kinds.of(look.dtype).match(verb, look, source, tag)
 
 
 class Kinds:
@@ -56,27 +55,28 @@ class Kinds:
 
     Args:
         own: this rank's words, which others read; theirs: those of the other ranks of the node.
+
+    Attributes:
+        payloads: the kind of objects and ragged arrays.
     """
 
     def __init__(self, comm: Comm, own: Words, theirs: Mapping[int, Words]) -> None:
-        self._comm, self._own, self._theirs = comm, own, theirs
+        self.comm, self._own, self._theirs = comm, own, theirs
         self._noting = threading.Lock()
-        self._noted: dict[int, Noted] = {_PAYLOAD: Noted(self, _PAYLOAD)}
-        self._sure: dict[int, Sure] = {}
+        self._of: dict[int, Kind] = {}
+        self.payloads = Kind(self, _PAYLOAD, "")
 
-    def noted(self, dtype: Dtype) -> Noted:
-        """The places in which this kind is noted."""
+    def of(self, dtype: Dtype) -> Kind:
+        """The kind of arrays of this dtype."""
         bit = _bit(dtype)
-        return self._noted.setdefault(bit, Noted(self, bit))
+        return self._of.get(bit) or self._of.setdefault(bit, Kind(self, bit, str(dtype)))
 
-    def sure(self, dtype: Dtype) -> Sure:
-        """The sources and tags of which this kind may come."""
-        bit = _bit(dtype)
-        return self._sure.setdefault(bit, Sure(self, bit, str(dtype)))
-
-    def note_parcel(self, verb: str, x: object, dest: int, tag: int) -> None:
-        """Before an object or a ragged array is sent."""
-        self._noted[_PAYLOAD].note(verb, x, dest, tag)
+    def seen(self, source: int, tag: int) -> tuple[int, int] | None:
+        """The bits that source has set for this rank, and for a tag; below 0: any. None: it has no words."""
+        words = self._theirs.get(source)
+        if words is None:
+            return None
+        return words[source_place(self.comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
 
     def instead(self, source: int, tag: int, is_payload: bool) -> str | None:
         """The first call with which source sent another sort of message, if it has sent none of this one.
@@ -88,13 +88,10 @@ class Kinds:
         Returns:
             None if it may have sent this sort; empty if only the call is not known.
         """
-        words = self._theirs.get(source)
-        if words is None:
-            return None
-        here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
+        here, there = self.seen(source, tag) or (_ANY, _ANY)
         if here & there & (_PAYLOAD if is_payload else ~_PAYLOAD):
             return None
-        return self.sent(source, tag)[1] if is_payload else self._first(words, _PAYLOAD)
+        return self.sent(source, tag)[1] if is_payload else self._first(source, _PAYLOAD)
 
     def open(self) -> None:
         """Say that this rank may send anything unseen."""
@@ -118,74 +115,43 @@ class Kinds:
                     self._own[at] = which
                 return
 
-    def fits(self, bit: int, source: int, tag: int) -> bool:
-        """Whether source may have sent this kind with tag; below 0: any tag."""
-        words = self._theirs.get(source)
-        if words is None or bit == _BYTES:
-            return True
-        fit, here = bit | _BYTES, words[source_place(self._comm.rank)] & ~_PAYLOAD
-        if not here:  # nothing is known of who sent it
-            return True
-        return bool(here & fit and (tag < 0 or words[tag_place(tag)] & fit))
-
     def sent(self, source: int, tag: int) -> tuple[str, str]:
         """The kinds that source may have sent with tag, and its first call that sent the only one."""
         from ..core.dtypes import BY_NAME
 
-        words = self._theirs[source]
-        here, there = words[source_place(self._comm.rank)], _ANY if tag < 0 else words[tag_place(tag)]
+        here, there = self.seen(source, tag) or (0, 0)
         bits = (here & there or here) & ~_PAYLOAD
         names = [name for name, dtype in BY_NAME.items() if bits & _bit(dtype)]
-        return " or ".join(names), self._first(words, bits) if len(names) == 1 else ""
+        return " or ".join(names), self._first(source, bits) if len(names) == 1 else ""
 
-    def _first(self, words: Words, bit: int) -> str:
-        """The first call that sent this kind to this rank, if it was kept."""
-        which = self._comm.rank << 8 | bit.bit_length()
+    def _first(self, source: int, bit: int) -> str:
+        """Its first call that sent this kind to this rank, if it was kept."""
+        words, which = self._theirs[source], self.comm.rank << 8 | bit.bit_length()
         return next((words.read(at + 1, _TEXT) for at in _SLOTS if words[at] == which), "")
 
-    def mismatch(self, name: str, source: int, tag: int, x: object, verb: str) -> MismatchError:
-        names, text = self.sent(source, tag)
-        mine = f"{verb}({_described(x, name)}, source={source})"
-        frame = calling_frame()
-        if frame is not None:
-            mine += f" at {source_line(frame.f_code, frame.f_lineno)}"
-        theirs = f", first by {text}" if text else ""
-        rows = f"  rank {self._comm.rank}: {mine}\n  rank {source}: has sent it {names} only{theirs}"
-        return MismatchError(
-            f"a message of {names} came to an array of {name}.\n{rows}",
-            where(verb, self._comm),
-            "give both ranks the same dtype, or use send_ragged and recv_ragged, which carry it; what is "
-            "meant to be read as another dtype is sent as bytes: x.view('uint8')",
-        )
 
+class Kind:
+    """One of them.
 
-class Noted(set[int]):
-    """The places in which a rank has noted that it sends a kind."""
+    Attributes:
+        noted: the places in which this rank has noted that it sends it.
+    """
 
-    def __init__(self, kinds: Kinds, bit: int) -> None:
-        super().__init__()
-        self._kinds, self._bit = kinds, bit
+    def __init__(self, kinds: Kinds, bit: int, name: str) -> None:
+        self._kinds, self._bit, self._name = kinds, bit, name
+        self.noted: set[int] = set()
+        self._sure: set[int] = set()  # sources and tags of which it was seen to come
 
     def note(self, verb: str, x: object, dest: int, tag: int) -> None:
         """Before x is sent to dest; verb: as the user called it."""
         places = source_place(dest), tag_place(tag)
-        if dest < 0 or (places[0] in self and places[1] in self):
+        if dest < 0 or self.noted.issuperset(places):
             return
         text = ""
-        if places[0] not in self:
-            frame = calling_frame(sys._getframe(1))
-            line = "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"
-            text = f"{verb}({_described(x, type(x).__name__)}, dest={dest}, tag={tag}){line}"
+        if places[0] not in self.noted:
+            text = f"{verb}({_described(x, type(x).__name__)}, dest={dest}, tag={tag}){_line()}"
         self._kinds.set(self._bit, places, dest, text)
-        self.update(places)
-
-
-class Sure(set[int]):
-    """Of which sources and tags a kind was seen to come; see key()."""
-
-    def __init__(self, kinds: Kinds, bit: int, name: str) -> None:
-        super().__init__()
-        self._kinds, self._bit, self._name = kinds, bit, name
+        self.noted.update(places)
 
     def match(self, verb: str, x: object, source: int, tag: int) -> None:
         """Of a message that has come to x.
@@ -194,11 +160,36 @@ class Sure(set[int]):
             MismatchError: source has never sent this kind.
         """
         key = source << 6 | tag & 63
-        if key in self or source < 0:
+        if key in self._sure or source < 0:
             return
-        if not self._kinds.fits(self._bit, source, tag):
-            raise self._kinds.mismatch(self._name, source, tag, x, verb)
-        self.add(key)
+        if not self._may_come(source, tag):
+            raise self._mismatch(source, tag, x, verb)
+        self._sure.add(key)
+
+    def _may_come(self, source: int, tag: int) -> bool:
+        here, there = self._kinds.seen(source, tag) or (0, 0)
+        fit, here = self._bit | _BYTES, here & ~_PAYLOAD
+        is_any = self._bit == _BYTES or not here  # or nothing is known of who sent it
+        return is_any or bool(here & fit and there & fit)
+
+    def _mismatch(self, source: int, tag: int, x: object, verb: str) -> MismatchError:
+        comm, name = self._kinds.comm, self._name
+        names, text = self._kinds.sent(source, tag)
+        mine = f"{verb}({_described(x, name)}, source={source}){_line()}"
+        theirs = f", first by {text}" if text else ""
+        rows = f"  rank {comm.rank}: {mine}\n  rank {source}: has sent it {names} only{theirs}"
+        return MismatchError(
+            f"a message of {names} came to an array of {name}.\n{rows}",
+            where(verb, comm),
+            "give both ranks the same dtype, or use send_ragged and recv_ragged, which carry it; what is "
+            "meant to be read as another dtype is sent as bytes: x.view('uint8')",
+        )
+
+
+def _line() -> str:
+    """` at train.py:41`: the program's; "": it has none."""
+    frame = calling_frame()
+    return "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"
 
 
 def source_place(rank: int) -> int:

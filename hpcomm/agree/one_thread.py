@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from ..core.present import is_own
 from ..core.signature import VERBS
 from ..errors import UsageError, where
-from .present_calls import call_of, communicating, describe_call, verb_now
+from .present_calls import call_of, describe_call, verb_now
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -73,8 +74,9 @@ def concurrent_calls() -> str | None:
     if threading.active_count() < 3:  # this one, and another one
         return None
     first: dict[int, int] = {}
-    for thread, call in communicating().items():
-        if call.comm is not None and call.verb in VERBS and call.waits:
+    for thread in (each.ident for each in threading.enumerate() if each.ident and not is_own(each)):
+        call = call_of(thread, of_comm=True)
+        if call is not None and call.comm is not None and call.verb in VERBS and call.waits:
             before = first.setdefault(id(call.comm), thread)
             if before != thread:
                 return str(_error(call.comm, describe_call(before), describe_call(thread)))

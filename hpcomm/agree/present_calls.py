@@ -30,13 +30,6 @@ _LIBRARIES = (threading.__file__.rpartition("/")[0] + "/", "<frozen ")
 _OF_PAYLOADS = frozenset(f"{verb}_{what}" for verb in RAGGED for what in ("object", "ragged"))
 
 
-def communicating() -> dict[int, calling]:
-    """The outermost call of a communicator, of each thread that is in one, but for hpcomm's own."""
-    threads = (thread for thread in threading.enumerate() if not is_own(thread))
-    found = {thread.ident: call_of(thread.ident, True) for thread in threads if thread.ident}
-    return {thread: call for thread, call in found.items() if call is not None}
-
-
 def call_of(thread: int | None = None, of_comm: bool = False) -> calling | None:
     """The outermost call of a thread; by default of this one, or of the main thread in one of ours.
 

@@ -27,7 +27,7 @@ from collections import Counter
 from contextlib import redirect_stderr, suppress
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..core.limits import EXIT_S, GRACE_S
 from ..core.present import is_own
@@ -41,44 +41,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..core.comm import Comm
-    from ..node.segment import Region
     from .end_notices import EndNotices
+    from .job_ends import ByMPI, ByRecords
 
     Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-
-
-class JobEnds(Protocol):
-    """How a job ends (job_ends.py).
-
-    Attributes:
-        rank, size: of this process, in the job.
-    """
-
-    rank: int
-    size: int
-
-    def others(self) -> list[tuple[int, Region]]:
-        """The records of the other ranks, as far as this one shares memory with them."""
-        ...
-
-    def is_over(self) -> bool:
-        """Whether this rank has come to its end, and belongs to the job no more."""
-        ...
-
-    def abort(self, status: int) -> None:
-        """End all ranks; where this returns, nobody but this one is left."""
-        ...
-
-    def meeting(self) -> Callable[[], bool]:
-        """Come to the end by failure. What is returned says whether all others have come to theirs."""
-        ...
-
 
 end_notices: EndNotices | None = None  # where there are others
 farewells: list[Callable[[], None]] = []  # to call when this rank ends well
 at_abort: list[Callable[[], None]] = []  # to call when this rank ends the job
 looks: list[Callable[[], None]] = []  # to call now and then from the watchdog
-job: JobEnds | None = None  # once this rank has begun
+job: ByMPI | ByRecords | None = None  # once this rank has begun
 has_foreigners = False  # programs of other jobs, which ours goes on without
 _life = ""  # the file that `hpcomm run` sees until this rank ends well
 _sends = False  # whether it takes tracebacks from what its launcher writes

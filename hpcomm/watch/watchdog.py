@@ -32,9 +32,9 @@ import time
 from typing import TYPE_CHECKING
 
 from ..agree import doing, runtime
-from ..agree.agreement import past_call
+from ..agree.agreement import disagreement, past_call
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
-from ..agree.doing import answer, answers
+from ..agree.doing import answer
 from ..agree.one_thread import concurrent_calls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
@@ -42,7 +42,7 @@ from ..core import patience
 from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
 from ..core.present import MESSAGE
 from ..core.request import Polled, Request, polled
-from ..core.signature import LEFT, REFUSED, describe
+from ..core.signature import LEFT, REFUSED
 from ..errors import PeerFailedError
 from ..job import exit_hooks, variables
 from ..node.call_log import CallLog
@@ -278,14 +278,8 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         return None
     for rank, region, other, number in _differing(comm, call):
         ring, _ = logs(comm)
-        text, own = past_call(other, number, comm.size), ring and past_call(ring, number, comm.size)
-        if text is None:
-            text = answers([region])[0] or describe(other.posted(number) or 0, comm.size)
-        mine = describe_call() if own is None else f"{own}, and has gone on to {describe_call()}"
-        rows = f"  rank {comm.rank}: {mine}\n  rank {rank}: {text}"
-        node = comm.node
-        number += 0 if node is None else int(node.number)
-        return f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}"
+        own = None if ring is None else past_call(ring, number, comm.size)
+        return disagreement(comm, number, own, [(rank, region, other)]).what
     found = _ended(comm, source, call)
     return None if found is None else describe_call() + found[0]
 

@@ -45,7 +45,7 @@ def addressed(
         raise error.located(verb, comm) from error.__cause__
     if not known:
         if comm.message_kinds is not None:
-            comm.message_kinds.note_parcel(verb, x, dest, tag)
+            comm.message_kinds.payloads.note(verb, x, dest, tag)
         add_tag(comm.known.payloads, (dest, tag))
     return made, dest, tag
 

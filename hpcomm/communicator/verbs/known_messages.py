@@ -26,7 +26,7 @@ from ...transport.late import transport
 from ...transport.matching import add_tag, is_awaited, is_plain_tag
 
 if TYPE_CHECKING:
-    from ...agree.message_kinds import Noted
+    from ...agree.message_kinds import Kind
     from ...core.comm import Comm
     from ...core.dtypes import Dtype
 
@@ -38,12 +38,12 @@ _MOST = 1024  # kinds of calls
 
 
 class KnownSend:  # slots are read quicker than a tuple's names
-    """A kind of send: tags that were right, how to look at the next array, and where it is noted."""
+    """A kind of send: tags that were right, how to look at the next array, and the kind of its elements."""
 
-    __slots__ = ("dtype", "kind", "look", "noted", "tags")
+    __slots__ = ("dtype", "elements", "kind", "look", "tags")
 
-    def __init__(self, kind: type[Any], dtype: Any, look: Look, noted: Noted | None) -> None:
-        self.kind, self.dtype, self.look, self.noted = kind, dtype, look, noted
+    def __init__(self, kind: type[Any], dtype: Any, look: Look, elements: Kind | None) -> None:
+        self.kind, self.dtype, self.look, self.elements = kind, dtype, look, elements
         self.tags: set[int] = set()
 
 
@@ -132,7 +132,7 @@ def _other_send(comm: Comm, x: Any, dest: int, tag: int) -> KnownSend:
     """
     known: KnownSend = comm.known.sends[type(x), x.dtype, dest]
     if tag not in known.tags:
-        if not is_plain_tag(tag) or not (known.noted is None or tag_place(tag) in known.noted):
+        if not is_plain_tag(tag) or not (known.elements is None or tag_place(tag) in known.elements.noted):
             raise KeyError(tag)
         add_tag(known.tags, tag)
     comm.known.sends[dest] = known
@@ -145,8 +145,8 @@ def remember_send(comm: Comm, x: object, dtype: Dtype, dest: int) -> None:
     if key in comm.known.sends or dest == comm.rank or not _may_be_known(comm, comm.known.sends, dest):
         return
     if (look := _look(comm, x, dtype)) is not None:
-        noted = None if comm.message_kinds is None else comm.message_kinds.noted(dtype)
-        comm.known.sends[dest] = comm.known.sends[key] = KnownSend(*key[:2], look, noted)
+        elements = None if comm.message_kinds is None else comm.message_kinds.of(dtype)
+        comm.known.sends[dest] = comm.known.sends[key] = KnownSend(*key[:2], look, elements)
 
 
 def remember_receive(comm: Comm, out: object, dtype: Dtype, source: int) -> None:
