@@ -15,7 +15,7 @@ from ..core.limits import WATCHDOG_GLANCE_S
 from ..core.present import MESSAGE, NEXT, NONE, calling
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
 from . import runtime
-from .ended_ranks import FEW
+from .letters import FEW
 from .present_calls import call_of
 
 if TYPE_CHECKING:

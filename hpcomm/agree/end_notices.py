@@ -14,14 +14,13 @@ By the same messages a rank asks those of other nodes what they are doing (watch
 from __future__ import annotations
 
 import struct
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI
 from . import runtime, survival
-from .ended_ranks import FEW
+from .letters import FEW, Letters
 from .levels import depth
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
 _MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
-_QUESTION, _ANSWER = 1, 2  # tags; an end has 0
+_END, _QUESTION, _ANSWER = range(3)  # tags
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
 
@@ -68,7 +67,7 @@ class EndNotices:
     all_hear = False
 
     def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None) -> None:
-        self._mpi, self._lock, self._is_over = mpi, threading.Lock(), False
+        self._mpi, self._letters = mpi, Letters(mpi)
         records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
         self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
         self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
@@ -77,13 +76,11 @@ class EndNotices:
         self._members: dict[int, list[int]] = {}
         self._mates: dict[int, list[int]] = {}  # and of this one
         self._ended: dict[int, dict[int, int]] = {}  # by rank: what it had begun
-        self._going: list[MPI.Request] = []
         self.rank = mpi.rank
         self.far = [i for i in range(mpi.size) if i != mpi.rank and i not in records and self.by_message]
         self._asked: dict[int, float] = {}  # by rank: when it asked last what this one is doing
         self._open: set[int] = set()  # who waits for an answer
         self._answers: dict[int, str] = {}
-        self._said: list[tuple[MPI.Request, bytes]] = []  # questions and answers on their way
 
     def know(self, comm: Comm) -> None:
         """Note whose ranks those of comm are, while that can be asked, if no record of theirs shows it."""
@@ -136,18 +133,14 @@ class EndNotices:
                 if rank not in self._ended and region.ended:
                     self._ended[rank] = dict(_ENTRY.iter_unpack(region.begun))
             return bool(self._ended)
-        status = MPI.Status()
-        with self._lock:
-            while not self._is_over and survival.is_there(self._mpi, status):
-                said = bytearray(status.Get_count(MPI.BYTE))
-                self._mpi.Recv([said, MPI.BYTE], status.source, status.tag)
-                if status.tag == _QUESTION:
-                    self._asked[status.source] = time.monotonic()
-                    self._open.add(status.source)
-                elif status.tag == _ANSWER:
-                    self._answers[status.source] = said.decode()
-                else:
-                    self._ended[status.source] = dict(_ENTRY.iter_unpack(said))
+        for rank, tag, said in self._letters.come():
+            if tag == _QUESTION:
+                self._asked[rank] = time.monotonic()
+                self._open.add(rank)
+            elif tag == _ANSWER:
+                self._answers[rank] = said.decode()
+            else:
+                self._ended[rank] = dict(_ENTRY.iter_unpack(said))
         return bool(self._ended)
 
     def ask(self, answer: Callable[[], str], seconds: float) -> list[str]:
@@ -157,7 +150,7 @@ class EndNotices:
         """
         gone = {*self._ended, *survival.failed(self._mpi)}
         self._answers, asked = {}, [rank for rank in self.far if rank not in gone]
-        self._tell(asked, _QUESTION, b"")
+        self._letters.send(asked, _QUESTION, b"")
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
             self.answer(answer)
@@ -169,7 +162,7 @@ class EndNotices:
         self.hear()
         if self._open:
             ranks, self._open = sorted(self._open), set()
-            self._tell(ranks, _ANSWER, answer().encode())
+            self._letters.send(ranks, _ANSWER, answer().encode())
 
     def leaves_word_to_others(self, seconds: float) -> bool:
         """Whether a rank before this one has asked in the last seconds, which so speaks for all."""
@@ -179,12 +172,6 @@ class EndNotices:
     def members(self, comm: Comm) -> list[int]:
         """Who the ranks of comm are in the job, of two groups those of the other one; none: not known."""
         return self._members.get(comm.tag_base, [])
-
-    def _tell(self, ranks: list[int], tag: int, text: bytes) -> None:
-        with self._lock:
-            if not self._is_over:
-                self._said = [(going, kept) for going, kept in self._said if not going.Test()]
-                self._said += [(self._mpi.Isend([text, MPI.BYTE], rank, tag), text) for rank in ranks]
 
     def ended(self) -> set[int]:
         """The ranks that have said so."""
@@ -208,16 +195,13 @@ class EndNotices:
 
     def say(self) -> None:
         """Tell all others that this rank makes no more calls."""
-        said = self.begun()
         gone = survival.failed(self._mpi) | (set() if self.all_hear else self.ended())
         others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
-        self._going = [self._mpi.Isend([said, MPI.BYTE], rank) for rank in others]
+        self._letters.send(others, _END, self.begun())
         end = time.monotonic() + _LAST_WORDS_S
         while not self.ended().issuperset(others) and time.monotonic() < end:
             time.sleep(1e-3)
 
     def stop(self) -> None:
         """Hear no more: MPI is about to be finalized."""
-        MPI.Request.Testall(self._going)
-        with self._lock:
-            self._is_over = True
+        self._letters.stop()

@@ -1,12 +1,19 @@
 """Which ranks of linked programs have ended: seen in the node segment, or told in a last message.
 
 MPI keeps a rank that has ended inside MPI_Finalize, where it says nothing, and leaves those that wait for it
-waiting. So when its Python ends, a rank sends an end notice to the ranks of the linked programs; to two of
-them if they are many (ended_ranks.py).
+waiting. So when its Python ends, a rank sends an end notice to the ranks of the linked programs. If they are
+many, that is too much, and two of them hear of it:
+
+    a rank that ends ── end notice ──> two ranks of the other program, its delegates
+    a rank that waits ── question ──> delegates in its own program ── who has ended ──> that rank
+
+So nobody hears of ends that nobody waits for, and there are as many messages as ranks that end or wait. Where
+both delegates have ended themselves, deadlines tell (docs/mpmd.md).
 """
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 import threading
@@ -19,16 +26,24 @@ from .._lazy import MPI
 from ..job.launcher import began_of
 from ..node import segment
 from . import runtime, survival
-from .ended_ranks import FEW, EndedRanks, informed
+from .letters import FEW, Letters
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
     from ..node.segment import Region
 
 _BYE = 32099  # tag
+_ASK, _ANSWER = 1, 2  # those within a program
+_ASK_S = 0.2  # between an answer and the next question
+_LIVES, _NONE = -2, -1  # in place of the calls that a rank has begun: it has not ended, or not said how many
 _UNDER_WAY_S = 1.0  # for messages that were sent before an end: the node segment is quicker than MPI
 _POLL_S = 0.01
 _LAST_WORDS_S = 0.2  # for what is said at the same moment: UCX complains of messages that nobody received
+
+
+def _informed(size: int) -> set[int]:
+    """Whom of so many ranks a rank of the other program tells that it ends."""
+    return {*range(size)} if size <= FEW else {0, size // 2}
 
 
 class Partners:
@@ -38,27 +53,27 @@ class Partners:
     send an end notice only. local: this program's ranks, which ask each other if they are many.
     """
 
-    _notary: EndedRanks | None = None
+    _mates: Letters | None = None  # for questions
+    _is_told = True  # by all that end; else they say it to others
 
     def __init__(self, comm: Comm, name: str, local: Comm | None = None, *, plain: bool = False) -> None:
         if local is not None and local.size > FEW:
-            self._notary = EndedRanks(local.mpi_handle.Dup(), comm.remote_size)
+            self._mates = Letters(local.mpi_handle.Dup())
+            self._is_told = local.rank in _informed(local.size)
+            self._asks = dict.fromkeys(_informed(local.size) - {local.rank}, 0.0)  # when to ask these
             runtime.farewells.append(self._leave_mates)
         inter: Any = comm.object_comm if plain else comm.mpi_handle.Dup()
 
         self.name = name
         self._foreign, self._is_plain = segment.has_foreigners(inter), plain
-        self._inter, self._comm = inter, comm
+        self._inter, self._comm, self._letters = inter, comm, Letters(inter, _BYE)
         self._carries = (
             (comm.mpi_handle,) if plain else (comm.mpi_handle, comm.object_comm, comm.block_channel)
         )
         self._gone: set[int] = set()
-        self._they_began: dict[int, int] = {}  # how many collective calls, of those that said farewell
-        self._is_told = self._notary is None or self._notary.is_told  # else they say it to others
-        self._call, self._came_not = -1, set[int]()  # of which call others are asked; who did not come to it
+        self._they_began: dict[int, int] = {}  # how many collective calls, of those of whom that was told
         self._since: dict[int, float] = {}  # when lost() first heard of it
         self._lock = threading.Lock()
-        self._going: list[MPI.Request] = []
         self._regions: list[tuple[int, Region]] = []
         self._processes: list[tuple[int, int, int]] = []  # of another job here: rank, id, when begun
         if not plain:
@@ -84,10 +99,10 @@ class Partners:
             self._gone |= {rank for rank, region in self._regions if region.ended} | self._dead()
             if runtime.may_call_mpi():
                 self._hear()
-                if self._notary is not None:
-                    gone, before = self._notary.ask(self._call)
-                    self._gone |= gone
-                    self._came_not |= before
+                if self._mates is not None:
+                    due = [mate for mate, at in self._asks.items() if time.monotonic() >= at]
+                    self._asks.update(dict.fromkeys(due, math.inf))  # until it has answered
+                    self._mates.send(due, _ASK, b"")
             return set(self._gone)
 
     def _dead(self) -> set[int]:
@@ -99,7 +114,7 @@ class Partners:
 
     def serve(self) -> None:
         """Answer this program's ranks that ask who has ended. Never blocks."""
-        if self._notary is not None and runtime.may_call_mpi():
+        if self._mates is not None and runtime.may_call_mpi():
             with self._lock:
                 self._hear()
 
@@ -113,12 +128,8 @@ class Partners:
 
     def lost_before(self, call: int) -> set[int]:
         """Those that do not come to a collective call any more: they ended before it."""
-        self._call = call
-        return self._before(call, self.lost())
-
-    def _before(self, call: int, lost: set[int]) -> set[int]:
-        unknown = -1 if self._is_told else call
-        return {rank for rank in lost if rank in self._came_not or self._they_began.get(rank, unknown) < call}
+        unknown = _NONE if self._is_told else call
+        return {rank for rank in self.lost() if self._they_began.get(rank, unknown) < call}
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
@@ -129,17 +140,16 @@ class Partners:
         """Answer those who ask now, and ask no more."""
         with self._lock:
             self._hear()
-            if self._notary is not None:
-                self._notary.close()
-            self._notary = None
+            if self._mates is not None:
+                self._mates.stop()
+            self._mates = None
 
     def say_farewell(self) -> None:
         """Tell the ranks over there that this one ends; within a job, waits for nothing."""
         if not self._inter:
             return  # it has parted
-        said = struct.pack("q", self._comm.begun)
-        for rank in {*informed(self._inter.remote_size)} - self._dead():
-            self._going.append(self._inter.Isend([said, MPI.BYTE], rank, _BYE))
+        others = _informed(self._inter.remote_size) - self._dead()
+        self._letters.send(others, _BYE, struct.pack("q", self._comm.begun))
         deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
         while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
             time.sleep(_POLL_S)
@@ -156,19 +166,33 @@ class Partners:
             time.sleep(_POLL_S)
         with self._lock:
             inter, self._inter = self._inter, type(self._inter)()
+            self._letters.stop()
             if not self._is_plain:  # else it is the link's own
                 inter.Free()
 
     def _hear(self) -> None:
-        status = MPI.Status()
-        while self._inter and survival.is_there(self._inter, status, _BYE):
-            said = bytearray(8)
-            self._inter.Recv([said, MPI.BYTE], status.source, _BYE, status)
-            self._gone.add(status.source)
-            if status.count == len(said):  # programs without hpcomm say nothing
-                self._they_began[status.source] = struct.unpack("q", said)[0]
-        if self._notary is not None and self._inter:
-            self._notary.serve(self._gone, lambda call: self._before(call, self._since_a_while(self._gone)))
+        for rank, _, text in self._letters.come():
+            self._gone.add(rank)
+            if len(text) == 8:  # programs without hpcomm say nothing
+                (self._they_began[rank],) = struct.unpack("q", text)
+        asking = []
+        for mate, tag, text in self._mates.come() if self._mates is not None else ():
+            if tag == _ASK:
+                asking.append(mate)
+                continue
+            self._asks[mate] = time.monotonic() + _ASK_S
+            told = struct.iter_unpack("i", zlib.decompress(text))
+            ended = {rank: begun for rank, (begun,) in enumerate(told) if begun != _LIVES}
+            self._gone |= ended.keys()
+            self._they_began = ended | self._they_began
+        if asking and self._mates is not None:
+            self._mates.send(asking, _ANSWER, self._known())
+
+    def _known(self) -> bytes:
+        """Of each rank over there how many calls it had begun: equal numbers mostly, so that it is short."""
+        found = dict.fromkeys(self._since_a_while(self._gone), _NONE) | self._they_began
+        size = self._comm.remote_size
+        return zlib.compress(struct.pack(f"{size}i", *(found.get(rank, _LIVES) for rank in range(size))))
 
 
 def _process() -> tuple[int, int, int]:

@@ -285,25 +285,36 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
 
 
 def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
-    """That a call waits for ranks which have ended, in words that go on after it, and those ranks."""
-    if comm.partners is not None:
-        return _ended_partners(comm, source, call)
-    _, peers = logs(comm)  # none of a link to a program without hpcomm
+    """That a call waits for ranks which have ended, in words that go on after it, and those ranks.
+
+    call: its number; 0: a message; below: it is not known.
+    """
+    gone, whose = _gone(comm, call)
+    is_from_any = not call and (source is None or source < 0)
+    if is_from_any and len(gone) < (comm.remote_size or comm.size - 1):
+        return None
+    if not (call or is_from_any):
+        gone = [rank for rank in gone if rank == source]
+    if not gone:
+        return None
+    end = f"any rank{whose}, and all others have" if is_from_any else f"rank {gone[0]}{whose}, which has"
+    return f" on '{comm.name}' waits for {end} ended", gone
+
+
+def _gone(comm: Comm, call: int) -> tuple[list[int], str]:
+    """The ranks that have ended before such a call, and whose they are."""
+    notices, partners = runtime.end_notices, comm.partners
+    if partners is not None:
+        lost = partners.lost() if call == 0 else partners.lost_before(comm.begun)
+        found = [] if lost and partners.has_messages() else sorted(lost)
+        return found, f" of program '{partners.name}'"
     ended = {rank for rank, region in comm.near.regions.items() if region.ended}
     if call:
-        ended &= {rank for rank, _, other in peers if call < 1 or other.last_call() < call}
-    notices, group = runtime.end_notices, " of the other group" if comm.is_inter else ""
-    gone = sorted(ended.union([] if notices is None else notices.lost(comm, not call)))
-    if not call:
-        if source is not None and source in gone:
-            return f" waits for rank {source}{group} of '{comm.name}', which has ended", [source]
-        alone = 0 < len(gone) == (comm.remote_size or comm.size - 1)
-        if alone and (source is None or source < 0):
-            return f" waits for any rank{group} of '{comm.name}', and all others have ended", gone
-        return None
-    if not gone and notices is not None and comm.is_inter:
-        gone, group = notices.lost(comm, False, is_here=True), " of this group"
-    return (f" on '{comm.name}' waits for rank {gone[0]}{group}, which has ended", gone) if gone else None
+        ended &= {rank for rank, _, other in logs(comm)[1] if call < 1 or other.last_call() < call}
+    found = sorted(ended.union([] if notices is None else notices.lost(comm, not call)))
+    if call and not found and notices is not None and comm.is_inter:
+        return notices.lost(comm, False, is_here=True), " of this group"
+    return found, " of the other group" if comm.is_inter else ""
 
 
 def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
@@ -317,17 +328,3 @@ def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]]
         return None
     rank, why = refusing[0]
     return f" on '{comm.name}' waits for rank {rank}: {why}", [rank for rank, _ in refusing]
-
-
-def _ended_partners(comm: Comm, rank: int | None, call: int) -> tuple[str, list[int]] | None:
-    """The same of another program's. call: 0 for a message, -1 for a collective."""
-    assert comm.partners is not None
-    gone = comm.partners.lost() if call == 0 else comm.partners.lost_before(comm.begun)
-    if not gone or comm.partners.has_messages():
-        return None
-    is_known = rank is not None and rank >= 0
-    dead = rank in gone if is_known else len(gone) == comm.remote_size
-    if not (dead if call == 0 else gone):
-        return None
-    who = f"rank {rank if is_known and call == 0 else min(gone)} of program '{comm.partners.name}'"
-    return f" on '{comm.name}' waits for {who}, which has ended", sorted(gone)

@@ -692,12 +692,12 @@ MADE = {  # what all make and use, what is used again by those that go on, and w
     "two groups for a message": (
         GROUPS,
         "inter.recv(np.ones(1), 0)",
-        "recv(.*) at .* waits for rank 0 of the other group of 'half<->', ",
+        "recv(.*) at .* on 'half<->' waits for rank 0 of the other group, ",
     ),
     "two groups for an object": (
         GROUPS,
         "inter.recv_object(0)",
-        "recv_object(.*) at .* waits for rank 0 of the other group of 'half<->', ",
+        "recv_object(.*) at .* on 'half<->' waits for rank 0 of the other group, ",
     ),
     "two groups that compare nothing, after a refusal": (
         f"comm = comm.dup(check='off'); {GROUPS}{REFUSED}",
@@ -707,7 +707,7 @@ MADE = {  # what all make and use, what is used again by those that go on, and w
     "a duplicate whose calls are not compared": (
         "twin = comm.dup('twin', check='off')",
         "twin.recv(np.ones(1), 1)",
-        "recv(.*) at .* waits for rank 1 of 'twin', ",
+        "recv(.*) at .* on 'twin' waits for rank 1, ",
     ),
 }
 
@@ -820,7 +820,7 @@ try:
     comm.irecv(np.zeros(3), source=1).wait(timeout=900)  # longer than the job may take
 except hpcomm.PeerFailedError as error:
     assert list(error.ranks) == [1]
-    assert "waits for rank 1 of 'world', which has ended" in error.what
+    assert "on 'world' waits for rank 1, which has ended" in error.what
     print("told")
 """
     done = job(2, source, timeout=60)

@@ -476,5 +476,5 @@ hpcomm.world.probe(source=0)  # so that it is there
     done = job(2, source, expect=None, env={"HPCOMM_CHECK": "strict"})
     assert done.returncode not in (0, 124)
     call = "send(float64 (3,), dest=1, tag=0) at device_call.py:6"
-    assert f"rank 0: {call} waits for rank 1 of 'world', which has ended" in done.stderr
+    assert f"rank 0: {call} on 'world' waits for rank 1, which has ended" in done.stderr
     assert "rank 1: at the end of this rank\n  a message of rank 0 with tag 0 on 'world'" in done.stderr

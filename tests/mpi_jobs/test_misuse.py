@@ -157,7 +157,7 @@ FOR_EVER = {  # what two ranks do, and what ends the job
     ),
     "tags that differ": (
         "if comm.rank == 0:\n    comm.send(x, 1, tag=1)\nelse:\n    comm.recv(np.empty(3), 0, tag=2)",
-        r"recv\(.*tag=2\) at .* waits for rank 0 of 'world', which has ended",
+        r"recv\(.*tag=2\) at .* on 'world' waits for rank 0, which has ended",
     ),
     "an exception of one": ("if comm.rank == 1:\n    1 / 0\ncomm.barrier()", "ZeroDivisionError: "),
 }

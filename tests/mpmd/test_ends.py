@@ -139,8 +139,7 @@ def test_of_many_ranks_two_are_told_of_an_end_and_the_others_ask_them(programs):
     A rank that has given its part of a call and ended is not missed in it.
     """
     few = (
-        "import time\nimport hpcomm\nimport numpy as np\n"
-        "from hpcomm.agree import ended_ranks\nended_ranks.FEW = 1\n"
+        "import time\nimport hpcomm\nimport numpy as np\nfrom hpcomm.agree import letters\nletters.FEW = 1\n"
     )
     ocean = f"""{few}
 me = hpcomm.join("ocean")

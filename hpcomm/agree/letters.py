@@ -1,0 +1,54 @@
+"""Letters: short messages that hpcomm's own threads send each other, on an MPI communicator for these alone.
+
+Nobody waits for one: who looks now and then finds those that have come.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from .._lazy import MPI
+from . import survival
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+FEW = 64  # ranks up to which each tells each
+
+
+class Letters:
+    """Those of one rank.
+
+    Args:
+        mpi: whose ranks write to each other; of two groups, to those of the other one.
+        tag: of all letters, where others use mpi, too.
+    """
+
+    def __init__(self, mpi: MPI.Comm, tag: int | None = None) -> None:
+        self._mpi, self._tag, self._lock = mpi, tag, threading.Lock()
+        self._going: list[MPI.Request] = []
+        self._is_over = False
+
+    def send(self, ranks: Iterable[int], tag: int, text: bytes) -> None:
+        """Send a letter to each of some ranks: so short that MPI needs no receiver for it."""
+        with self._lock:
+            if not self._is_over:
+                self._going = [each for each in self._going if not each.Test()]
+                self._going += [self._mpi.Isend([text, MPI.BYTE], rank, tag) for rank in ranks]
+
+    def come(self) -> list[tuple[int, int, bytes]]:
+        """Those that have come: of whom, tag, text. Never blocks."""
+        found, status = [], MPI.Status()
+        with self._lock:
+            while not self._is_over and survival.is_there(self._mpi, status, self._tag):
+                text = bytearray(status.Get_count(MPI.BYTE))
+                self._mpi.Recv([text, MPI.BYTE], status.source, status.tag)
+                found.append((status.source, status.tag, bytes(text)))
+        return found
+
+    def stop(self) -> None:
+        """Neither send nor hear any more, as MPI is about to be finalized."""
+        MPI.Request.Testall(self._going)
+        with self._lock:
+            self._is_over = True
