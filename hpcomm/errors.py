@@ -289,7 +289,10 @@ def where(verb: str, comm: Ranks | None) -> str:
     text = verb
     if comm is not None:
         text += f" on communicator '{comm.name}' (rank {comm.rank} of {comm.size})"
+    return text + at_line()
+
+
+def at_line() -> str:
+    """` at train.py:41`: the user's line; empty: there is none."""
     frame = calling_frame()
-    if frame is not None:
-        text += f" at {source_line(frame.f_code, frame.f_lineno)}"
-    return text
+    return "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"

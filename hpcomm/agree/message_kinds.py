@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..core import buffer
-from ..errors import HpcommError, MismatchError, calling_frame, source_line, where
+from ..errors import HpcommError, MismatchError, at_line, where
 from ..node.call_log import KINDS
 from ..node.words import Words, words_of_text
 
@@ -149,7 +149,7 @@ class Kind:
             return
         text = ""
         if places[0] not in self.noted:
-            text = f"{verb}({_described(x, type(x).__name__)}, dest={dest}, tag={tag}){_line()}"
+            text = f"{verb}({_described(x, type(x).__name__)}, dest={dest}, tag={tag}){at_line()}"
         self._kinds.set(self._bit, places, dest, text)
         self.noted.update(places)
 
@@ -175,7 +175,7 @@ class Kind:
     def _mismatch(self, source: int, tag: int, x: object, verb: str) -> MismatchError:
         comm, name = self._kinds.comm, self._name
         names, text = self._kinds.sent(source, tag)
-        mine = f"{verb}({_described(x, name)}, source={source}){_line()}"
+        mine = f"{verb}({_described(x, name)}, source={source}){at_line()}"
         theirs = f", first by {text}" if text else ""
         rows = f"  rank {comm.rank}: {mine}\n  rank {source}: has sent it {names} only{theirs}"
         return MismatchError(
@@ -184,12 +184,6 @@ class Kind:
             "give both ranks the same dtype, or use send_ragged and recv_ragged, which carry it; what is "
             "meant to be read as another dtype is sent as bytes: x.view('uint8')",
         )
-
-
-def _line() -> str:
-    """` at train.py:41`: the program's; "": it has none."""
-    frame = calling_frame()
-    return "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"
 
 
 def source_place(rank: int) -> int:

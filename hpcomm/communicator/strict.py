@@ -35,7 +35,7 @@ from ..core.patience import Pause
 from ..core.present import innermost
 from ..core.request import Request, move_rounds
 from ..core.verbs import receives
-from ..errors import UsageError, calling_frame, source_line, warn, where
+from ..errors import UsageError, at_line, calling_frame, warn, where
 from ..transport.matching import is_awaited
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class _Guard:
 
     def begin(self) -> None:
         """The call is started."""
-        self.began, self._held = _line(), [*map(of_elements, self._looked_at)]
+        self.began, self._held = at_line(), [*map(of_elements, self._looked_at)]
         if self._into is not None:
             np.copyto(self._scratch, self._into)
 
@@ -132,7 +132,7 @@ class _Guard:
             self._call.let_go()
         if was_changed:
             call, verb, comm = self._words
-            what = f"an array of {call}, started at {self.began}, was written to before that was complete"
+            what = f"an array of {call}, started{self.began}, was written to before that was complete"
             raise UsageError(what, where(verb, comm), "write to it after wait(), or give a copy")
         return result
 
@@ -177,7 +177,7 @@ class Accesses:
         elif len(arguments) > 2 and _calls == self._fenced and len(self._noted) < _ACCESSES:
             rank, (first, count, kind) = arguments[1], arguments[2]
             if count and all(map(_is_seen, runtime.living())):
-                self._noted[rank, first, first + count * kind.Get_size(), verb, _line()] = None
+                self._noted[rank, first, first + count * kind.Get_size(), verb, at_line()] = None
 
     def fence(self) -> None:
         comm = self.comm
@@ -197,7 +197,7 @@ def _conflict(known: list[list[tuple[int, int, int, str, str]]]) -> str:
             for its, begin, last, access, there in more:
                 is_fine = verb == access and verb in ("get", "accumulate")
                 if its == target and begin < end and first < last and not is_fine:
-                    one, two = f"{verb} of rank {origin} at {line}", f"{access} of rank {other} at {there}"
+                    one, two = f"{verb} of rank {origin}{line}", f"{access} of rank {other}{there}"
                     return f"{one} and {two} use the same memory of rank {target}"
     return ""
 
@@ -212,12 +212,6 @@ def _is_seen(comm: Any) -> bool:
     """Whether all calls on comm that other ranks may wait for are counted."""
     under_way = comm.outstanding
     return comm.is_closed or (_is_strict(comm) and not (under_way.plans or under_way.exchanges))
-
-
-def _line() -> str:
-    """`train.py:41`: the program's."""
-    frame = calling_frame()
-    return "?" if frame is None else source_line(frame.f_code, frame.f_lineno)
 
 
 def _warn(text: str) -> None:
@@ -268,7 +262,7 @@ def _say_what_is_left() -> None:
     for comm in filter(_is_strict, runtime.living()):
         for plan in comm.outstanding.plans:
             if plan.is_under_way:
-                left[f"the plan of {plan.call} on '{comm.name}', started at {plan.guard.began}, {end}"] += 1
+                left[f"the plan of {plan.call} on '{comm.name}', started{plan.guard.began}, {end}"] += 1
         if not comm.is_closed:
             for mpi in (comm.carriers.plain, comm.carriers.objects):
                 if (message := comm.carriers.unreceived(mpi)) is not None:

@@ -9,7 +9,7 @@ from ..._lazy import np
 from ...agree.agreement import refusing
 from ...agree.differing_calls import Call, alone, holding, joined
 from ...agree.values import bits, crc_of
-from ...errors import MismatchError, calling_frame, demand, source_line, where
+from ...errors import MismatchError, at_line, demand, where
 from ..payloads.objects import Objects
 from .collectives import Collectives
 from .leaves import Leaf, array_of, leaves
@@ -74,9 +74,9 @@ class Same(Collectives, Reductions, Objects):
             element = self._first_element(array)
             at = f"[{', '.join(map(str, np.unravel_index(element, _shape(leaf))))}]" if array.size > 1 else ""
             text = _element(array, leaf, element)
-        frame = calling_frame()
-        line = "" if frame is None else f" at {source_line(frame.f_code, frame.f_lineno)}"
-        calls = self.all_reduce_object({Call(f"{text}{line}", str(crc)): alone(self.context.rank)}, joined)
+        calls = self.all_reduce_object(
+            {Call(f"{text}{at_line()}", str(crc)): alone(self.context.rank)}, joined
+        )
         told = f"{what} differ between ranks{f', first at {path}{at}' if path or at else ''}.\n"
         hint = "broadcast those of one rank, or look for what changes them on some ranks only"
         return MismatchError(told + "\n".join(holding(calls)), where("same", self.context), hint)
