@@ -51,7 +51,7 @@ def tell(pid: int) -> list[int]:
     found = outside.jobs(pid)
     if found:
         print(_text(found), file=sys.stderr, flush=True)
-    return [rank.process.pid for job in found for rank in job.ranks if rank.doing and rank.process.pid]
+    return [rank.pid for job in found for rank in job.ranks if rank.doing and rank.pid]
 
 
 def _jobs(pid: int | None) -> list[Job]:
@@ -63,11 +63,7 @@ def _jobs(pid: int | None) -> list[Job]:
 
 
 def _record(job: Job) -> dict[str, object]:
-    ranks = [
-        {**each.process._asdict(), "has_ended": each.has_ended, "stack": each.stack,
-         "doing": each.doing and each.doing._asdict()}
-        for each in job.ranks
-    ]  # fmt: skip
+    ranks = [{**each._asdict(), "doing": each.doing and each.doing._asdict()} for each in job.ranks]
     return {"pids": job.pids, "lack": job.lack, "ranks": ranks, "can_never_end": _held(job)[0]}
 
 
@@ -107,9 +103,9 @@ def _table(found: list[Job]) -> str:
     for job in found:
         rows = []
         for rank in job.ranks:
-            used = f"{rank.process.core_s:.1f} s", f"{rank.process.nbytes >> 20} MiB"
+            used = f"{rank.core_s:.1f} s", f"{rank.nbytes >> 20} MiB"
             waits = f"{rank.waited_s:.0f} s" * bool(rank.waited_s)
-            rows.append((rank.who, str(rank.process.pid), *used, waits, rank.words))
+            rows.append((rank.who, str(rank.pid), *used, waits, rank.words))
         head = ("rank", "pid", "cores", "memory", "waits", "doing")
         parts.append(f"{_head(job)}\n{job.lack or table(head, rows, left=(0, 5))}")
     return "\n\n".join(parts)

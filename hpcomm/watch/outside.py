@@ -29,32 +29,28 @@ _PROC = Path("/proc")
 _STATES = {"T": "stopped", "t": "in a debugger", "D": "in the kernel (I/O)", "R": "running", "Z": "ended"}
 
 
-class Process(NamedTuple):
-    """A rank as the system sees it.
+class Rank(NamedTuple):
+    """A rank as the system sees it, and as it tells itself.
 
     Attributes:
         pid: 0: it is not known.
         state: a word of the system's; "": it sleeps, as who waits does.
         core_s: seconds of processor time; nbytes: of memory.
+        doing: None where it has not answered.
+        stack: of the program's code, the innermost line last.
     """
 
     pid: int
     state: str
     core_s: float
     nbytes: int
-
-
-class Rank(NamedTuple):
-    """doing: None where it has not answered. stack: of the program's code, the innermost line last."""
-
-    process: Process
     doing: Doing | None
     has_ended: bool
-    stack: tuple[str, ...] = ()
+    stack: tuple[str, ...]
 
     @property
     def who(self) -> str:
-        return f"process {self.process.pid}" if self.doing is None else self.doing.who
+        return f"process {self.pid}" if self.doing is None else self.doing.who
 
     @property
     def words(self) -> str:
@@ -62,7 +58,7 @@ class Rank(NamedTuple):
         if self.has_ended:
             return "has ended"
         if self.doing is None:
-            return f"no answer: {self.process.state or 'in code that holds the interpreter lock'}"
+            return f"no answer: {self.state or 'in code that holds the interpreter lock'}"
         return self.doing.words
 
     @property
@@ -130,9 +126,9 @@ def _job(links: list[Path], pids: list[int]) -> Job:
     by_mark = {_inner_pid(pid): pid for pid in pids}
     ranks = []
     for region, told in zip(regions, said, strict=True):
-        process, gone = _process(by_mark.get(region.mark[0], 0)), region.gone
-        stack = () if gone else _stack(process.pid) if told is None else tuple(told.stack)
-        ranks.append(Rank(process, told, gone, stack))
+        pid, gone = by_mark.get(region.mark[0], 0), region.gone
+        stack = () if gone else _stack(pid) if told is None else tuple(told.stack)
+        ranks.append(Rank(*_process(pid), told, gone, stack))
     return Job(pids if ranks else [], ranks)
 
 
@@ -160,11 +156,12 @@ def _inner_pid(pid: int) -> int:
     return pid
 
 
-def _process(pid: int) -> Process:
+def _process(pid: int) -> tuple[int, str, float, int]:
+    """What the system knows of it, as Rank begins."""
     try:
         fields = (_PROC / str(pid or "none") / "stat").read_text().rpartition(") ")[2].split()
     except OSError:  # it has ended, or is not known
-        return Process(0, "", 0.0, 0)
+        return 0, "", 0.0, 0
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     core_s = (int(fields[11]) + int(fields[12])) / ticks
-    return Process(pid, _STATES.get(fields[0], ""), core_s, int(fields[21]) * page)
+    return pid, _STATES.get(fields[0], ""), core_s, int(fields[21]) * page
