@@ -57,7 +57,7 @@ class Stay:
         self._hopeless = 0.0, 0.0  # begin of the stay that was seen to lack a rank, and when it first was
         if not _stays:
             runtime.looks.append(_look)
-        _stays.append(weakref.ref(self, _stays.remove))
+        _stays.add(self)
 
     def look(self) -> None:
         """End the job if it cannot end."""
@@ -91,10 +91,9 @@ def lost(comm: Comm, needed: Container[int]) -> list[int]:
     return sorted(gone.union(rank for rank in far if rank in needed))
 
 
-_stays: list[weakref.ref[Stay]] = []
+_stays: weakref.WeakSet[Stay] = weakref.WeakSet()
 
 
 def _look() -> None:
-    for reference in _stays:
-        if (stay := reference()) is not None:
-            stay.look()
+    for stay in [*_stays]:
+        stay.look()

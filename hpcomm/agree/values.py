@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from .._lazy import MPI, np
@@ -30,28 +30,9 @@ if TYPE_CHECKING:
 _EQUAL = frozenset(("broadcast", "all_reduce", "all_gather"))  # verbs whose results are the same on all ranks
 _KEPT = 1000  # results of which is known where they came from
 _CRC = (1 << 32) - 1
-_Row = tuple[int, int, int, CodeType, int]  # what Held has, made in a quarter of the time
-
-
-class Held(NamedTuple):
-    """A result that this rank has been given.
-
-    Attributes:
-        number: among the results, from 1.
-        crc: of its bytes.
-        signature: of its call.
-        code, at: of the program's line: its code, and the place in that.
-    """
-
-    number: int
-    crc: int
-    signature: int
-    code: CodeType
-    at: int
-
-    def text(self, size: int) -> str:
-        line = source_line(self.code, line_number(self.code, self.at))
-        return f"{self.crc:08x}: {describe(self.signature, size)} at {line}"
+# A result: its number, from 1; the checksum of its bytes; the signature of its call; the program's line: its
+# code, and the place in that. No named tuple, which takes four times as long to make.
+_Row = tuple[int, int, int, CodeType, int]
 
 
 class Values:
@@ -60,7 +41,7 @@ class Values:
     Attributes:
         said: how many results are done, times 2^32, and a checksum of these.
         signature: of the last call about which the ranks have agreed.
-        since: what was done since the last comparison, as Held has it.
+        since: what was done since the last comparison.
     """
 
     __slots__ = ("_begun", "_crc", "_done", "_late", "said", "signature", "since")
@@ -131,15 +112,18 @@ class Values:
         """
         if most >> 32 != least >> 32:
             return ""
-        mine = {row[0]: Held(*row) for row in self.since}
-        known = [dict(each) for each in ranks.allgather([(n, each.crc) for n, each in mine.items()])]
+        mine = {row[0]: row for row in self.since}
+        known = [dict(each) for each in ranks.allgather([row[:2] for row in self.since])]
         numbers = set(known[0]).intersection(*known)
         first = min((n for n in numbers if len({each[n] for each in known}) > 1), default=0)
-        text = mine[first].text(comm.size) if first else "what they were given long ago"
+        text, verb = "what they were given long ago", "a collective call"
+        if first:
+            _, crc, called, code, at = mine[first]
+            line = source_line(code, line_number(code, at))
+            text, verb = f"{crc:08x}: {describe(called, comm.size)} at {line}", VERBS[called & VERB]
         calls = calls_of(ranks, comm.rank, Call(text))
         self._crc, self.said = 0, self._done << 32
         self.since.clear()
-        verb = VERBS[mine[first].signature & VERB] if first else "a collective call"
         return f"{verb} gave the ranks of '{comm.name}' different values.\n" + "\n".join(holding(calls))
 
 
