@@ -120,17 +120,14 @@ def logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]
     return comm.near.watched or (None, [])
 
 
-def late(call: Blocked) -> list[tuple[int, Region]]:
-    """The ranks of this node that a call waits for."""
+def late(call: Blocked) -> list[int]:
+    """The ranks that a call waits for: of a message its other end, of other calls those of this node."""
     if call.number == IN_CORE:
-        calls, regions = core_calls(call.comm), call.comm.near.regions
-        return [(r, regions[r]) for r in sorted(regions) if calls and calls[r][0] < calls[call.comm.rank][0]]
-    _, peers = logs(call.comm)
+        calls, ranks = core_calls(call.comm), sorted(call.comm.near.regions)
+        return [rank for rank in ranks if calls and calls[rank][0] < calls[call.comm.rank][0]]
     if call.number > 0:
-        return [(rank, region) for rank, region, other in peers if other.last_call() < call.number]
-    near = call.comm.near
-    records = near.others if call.comm.is_inter else near.regions
-    return [(rank, region) for rank, region in records.items() if rank == call.source]
+        return [rank for rank, _, other in logs(call.comm)[1] if other.last_call() < call.number]
+    return [] if call.source is None or call.source < 0 else [call.source]
 
 
 def _ends(call: Blocked) -> list[int]:
@@ -161,7 +158,7 @@ def needed(call: Blocked) -> tuple[list[int], bool]:
     goes_round = is_rooted or verb in PREFIXES or verb not in TABLE
     if counted(call):
         return [rank for rank in range(comm.size) if rank != comm.rank], goes_round
-    found = [] if comm.is_inter or call.number == NONE else [rank for rank, _ in late(call)]
+    found = [] if comm.is_inter or call.number == NONE else late(call)
     if verb in ROOT_SENDS and root in found:
         return [root], False
     is_known = found or (call.number != NONE and len(comm.near.ranks) == comm.size)

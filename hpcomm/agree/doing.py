@@ -260,16 +260,20 @@ def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing
         answer()
 
 
+def silent() -> str:
+    """A line for each host that does not answer."""
+    return "" if segment.current is None else segment.current.regions[0].note
+
+
 def doings(comm: Comm, ranks: Container[int]) -> list[str]:
     """Lines: what the first of some ranks that are on this node do, and which hosts do not answer."""
     near = [(rank, region) for rank, region in sorted(comm.near.regions.items()) if rank in ranks][:NAMED]
     said = ask([region for _, region in near], _AT_A_FAILURE_S)
-    silent = "" if segment.current is None else segment.current.regions[0].note
     rows = [
         f"  rank {rank}: {'does not answer' if each is None else each.text}"
         for (rank, _), each in zip(near, said, strict=True)
     ]
-    return [*rows, *indent(silent, "  ").splitlines()]
+    return [*rows, *indent(silent(), "  ").splitlines()]
 
 
 def answer() -> None:

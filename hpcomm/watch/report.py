@@ -26,11 +26,12 @@ from ..agree.other_sort import passed_over
 from ..agree.present_calls import describe_call
 from ..core.limits import SILENT_S
 from ..core.present import MESSAGE
+from ..node import segment
 from . import stuck
 
 if TYPE_CHECKING:
     from ..agree.blocked import Blocked, Waiting
-    from ..node.segment import NodeSegment, Region
+    from ..node.segment import Region
 
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
 _AGAIN_S = 1.5  # between two looks at all ranks,
@@ -44,7 +45,6 @@ class Reporter:
     """The words of this rank about a call in which it waits.
 
     Args:
-        here: what the ranks of this node share, if they do.
         say: says a text on stderr.
 
     Attributes:
@@ -52,48 +52,48 @@ class Reporter:
         end: says what can never end; where the user wants that, it ends the job.
     """
 
-    def __init__(self, here: NodeSegment | None, say: Callable[[str], None], stall_s: float) -> None:
-        self._here, self._say, self.end, self.stall_s = here, say, say, stall_s
+    def __init__(self, say: Callable[[str], None], stall_s: float) -> None:
+        self._say, self.end, self.stall_s = say, say, stall_s
         self._speaks = self._reported = False
         self._next_s = self._later_s = self._ended_s = 0.0
         self._before: list[str] = []  # what those that could never go on said at the last look
         self._said: set[str] = set()
 
-    def look(self, waiting: Waiting, silent: str) -> None:
-        """Say what is to be said. silent: hosts that do not answer."""
+    def look(self, waiting: Waiting) -> None:
+        """Say what is to be said."""
         call, waited_s = waiting.call, waiting.waited_s
-        limit_s = min(SILENT_S, self.stall_s) if silent else self.stall_s
+        limit_s = min(SILENT_S, self.stall_s) if doing.silent() else self.stall_s
         if call is None or waiting.times == 0:
             self._be_quiet()
         if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
             return
         if waited_s >= self._next_s:
-            self._next_s = waited_s + self._look_for_circles(call, not silent)
+            self._next_s = waited_s + self._look_for_circles(call)
         if waited_s < max(limit_s, self._later_s) or self._reported:
             return
-        quiet_s = min(each.quiet_s for each in _all(self._here, not silent).values())
+        quiet_s = min(each.quiet_s for each in _all().values())
         if quiet_s < min(waited_s, _QUIET * limit_s):
             self._later_s = waited_s + _QUIET * limit_s - quiet_s
             return
         self._reported = True
         if not self._is_silent():
             doing.reported_at = time.monotonic()
-            self._say(self.report(call, waited_s, silent))
+            self._say(self.report(call, waited_s))
 
-    def report(self, call: Blocked, waited_s: float, silent: str) -> str:
+    def report(self, call: Blocked, waited_s: float) -> str:
         """The words about a call that has lasted, which are kept, too."""
-        doings = _all(self._here, not silent)
+        doings = _all()
         held = stuck.stuck(doings)
         if doing.own_number() in held:  # not seen twice so far, as on a busy machine
-            told = never(held, doings, _there(call))
+            told = never(held, doings, passed_over(call.comm, call.call))
         else:
-            told = _report(call, waited_s, silent, doings)
+            told = _report(call, waited_s, doings)
         keep(told, doings)
         return told
 
-    def is_a_person_asked(self, silent: str) -> bool:
+    def is_a_person_asked(self) -> bool:
         """Whether a rank goes on when somebody types."""
-        return any(each.asks_a_person for each in _all(self._here, not silent).values())
+        return any(each.asks_a_person for each in _all().values())
 
     def look_at_end(self, seconds: float) -> None:
         """Say which threads keep this rank, whose program has ended, seconds after the last such look."""
@@ -110,14 +110,14 @@ class Reporter:
 
     def _be_quiet(self) -> None:
         """This rank has moved on."""
-        if self._speaks and self._here is not None:
-            self._here.give_word()
+        if self._speaks and segment.current is not None:
+            segment.current.give_word()
         self._speaks, self._reported, self._before = False, False, []
         self._next_s = self._later_s = 0.0
 
     def may_speak(self) -> bool:
         """Whether no other rank of the node speaks."""
-        self._speaks = self._speaks or self._here is None or self._here.take_word()
+        self._speaks = self._speaks or segment.current is None or segment.current.take_word()
         return self._speaks
 
     def _is_silent(self) -> bool:
@@ -125,30 +125,32 @@ class Reporter:
         notices = runtime.end_notices
         return notices is not None and notices.leaves_word_to_others(_ASKING_S)
 
-    def _look_for_circles(self, call: Blocked, is_far: bool) -> float:
-        """is_far: among the ranks of other nodes, too. Returns: seconds until the next look."""
-        doings = _all(self._here, is_far)
+    def _look_for_circles(self, call: Blocked) -> float:
+        """Returns: seconds until the next look."""
+        doings = _all()
         if self._is_silent():
             return _AGAIN_S
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
-            told = never(held, doings, _there(call) if doing.own_number() in held else "")
+            is_here = doing.own_number() in held
+            told = never(held, doings, passed_over(call.comm, call.call) if is_here else "")
             if told not in self._said:
                 self._said.add(told)
                 keep(told, doings)
                 self.end(told)
-            self._reported = self._reported or doing.own_number() in held
+            self._reported = self._reported or is_here
         self._before = said
         is_soon = said or any(0 < each.waited_s < stuck.PATIENT_S for each in doings.values())
         return _SOON_S if is_soon else _AGAIN_S
 
 
-def _all(here: NodeSegment | None, is_far: bool) -> dict[int, Doing]:
-    """What ranks are doing, by their numbers, as far as they answer; is_far: those of other nodes, too."""
+def _all() -> dict[int, Doing]:
+    """What ranks are doing, by their numbers, as far as they answer; of other nodes, unless one is silent."""
+    here = segment.current
     said = [doing.own()] if here is None else doing.ask(here.regions, _ANSWER_S)
     found = {each.number: each for each in said if each is not None}
-    if is_far and runtime.end_notices is not None:
+    if runtime.end_notices is not None and not doing.silent():
         far = map(Doing.of, runtime.end_notices.ask(own_text, 2 * _ANSWER_S))
         found |= {each.number: each for each in far}
     return doing.known(found)
@@ -198,12 +200,12 @@ def some(who: list[str]) -> str:
     return ", ".join(who[:_SHOWN]) + f" and {len(who) - _SHOWN} more" * (len(who) > _SHOWN)
 
 
-def _report(call: Blocked, waited_s: float, silent: str, doings: Mapping[int, Doing]) -> str:
-    """What a call waits for, and what the ranks of this node are doing; silent: hosts that do not answer."""
+def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
+    """What a call waits for, what the other ranks are doing, and which hosts do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     numbers, named = doing.numbers_of(call.comm), {doing.own_number()}
-    regions = dict(blocked.late(call))
-    late = [*regions] or _elsewhere(call, numbers, doings)
+    regions = call.comm.near.others if call.comm.is_inter else call.comm.near.regions
+    late = blocked.late(call) or _elsewhere(call, numbers, doings)
     for rank in late[:_SHOWN]:
         its = doings.get(numbers.get(rank, ELSEWHERE))
         what = its.words if its else no_answer(regions[rank]) if rank in regions else ""
@@ -214,23 +216,16 @@ def _report(call: Blocked, waited_s: float, silent: str, doings: Mapping[int, Do
     is_far = not (late or call.number == MESSAGE or call.comm.is_inter)
     if is_far and len(call.comm.near.ranks) < call.comm.size:
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
-    if there := _there(call):
+    if there := passed_over(call.comm, call.call):
         lines.append(f"  {there}")
     lines += _others({number: each for number, each in doings.items() if number not in named})
-    lines += [f"  {line}" for line in silent.splitlines()]
+    lines += [f"  {line}" for line in doing.silent().splitlines()]
     return "\n".join(lines)
 
 
-def _there(call: Blocked) -> str:
-    """Which message is there while a call waits for another one."""
-    return passed_over(call.comm, call.call) if call.number == MESSAGE else ""
-
-
 def _elsewhere(call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, Doing]) -> list[int]:
-    """Ranks of other hosts for which a call waits, as far as known: its peer, or those in other calls."""
-    if call.number == MESSAGE:
-        return [] if call.source is None or call.source < 0 else [call.source]
-    if call.comm.is_inter:
+    """Ranks of other hosts that a collective call waits for, as far as known: they are in other calls."""
+    if call.number == MESSAGE or call.comm.is_inter:
         return []
     if blocked.counted(call):
         needs = doings[doing.own_number()].needs

@@ -78,7 +78,7 @@ def start_on_node(near: NodeSegment) -> None:
             runtime.install_hooks()
             runtime.looks.append(job.look)
             runtime.farewells.append(await_all)
-            watchdog.start(near)
+            watchdog.start()
 
     _begin(near.here, len(near.regions), "", begin)
 
@@ -104,9 +104,7 @@ def expect_foreigners() -> None:
     """From now on there are programs of another job, which does not end with this one. Collective."""
     assert isinstance(runtime.job, ByMPI)
     runtime.has_foreigners = True
-    if segment.current is not None:
-        watchdog.start(segment.current)
-    elif runtime.job.everybody.size == 1:
+    if runtime.end_notices is None:  # this rank was alone
         _watch(runtime.job.everybody)
 
 
@@ -138,7 +136,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             runtime.farewells.append(beat.stop)
-    watchdog.start(node_segment, beat)
+    watchdog.start(beat)
 
 
 def _hurry_to_launcher() -> None:

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING
 from ..agree import doing, runtime
 from ..agree.agreement import disagreement, past_call
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
-from ..agree.doing import answer
 from ..agree.one_thread import concurrent_calls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
@@ -45,8 +44,9 @@ from ..core.request import Polled, Request, polled
 from ..core.signature import LEFT, REFUSED
 from ..errors import PeerFailedError
 from ..job import exit_hooks, variables
+from ..node import segment
 from ..node.call_log import CallLog
-from ..node.segment import NodeSegment, Region, survives
+from ..node.segment import Region
 from .report import Reporter, own_text
 
 if TYPE_CHECKING:
@@ -59,11 +59,10 @@ _idle.set()
 current: Watchdog | None = None
 
 
-def start(here: NodeSegment | None, beat: Heartbeat | None = None) -> None:
+def start(beat: Heartbeat | None = None) -> None:
     """Start the thread; the second time does nothing.
 
     Args:
-        here: what the ranks of this node share, if they do.
         beat: this rank's heartbeat, if it is the first of its node and there are others.
 
     Raises:
@@ -71,7 +70,7 @@ def start(here: NodeSegment | None, beat: Heartbeat | None = None) -> None:
     """
     global current
     if current is None:
-        current = Watchdog(here, beat)
+        current = Watchdog(beat)
         exit_hooks.keepers.append(let_go)
         threading.Thread(target=current.run, name="hpcomm-watchdog", daemon=True).start()
 
@@ -108,27 +107,20 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     for rank, region, other in peers:
         number = min(call, other.last_call())
         mine, theirs = ring.posted(number), other.posted(number)
-        if survives and LEFT in (mine, theirs):
+        if segment.survives and LEFT in (mine, theirs):
             continue  # it has given up a communicator that lost a rank
         if number > 0 and None not in (mine, theirs) and mine != theirs:
             found.append((rank, region, other, number))
     return found
 
 
-def _serve() -> None:
-    """Answer ranks that ask who of another program has ended."""
-    for comm in runtime.living():
-        if comm.partners is not None:
-            comm.partners.serve()
-
-
 class Watchdog:
     """The thread's work. reporter: who speaks of calls that last."""
 
-    def __init__(self, here: NodeSegment | None, beat: Heartbeat | None) -> None:
-        self._here, self._beat, self._patience_s = here, beat, variables.seconds("HPCOMM_TIMEOUT")
+    def __init__(self, beat: Heartbeat | None) -> None:
+        self._beat, self._patience_s = beat, variables.seconds("HPCOMM_TIMEOUT")
         stall_s = variables.seconds("HPCOMM_STALL")
-        self.reporter = Reporter(here, runtime.say, REPORT_S if stall_s is None else stall_s)
+        self.reporter = Reporter(runtime.say, REPORT_S if stall_s is None else stall_s)
         if self._patience_s is not None:
             self.reporter.end = lambda told: runtime.abort(f"{told}\n  {self._reason()}")
         self._asked_s = 0.0  # until when, of this wait, a person was asked somewhere
@@ -181,27 +173,28 @@ class Watchdog:
             runtime.abort(said)
         waiting = self._waiting
         waiting.look(troubled)
-        silent = "" if self._here is None else self._here.regions[0].note
-        if (call := waiting.call) is not None and (verdict := self._verdict(call, silent)):
+        if (call := waiting.call) is not None and (verdict := self._verdict(call)):
             runtime.abort(verdict)
-        self.reporter.look(waiting, silent)
+        self.reporter.look(waiting)
         if not threading.main_thread().is_alive():
             self.reporter.look_at_end(WATCHDOG_TICK_S)
 
     def _attend(self) -> None:
         """Answer what others ask, and let other hosts know that this rank lives."""
-        _serve()
-        answer()
+        for comm in runtime.living():
+            if comm.partners is not None:
+                comm.partners.serve()
+        doing.answer()
         if patience.look():
             for comm in runtime.living():
                 comm.ask_again()
         if (notices := runtime.end_notices) is not None and notices.by_message:
             notices.answer(own_text)
-        if self._beat is not None and self._here is not None:
+        if self._beat is not None and segment.current is not None:
             self._beat.beat()
-            self._here.mine.note = self._beat.silent()
+            segment.current.mine.note = self._beat.silent()
 
-    def _verdict(self, call: Blocked, silent: str) -> str | None:
+    def _verdict(self, call: Blocked) -> str | None:
         """Why the job ends; None: all is well so far."""
         found, before = _verdict(call, self._waiting), self._suspected
         self._suspected = found is not None
@@ -215,10 +208,10 @@ class Watchdog:
             return None
         if alone_s < patience_s + WATCHDOG_AFTER_S and not self.reporter.may_speak():
             return None  # the one that speaks says it, the others later
-        if self.reporter.is_a_person_asked(silent):
+        if self.reporter.is_a_person_asked():
             self._asked_s = waited_s
             return None
-        return f"{self.reporter.report(call, waited_s, silent)}\n  {self._reason()}"
+        return f"{self.reporter.report(call, waited_s)}\n  {self._reason()}"
 
 
 def _verdict(call: Blocked, waiting: Waiting) -> str | None:

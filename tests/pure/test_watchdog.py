@@ -82,14 +82,14 @@ def test_a_look_that_fails_once_is_no_fault_and_one_that_always_fails_is_said_on
     monkeypatch.setattr(watchdog, "WATCHDOG_TICK_S", 0)
     monkeypatch.setattr(watchdog.runtime, "say", said.append)
     monkeypatch.setattr(watchdog.Watchdog, "_look", look)
-    watchdog.Watchdog(None, None).run()
+    watchdog.Watchdog(None).run()
     assert len(said) == 1
     assert "ValueError: this node is closed" in said[0]
 
 
 def test_a_report_that_fails_does_not_keep_a_job_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCOMM_TIMEOUT", "5")
-    dog, waited_s, said = watchdog.Watchdog(None, None), iter(range(100)), []
+    dog, waited_s, said = watchdog.Watchdog(None), iter(range(100)), []
 
     def look() -> None:
         dog._waiting.waited_s = float(next(waited_s))
@@ -121,22 +121,22 @@ def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch
         )
         for here, there in ((own, own + 1), (own + 1, own))
     }  # fmt: skip
-    monkeypatch.setattr(report, "_all", lambda here, is_far: waits)
+    monkeypatch.setattr(report, "_all", lambda: waits)
     call: Any = SimpleNamespace(comm=None, call=None, number=MESSAGE)
-    told = report.Reporter(None, pytest.fail, 30.0).report(call, 12.0, "")
+    told = report.Reporter(pytest.fail, 30.0).report(call, 12.0)
     assert told.startswith("these calls can never end, since each waits for the next one:\n  rank 0: recv(")
 
 
 def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the last of those that waited for one: who spoke has gone on, and left the word to it."""
     quiet_s, said = 4.0, []
-    answers = lambda here, is_far: {0: doing.Doing("rank 0", 1, "barrier()", quiet_s=quiet_s)}  # noqa: E731
+    answers = lambda: {0: doing.Doing("rank 0", 1, "barrier()", quiet_s=quiet_s)}  # noqa: E731
     monkeypatch.setattr(report, "_all", answers)
     monkeypatch.setattr(report, "_report", lambda call, waited_s, *given: f"{waited_s:.0f} s")
     monkeypatch.setattr(report, "keep", lambda *given: None)
-    reporter = report.Reporter(None, said.append, 30.0)
+    reporter = report.Reporter(said.append, 30.0)
     for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
         waiting: Any = SimpleNamespace(call=object(), waited_s=waited_s, times=9)
-        reporter.look(waiting, "")
+        reporter.look(waiting)
         quiet_s = 100.0
     assert said == ["90 s"]  # twice HPCOMM_STALL after what was said
