@@ -23,9 +23,13 @@ class Ranks(NamedTuple):
     runs: tuple[tuple[int, int], ...]
     total: int
 
+    def known(self) -> list[int]:
+        """Those of the runs."""
+        return [rank for first, last in self.runs for rank in range(first, last + 1)]
+
     def __str__(self) -> str:
         shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in self.runs)
-        more = self.total - sum(last + 1 - first for first, last in self.runs)
+        more = self.total - len(self.known())
         return f"rank{'s' * (self.total > 1)} {shown}" + (f" and {more} more" if more else "")
 
 
@@ -71,19 +75,13 @@ def holding(calls: Calls) -> list[str]:
 
 def refusers(calls: Calls) -> list[int]:
     """The ranks that are known to refuse their call."""
-    runs = [run for call, ranks in calls.items() if call.why for run in ranks.runs]
-    return sorted(rank for first, last in runs for rank in range(first, last + 1))
+    return sorted(rank for call, ranks in calls.items() if call.why for rank in ranks.known())
 
 
 def rows(calls: Calls, side: str = "") -> list[str]:
     """A line for each rank, or of many ranks for each call."""
     if sum(ranks.total for ranks in calls.values()) <= SHOWN:
-        each = {
-            rank: call
-            for call, ranks in calls.items()
-            for first, last in ranks.runs
-            for rank in range(first, last + 1)
-        }
+        each = {rank: call for call, ranks in calls.items() for rank in ranks.known()}
         return [f"  rank {rank}{side}: {each[rank].why or each[rank].text}" for rank in sorted(each)]
     found = sorted(calls, key=lambda call: calls[call].runs)
     return [f"  {calls[call]}{side}: {call.why or call.text}" for call in found]

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._lazy import MPI
-from . import runtime, survival
+from . import runtime
 from .letters import FEW, Letters
 from .levels import depth
 
@@ -148,7 +148,7 @@ class EndNotices:
 
         answer: what this one says to those that ask meanwhile.
         """
-        gone = {*self._ended, *survival.failed(self._mpi)}
+        gone = {*self._ended, *self._letters.failed()}
         self._answers, asked = {}, [rank for rank in self.far if rank not in gone]
         self._letters.send(asked, _QUESTION, b"")
         end = time.monotonic() + seconds
@@ -195,7 +195,7 @@ class EndNotices:
 
     def say(self) -> None:
         """Tell all others that this rank makes no more calls."""
-        gone = survival.failed(self._mpi) | (set() if self.all_hear else self.ended())
+        gone = self._letters.failed() | (set() if self.all_hear else self.ended())
         others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
         self._letters.send(others, _END, self.begun())
         end = time.monotonic() + _LAST_WORDS_S

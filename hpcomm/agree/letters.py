@@ -28,6 +28,8 @@ class Letters:
     def __init__(self, mpi: MPI.Comm, tag: int | None = None) -> None:
         self._mpi, self._tag, self._lock = mpi, tag, threading.Lock()
         self._going: list[MPI.Request] = []
+        self._next: dict[int, MPI.Request] = {}  # by rank: what send_next has sent last
+        self._lost: set[int] = set()
         self._is_over = False
 
     def send(self, ranks: Iterable[int], tag: int, text: bytes) -> None:
@@ -36,6 +38,18 @@ class Letters:
             if not self._is_over:
                 self._going = [each for each in self._going if not each.Test()]
                 self._going += [self._mpi.Isend([text, MPI.BYTE], rank, tag) for rank in ranks]
+
+    def send_next(self, rank: int, tag: int, text: bytes) -> None:
+        """Send a letter unless the last one has not arrived: one more would go to a host that is lost."""
+        with self._lock:
+            if self._is_over or rank in self._lost:
+                return
+            try:
+                if rank not in self._next or self._next[rank].Test():
+                    # Synchronous: it completes only when it has arrived. Others complete at once.
+                    self._next[rank] = self._mpi.Issend([text, MPI.BYTE], rank, tag)
+            except MPI.Exception:  # the connection is lost
+                self._lost.add(rank)
 
     def come(self) -> list[tuple[int, int, bytes]]:
         """Those that have come: of whom, tag, text. Never blocks."""
@@ -46,6 +60,11 @@ class Letters:
                 self._mpi.Recv([text, MPI.BYTE], status.source, status.tag)
                 found.append((status.source, status.tag, bytes(text)))
         return found
+
+    def failed(self) -> set[int]:
+        """The ranks that MPI knows to have died."""
+        with self._lock:
+            return set() if self._is_over else survival.failed(self._mpi)
 
     def stop(self) -> None:
         """Neither send nor hear any more, as MPI is about to be finalized."""

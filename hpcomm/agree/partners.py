@@ -109,8 +109,7 @@ class Partners:
         """Ranks over there whose process is no more. Those that said farewell wait for this one's."""
         found = {rank for rank, region in self._regions if region.gone and not region.ended}
         found |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
-        asks = self._inter and runtime.may_call_mpi()
-        return found | survival.failed(self._inter) if asks else found
+        return found | self._letters.failed() if runtime.may_call_mpi() else found
 
     def serve(self) -> None:
         """Answer this program's ranks that ask who has ended. Never blocks."""

@@ -140,22 +140,17 @@ def _abort(status: int) -> None:
     while at_abort:
         at_abort.pop()()
     _note_first(status)
-    _end_others(status)
-    _end_process(status)
+    follow(status)
 
 
 def follow(status: int) -> NoReturn:
-    """End with the status of another rank, which has ended the job and said why."""
+    """End the job with a status, or with that of another rank, which has ended it and said why."""
     global ending
     ending = threading.get_ident()
     sys.stdout.flush()
     sys.stderr.flush()
-    _end_others(status)
-    _end_process(status)
-
-
-def _end_others(status: int) -> None:
     (abort_by_mpi if job is None else job.abort)(status)  # None: it is still connecting programs
+    _end_process(status)
 
 
 def abort_by_mpi(status: int) -> None:

@@ -25,6 +25,6 @@ def test_no_beat_goes_to_a_host_that_has_not_taken_the_last_one(comm: Any, monke
         come += 1
     assert come == (comm.rank in (1, comm.size - 1) and comm.rank > 0)
     firsts.Barrier()
-    while comm.rank == 0 and not all(each.Test() for each in mine._going.values()):
+    while comm.rank == 0 and not all(each.Test() for each in mine._letters._next.values()):
         pass
     firsts.Free()

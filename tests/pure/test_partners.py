@@ -14,7 +14,7 @@ def test_a_partner_is_lost_only_some_time_after_its_end_was_seen(monkeypatch):
     region = SimpleNamespace(gone=False, ended=False)
     tried.__dict__.update(
         _gone=set(),
-        _inter=None,
+        _letters=SimpleNamespace(failed=set),
         _since={},
         _lock=threading.Lock(),
         _regions=[(3, region)],
