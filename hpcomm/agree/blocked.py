@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.limits import WATCHDOG_GLANCE_S
 from ..core.present import MESSAGE, NEXT, NONE, calling
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
 from . import runtime
@@ -75,27 +74,18 @@ class Waiting:
         call: None if it waits in nothing that lasts.
         times: looks in a row that found it in this call.
         waited_s: how long the process has lived in it; not while it was stopped.
-        pause_s: between two glances while all seems well.
     """
 
-    def __init__(self, patience_s: float | None = None) -> None:
+    def __init__(self) -> None:
         self.call: Blocked | None = None
-        self.pause_s = WATCHDOG_GLANCE_S if patience_s is None else min(WATCHDOG_GLANCE_S, patience_s / 4)
-        self.times, self.waited_s, self._looked, self._next = 0, 0.0, 0.0, 0.0
+        self.times, self.waited_s, self._looked = 0, 0.0, 0.0
 
-    def look(self, closely: bool) -> None:
-        """Look now; if not closely, only now and then, and at nothing that comes and goes.
-
-        A call keeps its arrays as long as we keep it.
-        """
-        now, before = time.monotonic(), self.call
-        if not closely and before is None:  # quiet: a glance now and then, twice within 20 ms
-            if now < self._next:
-                return
-            self._next = now + self.pause_s
-            before = blocked_call()
-            time.sleep(_BRIEF_S if before is not None else 0)
-        call = blocked_call() if closely or before is not None else None
+    def look(self) -> None:
+        """Look now, and at nothing that comes and goes: a call keeps its arrays as long as we keep it."""
+        now, before = time.monotonic(), self.call or blocked_call()
+        if before is not self.call:  # a new one
+            time.sleep(_BRIEF_S)
+        call = None if before is None else blocked_call()
         is_same = call is not None and before is not None and call.is_the(before)
         if self.call is None or not is_same:
             self.times, self.waited_s = 0, 0.0
@@ -103,7 +93,7 @@ class Waiting:
             self.times += 1
             self.waited_s += min(now - self._looked, _LIVED_S)
         self._looked = now
-        self.call = call if closely or is_same else None
+        self.call = call if is_same else None
 
 
 def core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:

@@ -126,13 +126,13 @@ class EndNotices:
         for each in (self._members, self._mates, self.counts):
             each.pop(comm.tag_base, None)
 
-    def hear(self) -> bool:
-        """Whether some have ended. Never blocks."""
+    def hear(self) -> None:
+        """Hear what has come, or is to be seen. Never blocks."""
         if not self.by_message:
             for rank, region in self._near:
                 if rank not in self._ended and region.ended:
                     self._ended[rank] = dict(_ENTRY.iter_unpack(region.begun))
-            return bool(self._ended)
+            return
         for rank, tag, said in self._letters.come():
             if tag == _QUESTION:
                 self._asked[rank] = time.monotonic()
@@ -141,7 +141,6 @@ class EndNotices:
                 self._answers[rank] = said.decode()
             else:
                 self._ended[rank] = dict(_ENTRY.iter_unpack(said))
-        return bool(self._ended)
 
     def ask(self, answer: Callable[[], str], seconds: float) -> list[str]:
         """What ranks of other nodes say that they are doing; nothing of those that do not answer in time.
@@ -183,6 +182,7 @@ class EndNotices:
 
         Of two groups, those of the other one; is_here: of this rank's own.
         """
+        self.hear()
         mark, ended = comm.tag_base, self._ended
         begun, members = self.counts.get(mark, 0), (self._mates if is_here else self._members).get(mark, ())
         gone = [(rank, its) for rank, its in enumerate(members) if its in ended]

@@ -22,7 +22,6 @@ WORKER_POLL_S = 2e-4  # between looks at messages that nobody waits for
 # Chosen by tests/mpi_jobs/test_deadlines.py, tests/mpi_jobs/test_endings.py; no benchmark.
 WATCHDOG_TICK_S = 0.2  # between looks of the watchdog
 REPORT_S = 30.0  # of waiting in one call, until that is said
-WATCHDOG_GLANCE_S = 1.0  # between looks while all seems well; less where the user waits for less
 WATCHDOG_AFTER_S = 2.0  # that others wait longer, so that one says it
 SILENT_S = 15.0  # after which a host that does not answer is worth a word
 HEARTBEAT_S = 2.0  # between two messages to the next host

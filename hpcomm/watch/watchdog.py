@@ -10,15 +10,13 @@ A call that lasts is reported, once. Code that tests requests again and again, a
 MPI, gets a PeerFailedError instead.
 
     each WATCHDOG_TICK_S:
-    quiet ──────── no rank has ended, none disagrees, no deadline ──> glance at the call every few seconds
-      │
-      └─ trouble (_is_troubled) ──> the main thread's call: which one is it, for whom does it wait?
-            same call 4 ticks long ─┬─ a needed rank has ended ────────> abort: "... which has ended"
-                                    ├─ a neighbour made another call ──> abort: both calls
-                                    └─ past the link's deadline ───────> abort: how long it has waited
-            any call, waiting for HPCOMM_TIMEOUT, and no rank is in
-            input() or a debugger ─────────────────────────────────────> abort: report of who does what
-            any call, waiting for some seconds ────────────────────────> report.py: say who waits for whom
+    the main thread's call: which one is it, for whom does it wait?
+      same call 4 ticks long ─┬─ a needed rank has ended ────────> abort: "... which has ended"
+                              ├─ a neighbour made another call ──> abort: both calls
+                              └─ past the link's deadline ───────> abort: how long it has waited
+      any call, waiting for HPCOMM_TIMEOUT, and no rank is in
+      input() or a debugger ─────────────────────────────────────> abort: report of who does what
+      any call, waiting for some seconds ────────────────────────> report.py: say who waits for whom
 
 Why several ticks: between two looks a call may end, or the missing rank may have left what is needed before
 it ended.
@@ -80,21 +78,6 @@ def let_go() -> None:
     _idle.wait(_PATIENT * WATCHDOG_TICK_S)
 
 
-def _is_troubled() -> bool:
-    """Whether a call might be waiting in vain, as far as the node segment tells."""
-    if runtime.end_notices is not None and runtime.end_notices.hear():
-        return True
-    for comm in runtime.living():
-        if comm.partners is not None or comm.patience_s is not None:
-            return True  # there is a deadline, and end notices come by message: the call must be known
-        watched = comm.near.watched
-        if watched is None:
-            continue
-        if _differing(comm, watched[0].last_call()):
-            return True
-    return False
-
-
 def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     """Ranks of this node that made another call than this one, and its number: this one or their last before.
 
@@ -124,7 +107,7 @@ class Watchdog:
         if self._patience_s is not None:
             self.reporter.end = lambda told: runtime.abort(f"{told}\n  {self._reason()}")
         self._asked_s = 0.0  # until when, of this wait, a person was asked somewhere
-        self._waiting = doing.waits = Waiting(self._patience_s)
+        self._waiting = doing.waits = Waiting()
         self._concurrent = 0  # looks in a row that have found two threads in calls at once
         self._suspected = False  # that the call cannot complete, at the last look
 
@@ -164,15 +147,14 @@ class Watchdog:
     def _look(self) -> None:
         runtime.end_if_late()
         self._attend()
-        troubled = _is_troubled()
-        for each in polled() if troubled else ():
+        for each in polled():
             _look_at(each)
         said = concurrent_calls()
         self._concurrent = self._concurrent + 1 if said else 0
         if said and self._concurrent >= _PATIENT:
             runtime.abort(said)
         waiting = self._waiting
-        waiting.look(troubled)
+        waiting.look()
         if (call := waiting.call) is not None and (verdict := self._verdict(call)):
             runtime.abort(verdict)
         self.reporter.look(waiting)

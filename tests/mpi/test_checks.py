@@ -15,7 +15,6 @@ import torch
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.agree import doing
 
 pytestmark = pytest.mark.few
 
@@ -232,10 +231,8 @@ def test_background_and_blocking_calls_may_alternate(own_comm: Any) -> None:
     ]
 
 
-def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_thinks_long_before_its_call_is_no_disagreement() -> None:
     """Longer than the watchdog's patience, so that it looks at a call that others have not reached."""
-    if doing.waits is not None:  # there is more than one rank
-        monkeypatch.setattr(doing.waits, "pause_s", 0.1)
     with hpcomm.Communicator(MPI.COMM_WORLD, name="slow") as comm:
         if comm.rank == 0:
             time.sleep(0.8)

@@ -58,11 +58,11 @@ def test_a_process_that_was_stopped_has_not_waited_meanwhile(monkeypatch: pytest
     monkeypatch.setattr(looked, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: None))
     waiting = looked.Waiting()
     for _ in range(11):
-        waiting.look(closely=True)
+        waiting.look()
         now += 0.2
     assert waiting.waited_s == pytest.approx(2.0)
     now += 3600  # as a batch system does, or a debugger
-    waiting.look(closely=True)
+    waiting.look()
     assert waiting.waited_s <= 3.1
 
 
