@@ -12,6 +12,7 @@ import time
 
 from .._lazy import MPI
 from ..core.limits import HEARTBEAT_S
+from ..node import segment
 from . import runtime
 from .letters import Letters
 
@@ -44,17 +45,15 @@ class Heartbeat:
         self.is_heard = bool(names[here] and self._names)
 
     def beat(self) -> None:
-        """Say and hear what is due. Never blocks."""
+        """Say and hear what is due; let this node know which hosts do not answer. Never blocks."""
         self._hear()
+        if segment.current is not None:
+            segment.current.mine.note = "\n".join(self._silent())
         if (now := time.monotonic()) >= self._next:
             self._next = now + HEARTBEAT_S
             for rank in [*self._names]:
                 text = "\n".join(self._silent(but=rank)).encode()[:_NBYTES]
                 self._letters.send_next(rank, _BEAT, text)
-
-    def silent(self) -> str:
-        """A line for each host that does not answer: its name and for how long."""
-        return "\n".join(self._silent())
 
     def stop(self) -> None:
         """Let the others know that nothing more comes."""
@@ -68,6 +67,7 @@ class Heartbeat:
         self._letters.stop()
 
     def _silent(self, but: int = -1) -> list[str]:
+        """A line for each host that does not answer: its name and for how long."""
         now = time.monotonic()
         own = [
             f"host {name} has not answered for {now - self._heard[rank]:.0f} s"

@@ -62,6 +62,7 @@ class Partners:
             self._is_told = local.rank in _informed(local.size)
             self._asks = dict.fromkeys(_informed(local.size) - {local.rank}, 0.0)  # when to ask these
             runtime.farewells.append(self._leave_mates)
+            runtime.looks.append(self._serve)
         inter: Any = comm.object_comm if plain else comm.mpi_handle.Dup()
 
         self.name = name
@@ -111,7 +112,7 @@ class Partners:
         found |= {rank for rank, pid, began in self._processes if began_of(pid) != began}
         return found | self._letters.failed() if runtime.may_call_mpi() else found
 
-    def serve(self) -> None:
+    def _serve(self) -> None:
         """Answer this program's ranks that ask who has ended. Never blocks."""
         if self._mates is not None and runtime.may_call_mpi():
             with self._lock:

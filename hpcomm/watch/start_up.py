@@ -14,6 +14,7 @@ from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
 from . import watchdog
+from .report import own_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,19 +125,19 @@ def _watch(everybody: MPI.Intracomm) -> None:
     if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
-    beat = None
-
     runtime.end_notices = notices = EndNotices(everybody, node_segment)
     if notices.by_message:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)
+        runtime.looks.append(partial(notices.answer, own_text))
     if node_segment is None or len(node_segment.regions) < everybody.size:
         from ..agree.heartbeat import pulse
 
         beat = pulse(everybody, node_segment is not None and node_segment.here == 0)
         if beat is not None:
             runtime.farewells.append(beat.stop)
-    watchdog.start(beat)
+            runtime.looks.append(beat.beat)
+    watchdog.start()
 
 
 def _hurry_to_launcher() -> None:

@@ -45,10 +45,9 @@ from ..job import exit_hooks, variables
 from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import Region
-from .report import Reporter, own_text
+from .report import Reporter
 
 if TYPE_CHECKING:
-    from ..agree.heartbeat import Heartbeat
     from ..core.comm import Comm
 
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
@@ -57,18 +56,15 @@ _idle.set()
 current: Watchdog | None = None
 
 
-def start(beat: Heartbeat | None = None) -> None:
+def start() -> None:
     """Start the thread; the second time does nothing.
-
-    Args:
-        beat: this rank's heartbeat, if it is the first of its node and there are others.
 
     Raises:
         ConfigError: HPCOMM_TIMEOUT or HPCOMM_STALL is no number of seconds.
     """
     global current
     if current is None:
-        current = Watchdog(beat)
+        current = Watchdog()
         exit_hooks.keepers.append(let_go)
         threading.Thread(target=current.run, name="hpcomm-watchdog", daemon=True).start()
 
@@ -100,8 +96,8 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
 class Watchdog:
     """The thread's work. reporter: who speaks of calls that last."""
 
-    def __init__(self, beat: Heartbeat | None) -> None:
-        self._beat, self._patience_s = beat, variables.seconds("HPCOMM_TIMEOUT")
+    def __init__(self) -> None:
+        self._patience_s = variables.seconds("HPCOMM_TIMEOUT")
         stall_s = variables.seconds("HPCOMM_STALL")
         self.reporter = Reporter(runtime.say, REPORT_S if stall_s is None else stall_s)
         if self._patience_s is not None:
@@ -146,7 +142,10 @@ class Watchdog:
 
     def _look(self) -> None:
         runtime.end_if_late()
-        self._attend()
+        doing.answer()
+        if patience.look():
+            for comm in runtime.living():
+                comm.ask_again()
         for each in polled():
             _look_at(each)
         said = concurrent_calls()
@@ -160,21 +159,6 @@ class Watchdog:
         self.reporter.look(waiting)
         if not threading.main_thread().is_alive():
             self.reporter.look_at_end(WATCHDOG_TICK_S)
-
-    def _attend(self) -> None:
-        """Answer what others ask, and let other hosts know that this rank lives."""
-        for comm in runtime.living():
-            if comm.partners is not None:
-                comm.partners.serve()
-        doing.answer()
-        if patience.look():
-            for comm in runtime.living():
-                comm.ask_again()
-        if (notices := runtime.end_notices) is not None and notices.by_message:
-            notices.answer(own_text)
-        if self._beat is not None and segment.current is not None:
-            self._beat.beat()
-            segment.current.mine.note = self._beat.silent()
 
     def _verdict(self, call: Blocked) -> str | None:
         """Why the job ends; None: all is well so far."""

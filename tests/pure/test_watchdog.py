@@ -82,14 +82,14 @@ def test_a_look_that_fails_once_is_no_fault_and_one_that_always_fails_is_said_on
     monkeypatch.setattr(watchdog, "WATCHDOG_TICK_S", 0)
     monkeypatch.setattr(watchdog.runtime, "say", said.append)
     monkeypatch.setattr(watchdog.Watchdog, "_look", look)
-    watchdog.Watchdog(None).run()
+    watchdog.Watchdog().run()
     assert len(said) == 1
     assert "ValueError: this node is closed" in said[0]
 
 
 def test_a_report_that_fails_does_not_keep_a_job_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCOMM_TIMEOUT", "5")
-    dog, waited_s, said = watchdog.Watchdog(None), iter(range(100)), []
+    dog, waited_s, said = watchdog.Watchdog(), iter(range(100)), []
 
     def look() -> None:
         dog._waiting.waited_s = float(next(waited_s))
