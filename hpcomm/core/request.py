@@ -31,6 +31,7 @@ from ..errors import (
     line_number,
     source_line,
 )
+from .limits import WATCHDOG_TICK_S
 from .patience import Pause, patience
 from .present import MESSAGE, NONE, waiting
 from .untaken import untaken
@@ -427,21 +428,14 @@ class Again:
 
 
 class Polled:
-    """Requests that somebody asks again and again, for the watchdog to see (watch/watchdog.py).
+    """Requests that somebody asks again and again. is_any: whether it is enough if one can complete."""
 
-    Attributes:
-        is_any: whether it is enough if one of them can complete.
-        turns: how often all have been asked.
-        failure: why that is in vain, once the watchdog knows; turn() raises it.
-        judged: turns when the watchdog looked last; looks: how many looks in a row found it in vain.
-    """
-
-    __slots__ = ("__weakref__", "failure", "is_any", "judged", "looks", "requests", "turns")
+    __slots__ = ("_looks", "_next", "_turns", "is_any", "requests")
 
     def __init__(self, requests: Sequence[Request[object]], is_any: bool = False) -> None:
         self.requests, self.is_any = requests, is_any
-        self.turns = self.judged = self.looks = 0
-        self.failure: PeerFailedError | None = None
+        self._turns = self._looks = 0  # how many looks in a row have found it in vain
+        self._next = 0.0
 
     def turn(self) -> None:
         """Note that all have been asked and are not complete.
@@ -449,23 +443,26 @@ class Polled:
         Raises:
             PeerFailedError: they cannot be any more.
         """
-        self.turns += 1
-        if self.turns == _MANY:
-            key, forget = id(self), _polled.pop
-            _polled[key] = weakref.ref(self, lambda _: forget(key, None))
-        if self.failure is not None:
+        self._turns += 1
+        if self._turns < _MANY or self._turns % _ASKED or judge is None:
+            return
+        if (now := time.monotonic()) < self._next:
+            return
+        self._next = now + WATCHDOG_TICK_S
+        found = [judge(request) for request in self.requests]
+        failures = [failure for failure in found if failure is not None]
+        self._looks = self._looks + 1 if failures and not (self.is_any and None in found) else 0
+        if self._looks > _PATIENT:
             for request in self.requests:
                 request._has_failed = True
-            raise self.failure
+            raise failures[0]
 
 
 _MANY = 50  # turns after which it is no short wait
-_polled: dict[int, weakref.ref[Polled]] = {}
-
-
-def polled() -> list[Polled]:
-    """What is being polled for a while already."""
-    return [each for reference in list(_polled.values()) if (each := reference()) is not None]
+_ASKED = 10  # turns between two looks at least: MPI progresses only while it is asked
+_PATIENT = 4  # looks that do not count yet: what is needed may still be on its way
+# Why a request cannot complete, or None: see watch/watchdog.py
+judge: Callable[[Request[Any]], PeerFailedError | None] | None = None
 
 
 def deadline(timeout: float) -> float:

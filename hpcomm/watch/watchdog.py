@@ -6,8 +6,8 @@ and says why, when the main thread is in a call that cannot complete:
 - a rank that it needs has ended, or made another call;
 - it has waited longer than a deadline: that of a link to another program, or HPCOMM_TIMEOUT.
 
-A call that lasts is reported, once. Code that tests requests again and again, and is not inside
-MPI, gets a PeerFailedError instead.
+A call that lasts is reported, once. Code that tests requests again and again, and is not inside MPI, judges
+them by the same, and gets a PeerFailedError instead (core/request.py).
 
     each WATCHDOG_TICK_S:
     the main thread's call: which one is it, for whom does it wait?
@@ -36,9 +36,10 @@ from ..agree.one_thread import concurrent_calls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
 from ..core import patience
+from ..core import request as requests
 from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
 from ..core.present import MESSAGE
-from ..core.request import Polled, Request, polled
+from ..core.request import Request
 from ..core.signature import LEFT, REFUSED
 from ..errors import PeerFailedError
 from ..job import exit_hooks, variables
@@ -65,6 +66,7 @@ def start() -> None:
     global current
     if current is None:
         current = Watchdog()
+        requests.judge = _failure
         exit_hooks.keepers.append(let_go)
         threading.Thread(target=current.run, name="hpcomm-watchdog", daemon=True).start()
 
@@ -146,8 +148,6 @@ class Watchdog:
         if patience.look():
             for comm in runtime.living():
                 comm.ask_again()
-        for each in polled():
-            _look_at(each)
         said = concurrent_calls()
         self._concurrent = self._concurrent + 1 if said else 0
         if said and self._concurrent >= _PATIENT:
@@ -186,21 +186,6 @@ def _verdict(call: Blocked, waiting: Waiting) -> str | None:
         return None
     found = _judge(call.comm, call.source, call.number) or _overdue(call, waiting.waited_s)
     return crossed(call.comm, call.call) if found is None and call.number == MESSAGE else found
-
-
-_ASKED = 10  # times that requests are asked between looks that count: MPI progresses only while it is asked
-
-
-def _look_at(asked: Polled) -> None:
-    """Tell the one who tests requests, if they cannot complete."""
-    found = [_failure(request) for request in asked.requests]
-    failures = [failure for failure in found if failure is not None]
-    if not failures or (asked.is_any and None in found):
-        asked.looks = 0
-    elif asked.turns >= asked.judged + _ASKED:
-        asked.looks, asked.judged = asked.looks + 1, asked.turns
-        if asked.looks > _PATIENT:
-            asked.failure = failures[0]
 
 
 def _failure(request: Request[object]) -> PeerFailedError | None:
