@@ -55,7 +55,7 @@ class Reporter:
     def __init__(self, say: Callable[[str], None], stall_s: float) -> None:
         self._say, self.end, self.stall_s = say, say, stall_s
         self._speaks = self._reported = False
-        self._next_s = self._later_s = self._ended_s = 0.0
+        self._next_s = self._ended_s = 0.0
         self._before: list[str] = []  # what those that could never go on said at the last look
         self._said: set[str] = set()
 
@@ -65,18 +65,18 @@ class Reporter:
         limit_s = min(SILENT_S, self.stall_s) if doing.silent() else self.stall_s
         if call is None or waiting.times == 0:
             self._be_quiet()
-        if call is None or waited_s < min(stuck.PATIENT_S, limit_s) or not self.may_speak():
+        is_early = waited_s < max(min(stuck.PATIENT_S, limit_s), self._next_s)
+        if call is None or is_early or not self.may_speak():
             return
-        if waited_s >= self._next_s:
-            self._next_s = waited_s + self._look_for_circles(call)
-        if waited_s < max(limit_s, self._later_s) or self._reported:
-            return
-        quiet_s = min(each.quiet_s for each in _all().values())
-        if quiet_s < min(waited_s, _QUIET * limit_s):
-            self._later_s = waited_s + _QUIET * limit_s - quiet_s
+        doings = _all()
+        is_silent = self._is_silent()
+        is_soon = not is_silent and self._look_for_circles(call, doings)
+        self._next_s = waited_s + (_SOON_S if is_soon else _AGAIN_S)
+        quiet_s = min(each.quiet_s for each in doings.values())
+        if waited_s < limit_s or quiet_s < min(waited_s, _QUIET * limit_s) or self._reported:
             return
         self._reported = True
-        if not self._is_silent():
+        if not is_silent:
             doing.reported_at = time.monotonic()
             self._say(self.report(call, waited_s))
 
@@ -112,8 +112,7 @@ class Reporter:
         """This rank has moved on."""
         if self._speaks and segment.current is not None:
             segment.current.give_word()
-        self._speaks, self._reported, self._before = False, False, []
-        self._next_s = self._later_s = 0.0
+        self._speaks, self._reported, self._before, self._next_s = False, False, [], 0.0
 
     def may_speak(self) -> bool:
         """Whether no other rank of the node speaks."""
@@ -125,11 +124,8 @@ class Reporter:
         notices = runtime.end_notices
         return notices is not None and notices.leaves_word_to_others(_ASKING_S)
 
-    def _look_for_circles(self, call: Blocked) -> float:
-        """Returns: seconds until the next look."""
-        doings = _all()
-        if self._is_silent():
-            return _AGAIN_S
+    def _look_for_circles(self, call: Blocked, doings: Mapping[int, Doing]) -> bool:
+        """Returns: whether to look again soon."""
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
@@ -141,8 +137,7 @@ class Reporter:
                 self.end(told)
             self._reported = self._reported or is_here
         self._before = said
-        is_soon = said or any(0 < each.waited_s < stuck.PATIENT_S for each in doings.values())
-        return _SOON_S if is_soon else _AGAIN_S
+        return bool(said) or any(0 < each.waited_s < stuck.PATIENT_S for each in doings.values())
 
 
 def _all() -> dict[int, Doing]:

@@ -129,8 +129,8 @@ def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch
 
 def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the last of those that waited for one: who spoke has gone on, and left the word to it."""
-    quiet_s, said = 4.0, []
-    answers = lambda: {0: doing.Doing("rank 0", 1, "barrier()", quiet_s=quiet_s)}  # noqa: E731
+    waited_s, said = 0.0, []
+    answers = lambda: {0: doing.Doing("rank 0", 1, "barrier()", quiet_s=waited_s - 29)}  # noqa: E731
     monkeypatch.setattr(report, "_all", answers)
     monkeypatch.setattr(report, "_report", lambda call, waited_s, *given: f"{waited_s:.0f} s")
     monkeypatch.setattr(report, "keep", lambda *given: None)
@@ -138,5 +138,4 @@ def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: 
     for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
         waiting: Any = SimpleNamespace(call=object(), waited_s=waited_s, times=9)
         reporter.look(waiting)
-        quiet_s = 100.0
     assert said == ["90 s"]  # twice HPCOMM_STALL after what was said
