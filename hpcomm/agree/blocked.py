@@ -49,10 +49,10 @@ class Blocked(NamedTuple):
 def blocked_call() -> Blocked | None:
     """What the main thread waits in, if that is a call of a communicator that we follow."""
     call = call_of(of_comm=True)
-    comm = (
-        None if call is None or call.ends else call.comm
-    )  # what ends by itself is told: see core/request.py
-    if call is None or comm is None or not hasattr(comm, "near"):
+    if call is None or call.ends:  # what ends by itself is told: see core/request.py
+        return None
+    comm = call.comm
+    if comm is None or not hasattr(comm, "near"):
         return None
     number = call.number
     if number == NEXT:
@@ -125,10 +125,7 @@ def _ends(call: Blocked) -> list[int]:
     size = call.comm.remote_size if call.comm.is_inter else call.comm.size
     anybody = [*range(size)] if size <= FEW else [ELSEWHERE]
     peers = [call.source, call.call.sent[0]] if call.call.verb == "sendrecv" else [call.source]
-    found: list[int] = []
-    for peer in peers:
-        found += anybody if peer is None or peer < 0 else [peer]
-    return found
+    return [rank for peer in peers for rank in (anybody if peer is None or peer < 0 else [peer])]
 
 
 def needed(call: Blocked) -> tuple[list[int], bool]:

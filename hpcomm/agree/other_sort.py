@@ -23,6 +23,8 @@ from .present_calls import describe_call
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
+_SORTS = "an array", "an object or a ragged array"
+
 
 def crossed(comm: Comm, call: calling) -> str | None:
     """What is to be said of a receive in which the main thread waits; None: all is well so far.
@@ -39,11 +41,7 @@ def crossed(comm: Comm, call: calling) -> str | None:
     mpi = comm.mpi_handle if of_objects else comm.object_comm
     if first is None or not mpi.Iprobe(source, MPI.ANY_TAG if tag < 0 else tag):
         return None
-    wanted, sent = (
-        ("an object or a ragged array", "an array")
-        if of_objects
-        else ("an array", "an object or a ragged array")
-    )
+    wanted, sent = _SORTS[of_objects], _SORTS[not of_objects]
     error = MismatchError(
         f"{'a probe' if 'probe' in call.verb else 'a receive'} waits for {wanted}, and {sent} is there.\n"
         f"  rank {comm.rank}: {describe_call()}\n  rank {source}: {first or 'sent it'}",
