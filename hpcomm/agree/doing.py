@@ -260,6 +260,13 @@ def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing
         answer()
 
 
+def no_answer(region: Region) -> str:
+    """Why a rank does not say what it does."""
+    if region.gone:
+        return "it has ended"
+    return f"no answer: {'stopped' if region.stopped else 'in code that holds the interpreter lock'}"
+
+
 def silent() -> str:
     """A line for each host that does not answer."""
     return "" if segment.current is None else segment.current.regions[0].note
@@ -270,8 +277,8 @@ def doings(comm: Comm, ranks: Container[int]) -> list[str]:
     near = [(rank, region) for rank, region in sorted(comm.near.regions.items()) if rank in ranks][:NAMED]
     said = ask([region for _, region in near], _AT_A_FAILURE_S)
     rows = [
-        f"  rank {rank}: {'does not answer' if each is None else each.text}"
-        for (rank, _), each in zip(near, said, strict=True)
+        f"  rank {rank}: {no_answer(region) if each is None else each.text}"
+        for (rank, region), each in zip(near, said, strict=True)
     ]
     return [*rows, *indent(silent(), "  ").splitlines()]
 

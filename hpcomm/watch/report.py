@@ -31,7 +31,6 @@ from . import stuck
 
 if TYPE_CHECKING:
     from ..agree.blocked import Blocked, Waiting
-    from ..node.segment import Region
 
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
 _AGAIN_S = 1.5  # between two looks at all ranks,
@@ -203,7 +202,7 @@ def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
     late = blocked.late(call) or _elsewhere(call, numbers, doings)
     for rank in late[:_SHOWN]:
         its = doings.get(numbers.get(rank, ELSEWHERE))
-        what = its.words if its else no_answer(regions[rank]) if rank in regions else ""
+        what = its.words if its else doing.no_answer(regions[rank]) if rank in regions else ""
         lines.append(f"  for rank {rank}" + f": {what}" * bool(what))
         named.add(numbers.get(rank, ELSEWHERE))
     if late[_SHOWN:]:
@@ -227,13 +226,6 @@ def _elsewhere(call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, D
         return [rank for rank, its in numbers.items() if its in needs]
     far = {rank: doings[its] for rank, its in numbers.items() if its in doings}
     return [r for r, its in far.items() if r not in call.comm.near.ranks and its.comm != call.comm.name]
-
-
-def no_answer(region: Region) -> str:
-    """Why a rank does not say what it does."""
-    if region.gone:
-        return "it has ended"
-    return f"no answer: {'stopped' if region.stopped else 'in code that holds the interpreter lock'}"
 
 
 def _others(doings: Mapping[int, Doing]) -> list[str]:
