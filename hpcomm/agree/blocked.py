@@ -9,6 +9,7 @@ in MPI           those that have not come to the call, as their logs tell; of se
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.present import MESSAGE, NEXT, NONE, calling
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 IN_CORE = -2
 ELSEWHERE = -1
-_BRIEF_S = 0.02
 _LIVED_S = 1.0  # between two looks at most: else this process, or the whole job, was stopped
 
 
@@ -41,9 +41,10 @@ class Blocked(NamedTuple):
     source: int | None
     number: int
 
-    def is_the(self, other: Blocked) -> bool:
-        """Whether the thread has not moved on since."""
-        return self.call.is_the(other.call) and self.number == other.number
+    @property
+    def mark(self) -> object:
+        """What tells it from all other calls, and keeps no array of it."""
+        return self.call.noted or weakref.ref(self.call), self.number
 
 
 def blocked_call() -> Blocked | None:
@@ -79,21 +80,18 @@ class Waiting:
     def __init__(self) -> None:
         self.call: Blocked | None = None
         self.times, self.waited_s, self._looked = 0, 0.0, 0.0
+        self._mark: object = None  # of the call at the last look
 
     def look(self) -> None:
-        """Look now, and at nothing that comes and goes: a call keeps its arrays as long as we keep it."""
-        now, before = time.monotonic(), self.call or blocked_call()
-        if before is not self.call:  # a new one
-            time.sleep(_BRIEF_S)
-        call = None if before is None else blocked_call()
-        is_same = call is not None and before is not None and call.is_the(before)
-        if self.call is None or not is_same:
-            self.times, self.waited_s = 0, 0.0
+        """Look now. Of what comes and goes nothing is kept: a call keeps its arrays as long as we keep it."""
+        now, call = time.monotonic(), blocked_call()
+        mark = None if call is None else call.mark
+        if mark is None or mark != self._mark:
+            self.call, self.times, self.waited_s = None, 0, 0.0
         else:
-            self.times += 1
+            self.call, self.times = call, self.times + 1
             self.waited_s += min(now - self._looked, _LIVED_S)
-        self._looked = now
-        self.call = call if is_same else None
+        self._mark, self._looked = mark, now
 
 
 def core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:

@@ -48,7 +48,7 @@ class calling:  # noqa: N801  a context, read as a word
         words: arguments to be told by name; what was left away is not.
     """
 
-    __slots__ = ("_thread", "comm", "noted", "outer", "verb", "words", "x")
+    __slots__ = ("__weakref__", "_thread", "comm", "noted", "outer", "verb", "words", "x")
     number = NEXT
     peer: int | None = None
     tag: int | None = None
@@ -74,10 +74,6 @@ class calling:  # noqa: N801  a context, read as a word
                 error.during = error.during or str(self)
             elif error is not None and at_error is not None:
                 at_error(self, error)
-
-    def is_the(self, other: calling) -> bool:
-        """Whether it is the very same call."""
-        return self is other or (self.noted is not None and self.noted == other.noted)
 
     @property
     def waits(self) -> bool:

@@ -104,11 +104,11 @@ def test_a_message_that_was_known_is_noted_until_it_ends(noted: Any) -> None:
         assert (found.peer, found.tag) == (1, tag)
         again = call_of()
         assert again is not None
-        assert again.is_the(found)
+        assert again.noted == found.noted
         noted.enter(COMM, "recv", x, 1, tag)
         following = call_of()
         assert following is not None
-        assert not following.is_the(found)
+        assert following.noted != found.noted
         noted.leave()
         assert call_of() is None
         noted.leave()

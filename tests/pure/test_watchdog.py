@@ -53,9 +53,9 @@ def test_a_communicator_may_be_closed_between_two_looks_at_it(
 
 def test_a_process_that_was_stopped_has_not_waited_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    call: Any = SimpleNamespace(is_the=lambda other: True)
+    call: Any = SimpleNamespace(mark=1)
     monkeypatch.setattr(looked, "blocked_call", lambda: call)
-    monkeypatch.setattr(looked, "time", SimpleNamespace(monotonic=lambda: now, sleep=lambda seconds: None))
+    monkeypatch.setattr(looked, "time", SimpleNamespace(monotonic=lambda: now))
     waiting = looked.Waiting()
     for _ in range(11):
         waiting.look()
