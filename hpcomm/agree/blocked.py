@@ -69,29 +69,29 @@ def blocked_call() -> Blocked | None:
 
 
 class Waiting:
-    """What the main thread waits in, and since when.
+    """What the main thread waits in, and since when. Keeps none of its calls, and so none of their arrays.
 
     Attributes:
-        call: None if it waits in nothing that lasts.
-        times: looks in a row that found it in this call.
+        mark: of the call at the last look.
+        times: looks in a row before that which found it in the same call.
         waited_s: how long the process has lived in it; not while it was stopped.
     """
 
     def __init__(self) -> None:
-        self.call: Blocked | None = None
+        self.mark: object = None
         self.times, self.waited_s, self._looked = 0, 0.0, 0.0
-        self._mark: object = None  # of the call at the last look
 
-    def look(self) -> None:
-        """Look now. Of what comes and goes nothing is kept: a call keeps its arrays as long as we keep it."""
+    def look(self) -> Blocked | None:
+        """The call, if the main thread was in it at the last look, too."""
         now, call = time.monotonic(), blocked_call()
         mark = None if call is None else call.mark
-        if mark is None or mark != self._mark:
-            self.call, self.times, self.waited_s = None, 0, 0.0
-        else:
-            self.call, self.times = call, self.times + 1
+        if is_same := mark is not None and mark == self.mark:
+            self.times += 1
             self.waited_s += min(now - self._looked, _LIVED_S)
-        self._mark, self._looked = mark, now
+        else:
+            self.times, self.waited_s = 0, 0.0
+        self.mark, self._looked = mark, now
+        return call if is_same else None
 
 
 def core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:

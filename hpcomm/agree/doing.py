@@ -146,7 +146,7 @@ def own() -> Doing:
     )
     if call is not None:
         told = told._replace(comm=call.comm.name)
-    if call is None or waits is None or waits.call is None or waits.call.mark != call.mark:
+    if call is None or waits is None or not waits.times or waits.mark != call.mark:
         return told
     numbers = numbers_of(call.comm)
     needs, is_any = needed(call)

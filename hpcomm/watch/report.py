@@ -30,7 +30,7 @@ from ..node import segment
 from . import stuck
 
 if TYPE_CHECKING:
-    from ..agree.blocked import Blocked, Waiting
+    from ..agree.blocked import Blocked
 
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
 _AGAIN_S = 1.5  # between two looks at all ranks,
@@ -58,11 +58,10 @@ class Reporter:
         self._before: list[str] = []  # what those that could never go on said at the last look
         self._said: set[str] = set()
 
-    def look(self, waiting: Waiting) -> None:
-        """Say what is to be said."""
-        call, waited_s = waiting.call, waiting.waited_s
+    def look(self, call: Blocked | None, waited_s: float) -> None:
+        """Say what is to be said of the call in which this rank waits, or None."""
         limit_s = min(SILENT_S, self.stall_s) if doing.silent() else self.stall_s
-        if call is None or waiting.times == 0:
+        if call is None:
             self._be_quiet()
         is_early = waited_s < max(min(stuck.PATIENT_S, limit_s), self._next_s)
         if call is None or is_early or not self.may_speak():

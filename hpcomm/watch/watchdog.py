@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ..core.comm import Comm
 
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
-_idle = threading.Event()  # set while the thread sleeps and keeps no call of the program's
+_idle = threading.Event()  # set while the thread sleeps
 _idle.set()
 current: Watchdog | None = None
 
@@ -72,7 +72,7 @@ def start() -> None:
 
 
 def let_go() -> None:
-    """Wait until the thread keeps no call of the program's, which would keep its arrays."""
+    """Wait until the thread looks at no call of the program's, which would keep its arrays."""
     _idle.wait(_PATIENT * WATCHDOG_TICK_S)
 
 
@@ -125,8 +125,7 @@ class Watchdog:
                 failures += 1
                 if failures >= _PATIENT and not sys.is_finalizing():
                     self._say_failed(failures)
-            if self._waiting.call is None:
-                _idle.set()
+            _idle.set()
 
     def _say_failed(self, failures: int) -> None:
         """The time that the user has set ends the job without a report, too."""
@@ -152,11 +151,10 @@ class Watchdog:
         self._concurrent = self._concurrent + 1 if said else 0
         if said and self._concurrent >= _PATIENT:
             runtime.abort(said)
-        waiting = self._waiting
-        waiting.look()
-        if (call := waiting.call) is not None and (verdict := self._verdict(call)):
+        call = self._waiting.look()
+        if call is not None and (verdict := self._verdict(call)):
             runtime.abort(verdict)
-        self.reporter.look(waiting)
+        self.reporter.look(call, self._waiting.waited_s)
         if not threading.main_thread().is_alive():
             self.reporter.look_at_end(WATCHDOG_TICK_S)
 

@@ -134,8 +134,7 @@ def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: 
     monkeypatch.setattr(report, "_all", answers)
     monkeypatch.setattr(report, "_report", lambda call, waited_s, *given: f"{waited_s:.0f} s")
     monkeypatch.setattr(report, "keep", lambda *given: None)
-    reporter = report.Reporter(said.append, 30.0)
+    reporter, call = report.Reporter(said.append, 30.0), SimpleNamespace()
     for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
-        waiting: Any = SimpleNamespace(call=object(), waited_s=waited_s, times=9)
-        reporter.look(waiting)
+        reporter.look(call, waited_s)
     assert said == ["90 s"]  # twice HPCOMM_STALL after what was said
