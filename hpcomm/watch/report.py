@@ -82,10 +82,8 @@ class Reporter:
         """The words about a call that has lasted, which are kept, too."""
         doings = _all()
         held = stuck.stuck(doings)
-        if doing.own_number() in held:  # not seen twice so far, as on a busy machine
-            told = never(held, doings, passed_over(call.comm, call.call))
-        else:
-            told = _report(call, waited_s, doings)
+        is_held = doing.own_number() in held  # and not seen so twice so far, as on a busy machine
+        told = never(held, doings, call) if is_held else _report(call, waited_s, doings)
         keep(told, doings)
         return told
 
@@ -127,13 +125,12 @@ class Reporter:
         held = stuck.stuck(doings)
         said = [f"{doings[rank].who}: {doings[rank].words}" for rank in held]
         if held and said == self._before:
-            is_here = doing.own_number() in held
-            told = never(held, doings, passed_over(call.comm, call.call) if is_here else "")
+            told = never(held, doings, call)
             if told not in self._said:
                 self._said.add(told)
                 keep(told, doings)
                 self.end(told)
-            self._reported = self._reported or is_here
+            self._reported = self._reported or doing.own_number() in held
         self._before = said
         return bool(said) or any(0 < each.waited_s < stuck.PATIENT_S for each in doings.values())
 
@@ -166,11 +163,10 @@ def keep(told: str, doings: Mapping[int, Doing]) -> None:
         file.write_text(json.dumps(record, indent=1))
 
 
-def never(held: list[int], doings: Mapping[int, Doing], there: str = "") -> str:
+def never(held: list[int], doings: Mapping[int, Doing], call: Blocked | None = None) -> str:
     """The words about ranks of which each waits for the next one, and the last for the first.
 
-    Args:
-        there: a message that this rank, one of them, does not take.
+    call: in which this rank waits.
     """
     lines = ["these calls can never end, since each waits for the next one:"]
     circles = stuck.circles(held, doings)
@@ -181,8 +177,9 @@ def never(held: list[int], doings: Mapping[int, Doing], there: str = "") -> str:
     others = [doings[rank].who for rank in held if rank not in inside]
     if others:
         lines.append(f"  and for these wait {some(others)}")
-    if there:
-        lines.append(f"  {doings[doing.own_number()].who}: {there}")
+    own = doing.own_number()
+    if call is not None and own in held and (there := passed_over(call.comm, call.call)):
+        lines.append(f"  {doings[own].who}: {there}")
     hint = "make the calls of all communicators in the same order on all ranks"
     if any(doings[rank].messages for rank in inside):
         hint = "let one of them call first what the other one waits for, or send in the background"
