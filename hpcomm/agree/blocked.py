@@ -8,6 +8,7 @@ in MPI           those that have not come to the call, as their logs tell; of se
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
@@ -49,7 +50,7 @@ class Blocked(NamedTuple):
 
 def blocked_call() -> Blocked | None:
     """What the main thread waits in, if that is a call of a communicator that we follow."""
-    call = call_of(of_comm=True)
+    call = call_of(threading.main_thread().ident, of_comm=True)
     if call is None or call.ends:  # what ends by itself is told: see core/request.py
         return None
     comm = call.comm

@@ -140,12 +140,11 @@ class Doing(NamedTuple):
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
     stack, call = program_stack(_FRAMES), blocked_call()
-    quiet_s = round(time.monotonic() - reported_at, 3)
     told = Doing(
-        runtime.name, runtime.process, describe_call(), stack=stack, number=own_number(), quiet_s=quiet_s
-    )
-    if call is not None:
-        told = told._replace(comm=call.comm.name)
+        runtime.name, runtime.process, describe_call(threading.main_thread().ident),
+        comm="" if call is None else call.comm.name, stack=stack, number=own_number(),
+        quiet_s=round(time.monotonic() - reported_at, 3),
+    )  # fmt: skip
     if call is None or waits is None or not waits.times or waits.mark != call.mark:
         return told
     numbers = numbers_of(call.comm)

@@ -55,6 +55,7 @@ class EndNotices:
     Args:
         mpi: for this alone, of all ranks.
         near: what the ranks of this node share.
+        answer: what this rank says to those that ask what it is doing.
 
     Attributes:
         counts: collective calls begun, by a communicator's tag_base; 0 where they are not counted, too.
@@ -66,8 +67,8 @@ class EndNotices:
 
     all_hear = False
 
-    def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None) -> None:
-        self._mpi, self._letters = mpi, Letters(mpi)
+    def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None, answer: Callable[[], str]) -> None:
+        self._mpi, self._letters, self._answer = mpi, Letters(mpi), answer
         records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
         self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
         self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
@@ -79,7 +80,6 @@ class EndNotices:
         self.rank = mpi.rank
         self.far = [i for i in range(mpi.size) if i != mpi.rank and i not in records and self.by_message]
         self._asked: dict[int, float] = {}  # by rank: when it asked last what this one is doing
-        self._open: set[int] = set()  # who waits for an answer
         self._answers: dict[int, str] = {}
 
     def know(self, comm: Comm) -> None:
@@ -127,7 +127,7 @@ class EndNotices:
             each.pop(comm.tag_base, None)
 
     def hear(self) -> None:
-        """Hear what has come, or is to be seen. Never blocks."""
+        """Hear what has come, or is to be seen, and answer those that ask. Never blocks."""
         if not self.by_message:
             for rank, region in self._near:
                 if rank not in self._ended and region.ended:
@@ -136,32 +136,22 @@ class EndNotices:
         for rank, tag, said in self._letters.come():
             if tag == _QUESTION:
                 self._asked[rank] = time.monotonic()
-                self._open.add(rank)
+                self._letters.send([rank], _ANSWER, self._answer().encode())
             elif tag == _ANSWER:
                 self._answers[rank] = said.decode()
             else:
                 self._ended[rank] = dict(_ENTRY.iter_unpack(said))
 
-    def ask(self, answer: Callable[[], str], seconds: float) -> list[str]:
-        """What ranks of other nodes say that they are doing; nothing of those that do not answer in time.
-
-        answer: what this one says to those that ask meanwhile.
-        """
+    def ask(self, seconds: float) -> list[str]:
+        """What ranks of other nodes say that they are doing; nothing of those that do not answer in time."""
         gone = {*self._ended, *self._letters.failed()}
         self._answers, asked = {}, [rank for rank in self.far if rank not in gone]
         self._letters.send(asked, _QUESTION, b"")
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
-            self.answer(answer)
+            self.hear()
             time.sleep(1e-3)
         return [*self._answers.values()]
-
-    def answer(self, answer: Callable[[], str]) -> None:
-        """Answer those that ask."""
-        self.hear()
-        if self._open:
-            ranks, self._open = sorted(self._open), set()
-            self._letters.send(ranks, _ANSWER, answer().encode())
 
     def leaves_word_to_others(self, seconds: float) -> bool:
         """Whether a rank before this one has asked in the last seconds, which so speaks for all."""

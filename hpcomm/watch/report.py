@@ -141,7 +141,7 @@ def _all() -> dict[int, Doing]:
     said = [doing.own()] if here is None else doing.ask(here.regions, _ANSWER_S)
     found = {each.number: each for each in said if each is not None}
     if runtime.end_notices is not None and not doing.silent():
-        far = map(Doing.of, runtime.end_notices.ask(own_text, 2 * _ANSWER_S))
+        far = map(Doing.of, runtime.end_notices.ask(2 * _ANSWER_S))
         found |= {each.number: each for each in far}
     return doing.known(found)
 

@@ -125,11 +125,11 @@ def _watch(everybody: MPI.Intracomm) -> None:
     if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
-    runtime.end_notices = notices = EndNotices(everybody, node_segment)
+    runtime.end_notices = notices = EndNotices(everybody, node_segment, own_text)
     if notices.by_message:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)
-        runtime.looks.append(partial(notices.answer, own_text))
+        runtime.looks.append(notices.hear)
     if node_segment is None or len(node_segment.regions) < everybody.size:
         from ..agree.heartbeat import pulse
 
