@@ -1,9 +1,50 @@
-"""Cores that this process may use, told apart from their hyper-threads."""
+"""What this machine has for ranks: cores, told apart from their hyper-threads, and room for MPI."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+from . import room
+
+# What MPI registers memory for: RDMA, two kernel modules, GPUs.
+_REGISTERED_FOR = (
+    *("/sys/class/infiniband", "/dev/xpmem", "/dev/knem"),
+    *("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg"),
+)
+
+
+class Machine(NamedTuple):
+    """What launcher_command must know of the place it runs at; prefix is this Python's.
+
+    binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
+    registers: whether there may be a device that MPI registers memory for.
+    shared: bytes that MPI may take in /dev/shm.
+    """
+
+    cores: int
+    is_root: bool
+    environ: Mapping[str, str]
+    prefix: str = sys.prefix
+    binds: bool = False
+    registers: bool = True
+    shared: int = sys.maxsize
+
+
+def here() -> Machine:
+    """The place that this process runs at."""
+    ours = core_names(), usable_cores()
+    binds = sys.platform == "linux" and {*map(core_of, range(os.cpu_count() or 1))} == ours[0]
+    binds = binds and len(ours[0]) == ours[1]
+    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), room.free())
+
+
+def registers_memory() -> bool:
+    """Whether this machine may have a device that MPI registers memory for: always but on Linux."""
+    return sys.platform != "linux" or any(Path(file).exists() for file in _REGISTERED_FOR)
 
 
 def usable_cores() -> int:

@@ -26,7 +26,7 @@ from typing import NamedTuple, NoReturn
 from ..errors import ConfigError
 from . import room, supervise, survive, tracebacks
 from .command_line import Command
-from .cores import core_names, core_of, usable_cores
+from .cores import Machine, here
 from .installation import Mpi, check_python, find_mpi, which
 from .launcher import begun, host_and_slots, wrong_name
 from .torch_variables import master, setting
@@ -54,11 +54,6 @@ _BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_bi
 # UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
 _UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
 _NO_UCX_WINDOWS = {"OMPI_MCA_osc": "^ucx"}  # which without such a network complains at each window
-# It must hear of that only where memory is registered: for RDMA, for two kernel modules, for GPUs.
-_REGISTERED_FOR = (
-    *("/sys/class/infiniband", "/dev/xpmem", "/dev/knem"),
-    *("/dev/nvidiactl", "/dev/kfd", "/dev/dri", "/dev/dxg"),
-)
 
 
 class Program(NamedTuple):
@@ -92,23 +87,6 @@ class Composition(NamedTuple):
     command: list[str]
     environ: dict[str, str]
     files: Mapping[str, str] = MappingProxyType({})
-
-
-class Machine(NamedTuple):
-    """What launcher_command must know of the place it runs at; prefix is this Python's.
-
-    binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
-    registers: whether there may be a device that MPI registers memory for.
-    shared: bytes that MPI may take in /dev/shm.
-    """
-
-    cores: int
-    is_root: bool
-    environ: Mapping[str, str]
-    prefix: str = sys.prefix
-    binds: bool = False
-    registers: bool = True
-    shared: int = sys.maxsize
 
 
 def has_spec(argv: Sequence[str]) -> bool:
@@ -229,6 +207,8 @@ def parser() -> Command:
         metavar="NAME=VALUE",
         help="set a variable for every rank (NAME alone: hand over its present value)",
     )
+    each = "OMP_NUM_THREADS, of each rank (default, on one host: its cores divided by its ranks)"
+    add("--threads", dest="env", action="append", type=_read_threads, metavar="N", help=each)
     for name, told in NEW_FOLDERS.items():
         read = partial(read_folder, name)
         add(name, dest="env", action="append", type=read, metavar="FOLDER", help=told)
@@ -304,6 +284,12 @@ def _read_ranks(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise _error(f"-n {text}: the number of ranks is a whole number, 1 or more.", "hpcomm run -n 4 ...")
     return int(text)
+
+
+def _read_threads(text: str) -> dict[str, str]:
+    if not text.isdecimal() or int(text) < 1:
+        raise _error(f"--threads {text}: a rank has 1 thread or more.", "--threads 2")
+    return {"OMP_NUM_THREADS": text}
 
 
 def read_timeout(text: str, option: str = "--timeout") -> float:
@@ -390,6 +376,7 @@ def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], d
         words, wanted = _for_openmpi(job, mpi, machine)
     else:
         words, wanted = _for_mpich(job, mpi, machine)
+    wanted |= _threads(job, machine)
     added = {name: value for name, value in wanted.items() if name not in machine.environ}
     return [mpi.launcher, *survive.words(job.env, mpi), *words], {**added, **job.env}
 
@@ -458,11 +445,22 @@ def _is_local(job: Job, machine: Machine) -> bool:
 
 
 def _is_crowded(job: Job, machine: Machine) -> bool:
-    return sum(program.ranks or 0 for program in job.programs) > machine.cores
+    return _ranks(job, machine) > machine.cores
 
 
 def _is_short(job: Job, machine: Machine) -> bool:
-    return room.is_short(sum(program.ranks or machine.cores for program in job.programs), machine.shared)
+    return room.is_short(_ranks(job, machine), machine.shared)
+
+
+def _ranks(job: Job, machine: Machine) -> int:
+    return sum(program.ranks or machine.cores for program in job.programs)
+
+
+def _threads(job: Job, machine: Machine) -> dict[str, str]:
+    """The cores of a rank, for OpenMP's threads and those of BLAS, where all ranks are on this machine."""
+    ranks = _ranks(job, machine)
+    each = str(max(1, machine.cores // ranks))
+    return {"OMP_NUM_THREADS": each} if ranks > 1 and _is_local(job, machine) else {}
 
 
 def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:
@@ -485,16 +483,3 @@ def _room(job: Job, machine: Machine) -> int | None:
     if "PBS_NODEFILE" in machine.environ:
         return len(Path(machine.environ["PBS_NODEFILE"]).read_text().split())
     return None if "SLURM_JOB_ID" in machine.environ else machine.cores
-
-
-def here() -> Machine:
-    """The place that this process runs at."""
-    ours = core_names(), usable_cores()
-    binds = sys.platform == "linux" and {*map(core_of, range(os.cpu_count() or 1))} == ours[0]
-    binds = binds and len(ours[0]) == ours[1]
-    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), room.free())
-
-
-def registers_memory() -> bool:
-    """Whether this machine may have a device that MPI registers memory for: always but on Linux."""
-    return sys.platform != "linux" or any(Path(file).exists() for file in _REGISTERED_FOR)

@@ -16,6 +16,7 @@ from pathlib import Path
 from ..errors import ConfigError, did_you_mean
 from . import launch, tracebacks
 from .command_line import Command
+from .cores import Machine, here
 from .installation import VENDORS, Mpi, check_python, find_mpi, which
 from .program_watch import Watch
 from .spec.programs import ProgramSpec, RunSpec
@@ -138,14 +139,14 @@ def _launcher_of(kind: str) -> str:
     return "srun" if kind.startswith("slurm") else "mpirun" if kind.endswith("openmpi") else "mpiexec"
 
 
-def _machine(kind: str | None) -> launch.Machine:
-    machine = launch.here()
+def _machine(kind: str | None) -> Machine:
+    machine = here()
     if kind is None:
         return machine
     environ = {name: value for name, value in machine.environ.items() if name not in _BATCH}
     environ |= {"SLURM_JOB_ID": "1"} if kind.startswith("slurm") else {}
     environ |= {"PBS_NODEFILE": "$PBS_NODEFILE"} if kind.startswith("pbs") else {}
-    return launch.Machine(machine.cores, machine.is_root, environ)
+    return Machine(machine.cores, machine.is_root, environ)
 
 
 def _options(asked: argparse.Namespace) -> list[str]:
@@ -210,9 +211,7 @@ def _linked_vendor(path: str) -> str:
 # -- what to tell the launcher -----------------------------------------------------------------------
 
 
-def job_command(
-    spec: RunSpec, mpi: Mpi, machine: launch.Machine, options: Sequence[str] = ()
-) -> launch.Composition:
+def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str] = ()) -> launch.Composition:
     """The launcher's command line for all programs. Pure.
 
     Every rank is a supervisor that reads the spec itself, so nothing but its place has to pass through
@@ -236,7 +235,7 @@ def job_command(
     return launch.Composition(command, added, {})
 
 
-def _at_a_death(spec: RunSpec, mpi: Mpi, machine: launch.Machine) -> list[str] | None:
+def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
     """What lets programs go on when a rank of another one is killed, for the launcher; None: nothing does.
 
     Between hosts a death breaks MPI's connections.
@@ -271,7 +270,7 @@ def _host_list(spec: RunSpec) -> str:
 
 
 def _multi_prog(
-    spec: RunSpec, mpi: Mpi, machine: launch.Machine, words: Mapping[str, tuple[str, ...]]
+    spec: RunSpec, mpi: Mpi, machine: Machine, words: Mapping[str, tuple[str, ...]]
 ) -> launch.Composition:
     """`srun --multi-prog`: a line per program, `0-1 python ...`."""
     lines = []

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hpcomm.errors import ConfigError
-from hpcomm.job.cores import core_of
+from hpcomm.job.cores import core_of, usable_cores
 from hpcomm.job.installation import Mpi
 from hpcomm.job.launch import (
     Job,
@@ -18,7 +18,6 @@ from hpcomm.job.launch import (
     launcher_command,
     main,
     parse,
-    usable_cores,
 )
 from hpcomm.job.launcher import forget, is_ours
 from hpcomm.mpmd.spec import draw_spec
@@ -37,8 +36,9 @@ def machine(cores=4, is_root=False, **environ):
 
 
 def line(asked, mpi, where):
+    """What is typed and added; threads have a test of their own."""
     words, added = launcher_command(asked, mpi, where)
-    return shlex.join(words), added
+    return shlex.join(words), {name: value for name, value in added.items() if name != "OMP_NUM_THREADS"}
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -213,6 +213,19 @@ def test_variables_are_named_to_openmpi_for_each_program_on_other_hosts():
     )
 
 
+@pytest.mark.parametrize("mpi", [OPENMPI, MPICH])
+def test_ranks_of_one_host_share_its_cores_among_their_threads(mpi):
+    def threads(asked, **environ):
+        return launcher_command(asked, mpi, machine(cores=8, **environ))[1].get("OMP_NUM_THREADS")
+
+    assert [threads(job(*ranks)) for ranks in ([3], [2, 2], [None], [20], [1])] == ["2", "2", "1", "1", None]
+    assert threads(job(3), OMP_NUM_THREADS="4") is None  # it stays
+    assert threads(job(3, hosts="a:2,b")) is None
+    assert threads(parse(["--threads", "3", "-n", "2", "python", "x.py"]), OMP_NUM_THREADS="4") == "3"
+    with pytest.raises(ConfigError, match="--threads none: a rank has 1 thread or more"):
+        parse(["--threads", "none", "python", "x.py"])
+
+
 # -- telling MPICH ---------------------------------------------------------------------------------
 
 LOCAL = {"UCX_TLS": "^tcp"}  # by which its ranks would listen
@@ -286,7 +299,7 @@ def test_memory_is_not_watched_where_none_is_registered(mpi):
 
 def test_a_device_that_memory_is_registered_for_is_seen(tmp_path, monkeypatch):
     device = tmp_path / "nvidiactl"
-    monkeypatch.setattr("hpcomm.job.launch._REGISTERED_FOR", (str(tmp_path / "xpmem"), str(device)))
+    monkeypatch.setattr("hpcomm.job.cores._REGISTERED_FOR", (str(tmp_path / "xpmem"), str(device)))
     assert not here().registers
     device.touch()
     assert here().registers
