@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hpcomm.agree import blocked as looked
 from hpcomm.agree import doing
 from hpcomm.communicator.settings import Settings
-from hpcomm.core.present import MESSAGE
+from hpcomm.core.present import MESSAGE, calling
 from hpcomm.watch import report, watchdog
 
 
@@ -138,3 +140,28 @@ def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: 
     for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
         reporter.look(call, waited_s)
     assert said == ["90 s"]  # twice HPCOMM_STALL after what was said
+
+
+def test_no_call_is_kept_between_two_looks() -> None:
+    """Nor what it holds, such as arrays, and messages that were begun before."""
+    comm: Any = SimpleNamespace(
+        near=SimpleNamespace(watched=None), node=None, partners=None, patience_s=None, name="comm"
+    )
+    x, waiting = np.ones(3), looked.Waiting()
+    kept = weakref.ref(x)
+    with calling(comm, "barrier", x):
+        assert waiting.look() is None  # it may come and go
+        found = waiting.look()
+        assert found is not None
+        assert found.comm is comm
+    del x, found
+    assert kept() is None
+    assert waiting.look() is None
+
+
+def test_an_error_says_why_a_rank_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doing, "_AT_A_FAILURE_S", 0.0)
+    silent = {"ask": lambda: 1, "answer_to": lambda question: None, "ended": False}
+    stopped, ended = (SimpleNamespace(**silent, gone=gone, stopped=not gone) for gone in (False, True))
+    comm: Any = SimpleNamespace(near=SimpleNamespace(regions={1: stopped, 2: ended, 3: ended}))
+    assert doing.doings(comm, [1, 2]) == ["  rank 1: no answer: stopped", "  rank 2: it has ended"]
