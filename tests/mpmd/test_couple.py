@@ -687,8 +687,14 @@ own = mine(6 if (PART, me.name) == ("few", "a") else 7, 3)
 points = np.concatenate([own, mine(7)[:1]])  # one of them twice
 given = me.gives("f" if me.name == "a" else "back", np.zeros(len(own)), own)
 taken = me.takes("back" if me.name == "a" else "f", np.zeros(len(points)), points)
+if me.name == "a":
+    half = me.gives("half", np.zeros((len(own), 2), "f2"), own)
+else:
+    some = points[points < 6]
+    half = me.takes("half", np.zeros((len(some), 2), "f2"), some)
 if PART in ("whole", "first"):
-    me.put(given, me.start)
+    for field in [given, half][: 1 + (me.name == "a")]:
+        me.put(field, me.start)
 else:
     late = ["2000-07-15" if me.name == "b" else None] if PART == "second" else []
     for time in [*late, "2000-07-16"]:
@@ -702,8 +708,15 @@ for now, then in me.steps():
     me.get(taken, now)
     given.values[:] = np.sin(own + then.dayofyr) + taken.values[: len(own)] / 3
     me.put(given, then)
+    if me.name == "a":
+        half.values[:] = given.values[:, None]
+        me.put(half, then)
+    else:
+        me.get(half, now)
     for point, value in zip(points, taken.values):
         print("line", me.name, now, point, value.hex())
+    for point, value in zip(half.points, half.values):
+        print("line", me.name, now, point, *value)
     if PART == "first" and str(then)[:10] == "2000-07-15":
         try:
             me.save("kept", then if me.name == "a" else now)
@@ -724,6 +737,7 @@ def test_a_run_goes_on_from_its_middle_on_other_ranks_with_the_same_bits(spec):
     for field in ("f", "back"):
         grids = 'mapping = "nearest"\nfrom_grid = "g"\nto_grid = "g"'
         text = text.replace(f'name = "{field}"\n', f'name = "{field}"\n{grids}\n')
+    text += '[[field]]\nname = "half"\nfrom = "a"\nto = "b"\nevery = "P5D"\nlag = "P10D"\n'
     text += '[grid.g]\nkind = "latlon"\nnlat = 1\nnlon = 7\n'
 
     def run(part, a, b, *options):
@@ -735,7 +749,7 @@ def test_a_run_goes_on_from_its_middle_on_other_ranks_with_the_same_bits(spec):
     first = run("first", 2, 1)[1]
     told, second = run("second", 1, 2, "--record", "record")
     assert told.count("'a' starts at 2000-07-16 and 'b' starts at 2000-07-15") == 3, told
-    assert len(whole) == 2 * 365 * 7
+    assert len(whole) == 365 * (7 + 7 + 7 + 6)
     assert first | second == whole
     assert not first & second
     alone = run("alone", 1, 2, "--record", "record", "--only", "b")[1]
