@@ -1,4 +1,4 @@
-"""What all command lines have in common: defaults in --help, one voice for several ranks, tables."""
+"""What all command lines have in common: defaults in --help, one voice for several ranks, tables, units."""
 
 from __future__ import annotations
 
@@ -140,3 +140,19 @@ def table(
     if rule:
         lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
     return "\n".join(lines)
+
+
+def duration(seconds: float) -> str:
+    """12.34 us, 4.560 ms, 7.800 s."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3f} {unit}"
+    return f"{seconds * 1e6:.2f} us"
+
+
+def size(nbytes: float) -> str:
+    """8 B, 64 KiB, 1.50 MiB."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= scale:
+            return f"{nbytes / scale:.2f} {unit}".replace(".00", "")
+    return f"{nbytes:.3g} B"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping
 
 from ..errors import ConfigError, UsageError
 from .launcher import began_of, environ_of, launcher_of, parent_of
 
 _MARK = "HPCOMM_IS_RANK"  # process, when it began, its number
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")  # who has one was launched
+NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")  # a batch script has Slurm's, and is no rank
+RANKS = (*NUMBERS, "PMI_FD", "PMI_PORT")  # who has one was launched
 SIZES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "MPICH", "SLURM_STEP_NUM_TASKS": "Slurm"}
 _OWN_LAUNCHER = (
     "start it with its own MPI's launcher, as hpcomm run does; all programs of a job load the same MPI; "
@@ -26,9 +28,14 @@ is_without_mpi = False  # whether this is a rank of a job that does without MPI
 forked = ""  # whose child this process is, if it was forked from a rank
 
 
+def told(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> int | None:
+    """The number in the first of these variables that has one."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), None)
+
+
 def world_rank() -> int:
     """This process's rank in the world, as its launcher says."""
-    return next((int(os.environ[name]) for name in (*RANKS[:3], "SLURM_PROCID") if name in os.environ), 0)
+    return told((*NUMBERS, "SLURM_PROCID")) or 0
 
 
 def mark(rank: int, size: int) -> None:
@@ -107,12 +114,12 @@ def check_launcher(size: int, vendor: str) -> None:
         vendor: of the MPI that says so.
     """
     its = "OMPI_COMM_WORLD_SIZE" if vendor == "Open MPI" else "PMI_SIZE"
-    told = {name: int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdecimal()}
-    if size > 1 or told.get(its) == 1 or max(told.values(), default=1) == 1:
+    sizes = {name: told([name]) or 1 for name in SIZES}
+    name = max(sizes, key=lambda each: sizes[each])
+    if size > 1 or told([its]) == 1 or sizes[name] == 1:
         return
-    name = max(told, key=lambda each: told[each])
     raise ConfigError(
-        f"{SIZES[name]}'s launcher started {told[name]} ranks, but this program's MPI ({vendor}) sees only "
+        f"{SIZES[name]}'s launcher started {sizes[name]} ranks, but this program's MPI ({vendor}) sees only "
         f"itself.\n  came:  {sys.argv[0]}, alone",
         hint=_OWN_LAUNCHER,
     )

@@ -263,7 +263,8 @@ def _say(text: str) -> None:
 
 
 def status_words(status: int) -> str:
-    """`ended with status 3`, `was killed by SIGKILL`."""
+    """`ended with status 3`, `was killed by SIGKILL`, or by `signal 42`, which has no name."""
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        names = (each.name for each in signal.Signals if each == -status)
+        return f"was killed by {next(names, f'signal {-status}')}"
     return f"ended with status {status}" if status else "ended (status 0)"

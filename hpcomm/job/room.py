@@ -7,6 +7,7 @@ import resource
 import sys
 
 from ..errors import ConfigError
+from .process_role import told
 
 _EACH = 32 << 20  # bytes for a rank: Open MPI's segment takes 16 MiB, UCX up to 8
 _LEAST = 1060 << 10  # bytes for a rank of MPICH's, whose ranks share one file
@@ -35,7 +36,7 @@ def is_short(ranks: int, free: int) -> bool:
 
 def check(where: str) -> None:
     """Refuse MPICH's wheel where it would crash, and keep UCX from what it does not survive."""
-    ranks = next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdecimal()), 1)
+    ranks = told(_RANKS) or 1
     room = free()
     takes = not os.path.isdir("/dev/shm") or os.access("/dev/shm", os.W_OK | os.X_OK)  # noqa: PTH112  pathlib takes 5 ms
     if takes and not is_short(ranks, room):

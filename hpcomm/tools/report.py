@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from ..communicator.trace import RANGE
 from ..core.verbs import INPUT_BLOCKS, TABLE
 from ..errors import ConfigError
-from ..job.command_line import AS_JSON, Command, option, table
+from ..job.command_line import AS_JSON, Command, duration, option, size, table
 from ..schedule.cost.machine_model import Machine, lower_bound, machine
 from . import trace_files
-from .canvas import short
-from .sim import duration
 from .trace_page import page
 from .trace_reader import Trace, plain, read
 
@@ -171,7 +169,7 @@ def _said(trace: Trace, found: list[Line], record: dict[str, Any]) -> Iterator[s
     for each in found:
         times = (each.time_s, each.moving_s, each.waiting_s, *[each.least_s for _ in least])
         whom = f"rank {each.whom} ({each.part:.0%})" if each.whom else ""
-        rows.append((each.call, each.line, each.calls, short(each.nbytes), *map(_time, times), whom))
+        rows.append((each.call, each.line, each.calls, size(each.nbytes), *map(_time, times), whom))
     yield table(head, rows, left=(0, 1, len(head) - 1)) + "\n"
     columns = ("computing_s", "calls_s", "waiting_s", "others_waited_s")
     rows = [(each["rank"], each["calls"], *(_time(each[column]) for column in columns)) for each in ranks]
@@ -179,5 +177,5 @@ def _said(trace: Trace, found: list[Line], record: dict[str, Any]) -> Iterator[s
     yield f"imbalance: the longest computing is {record['imbalance']:.0%} above the mean"
     if trace.moved.any() and len(ranks) <= _SHOWN:
         yield "\nbytes of messages and halos, from the rank of a line to that of a column"
-        rows = [(name, *map(short, line)) for name, line in zip(trace.names, record["moved"], strict=True)]
+        rows = [(name, *map(size, line)) for name, line in zip(trace.names, record["moved"], strict=True)]
         yield table(["", *trace.names], rows)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import UsageError
-from ..job.command_line import AS_JSON, LOAD, Command, option
+from ..job.command_line import AS_JSON, LOAD, Command, duration, option, size
 from ..job.command_line import table as laid_out
 from ..schedule.assured import evidence
 from ..schedule.cost.machine_model import lower_bound, machine
@@ -107,22 +107,6 @@ def table(records: list[dict[str, Any]], name: str) -> str:
     lines += ["", "where the figures come from:"]
     lines += [f"  {key}: {text}" for key, text in on.sources.items()]
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """12.3 us, 4.56 ms, 7.8 s."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3f} {unit}"
-    return f"{seconds * 1e6:.2f} us"
-
-
-def size(nbytes: float) -> str:
-    """8 B, 1.5 MiB."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= scale:
-            return f"{nbytes / scale:.2f} {unit}"
-    return f"{nbytes:.3g} B"
 
 
 def numbers(text: str) -> list[int]:

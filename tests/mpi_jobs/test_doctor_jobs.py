@@ -111,7 +111,7 @@ def with_shared_memory():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [("ro", "takes no files"), ("size=1m", "has 1.0 MiB free")], ids=str
+    ("options", "said"), [("ro", "takes no files"), ("size=1m", "has 1 MiB free")], ids=str
 )
 def test_too_little_shared_memory_is_the_first_problem(with_shared_memory, options, said):
     done = finish(

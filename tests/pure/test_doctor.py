@@ -10,6 +10,8 @@ import pytest
 import hpcomm
 from hpcomm.errors import ConfigError
 from hpcomm.job.command_line import spans
+from hpcomm.job.process_role import NUMBERS
+from hpcomm.job.process_role import told as told_number
 from hpcomm.node import native
 from hpcomm.tools import doctor
 
@@ -108,7 +110,7 @@ def test_threads_that_would_fill_all_cores_are_remarked():
 def test_a_small_shared_memory_is_remarked(free, level):
     found, what, hint = only(doctor._about_memory({**MEMORY, "free": free}))
     assert found == level
-    assert f"/dev/shm has {free // 2**20}.0 MiB free" in what
+    assert f"/dev/shm has {free // 2**20} MiB free" in what
     assert "--shm-size" in hint
 
 
@@ -120,7 +122,7 @@ def test_a_shared_memory_that_takes_no_files_is_a_problem():
 
 def test_what_killed_jobs_left_in_shared_memory_is_remarked():
     level, what, hint = only(doctor._about_memory({**MEMORY, "stale_files": 40, "stale_bytes": 2**27}))
-    assert (level, what) == ("advice", "40 files (128.0 MiB) in /dev/shm are from killed jobs.")
+    assert (level, what) == ("advice", "40 files (128 MiB) in /dev/shm are from killed jobs.")
     assert hint.startswith("rm /dev/shm/mpich_shm_*")
 
 
@@ -205,7 +207,7 @@ def test_a_probe_that_does_not_answer_is_given_up():
 def test_a_probe_that_crashes_is_reported():
     told = doctor._ask([sys.executable, "-X", "faulthandler=0", "-c", "import os; os.abort()"], 30)
     assert told[0] is None
-    assert told[1].startswith("killed by SIGABRT; ")
+    assert told[1].startswith("it was killed by SIGABRT; ")
 
 
 def test_an_error_of_ours_tells_its_own_next_step():
@@ -237,7 +239,8 @@ def test_why_hpcomm_run_refuses_comes_before_how_mpi_fails_alone(monkeypatch):
 
 @pytest.mark.parametrize("word", ["x", "", "-1"])
 def test_a_rank_that_is_no_number_is_none(word):
-    assert doctor._number({"PMI_RANK": word}, doctor._RANK, 0) == 0
+    assert told_number(NUMBERS, {"PMI_RANK": word}) is None
+    assert told_number(NUMBERS, {"PMIX_RANK": word, "PMI_RANK": "3"}) == 3
 
 
 @pytest.mark.parametrize(("rank", "library"), [("OMPI_COMM_WORLD_RANK", 12), ("PMI_RANK", 40)])
