@@ -10,6 +10,7 @@ Reads /proc (Linux; what it cannot read is empty). Needs the standard library on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -282,6 +283,16 @@ def voice_of(pid: int) -> int | None:
         return None
     os.set_blocking(its, True)
     return its
+
+
+def say_to(pid: int, text: str) -> None:
+    """Write text to its stderr; nowhere if it has ended, or that is no pipe or file."""
+    with contextlib.suppress(OSError):
+        its = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            os.write(its, text.encode())
+        finally:
+            os.close(its)
 
 
 def after(words: Sequence[str], option: str) -> str:

@@ -51,6 +51,7 @@ from .launcher import (
     launcher_of,
     name_of,
     parent_of,
+    say_to,
 )
 from .process_role import RANKS
 
@@ -126,21 +127,20 @@ def supervise(
         words = [str(folder / word) if word in files else word for word in command]
         say = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
         environ[LIVING] = str(folder)
-        received, pipe, streams = tracebacks.Received(folder), subprocess.PIPE, dict[str, int]()
+        pipe, streams = subprocess.PIPE, dict[str, int]()
         if watch is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
         elif tracebacks.SENT in environ:
             streams = {"stderr": pipe}
         launcher, held = start(words, environ, say, **streams)
         said, take = enumerate((launcher.stdout, launcher.stderr), start=1), watch.take if watch else None
-        readers = [received.read(stream, fd, take) for fd, stream in said if stream is not None]
+        readers = [tracebacks.read(folder, stream, fd, take) for fd, stream in said if stream is not None]
         try:
             with _handing_on(launcher, mark):
                 status, why = _end_of(launcher, held, mark, (timeout_s, grace_s or LEAVE_S), watch)
         finally:
             for each in readers:
                 each.join(GRACE_S)
-            received.end()
             say(0.0)
         if watch is None:
             if status == TIMED_OUT:
@@ -453,12 +453,7 @@ def _head(pid: int) -> None:
     environ = environ_of(pid)
     rank = next((environ[name] for name in RANKS if name in environ), "")
     program = f" (program '{environ['HPCOMM_PROGRAM']}')" if "HPCOMM_PROGRAM" in environ else ""
-    with contextlib.suppress(OSError):  # it has ended, or that is no pipe or file
-        its = os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
-            os.write(its, f"rank {rank}{program} gives no answer; its threads:\n".encode())
-        finally:
-            os.close(its)
+    say_to(pid, f"rank {rank}{program} gives no answer; its threads:\n")
 
 
 def kill_members(mark: str) -> None:

@@ -29,6 +29,7 @@ from .launcher import (
     launcher_of,
     name_of,
     prrte_of,
+    say_to,
     takes,
     ways,
 )
@@ -38,8 +39,9 @@ _ASK_S = 1.0  # between signals; the third one counts for PRRTE
 _LOOK_S = 0.1
 _LONG_S = 60.0  # whatever keeps a launcher of one host for longer is no lock
 _SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGKILL)
-_UNREACHED = "waits for a host that does not answer; it is ended, too: look at the network"
-_LOCKED = "waits for itself; it is ended, too"
+_ABORTED = "\nhpcomm: the job has been aborted, but its launcher waits for "
+_UNREACHED = f"{_ABORTED}a host that does not answer; it is ended, too: look at the network\n"
+_LOCKED = f"{_ABORTED}itself; it is ended, too\n"
 
 
 def leave() -> None:
@@ -75,14 +77,14 @@ def main(words: Sequence[str]) -> None:
     environ = environ_of(pid)
     if words[1:]:
         if _locks(pid):
-            _say(pid, _LOCKED)
+            say_to(pid, _LOCKED)
             _send(pid, signal.SIGKILL)  # its other signals go through the thread that waits
             forget(pid, environ)
         return
     file = contact(pid)
     if file is None or not takes(file.with_name("hpcomm.terminated")) or _ends(pid, GRACE_S):
         return
-    _say(pid, _UNREACHED)
+    say_to(pid, _UNREACHED)  # as our stderr is closed
     agents = below(pid)
     for number in _SIGNALS:
         _send(pid, number)
@@ -91,12 +93,6 @@ def main(words: Sequence[str]) -> None:
             break
     for agent in agents:  # ssh to hosts that do not answer, which holds what the launcher's output goes to
         _send(agent, signal.SIGTERM)
-
-
-def _say(pid: int, what: str) -> None:
-    """On the launcher's own stderr: ours is closed."""
-    with contextlib.suppress(OSError), Path(f"/proc/{pid}/fd/2").open("a") as its:
-        its.write(f"\nhpcomm: the job has been aborted, but its launcher {what}\n")
 
 
 def _ends(pid: int, seconds: float) -> bool:

@@ -1,7 +1,7 @@
 """Tracebacks of ranks that fail together: printed once by `hpcomm run`, without the frames of hpcomm.
 
 A rank that is about to end leaves its traceback in the folder of its job, in place of writing it to stderr.
-On another host than that folder's it sends it by stderr, in lines with a mark (Received).
+On another host than that folder's it sends it by stderr, as a line with a mark (read).
 They are printed when the job has ended, or SOON_S after the first. Nothing else that ranks say is held back.
 Those of several programs are said to be of [ocean 0-3], and so on.
 
@@ -21,6 +21,7 @@ import stat
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from select import PIPE_BUF
 from threading import Lock, Thread
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 
 VARIABLE = "HPCOMM_TRACEBACK"
 SENT = "HPCOMM_SENT"  # set: who has started the job takes tracebacks from what its launcher writes
-MARK = b"\x1e!"  # begins such a line: name, number of lines, checksum, and a line of the traceback
+MARK = b"\x1e!"  # begins such a line: name, checksum, and the lines of the traceback
 FULL, BOTH = "full", "both"  # BOTH: here and on stderr, which goes to a file of the rank
 SOON_S = 3.0
 _LEFT = ".traceback-"
-_SENT_LINE = re.compile(rb"\x1e!(\d+-[0-9a-f]+) (\d+) ([0-9a-f]+) ([^\n\x1e]*)(?:\n|(?=\x1e)|\Z)")
+_SENT_LINE = re.compile(rb"\x1e!(\d+-[0-9a-f]+) ([0-9a-f]+) ([^\n\x1e]*)(?:\n|(?=\x1e)|\Z)")
 _saying = Lock()  # the process may end at once when the last of its threads has said it
 _FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+, in ')
 _MOST = 4  # of what ranks say differently in one place
@@ -85,68 +86,48 @@ def _put(life: str, text: bytes) -> None:
 
 
 def _send(text: str) -> bool:
-    """Write it to stderr in lines with a mark, in one piece: launchers mix those of several ranks."""
-    lines = [line.encode(errors="backslashreplace") for line in _folded(text)]
-    head = f"{world_rank()}-{os.urandom(4).hex()} {len(lines)}".encode()
-    said = b"".join(b"%b%b %x %b\n" % (MARK, head, crc32(line), line) for line in lines)
+    """Write it to stderr as one line with a mark, at once: launchers mix those of several ranks."""
+    lines = "\v".join(_folded(text)).encode(errors="backslashreplace")
+    head = f"{world_rank()}-{os.urandom(4).hex()} {crc32(lines):x}".encode()
+    said = b"%b%b %b\n" % (MARK, head, lines)
     return len(said) <= PIPE_BUF and os.write(2, said) > 0
 
 
-class Received:
-    """Tracebacks that ranks of other hosts send: left in the folder of the job, once they are whole.
+def read(folder: Path, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes] | None = None) -> Thread:
+    """Show what comes, at once. Tracebacks of ranks of other hosts are left in the folder of their job.
 
-    A line that others' words have got into is shown as it came.
+    Args:
+        fd: where to show it.
+        take: what of these lines is to be shown, without what is for us.
+
+    Returns:
+        The thread that does it.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._lines = folder, dict[bytes, list[bytes]]()
-
-    def read(self, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes] | None = None) -> Thread:
-        """Show what comes, at once; but lines with a mark when they are whole. The thread that does.
-
-        Args:
-            fd: where.
-            take: what of these lines is to be shown, without what is for us.
-        """
-        reader = Thread(target=self._show, args=(stream.fileno(), fd, take or bytes), daemon=True)
-        reader.start()
-        return reader
-
-    def _show(self, file: int, fd: int, take: Callable[[bytes], bytes]) -> None:
-        said, new = b"", b"\0"
-        while new:
-            new = os.read(file, 1 << 16)
-            said += new
-            at = said.find(MARK[:1], said.rfind(b"\n") + 1) if new else -1
-            whole, said = (said, b"") if at < 0 else (said[:at], said[at:])
-            _write(take(_SENT_LINE.sub(self._keep, whole)), fd)
-
-    def _keep(self, found: re.Match[bytes]) -> bytes:
-        name, count, checksum, line = found.groups()
-        if crc32(line) != int(checksum, 16):
-            return line + b"\n"
-        lines = self._lines.setdefault(name, [])
-        lines.append(line)
-        return self._leave(name) if len(lines) == int(count) else b""
-
-    def _leave(self, name: bytes) -> bytes:
-        """Leave what has come; what is to be shown where that is not possible."""
-        text = b"\n".join([*self._lines.pop(name), b""])
-        try:
-            _put(f"{self._folder}/{name.decode()}", text)
-        except OSError:
-            return text
-        return b""
-
-    def end(self) -> None:
-        """Nothing more comes."""
-        for name in [*self._lines]:
-            _write(self._leave(name), 2)
+    reader = Thread(target=_show, args=(folder, stream.fileno(), fd, take or bytes), daemon=True)
+    reader.start()
+    return reader
 
 
-def _write(said: bytes, fd: int) -> None:
-    with suppress(OSError):  # nobody reads it any more; the launcher must be able to go on
-        os.write(fd, said)
+def _show(folder: Path, file: int, fd: int, take: Callable[[bytes], bytes]) -> None:
+    said, new = b"", b"\0"
+    while new:
+        new = os.read(file, 1 << 16)
+        said += new
+        at = said.find(MARK[:1], said.rfind(b"\n") + 1) if new else -1
+        whole, said = (said, b"") if at < 0 else (said[:at], said[at:])
+        with suppress(OSError):  # nobody reads it any more; the launcher must be able to go on
+            os.write(fd, take(_SENT_LINE.sub(partial(_keep, folder), whole)))
+
+
+def _keep(folder: Path, found: re.Match[bytes]) -> bytes:
+    """What is to be shown of such a line: all that it says, where others' words have got into it."""
+    name, checksum, lines = found.groups()
+    text = lines.replace(b"\v", b"\n") + b"\n"
+    with suppress(OSError):
+        if crc32(lines) == int(checksum, 16):
+            _put(f"{folder}/{name.decode()}", text)
+            return b""
+    return text
 
 
 def _is_lost() -> bool:
