@@ -17,24 +17,20 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ..errors import ConfigError
 from . import room, supervise, survive, tracebacks
-from .command_line import Command
+from .command_line import Command, Option, option
 from .cores import Machine, here
 from .installation import Mpi, check_python, find_mpi, which
-from .launcher import begun, host_and_slots, wrong_name
+from .launcher import begun, host_and_slots, programs_of, wrong_name
 from .torch_variables import master, setting
 
-GRACE = f"how long ranks may go on after SIGTERM, which they get (default: {supervise.LEAVE_S:g})"
-RESTARTS = (
-    "start the job again up to N times when it fails (TORCHELASTIC_RESTART_COUNT says how often it was)"
-)
 _ABOUT = """\
 hpcomm run [-n N] [options] COMMAND...
        hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]
@@ -43,10 +39,6 @@ hpcomm run [-n N] [options] COMMAND...
 # MPICH's collectives in shared memory spin without yielding when MPI was brought up without threads.
 _MPICH_YIELDING = {
     f"MPIR_CVAR_{verb}_POSIX_INTRA_ALGORITHM": "mpir" for verb in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
-}
-NEW_FOLDERS = {  # options, each with the folder that ranks write to
-    "--fingerprint": "write 16 bytes for each call to this new folder: hpcomm diff compares two runs",
-    "--trace": "write when each call begins and ends to this new folder: hpcomm report shows it",
 }
 # By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
 _MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
@@ -114,13 +106,14 @@ def main(argv: Sequence[str]) -> int:
         )
     )
     machine = here()
-    if shows(Composition(*launcher_command(job, mpi, machine)), job.dry_run, job.verbose):
+    if shows(launcher_command(job, mpi, machine), job.dry_run, job.verbose):
         return 0
 
     # One that the user names may have been told to let the others live, and gets the commands as they are.
     def run(restart: tuple[int, int]) -> int:
         asked = job if job.launcher is not None else _for_torch(job, mpi, machine, restart)
-        return supervise.supervise(*launcher_command(asked, mpi, machine), job.timeout_s, grace_s=job.grace_s)
+        made = launcher_command(asked, mpi, machine)
+        return supervise.supervise(made.command, made.environ, job.timeout_s, grace_s=job.grace_s)
 
     status = supervise.with_restarts(job.restarts, run)
     sys.stdout.flush()
@@ -177,81 +170,66 @@ def shown(composed: Composition) -> str:
 
 def parser() -> Command:
     """The options in front of a command, by the names of Job's fields (and ranks), and the command."""
-    made = Command("hpcomm run", "Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses.")
-    made.usage = _ABOUT.rstrip()
-    add = made.add_argument
-    one = "one rank per core, or what the batch system allots"
-    add("-n", "-np", "--ranks", dest="ranks", type=_read_ranks, metavar="N", help=f"ranks (default: {one})")
+    about = "Start COMMAND on N ranks, under the MPI that mpi4py in this Python uses."
+    made = Command("hpcomm run", about, usage=_ABOUT.rstrip())
+    add, number = made.add_argument, partial(_whole, "-n", "the number of ranks", 1)
+    what = "ranks (default: one rank per core, or what the batch system allots)"
+    add("-n", "-np", "--ranks", dest="ranks", type=number, metavar="N", help=what)
     add("--hosts", type=_read_hosts, metavar="A:2,B:2", help="run on these hosts, with so many ranks each")
-    add(
-        "--timeout",
-        dest="timeout_s",
-        type=read_timeout,
-        metavar="SECONDS",
-        help="end the job after that time, show where each rank was, exit with 124 (default: no limit)",
-    )
-    add(
-        "--stall",
-        dest="env",
-        action="append",
-        type=read_stall,
-        metavar="SECONDS",
-        help="end the job when a rank has waited so long in one call, and say for whom (default: wait)",
-    )
-    add(
-        "-x",
-        "--env",
-        dest="env",
-        action="append",
-        type=_read_env,
-        metavar="NAME=VALUE",
-        help="set a variable for every rank (NAME alone: hand over its present value)",
-    )
-    each = "OMP_NUM_THREADS, of each rank (default, on one host: its cores divided by its ranks)"
-    add("--threads", dest="env", action="append", type=_read_threads, metavar="N", help=each)
-    for name, told in NEW_FOLDERS.items():
-        read = partial(read_folder, name)
-        add(name, dest="env", action="append", type=read, metavar="FOLDER", help=told)
-    add("--survive", **survive.OPTION)
+    for names, how in of_jobs():
+        add(*names, **how)
+    what = "end the job when a rank has waited so long in one call, and say for whom (default: wait)"
+    add("--stall", **_setting("SECONDS", _read_stall, what))
+    what = "set a variable for every rank (NAME alone: hand over its present value)"
+    add("-x", "--env", **_setting("NAME=VALUE", _read_env, what))
+    what = "OMP_NUM_THREADS, of each rank (default, on one host: its cores divided by its ranks)"
+    add("--threads", **_setting("N", _read_threads, what))
+    what = "go on when a rank is killed; the others get PeerFailedError (Open MPI)"
+    add("--survive", dest="env", action="append_const", const={survive.VARIABLE: "1"}, help=what)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
-    add(
-        "--grace", dest="grace_s", type=partial(read_timeout, option="--grace"), metavar="SECONDS", help=GRACE
-    )
-    add("--restarts", type=read_restarts, metavar="N", help=RESTARTS, default=0)
-    add(
-        "--full-traceback",
-        dest="env",
-        action="append_const",
-        const={tracebacks.VARIABLE: tracebacks.FULL},
-        help="print the traceback of each rank that fails, with hpcomm's own frames (default: once, without)",
-    )
+    what = "print the traceback of each rank that fails, with hpcomm's own frames (default: once, without)"
+    full = {tracebacks.VARIABLE: tracebacks.FULL}
+    add("--full-traceback", dest="env", action="append_const", const=full, help=what)
     add("--label", action="store_true", help="put [RANK] before each line that a rank prints")
-    add(
-        "--output",
-        metavar="FOLDER",
-        help="write what each rank prints to FOLDER/rank-RANK; with --label here as well",
-    )
-    add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
+    what = "write what each rank prints to FOLDER/rank-RANK; with --label here as well"
+    add("--output", metavar="FOLDER", help=what)
     for name in ("--nproc-per-node", "--nproc_per_node", "--nnodes"):
-        refused = refusing(
-            f"{name} {{}} is an option of torchrun's.",
-            "-n N for N ranks in all; --hosts a:2,b:2 says how many on each host",
-        )
+        hint = "-n N for N ranks in all; --hosts a:2,b:2 says how many on each host"
+        refused = refusing(f"{name} {{}} is an option of torchrun's.", hint)
         add(name, type=refused, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    add("--dry-run", action="store_true", help="print the command line and what it adds to the environment")
-    add("-v", "--verbose", action="store_true", help="print the command line, then run it")
-    add(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="COMMAND...",
-        help="what to run; `python` and `hpcomm` are this Python's; -- may stand before it",
-    )
-    return made  # fmt: skip
+    what = "what to run; `python` and `hpcomm` are this Python's; -- may stand before it"
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND...", help=what)
+    return made
+
+
+def of_jobs() -> Iterator[Option]:
+    """The options of all jobs, of one command or of a spec."""
+    what = "end the job after that time, show where each rank was, exit with 124 (default: none, or a spec's)"
+    limit, grace = partial(seconds, "--timeout"), partial(seconds, "--grace")
+    yield option("--timeout", dest="timeout_s", type=limit, metavar="SECONDS", help=what)
+    what = f"how long ranks may go on after SIGTERM, which they get (default: {supervise.LEAVE_S:g})"
+    yield option("--grace", dest="grace_s", type=grace, metavar="SECONDS", help=what)
+    what = "start the job again up to N times when it fails: TORCHELASTIC_RESTART_COUNT says how often it was"
+    times = partial(_whole, "--restarts", "how often", 0)
+    yield option("--restarts", type=times, metavar="N", help=what, default=0)
+    for name, what in (
+        ("--fingerprint", "write 16 bytes for each call to this new folder: hpcomm diff compares two runs"),
+        ("--trace", "write when each call begins and ends to this new folder: hpcomm report shows it"),
+    ):
+        yield option(name, **_setting("FOLDER", partial(_read_folder, name), what))
+    yield option("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
+    yield option("--dry-run", action="store_true", help="print the command line, and what it needs besides")
+    yield option("-v", "--verbose", action="store_true", help="print the command line, then run it")
+
+
+def _setting(metavar: str, read: Callable[[str], dict[str, str]], what: str) -> dict[str, Any]:
+    """How an option is added that sets a variable for ranks."""
+    return {"dest": "env", "action": "append", "type": read, "metavar": metavar, "help": what}
 
 
 def parse(argv: Sequence[str]) -> Job:
     """Read the words after `hpcomm run`."""
-    read, parts = parser(), _split_at_colons(argv)
+    read, parts = parser(), programs_of(argv)
     first, *others = [vars(read.parse_args(words)) for words in parts]
     programs = [Program(each.pop("ranks"), _command(each.pop("command"))) for each in (first, *others)]
     if any(value for each in others for value in each.values()):
@@ -262,28 +240,36 @@ def parse(argv: Sequence[str]) -> Job:
         raise _error(
             "a job of several programs needs -n for each.", "hpcomm run -n 1 python a.py : -n 3 python b.py"
         )
-    env = {name: value for given in first.pop("env") or () for name, value in given.items()}
-    return Job(tuple(programs), env=env, **first)
+    return Job(tuple(programs), env=merged(first.pop("env")), **first)
+
+
+def merged(given: Iterable[Mapping[str, str]] | None) -> dict[str, str]:
+    """The variables that options set for ranks, of which the last counts."""
+    return {name: value for each in given or () for name, value in each.items()}
 
 
 def _error(what: str, hint: str) -> ConfigError:
     return ConfigError(what, where="hpcomm run", hint=hint)
 
 
-def _split_at_colons(words: Sequence[str]) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == ":":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
-
-
-def _read_ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise _error(f"-n {text}: the number of ranks is a whole number, 1 or more.", "hpcomm run -n 4 ...")
+def _whole(option: str, what: str, least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise _error(
+            f"{option} {text}: {what} is a whole number, {least} or more.", f"hpcomm run {option} 4 ..."
+        )
     return int(text)
+
+
+def seconds(option: str, text: str, may_be_none: bool = False) -> float:
+    """A time. may_be_none: whether it may be 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf") or not (found or may_be_none):
+        wanted = ", or 0 for none" if may_be_none else " above 0"
+        raise _error(f"{option} {text}: the time is a number of seconds{wanted}.", f"{option} 60")
+    return found
 
 
 def _read_threads(text: str) -> dict[str, str]:
@@ -292,27 +278,11 @@ def _read_threads(text: str) -> dict[str, str]:
     return {"OMP_NUM_THREADS": text}
 
 
-def read_timeout(text: str, option: str = "--timeout") -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise _error(f"{option} {text}: the time limit is a number of seconds above 0.", f"{option} 60")
-    return seconds
+def _read_stall(text: str) -> dict[str, str]:
+    return {"HPCOMM_TIMEOUT": f"{seconds('--stall', text):g}"}
 
 
-def read_restarts(text: str) -> int:
-    if not text.isdecimal():
-        raise _error(f"--restarts {text}: how often is a whole number, 0 or more.", "--restarts 3")
-    return int(text)
-
-
-def read_stall(text: str) -> dict[str, str]:
-    return {"HPCOMM_TIMEOUT": f"{read_timeout(text, '--stall'):g}"}
-
-
-def read_folder(option: str, text: str) -> dict[str, str]:
+def _read_folder(option: str, text: str) -> dict[str, str]:
     folder = Path(text).resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise _error(f"{option} {text}: something is there.", "a new folder for each run")
@@ -365,7 +335,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
 # -- what to tell the launcher -----------------------------------------------------------------------
 
 
-def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
+def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> Composition:
     """The launcher's command line, and what to add to the environment. Pure.
 
     What the user has set in the environment stays as it is, unless -x says otherwise.
@@ -378,7 +348,7 @@ def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], d
         words, wanted = _for_mpich(job, mpi, machine)
     wanted |= _threads(job, machine)
     added = {name: value for name, value in wanted.items() if name not in machine.environ}
-    return [mpi.launcher, *survive.words(job.env, mpi), *words], {**added, **job.env}
+    return Composition([mpi.launcher, *survive.words(job.env, mpi), *words], {**added, **job.env})
 
 
 def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:

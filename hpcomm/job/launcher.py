@@ -116,11 +116,8 @@ def command_of(rank: int, line: Sequence[str]) -> str:
     """
     if "--multi-prog" in line:
         return _multi_prog(rank, line[-1]) or " ".join(line)
-    parts: list[list[str]] = [[]]
-    for word in line[1:]:
-        parts = [*parts, []] if word == ":" else [*parts[:-1], [*parts[-1], word]]
     first = 0
-    for words in parts:
+    for words in programs_of(line[1:]):
         is_srun = line[0].endswith("srun")  # to which -c is a number of cores, and -n2 one word
         if is_srun:
             words = re.sub(r"(?<!\S)-n(?=\d+ )", "-n ", " ".join(words)).split(" ")
@@ -134,6 +131,17 @@ def command_of(rank: int, line: Sequence[str]) -> str:
             is_ours = (*command[:2],) == _SHELL and command[3:4] == [_END]
             return " ".join(command[4:] if is_ours else command)
     return " ".join(line)
+
+
+def programs_of(words: Sequence[str]) -> list[list[str]]:
+    """The words of each program, of which launchers want colons between them."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == ":":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
 
 
 def begun(command: Sequence[str], first: str, names: bool) -> tuple[str, ...]:

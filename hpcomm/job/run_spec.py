@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -48,13 +47,13 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
         return 0
     _make_folder("--files", asked.files)
     _make_folder("--record", asked.record)
-    timeout_s = spec.timeout_s if asked.timeout is None else asked.timeout
+    timeout_s = spec.timeout_s if asked.timeout_s is None else asked.timeout_s
 
     def once(restart: tuple[int, int]) -> int:
         words = [*options, "--restart", "/".join(map(str, restart))]
         again = job_command(spec, mpi, machine, words)
         watch = Watch(spec, asked.progress, _at_a_death(spec, mpi, machine) is not None)
-        return supervise(*again[:2], timeout_s, watch, again.files, asked.grace)
+        return supervise(*again[:2], timeout_s, watch, again.files, asked.grace_s)
 
     return with_restarts(asked.restarts, once)
 
@@ -78,43 +77,24 @@ def _alone(spec: RunSpec, asked: argparse.Namespace, options: list[str]) -> tupl
 def parser() -> Command:
     """The options of a job that a spec says."""
     about = "Check SPEC.toml, start its programs as one job, show what they print with the name of each."
-    made = Command("hpcomm run", about, usage="hpcomm run [options] SPEC.toml")
+    made = Command("hpcomm run", about, *launch.of_jobs(), usage="hpcomm run [options] SPEC.toml")
     add = made.add_argument
-    add("--dry-run", action="store_true", help="print the command line and the files that it needs")
     add("--as", dest="kind", metavar="KIND", help=f"with --dry-run: for {', '.join(_KINDS)} (default: here)")
     add("--only", metavar="PROGRAM", help="run it alone, against what --record has kept of the others")
-    add(
-        "--record",
-        metavar="FOLDER",
-        help="keep what the programs exchange; --only reads it from there (default: recorded)",
-    )
-    for name, told in launch.NEW_FOLDERS.items():
-        add(name, type=partial(launch.read_folder, name), metavar="FOLDER", help=told)
+    what = "keep what the programs exchange; --only reads it from there (default: recorded)"
+    add("--record", metavar="FOLDER", help=what)
     add("--files", metavar="FOLDER", help="write each rank's output to a file of its own: FOLDER/ocean.0.out")
-    add(
-        "--progress",
-        type=_seconds,
-        default="10",
-        metavar="SECONDS",
-        help="say so often how far each program is; 0: never",
+    often, what = (
+        partial(launch.seconds, "--progress", may_be_none=True),
+        "say so often how far each program is",
     )
-    add(
-        "--timeout",
-        type=launch.read_timeout,
-        metavar="SECONDS",
-        help="end the job after that time, exit with 124 (default: timeout of [job])",
-    )
-    add("--grace", type=partial(launch.read_timeout, option="--grace"), metavar="SECONDS", help=launch.GRACE)
-    add("--restarts", type=launch.read_restarts, metavar="N", help=launch.RESTARTS, default=0)
-    add("--launcher", metavar="WHICH", help="mpiexec, srun or a path (default: the one that fits)")
-    add("-v", "--verbose", action="store_true", help="print the command line, then run it")
+    add("--progress", type=often, default="10", metavar="SECONDS", help=f"{what}; 0: never")
     for names, key in _IN_SPEC.items():
-        refused = launch.refusing(
-            f"{names[0]} does not go with a spec.", f"write {key} = ... below [program.NAME]"
-        )
+        hint = f"write {key} = ... below [program.NAME]"
+        refused = launch.refusing(f"{names[0]} does not go with a spec.", hint)
         add(*names, type=refused, help=argparse.SUPPRESS)
     add("spec", nargs="*", metavar="SPEC.toml", help="programs, fields and limits of a job")
-    return made  # fmt: skip
+    return made
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -152,7 +132,7 @@ def _machine(kind: str | None) -> Machine:
 def _options(asked: argparse.Namespace) -> list[str]:
     """What each rank's supervisor is told."""
     record = None if asked.only is not None else asked.record
-    new = {name: next(iter((vars(asked)[name[2:]] or {}).values()), None) for name in launch.NEW_FOLDERS}
+    new = {f"--{name.removeprefix('HPCOMM_').lower()}": of for name, of in launch.merged(asked.env).items()}
     folders = {"--files": asked.files, "--record": record, **new}.items()
     words = [word for name, folder in folders if folder for word in (name, str(Path(folder).resolve()))]
     if asked.dry_run:
@@ -172,14 +152,6 @@ def _make_folder(option: str, path: str | None) -> None:
     except OSError as error:
         why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(f"{option} {path}: {why}", "hpcomm run", f"{option} FOLDER") from None
-
-
-def _seconds(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text):
-        raise ConfigError(
-            f"--progress {text}: a number of seconds, or 0 for none.", "hpcomm run", "--progress 10"
-        )
-    return float(text)
 
 
 def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:
@@ -228,11 +200,11 @@ def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str
         for name, program in spec.programs.items()
     )
     job = launch.Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
-    command, added = launch.launcher_command(job, mpi, machine)
+    made = launch.launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
-        command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
-    command[1:1] = _at_a_death(spec, mpi, machine) or []
-    return launch.Composition(command, added, {})
+        made.command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
+    made.command[1:1] = _at_a_death(spec, mpi, machine) or []
+    return made
 
 
 def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
@@ -280,5 +252,4 @@ def _multi_prog(
     file = f"{spec.name}.multiprog"
     total = sum(program.ranks for program in spec.programs.values())
     job = launch.Job((launch.Program(total, ("--multi-prog", file)),))
-    command, added = launch.launcher_command(job, mpi, machine)
-    return launch.Composition(command, added, {file: "\n".join(lines) + "\n"})
+    return launch.launcher_command(job, mpi, machine)._replace(files={file: "\n".join(lines) + "\n"})

@@ -6,7 +6,7 @@ That is ULFM (User-Level Failure Mitigation) of Open MPI. What ranks do then: ag
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
 TELLS = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]  # so that MPI says who has died
 VARIABLE = "HPCOMM_SURVIVE"  # set: the job goes on
 ENDED = ".ended"  # in the folder of ranks' files: one has ended well
-OPTION: dict[str, Any] = {
-    "dest": "env",
-    "action": "append_const",
-    "const": {VARIABLE: "1"},
-    "help": "go on when a rank is killed; the others get PeerFailedError (Open MPI)",
-}
 
 
 def words(env: Mapping[str, str], mpi: Mpi) -> list[str]:

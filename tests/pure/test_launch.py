@@ -37,7 +37,7 @@ def machine(cores=4, is_root=False, **environ):
 
 def line(asked, mpi, where):
     """What is typed and added; threads have a test of their own."""
-    words, added = launcher_command(asked, mpi, where)
+    words, added, _ = launcher_command(asked, mpi, where)
     return shlex.join(words), {name: value for name, value in added.items() if name != "OMP_NUM_THREADS"}
 
 
@@ -82,7 +82,7 @@ def test_variables_add_up_and_a_bare_name_hands_over_its_value(monkeypatch):
         (["-n", "0", "python"], "-n 0: the number of ranks is a whole number, 1 or more", "hpcomm run -n 4"),
         (["-n", "-2", "python"], "-n -2: the number of ranks", "hpcomm run -n 4"),
         (["-n", "two", "python"], "-n two: the number of ranks", "hpcomm run -n 4"),
-        (["--timeout", "0", "python"], "--timeout 0: the time limit is a number of seconds above 0", "60"),
+        (["--timeout", "0", "python"], "--timeout 0: the time is a number of seconds above 0", "60"),
         (["--timeout", "soon", "python"], "--timeout soon", "--timeout 60"),
         (["--timeout", "nan", "python"], "--timeout nan", "--timeout 60"),
         (["--timeout"], "argument --timeout: expected one argument", "hpcomm run --help"),

@@ -1105,7 +1105,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--dry-runn"], "unknown option --dry-runn"),
         (["--files"], "argument --files: expected one argument"),
         (["--only"], "which spec?"),
-        (["--progress", "soon"], "--progress soon: a number of seconds"),
+        (["--progress", "soon"], "--progress soon: the time is a number of seconds, or 0 for none"),
         (["--only", "ocaen"], "there is no program 'ocaen'\n.*\n.*did you mean 'ocean'"),
         (["--files", __file__], "there is a file of that name"),
         (["--only", "ocean"], "nothing is recorded for 'ocean'"),
