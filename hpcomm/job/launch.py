@@ -23,11 +23,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from ..errors import ConfigError
 from . import room, supervise, survive, tracebacks
 from .command_line import Command, Option, option
 from .cores import Machine, here
-from .installation import Mpi, check_python, find_mpi, which
+from .installation import Mpi, check_python, find_mpi, refusal, which
 from .launcher import begun, host_and_slots, programs_of, wrong_name
 from .torch_variables import master, setting
 
@@ -143,7 +142,7 @@ def check_folder() -> None:
     try:
         Path.cwd()
     except OSError as error:
-        raise _error(
+        raise refusal(
             f"the working directory cannot be used: {error.strerror}.", "cd to another one"
         ) from None
 
@@ -233,11 +232,11 @@ def parse(argv: Sequence[str]) -> Job:
     first, *others = [vars(read.parse_args(words)) for words in parts]
     programs = [Program(each.pop("ranks"), _command(each.pop("command"))) for each in (first, *others)]
     if any(value for each in others for value in each.values()):
-        raise _error(
+        raise refusal(
             "only -n may stand behind a colon.", "put options for the whole job before the first program"
         )
     if others and any(program.ranks is None for program in programs):
-        raise _error(
+        raise refusal(
             "a job of several programs needs -n for each.", "hpcomm run -n 1 python a.py : -n 3 python b.py"
         )
     return Job(tuple(programs), env=merged(first.pop("env")), **first)
@@ -248,13 +247,9 @@ def merged(given: Iterable[Mapping[str, str]] | None) -> dict[str, str]:
     return {name: value for each in given or () for name, value in each.items()}
 
 
-def _error(what: str, hint: str) -> ConfigError:
-    return ConfigError(what, where="hpcomm run", hint=hint)
-
-
 def _whole(option: str, what: str, least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise _error(
+        raise refusal(
             f"{option} {text}: {what} is a whole number, {least} or more.", f"hpcomm run {option} 4 ..."
         )
     return int(text)
@@ -268,13 +263,13 @@ def seconds(option: str, text: str, may_be_none: bool = False) -> float:
         found = -1.0
     if not 0 <= found < float("inf") or not (found or may_be_none):
         wanted = ", or 0 for none" if may_be_none else " above 0"
-        raise _error(f"{option} {text}: the time is a number of seconds{wanted}.", f"{option} 60")
+        raise refusal(f"{option} {text}: the time is a number of seconds{wanted}.", f"{option} 60")
     return found
 
 
 def _read_threads(text: str) -> dict[str, str]:
     if not text.isdecimal() or int(text) < 1:
-        raise _error(f"--threads {text}: a rank has 1 thread or more.", "--threads 2")
+        raise refusal(f"--threads {text}: a rank has 1 thread or more.", "--threads 2")
     return {"OMP_NUM_THREADS": text}
 
 
@@ -285,16 +280,16 @@ def _read_stall(text: str) -> dict[str, str]:
 def _read_folder(option: str, text: str) -> dict[str, str]:
     folder = Path(text).resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise _error(f"{option} {text}: something is there.", "a new folder for each run")
+        raise refusal(f"{option} {text}: something is there.", "a new folder for each run")
     return {f"HPCOMM_{option[2:].upper()}": str(folder)}
 
 
 def _read_env(text: str) -> dict[str, str]:
     name, given, value = text.partition("=")
     if wrong := wrong_name(name):
-        raise _error(f"-x {text!r}: {wrong}.", "-x NAME=VALUE")
+        raise refusal(f"-x {text!r}: {wrong}.", "-x NAME=VALUE")
     if not given and name not in os.environ:
-        raise _error(f"-x {name}: the environment has no such variable.", f"-x {name}=VALUE")
+        raise refusal(f"-x {name}: the environment has no such variable.", f"-x {name}=VALUE")
     return {name: value if given else os.environ[name]}
 
 
@@ -302,7 +297,7 @@ def refusing(what: str, hint: str) -> Callable[[str], NoReturn]:
     """The type of an option that there is not."""
 
     def refuse(text: str) -> NoReturn:
-        raise _error(what.format(text), hint)
+        raise refusal(what.format(text), hint)
 
     return refuse
 
@@ -310,7 +305,9 @@ def refusing(what: str, hint: str) -> Callable[[str], NoReturn]:
 def _read_hosts(text: str) -> str:
     for host in re.split(r",(?![^\[]*\])", text):  # but not those in Slurm's node[1,3]
         if host_and_slots(host) is None:
-            raise _error(f"--hosts {text!r}: {host!r} is no host and its number of ranks.", "--hosts a:2,b:2")
+            raise refusal(
+                f"--hosts {text!r}: {host!r} is no host and its number of ranks.", "--hosts a:2,b:2"
+            )
     return text
 
 
@@ -320,7 +317,7 @@ _SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those
 def _command(words: list[str]) -> tuple[str, ...]:
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
-        raise _error("no command to run.", "hpcomm run -n 4 python program.py")
+        raise refusal("no command to run.", "hpcomm run -n 4 python program.py")
     if words[0] in ("python", "python3"):
         return (sys.executable, *words[1:])
     if words[0] == "hpcomm":  # this one, whatever PATH has
@@ -328,7 +325,7 @@ def _command(words: list[str]) -> tuple[str, ...]:
     if which(words[0]) is None:
         is_script = words[0].endswith(".py") and Path(words[0]).is_file()
         hint = f"hpcomm run python {words[0]}" if is_script else "check its spelling, or give its full path"
-        raise _error(f"command not found: {words[0]}", hint)
+        raise refusal(f"command not found: {words[0]}", hint)
     return tuple(words)
 
 

@@ -16,7 +16,7 @@ from ..errors import ConfigError, did_you_mean
 from . import launch, tracebacks
 from .command_line import Command
 from .cores import Machine, here
-from .installation import VENDORS, Mpi, check_python, find_mpi, which
+from .installation import VENDORS, Mpi, check_python, find_mpi, refusal, unlike, which
 from .program_watch import Watch
 from .spec.programs import ProgramSpec, RunSpec
 from .spec.toml_tables import at
@@ -66,11 +66,8 @@ def _alone(spec: RunSpec, asked: argparse.Namespace, options: list[str]) -> tupl
         raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
     folder = Path(asked.record or "recorded").resolve()
     if not any(folder.glob(f"{name}.*")):
-        raise ConfigError(
-            f"nothing is recorded for {name!r} in {folder}",
-            "hpcomm run",
-            f"hpcomm run --record {folder} {asked.spec} first",
-        )
+        hint = f"hpcomm run --record {folder} {asked.spec} first"
+        raise refusal(f"nothing is recorded for {name!r} in {folder}", hint)
     return replace(spec, programs={name: spec.programs[name]}), [*options, "--replay", str(folder)]
 
 
@@ -102,16 +99,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     launch.check_folder()
     asked = parser().parse_intermixed_args(argv)
     if not asked.spec:
-        raise ConfigError("which spec?", "hpcomm run", f"hpcomm run {' '.join(argv[:-1])} ... SPEC.toml")
+        raise refusal("which spec?", f"hpcomm run {' '.join(argv[:-1])} ... SPEC.toml")
     if len(asked.spec) > 1:
         first, word, *_ = asked.spec
         what = "two specs" if word.endswith(".toml") else f"{word!r} behind a spec"
-        raise ConfigError(f"{what}: {first} says all of a job.", "hpcomm run", f"hpcomm run {first}")
+        raise refusal(f"{what}: {first} says all of a job.", f"hpcomm run {first}")
     asked.spec = Path(asked.spec[0])
     if asked.kind is not None and (asked.kind not in _KINDS or not asked.dry_run):
-        raise ConfigError(
-            f"--as {asked.kind} is not possible.", "hpcomm run", f"with --dry-run, one of {', '.join(_KINDS)}"
-        )
+        raise refusal(f"--as {asked.kind} is not possible.", f"with --dry-run, one of {', '.join(_KINDS)}")
     return asked
 
 
@@ -151,7 +146,7 @@ def _make_folder(option: str, path: str | None) -> None:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(f"{option} {path}: {why}", "hpcomm run", f"{option} FOLDER") from None
+        raise refusal(f"{option} {path}: {why}", f"{option} FOLDER") from None
 
 
 def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:
@@ -163,12 +158,9 @@ def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:
     check_python(path, mpi)
     linked = _linked_vendor(path)
     if linked and linked != mpi.vendor:
-        raise ConfigError(
-            f"program {program.name!r} ({path}) is linked to {VENDORS[linked]}, but the job is started by "
-            f"{VENDORS[mpi.vendor]}.",
-            "hpcomm run",
-            "build all programs of a job with the same MPI",
-        )
+        one = f"program {program.name!r} ({path}) is linked to {VENDORS[linked]}"
+        hint = "build all programs of a job with the same MPI"
+        raise unlike(one, f"the job is started by {VENDORS[mpi.vendor]}", hint)
 
 
 def _linked_vendor(path: str) -> str:
