@@ -17,7 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from .._lazy import MPI, loaded
+from .._lazy import MPI, NDArray, loaded, np
 from ..core.present import calling
 from ..core.request import Request
 from ..core.signature import NEIGHBOURS
@@ -200,6 +200,33 @@ class Rows:
     def unwritable(self, error: OSError) -> ConfigError:
         hint = f"a folder that can be written, with room, for hpcomm run --{self._what}"
         return ConfigError(f"{self._what}s cannot be written in {self._folder}: {error.strerror}", hint=hint)
+
+
+def read(
+    folder: Path, endings: tuple[str, str], record: np.dtype[Any], command: str, option: str
+) -> list[tuple[str, int, list[dict[str, Any]], NDArray[Any]]]:
+    """What Rows has written: program, rank, lines and records of each rank, in their order.
+
+    What was not written to its end is left away. Errors name the command, and the option that writes it.
+    """
+    found = []
+    try:
+        for path in folder.glob(f"*{endings[0]}"):
+            program, _, rank = path.name.removesuffix(endings[0]).rpartition(".")
+            if lines := [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]:
+                records = np.fromfile(path.with_suffix(endings[1]), record)
+                found.append((program, int(rank), lines, records))
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"{folder} cannot be read: {error}", command, "run it again") from error
+    if not found:
+        raise nothing(folder, command, option)
+    return sorted(found, key=lambda each: each[:2])
+
+
+def nothing(folder: Path, command: str, option: str) -> ConfigError:
+    """That there is none."""
+    what = f"{folder} has no {option}s" if folder.is_dir() else f"there is no folder {folder}"
+    return ConfigError(what, command, f"hpcomm run --{option} {folder} ...")
 
 
 alone = Lock()

@@ -16,7 +16,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from . import variables
@@ -68,13 +68,8 @@ def judge(seen: Look, line: Sequence[str]) -> str | None:
     if lost <= 0:
         return None
     due = seen.due or (frozenset(range(seen.size)) if seen.here == seen.size else None)
-    if due:
-        ranks = sorted(due - seen.ranks)
-        said = {rank: f" ({command_of(rank, line)})" if line else "" for rank in ranks}
-        who = " and ".join(f"rank {rank} of the world{said[rank]}" for rank in ranks[:3])
-        who += f" and {lost - 3} more" if lost > 3 else ""
-    else:
-        who = f"{lost} of the {seen.here} processes of this job on {os.uname().nodename}"
+    own = f"{lost} of the {seen.here} processes of this job on {os.uname().nodename}"
+    who = _named(due - seen.ranks, line, " and ") if due else own
     return f"{who} {'has' if lost == 1 else 'have'} ended before MPI was up"
 
 
@@ -86,14 +81,20 @@ def cause(first: Look | None, seen: Look | None) -> Look | None:
 
 
 def away(seen: Look, line: Sequence[str]) -> str:
-    """`: rank 2 (python ocean.py), or ...`: who is not on this host. line: the launcher's words, if known."""
+    """Who is not on this host. line: the launcher's words, if known."""
+    return _named({*range(seen.size)} - seen.ranks, line, ", or ")
+
+
+def _named(ranks: Iterable[int], line: Sequence[str], between: str) -> str:
+    """`rank 2 of the world (python ocean.py), or ...`: those of one command together."""
     from .command_line import spans  # not at the start, which it would double
 
     groups: dict[str, list[int]] = {}
-    for rank in sorted(set(range(seen.size)) - seen.ranks):
+    for rank in sorted(ranks):
         groups.setdefault(f" ({command_of(rank, line)})" if line else "", []).append(rank)
-    said = [f"rank{'s' * bool(ranks[1:])} {spans(ranks)}{command}" for command, ranks in groups.items()]
-    return f": {', or '.join(said)}"
+    return between.join(
+        f"rank{'s' * bool(some[1:])} {spans(some)} of the world{command}" for command, some in groups.items()
+    )
 
 
 # -- the watcher's own process -------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def main(words: Sequence[str]) -> None:
             )
             if not sees_all:
                 why += ", or that have ended on a host that cannot be seen from here"
-                why += away(seen, line_of(launcher)) if seen else ""
+                why += f": {away(seen, line_of(launcher))}" if seen else ""
         if why:
             waits = (
                 f"rank {_rank(pid) or 0} ({' '.join(words_of(pid))}) on {os.uname().nodename} waits for that"

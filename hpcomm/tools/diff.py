@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._lazy import NDArray
+from ..communicator import program_calls
 from ..communicator.fingerprint import CALL, CALLS, KINDS
-from ..errors import ConfigError
 from ..job.command_line import Command, option, spans
 
 parser = partial(
@@ -88,22 +87,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read(folder: Path) -> dict[str, Ranks]:
-    """The ranks of each program; a line that was not written to its end is left away."""
+    """The ranks of each program."""
     found: dict[str, Ranks] = {}
-    try:
-        for path in sorted(folder.glob(f"*{KINDS}")):
-            program, _, rank = path.name.removesuffix(KINDS).rpartition(".")
-            kinds = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-            data = path.with_name(path.name.removesuffix(KINDS) + CALLS).read_bytes()
-            calls = np.frombuffer(data[: len(data) // CALL.size * CALL.size], _CALL)
-            if kinds:
-                calls = calls[: len(calls) if calls["kind"].max(initial=0) < len(kinds) else 0]
-                found.setdefault(program, {})[int(rank)] = Rank(kinds, calls)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder} cannot be read: {error}", "hpcomm diff", "run it again") from error
-    if not found:
-        what = f"{folder} has no fingerprints" if folder.is_dir() else f"there is no folder {folder}"
-        raise ConfigError(what, "hpcomm diff", f"hpcomm run --fingerprint {folder} ...")
+    for program, rank, kinds, calls in program_calls.read(
+        folder, (KINDS, CALLS), _CALL, "hpcomm diff", "fingerprint"
+    ):
+        calls = calls[: len(calls) if calls["kind"].max(initial=0) < len(kinds) else 0]
+        found.setdefault(program, {})[rank] = Rank(kinds, calls)
     return found
 
 

@@ -22,10 +22,8 @@ come. So each call between two hosts bounds how much their clocks differ, from b
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,9 +31,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..communicator import program_calls
 from ..communicator.trace import RECORD, RECORDS, ROWS
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS
-from ..errors import ConfigError
 
 Array = NDArray[Any]
 _RECORD = np.dtype(
@@ -79,14 +77,12 @@ def plain(verb: str) -> str:
 
 def read(folder: Path) -> Trace:
     """Raises ConfigError where there is no trace."""
-    try:
-        files = sorted(map(partial(_file, folder), folder.glob(f"*{ROWS}")), key=lambda each: each[:2])
-        files = [each for each in files if each[2]]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{folder} cannot be read: {error}", "hpcomm report", "trace it again") from error
+    files = program_calls.read(folder, (ROWS, RECORDS), _RECORD, "hpcomm report", "trace")
+    for _, _, lines, records in files:
+        records["row"][records["row"] >= len(lines)] = 0
+        records["of"][records["of"] > len(records)] = 0
     if not any(records["row"].any() for *_, records in files):
-        what = f"{folder} has no trace" if folder.is_dir() else f"there is no folder {folder}"
-        raise ConfigError(what, "hpcomm report", f"hpcomm run --trace {folder} ...")
+        raise program_calls.nothing(folder, "hpcomm report", "trace")
     rows: list[dict[str, Any]] = []
     parts, before, shifts = [], 0, dict[str, int]()  # of each clock, to the wall clock
     for rank, (program, _, (about, *its), records) in enumerate(files):
@@ -113,16 +109,6 @@ def read(folder: Path) -> Trace:
     told = [lines[0] for _, _, lines, _ in files]
     clocks = np.array([[*shifts].index(about["clock"]) for about in told])
     return _judged(names, [about["host"] for about in told], clocks, rows, events, first)
-
-
-def _file(folder: Path, path: Path) -> tuple[str, int, list[dict[str, Any]], Array]:
-    """Program, rank, lines and records of a rank; what was not written to its end is left away."""
-    program, _, rank = path.name.removesuffix(ROWS).rpartition(".")
-    lines = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    records = np.fromfile(path.with_suffix(RECORDS), _RECORD)
-    records["row"][records["row"] >= len(lines)] = 0
-    records["of"][records["of"] > len(records)] = 0
-    return program, int(rank), lines, records
 
 
 def _judged(

@@ -205,7 +205,9 @@ def test_a_program_that_ends_before_init_alone_on_its_host_ends_the_job(hosts):
     process = launched(hosts, "air", "ocean")
     out = said(process, 60)[0]
     assert process.returncode != 0, out
-    assert re.search(r"not come up within 4 s .* cannot be seen .*: ranks 0(-1|, 2); rank [12] \(", out), out
+    assert re.search(
+        r"not come up within 4 s .* cannot be seen .*: ranks 0(-1|, 2) of the world; rank [12] \(", out
+    ), out
 
 
 LOOP = """

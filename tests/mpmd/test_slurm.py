@@ -105,7 +105,7 @@ def test_by_hand_a_program_that_ends_before_init_alone_on_its_node_ends_the_job(
     assert "went on" not in done.stdout
     assert "MPI has not come up within 4 s" in done.stderr
     assert "air.py) on n" in done.stderr
-    assert mpi.vendor == "mpich" or f"rank 2 ({python} ocean.py)" in done.stderr
+    assert mpi.vendor == "mpich" or f"rank 2 of the world ({python} ocean.py)" in done.stderr
 
 
 TRAIN = """

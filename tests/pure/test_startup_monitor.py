@@ -18,9 +18,12 @@ LOOKS = {
     ),
     "a program": (
         Look(frozenset({0}), 3, 3),
-        "rank 1 of the world (--bind-to none ./air) and rank 2 of the world (--bind-to none ./air) have",
+        "ranks 1-2 of the world (--bind-to none ./air) have ended before MPI was up",
     ),
-    "more than one wants to read": (Look(frozenset({0}), 6, 6), "(python air.py) and 2 more have ended"),
+    "of two programs": (
+        Look(frozenset({2, 3}), 6, 6),
+        "rank 0 of the world (x) and ranks 1, 4-5 of the world (python air.py) have ended",
+    ),
     "of a Slurm step": (
         Look(frozenset({4}), 2, 6, frozenset({4, 5})),
         "rank 5 of the world (python air.py) has ended before MPI was up",
@@ -57,8 +60,10 @@ def test_the_words_of_srun_and_its_multi_prog_file_name_programs(tmp_path):
     (tmp_path / "both").write_text("# two\n0,2-3 python air.py\n* ./ocean 3\n")
     both = ["srun", "--multi-prog", str(tmp_path / "both")]
     assert [command_of(rank, both) for rank in range(5)] == [*AIR_AND_OCEAN, "python air.py", "./ocean 3"]
-    assert away(Look(frozenset({0}), 1, 5), both) == ": ranks 1, 4 (./ocean 3), or ranks 2-3 (python air.py)"
-    assert away(Look(frozenset({0}), 1, 5), []) == ": ranks 1-4"
+    assert away(Look(frozenset({0}), 1, 5), both) == (
+        "ranks 1, 4 of the world (./ocean 3), or ranks 2-3 of the world (python air.py)"
+    )
+    assert away(Look(frozenset({0}), 1, 5), []) == "ranks 1-4 of the world"
 
 
 def test_a_launcher_that_was_not_given_numbers_is_shown_whole():
