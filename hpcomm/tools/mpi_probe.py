@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 from .._lazy import MPI
@@ -40,21 +38,9 @@ def probe() -> None:
     from ..transport.device.cuda_aware import says
 
     world = MPI.COMM_WORLD
-    secret = ctypes.create_string_buffer(os.urandom(16), 16)
-    mine = {
-        "host": MPI.Get_processor_name(),
-        "cores": sorted(core_names()),
-        "pid": os.getpid(),
-        "address": ctypes.addressof(secret),
-        "secret": secret.raw.hex(),
-    }
-    everyone = world.allgather(mine)
-    others = [
-        other for other in everyone if other["host"] == mine["host"] and other is not everyone[world.rank]
-    ]
-    readable = world.allgather(_reads(others[0]) if others else None)  # also keeps secret alive until read
+    everyone = world.allgather({"host": MPI.Get_processor_name(), "cores": sorted(core_names())})
     paths = _device_paths(world, [each["host"] for each in everyone])
-    lacks = _meet(world)
+    lacks, readable = zip(*_meet(world), strict=True)
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
         about: Mpi = {
@@ -68,15 +54,16 @@ def probe() -> None:
             "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
             "device_paths": paths,
             "core_lacks": lacks,
-            "ranks": [{"host": each["host"], "cores": each["cores"]} for each in everyone],
+            "ranks": everyone,
         }
         print(ANSWER + json.dumps(about), flush=True)
 
 
-def _meet(world: MPI.Intracomm) -> list[tuple[str, str] | None]:
+def _meet(world: MPI.Intracomm) -> list[tuple[tuple[str, str] | None, bool | None]]:
     """Let all ranks talk through hpcomm: its settings and its own shared memory are tried, too.
 
-    For each rank, why its node has no core and what to do; None: it has, or this rank is alone there.
+    For each rank, why its node has no core and what to do; None: it has, or this rank is alone there. And
+    whether ranks there read one another's memory; None: that was not tried.
     """
     from ..communicator.communicator import Communicator
     from ..node import native, segment
@@ -90,23 +77,8 @@ def _meet(world: MPI.Intracomm) -> list[tuple[str, str] | None]:
             lack = native.lack(segment.current, node.size)
         if {*node.all_gather_object(lack)} != {lack} and lack == native.refused:
             lack = None  # there is none because another rank has none, and that one says why
-        return world.allgather(lack)
-
-
-class _Iovec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
-def _reads(peer: Mapping[str, object]) -> bool | None:
-    """Whether we may read a peer's memory (cross-memory attach); None: this system has no such call."""
-    read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
-    if read is None:
-        return None
-    here = ctypes.create_string_buffer(16)
-    local = _Iovec(ctypes.addressof(here), 16)
-    remote = _Iovec(peer["address"], 16)
-    count = read(peer["pid"], ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
-    return bool(count == 16 and here.raw.hex() == peer["secret"])
+        there = segment.current if node.size > 1 else None
+        return world.allgather((lack, there and there.direct))
 
 
 def _device_paths(world: MPI.Intracomm, hosts: list[str]) -> list[str] | None:
