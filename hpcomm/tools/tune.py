@@ -81,7 +81,7 @@ class Found(TypedDict):
 
     mpi: str
     path: str
-    records: list[Any]  # Record; of a job that was given what to try again [verb, bytes, algorithm]
+    records: list[Record]
 
 
 def main(words: Sequence[str]) -> int:
@@ -98,8 +98,9 @@ def main(words: Sequence[str]) -> int:
         load(options.load)
     if own := options.output or os.environ.get("HPCOMM_TUNED"):
         tuned.kept(Path(own))
-    found = _found(options, verbs, sizes)
-    records: list[Record] = found["records"]
+    asked = verbs, sizes, options.rounds, options.load
+    found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)
+    records = found["records"]
     _try_again(options, records)
     if not options.no_model:
         _model(records)
@@ -121,63 +122,52 @@ def _verbs(text: str) -> tuple[str, ...]:
     return verbs
 
 
-def _found(
-    options: argparse.Namespace, verbs: Sequence[str], sizes: Sequence[int], chosen: Sequence[object] = ()
-) -> Found:
-    """What measure() finds on so many ranks as the options say."""
-    asked = verbs, sizes, options.rounds, options.load, chosen
-    found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)
-    return found
-
-
-def measure(
-    path: str,
-    verbs: Sequence[str],
-    sizes: Sequence[int],
-    rounds: int,
-    own: str | None,
-    chosen: Sequence[tuple[str, int, str]],
-) -> None:
+def measure(path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int, own: str | None) -> None:
     """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path.
 
     Args:
         own: a Python file that registers more of them.
-        chosen: (verb, bytes, algorithm) that another job chose; those that win here too are found.
     """
     import hpcomm
 
     if own:
         load(own)
     comm = hpcomm.world
-    records: list[Any] = []
-    for verb in verbs:
-        for nbytes in sizes:
-            records += _compare(comm, verb, nbytes, rounds)
+    records = [each for verb in verbs for nbytes in sizes for each in _compare(comm, verb, nbytes, rounds)]
+    if comm.rank == 0:
+        mpi, table_path = mpi_control_variables.vendor(), str(tuned.table_path())
+        Path(path).write_text(json.dumps({"mpi": mpi, "path": table_path, "records": records}))
+
+
+def confirm(path: str, chosen: Sequence[tuple[str, int, str]], rounds: int, own: str | None) -> None:
+    """The same for what another job chose, (verb, bytes, algorithm): rank 0 writes which did not win here."""
+    import hpcomm
+
+    if own:
+        load(own)
+    comm = hpcomm.world
+    lost = []
     for verb, nbytes, name in chosen:
         arrays = _arrays(comm, verb, nbytes)
         calls = {each: _call(comm, verb, each, *arrays) for each in ("", name)}
-        if confirmed(_in_turns(comm, calls, ["", name], 3 * rounds), name, SAFE):
-            records.append((verb, nbytes, name))
+        if not confirmed(_in_turns(comm, calls, ["", name], 3 * rounds), name, SAFE):
+            lost.append((verb, nbytes))
     if comm.rank == 0:
-        known = {"mpi": mpi_control_variables.vendor(), "path": str(tuned.table_path()), "records": records}
-        Path(path).write_text(json.dumps(known))
+        Path(path).write_text(json.dumps(lost))
 
 
 def _try_again(options: argparse.Namespace, records: list[Record]) -> None:
-    """Let other jobs try what was chosen: where arrays lie differs, and makes some look better."""
+    """Let other jobs try what was chosen: where arrays lie differs, and makes some look better.
+
+    Where it did not win again, the default serves.
+    """
     for _ in range(AGAIN):
         chosen = [(r["verb"], r["bytes"], r["algorithm"]) for r in records if r["chosen"] and r["algorithm"]]
-        if chosen:
-            again = _found(options, (), (), chosen)
-            _withdraw(records, [row for row in chosen if list(row) not in again["records"]])
-
-
-def _withdraw(records: list[Record], lost: list[tuple[str, int, str]]) -> None:
-    """Let the default serve where a choice did not win again."""
-    where = [(verb, nbytes) for verb, nbytes, _ in lost]
-    for record in records:
-        if (record["verb"], record["bytes"]) in where:
-            record["chosen"] = not record["algorithm"]
+        asked = chosen, options.rounds, options.load
+        lost = job(options.ranks, "tune.confirm", *asked, limit_s=LIMIT_S) if chosen else []
+        for record in records:
+            if [record["verb"], record["bytes"]] in lost:
+                record["chosen"] = not record["algorithm"]
 
 
 def fastest(seconds: dict[str, float]) -> str:

@@ -181,39 +181,28 @@ def test_a_choice_must_win_round_by_round() -> None:
     assert confirmed({"": [1.0] * 3 + [9.0] * 5, "ring": [1.4] * 3 + [2.0] * 5}, "ring") == ""
 
 
-def test_a_choice_that_does_not_win_in_another_job_is_withdrawn() -> None:
-    records: list[dict[str, Any]] = [
-        {"verb": verb, "bytes": 8, "algorithm": name, "chosen": name == "ring"}
-        for verb in ("all_reduce", "broadcast")
-        for name in ("", "ring", "tree")
-    ]
-    tune._withdraw(records, [("broadcast", 8, "ring")])
-    assert [r["algorithm"] for r in records if r["chosen"]] == ["ring", ""]
-
-
 @pytest.mark.parametrize("wins", [0, 1, 2])
 def test_a_choice_is_kept_if_two_more_jobs_choose_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, wins: int
 ) -> None:
     asked: list[Any] = []
 
-    def job(
-        ranks: int, function: str, verbs: Any, sizes: Any, rounds: int, own: Any, chosen: Any, **_: Any
-    ) -> Any:
-        asked.append(chosen)
+    def job(ranks: int, function: str, *words: Any, **_: Any) -> Any:
+        if function == "tune.confirm":
+            asked.append(words[0])
+            return [] if len(asked) <= wins else [["broadcast", 8]]
         rows = [
-            {"verb": "broadcast", "bytes": 8, "ranks": 2, "algorithm": name, "seconds": 1e-6,
+            {"verb": verb, "bytes": 8, "ranks": 2, "algorithm": name, "seconds": 1e-6,
              "chosen": name == "ring", "hopeless": False}
-            for name in ("", "ring")
+            for verb in ("all_reduce", "broadcast") for name in ("", "ring")
         ]  # fmt: skip
-        won = [list(each) for each in chosen] if len(asked) <= wins + 1 else []
-        return {"mpi": "openmpi", "path": "", "records": won if chosen else rows}
+        return {"mpi": "openmpi", "path": "", "records": rows}
 
     monkeypatch.setattr(tune, "job", job)
     table = tmp_path / "table.json"
     assert tune.main(["--no-model", "-o", str(table)]) == 0
-    kept = json.loads(table.read_text())["ranks"]["2"]["broadcast"]
-    assert kept == [[8, "ring" if wins == 2 else None]]
+    kept = json.loads(table.read_text())["ranks"]["2"]
+    assert kept == {"all_reduce": [[8, "ring"]], "broadcast": [[8, "ring" if wins == 2 else None]]}
 
 
 def test_between_sizes_that_chose_differently_the_default_serves() -> None:
