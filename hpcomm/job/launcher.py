@@ -274,7 +274,7 @@ def is_locked(pid: int) -> bool:
 
 def _lives(pid: int) -> bool:
     """Whether it is there, and no zombie."""
-    return read_of(pid, "stat").rpartition(")")[2][:2] not in ("", " Z")
+    return _stat_of(pid)[0] not in "0Z"
 
 
 def voice_of(pid: int) -> int | None:
@@ -331,17 +331,17 @@ def _given_to(pid: int, name: str) -> str:
 
 def _is_in_exec(pid: int) -> bool:
     """Whether it has a stack for its words in proc(5)'s stat, and these are not all there."""
-    arg_start, *_, env_end = read_of(pid, "stat").rpartition(")")[2].split()[45:49] or ("0", "0")
+    arg_start, *_, env_end = _stat_of(pid)[45:49]
     return arg_start != "0" and env_end == "0"
 
 
 def parent_of(pid: int) -> int:
-    return _number_of(pid, 1)
+    return int(_stat_of(pid)[1])
 
 
 def began_of(pid: int) -> int:
     """When it began, in ticks since the machine did; 0 if it has ended. No two of one number are alike."""
-    return _number_of(pid, 19)
+    return int(_stat_of(pid)[19])
 
 
 def below(pid: int) -> list[int]:
@@ -357,10 +357,9 @@ def above(pid: int) -> list[int]:
     return found
 
 
-def _number_of(pid: int, place: int) -> int:
-    """A number in proc(5)'s stat, of which 0 would be the state behind the name; 0 if it has ended."""
-    rest = read_of(pid, "stat").rpartition(")")[2].split()
-    return int(rest[place]) if rest else 0
+def _stat_of(pid: int) -> list[str]:
+    """The words of proc(5)'s stat, from the state behind the name on; zeros if it has ended."""
+    return read_of(pid, "stat").rpartition(")")[2].split() or 50 * ["0"]
 
 
 def children_of(pid: int) -> list[int]:

@@ -73,7 +73,7 @@ def main(words: Sequence[str]) -> int:
         draw_steps.check_size(schedule)
     if out is None:
         records = draw_steps.records(schedule)
-        print(json.dumps(records, indent=1) if options.json else draw_steps.markdown(records).rstrip("\n"))
+        print(json.dumps(records, indent=1) if options.json else draw_steps.table(records).rstrip("\n"))
         return 0
     _draw(schedule, options.view, out, nbytes, on)
     print(f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} steps")
@@ -96,7 +96,7 @@ def _draw(schedule: Schedule, view: str, out: Path, nbytes: int, on: Machine) ->
     heading = title(schedule, nbytes, on)
     if view == "steps":
         if out.suffix == TABLE:
-            out.write_text(draw_steps.table(schedule), encoding="utf-8")
+            out.write_text(draw_steps.table(draw_steps.records(schedule)), encoding="utf-8")
         elif out.suffix in PICTURES:
             save(draw_steps.picture(schedule, heading), out)
         else:

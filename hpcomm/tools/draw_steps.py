@@ -70,12 +70,7 @@ def check_size(schedule: Schedule) -> None:
             raise UsageError(why, hint=f"at most {_MOST[what]}: fewer --ranks, or fewer --bytes")
 
 
-def table(schedule: Schedule) -> str:
-    """Who holds what after each step, in Markdown."""
-    return markdown(records(schedule))
-
-
-def markdown(found: list[dict[str, str]]) -> str:
+def table(found: list[dict[str, str]]) -> str:
     """Records as a table in Markdown."""
     heads = list(found[0])
     lines = [heads, ["---"] * len(heads), *(list(each.values()) for each in found)]
