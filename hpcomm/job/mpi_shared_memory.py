@@ -20,7 +20,6 @@ import _socket  # socket itself takes 2 ms at every start
 import os
 import re
 import select
-import struct
 import subprocess
 import sys
 import threading
@@ -38,7 +37,6 @@ _MPICH = re.compile(_FOLDER + r"/mpich_shm_\w+")
 _MAPPED_S = 5.0  # by then who makes a file has mapped it, also where many share a core
 _LOOKS_S = (0.01, 0.2)  # shortest and longest time between two looks at who has
 _IN_CREATE = 0x100  # of inotify(7)
-_EVENT = struct.Struct("iIII")
 _REMOVE_S = 5.0  # for one host to remove a file
 _WORD = 0xFFFFFFFF
 _noticed: set[Path] = set()
@@ -107,7 +105,7 @@ def mapped(pids: Iterable[int]) -> set[Path]:
 
 
 def watch() -> int:
-    """A file in which the system notes what is made in /dev/shm from now on; -1: it cannot."""
+    """A file that can be read when something has been made in /dev/shm; -1: the system has none."""
     if sys.platform != "linux":
         return -1
     import ctypes
@@ -166,13 +164,14 @@ def _note(files: Iterable[Path], launcher: int) -> None:
 def _new(file: int, whose: Callable[[], Iterable[int]]) -> Iterator[set[Path]]:
     """MPICH's new files that processes of whose() have mapped, for ever; file: of watch()."""
     shortest, longest = _LOOKS_S
+    there: set[Path] = set()
     unknown: dict[Path, float] = {}  # new files, and until when one of these processes may map them
     wait_s = shortest
     while True:
         if select.select([file], [], [], wait_s if unknown else None)[0]:
-            until = time.monotonic() + _MAPPED_S
-            made = (name for name in _made(os.read(file, 4096)) if name.startswith("mpich_shm_"))
-            unknown.update((Path(_FOLDER, name), until) for name in made)
+            os.read(file, 4096)
+            before, there = there, {*Path(_FOLDER).glob("mpich_shm_*")}
+            unknown |= dict.fromkeys(there - before, time.monotonic() + _MAPPED_S)
             wait_s = shortest
         if unknown:
             if ours := unknown.keys() & mapped(whose()):
@@ -180,14 +179,6 @@ def _new(file: int, whose: Callable[[], Iterable[int]]) -> Iterator[set[Path]]:
             now = time.monotonic()
             unknown = {path: end for path, end in unknown.items() if path not in ours and now < end}
             wait_s = min(2 * wait_s, longest)
-
-
-def _made(events: bytes) -> Iterator[str]:
-    at = 0
-    while at < len(events):
-        *_, length = _EVENT.unpack_from(events, at)
-        at += _EVENT.size + length
-        yield events[at - length : at].rstrip(b"\0").decode(errors="replace")
 
 
 def _agent(words: Sequence[str]) -> tuple[str, ...]:
