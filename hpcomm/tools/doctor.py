@@ -26,9 +26,9 @@ from .. import __version__
 from ..errors import ConfigError
 from ..job.command_line import AS_JSON, Command, is_another_rank, size, spans, table
 from ..job.cores import usable_cores
-from ..job.installation import VENDORS, find_mpi, library_folder, vendor_in, vendor_of, which
+from ..job.installation import VENDORS, find_mpi, library_folder, vendor_of, which
 from ..job.mpi_shared_memory import sizes, stale_segments
-from ..job.process_role import NUMBERS, SIZES, told
+from ..job.process_role import NUMBERS, told
 from ..job.program_watch import status_words
 from .mpi_probe import ANSWER, Mpi
 
@@ -82,7 +82,7 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     launcher = mpi = None
     if packages["mpi4py"]:
         launcher = _launcher(findings)
-        mpi = _examine_mpi(environ, in_job, launcher is not None and not in_job, findings)
+        mpi = _examine_mpi(environ, launcher is not None and not in_job, findings)
     else:
         findings.append(Finding("problem", "mpi4py is not installed.", INSTALL))
     ranks = mpi.pop("ranks") if mpi else []
@@ -131,12 +131,8 @@ def _launcher(findings: list[Finding]) -> dict[str, str] | None:
     return {"path": mpi.launcher, "vendor": VENDORS.get(mpi.vendor, "unknown")}
 
 
-def _examine_mpi(
-    environ: Mapping[str, str], in_job: bool, may_start: bool, findings: list[Finding]
-) -> Mpi | None:
+def _examine_mpi(environ: Mapping[str, str], may_start: bool, findings: list[Finding]) -> Mpi | None:
     """Let MPI come up elsewhere and tell of itself; None and a finding if it does not.
-
-    To what probe() tells, "started" is added: how many ranks there should be.
 
     Args:
         may_start: two ranks can be started here.
@@ -146,43 +142,32 @@ def _examine_mpi(
         trial = [sys.executable, "-m", "hpcomm", "run", "-n", "2", "--timeout", f"{LIMIT_S:g}", *_PROBE]
         answer, trouble, step = _ask(trial, 2 * LIMIT_S)
         if answer is not None:
-            return {**answer, "started": 2}
+            return answer
     answer, alone, own_step = _ask(_PROBE, LIMIT_S)
     if answer is None and (own_step or not step):  # else hpcomm run knows why
         findings.append(_silence(alone, own_step, environ))
     elif trouble:
         hint = step or f"hpcomm run -v -n 2 python -c {_TRIAL!r} shows the whole command and all it says"
         findings.append(Finding("problem", f"two ranks could not be started: {trouble}", hint))
-    if answer is None:
-        return None
-    return {**answer, "started": (in_job and told(SIZES, environ)) or 1}
+    return answer
 
 
 def _silence(said: str, step: str, environ: Mapping[str, str]) -> Finding:
     """That MPI does not come up, not even for one rank, which said so and what to try."""
-    hint = _foreign_launcher(environ) or step or _after_failure(said, environ)
+    hint = step or _after_failure(said, environ)
     who, _, why = said.rpartition("hpcomm.errors.ConfigError: ")
     what = f"hpcomm does not start: {why}" if who else f"MPI does not come up: {said}"
     return Finding("problem", what, hint)
-
-
-def _foreign_launcher(environ: Mapping[str, str]) -> str:
-    """What to try where the launcher of this job belongs to another MPI than this Python loads; else ""."""
-    library = library_folder(environ)
-    expected = vendor_in(library) if library else ""
-    ours = "openmpi" if "OMPI_COMM_WORLD_RANK" in environ else "mpich" if "PMI_RANK" in environ else ""
-    if not (expected and ours) or expected == ours:
-        return ""
-    return f"hpcomm run: this job's launcher is {VENDORS[ours]}'s, but this Python loads {VENDORS[expected]}"
 
 
 def _after_failure(said: str, environ: Mapping[str, str]) -> str:
     """What to try after an MPI that failed with these words."""
     if re.search("libmpi|MPI library|mpi4py", said):
         return INSTALL
-    told = sorted(name for name in environ if name.startswith(_SETTINGS))
-    without = f"unset {' '.join(told)}; " if told else ""
-    return f"{without}python -c {_TRIAL!r} shows all it says"
+    settings = sorted(name for name in environ if name.startswith(_SETTINGS))
+    steps = [f"unset {' '.join(settings)}"] if settings else []
+    steps += ["hpcomm run, whose launcher fits this MPI"] if told(NUMBERS, environ) is not None else []
+    return "; ".join([*steps, f"python -c {_TRIAL!r} shows all it says"])
 
 
 def _ask(command: list[str], limit_s: float) -> tuple[Mpi | None, str, str]:
@@ -273,10 +258,6 @@ def _gpu(mpi: Mpi | None) -> dict[str, Any]:
 def _about_mpi(mpi: Mpi | None, environ: Mapping[str, str]) -> Iterator[Finding]:
     if mpi is None:
         return
-    if mpi["size"] == 1 < mpi["started"]:
-        what = f"{mpi['started']} ranks were started, but each believes that it is alone: "
-        what += f"the launcher does not belong to {mpi['vendor']}, which this Python loads."
-        yield Finding("problem", what, "hpcomm run, which finds the launcher that does")
     if mpi["threads"] != "multiple":
         what = f"MPI offers thread level '{mpi['threads']}' only: it may be used by one thread at a time."
         yield Finding("advice", what, "unset MPI4PY_RC_THREADS and MPI4PY_RC_THREAD_LEVEL")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 from .._lazy import MPI
+from ..job import process_role
 from ..job.cores import core_names
 from ..job.installation import loaded_library
 
@@ -15,7 +16,7 @@ _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
 
 
 class Mpi(TypedDict):
-    """What probe() tells; started: how many ranks there should be, which the doctor adds."""
+    """What probe() tells."""
 
     vendor: str
     version: str
@@ -28,11 +29,11 @@ class Mpi(TypedDict):
     device_paths: list[str] | None
     core_lacks: Sequence[Sequence[str] | None]  # why a rank has no node core, and what to do
     ranks: NotRequired[list[dict[str, Any]]]
-    started: NotRequired[int]
 
 
 def probe() -> None:
     """Bring MPI up, look around together with all ranks, and print it as a line of JSON on rank 0."""
+    process_role.check_library("hpcomm doctor")
     from mpi4py import MPI
 
     from ..transport.device.cuda_aware import says

@@ -26,7 +26,7 @@ def test_a_working_mpi_is_healthy_and_known_by_name():
     found = find_mpi()
     assert report["mpi"]["vendor"] == VENDORS[found.vendor]
     assert report["launcher"] == {"path": found.launcher, "vendor": VENDORS[found.vendor]}
-    assert (report["mpi"]["size"], report["mpi"]["started"]) == (2, 2)
+    assert report["mpi"]["size"] == 2
     assert report["mpi"]["threads"] == "multiple"
     assert Path(report["mpi"]["library"]).is_file()
     assert isinstance(report["mpi"]["reads_memory_of_peers"], bool)
@@ -44,7 +44,7 @@ def test_the_text_says_the_same_to_people():
 def test_under_a_launcher_rank_0_shows_who_is_where(job, n):
     done = job(n, ["python", "-m", "hpcomm", "doctor", "--json"])
     report = json.loads(done.stdout)  # one rank spoke, and only one
-    assert (report["mpi"]["size"], report["mpi"]["started"]) == (n, n)
+    assert report["mpi"]["size"] == n
     [node] = report["nodes"]
     assert node["ranks"] == list(range(n))
     assert ("ranks share" in str(report["findings"])) == (n > node["cores"])
