@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MOST = {"ranks": 16, "chunks": 32, "steps": 64}
 _WIDE, _HIGH, _APART = 0.62, 0.24, 0.75  # inches: a chunk, and how far states are apart
-_SLIDES, _RESTS, _PER_S = 7, 6, 8  # frames of an animation: a message on its way, a state; per second
+_FRAMES, _PER_S = {".gif": (7, 6), ".html": (1, 1)}, 8  # a message on its way, a state; of them per second
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>{title}</title>
 <style>body {{ font-family: sans-serif; text-align: center }}
@@ -158,41 +158,35 @@ def picture(schedule: Schedule, heading: str) -> Figure:
     return figure
 
 
-def animate(schedule: Schedule, heading: str, out: Path) -> int:
-    """Messages on their way between ranks on a circle: a GIF, or a page with buttons that needs nothing else.
-
-    Returns:
-        how many frames it has.
-    """
+def animate(schedule: Schedule, heading: str, out: Path) -> None:
+    """Messages on their way between ranks on a circle: a GIF, or a page that needs nothing else."""
     found = steps(schedule)
     wide, high = _circle_size(schedule)
     figure = pyplot().figure(figsize=(wide, high))
     figure.suptitle(heading, fontsize=10, y=1 - 0.08 / high, va="top")
     axes = figure.add_axes((0, 0, 1, 1))
+    slides, rests = _FRAMES[out.suffix]
+    frames = [(0, 1.0)] * rests
+    for i in range(1, len(found)):
+        frames += [(i, (k + 0.5) / slides) for k in range(slides)] + [(i, 1.0)] * rests
     if out.suffix == ".gif":
         from matplotlib.animation import PillowWriter
 
-        frames = [(0, 1.0)] * _RESTS
-        for i in range(1, len(found)):
-            frames += [(i, k / _SLIDES) for k in range(_SLIDES)] + [(i, 1.0)] * _RESTS
         writer = PillowWriter(fps=_PER_S)
         with writer.saving(figure, str(out), dpi=90):
             for i, share in frames:
                 _frame(axes, schedule, found, i, share)
                 writer.grab_frame()
-        pyplot().close(figure)
-        return len(frames)
-    frames = [(0, 1.0), *((i, share) for i in range(1, len(found)) for share in (0.5, 1.0))]
-    texts = []
-    for i, share in frames:
-        _frame(axes, schedule, found, i, share)
-        kept = BytesIO()
-        figure.savefig(kept, format="svg", metadata={"Date": None})
-        texts.append(b64encode(kept.getvalue()).decode())
+    else:
+        texts = []
+        for i, share in frames:
+            _frame(axes, schedule, found, i, share)
+            kept = BytesIO()
+            figure.savefig(kept, format="svg", metadata={"Date": None})
+            texts.append(b64encode(kept.getvalue()).decode())
+        page = _PAGE.format(title=escape(heading), last=len(frames) - 1, frames=texts)
+        out.write_text(page, encoding="utf-8")
     pyplot().close(figure)
-    page = _PAGE.format(title=escape(heading), last=len(frames) - 1, frames=texts)
-    out.write_text(page, encoding="utf-8")
-    return len(frames)
 
 
 def _circle(schedule: Schedule) -> float:
