@@ -35,15 +35,9 @@ const said = us => us >= 1e6 ? +(us / 1e6).toPrecision(4) + " s"
   : +us.toPrecision(3) + " us";
 D.verbs.forEach((verb, n) => key.insertAdjacentHTML("beforeend",
   `<i style="background:${colour(n)}"></i>${verb}`));
-let from = 0, to = D.span || 1, width = 0, held = null;
+let from = 0, to = D.span || 1, width = 0, held = null, drawn = [];
 const time = x => from + (x - LEFT) / (width - LEFT) * (to - from);
 const place = t => Math.min(width, Math.max(LEFT, LEFT + (t - from) / (to - from) * (width - LEFT)));
-function box(i) {
-  const x = place(begin[i]), isRange = D.verb[row[i]] < 0;
-  return [x, TOP + rank[i] * LANE + (isRange ? 2 : 10), Math.max(1, place(begin[i] + took[i]) - x),
-          isRange ? 6 : 17];
-}
-const isShown = i => begin[i] + took[i] >= from && begin[i] <= to;
 function draw() {
   const scale = devicePixelRatio || 1, height = TOP + LANE * D.ranks.length, done = {};
   width = c.clientWidth;
@@ -54,26 +48,22 @@ function draw() {
     g.fillStyle = "#eee"; g.fillRect(x, TOP, 1, height);
     g.fillStyle = "#666"; g.fillText(said(time(x)), x, 14);
   }
+  drawn = [];
   for (let i = 0; i < begin.length; i++) {
-    if (!isShown(i)) continue;
-    const [x, y, w, h] = box(i);
+    if (begin[i] + took[i] < from || begin[i] > to) continue;
+    const x = place(begin[i]), w = Math.max(1, place(begin[i] + took[i]) - x);
+    const [down, h] = D.verb[row[i]] < 0 ? [2, 6] : [10, 17], y = TOP + rank[i] * LANE + down;
     if (w <= 1 && done[y] === Math.floor(x)) continue;
     done[y] = Math.floor(x);
     g.fillStyle = colour(D.verb[row[i]]); g.fillRect(x, y, w, h);
     g.fillStyle = "#c0392b"; g.fillRect(x, y, place(begin[i] + lost[i]) - x, h);
+    drawn.push([x, y, w, h, i]);
   }
   g.fillStyle = "#222";
   D.ranks.forEach((name, r) => g.fillText("rank " + name, 4, TOP + r * LANE + 22));
 }
-function at(px, py) {
-  let best = -1;
-  for (let i = 0; i < begin.length; i++) {
-    const [x, y, w, h] = box(i);
-    if (isShown(i) && x - 1 <= px && px <= x + w + 1 && y <= py && py <= y + h
-        && (best < 0 || took[i] <= took[best])) best = i;
-  }
-  return best;
-}
+const at = (px, py) => drawn.findLast(
+  ([x, y, w, h]) => x - 1 <= px && px <= x + w + 1 && y <= py && py <= y + h);
 c.onwheel = e => {
   e.preventDefault();
   const t = time(Math.max(LEFT, e.offsetX)), by = Math.exp(e.deltaY / 400);
@@ -88,9 +78,9 @@ c.onmousemove = e => {
     from += by; to += by; held = e.offsetX;
     return draw();
   }
-  const i = at(e.offsetX, e.offsetY);
-  tip.style.display = i < 0 ? "none" : "block";
-  if (i < 0) return;
+  const found = at(e.offsetX, e.offsetY), i = found && found[4];
+  tip.style.display = found ? "block" : "none";
+  if (!found) return;
   tip.style.left = Math.min(e.clientX + 12, innerWidth - 420) + "px"; tip.style.top = e.clientY + 14 + "px";
   tip.textContent = `${D.call[row[i]]}\\n${D.line[row[i]]}\\n${said(took[i])}, begun at ${said(begin[i])}`
     + (lost[i] > 0 ? `\\nwaits ${said(lost[i])}, the last to come is rank ${D.ranks[whom[i]]}` : "");

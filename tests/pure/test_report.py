@@ -155,9 +155,12 @@ def test_a_browser_draws_every_call_of_the_page(tmp_path: Path) -> None:
     assert report.main([str(tmp_path / "t"), "-o", str(page)]) == 0
     text = page.read_text()
     assert "http" not in text
+    point = "c.onmousemove({offsetX: 90, offsetY: 40, clientX: 0, clientY: 0})"
+    page.write_text(text.replace("</html>", f"<script>{point}</script></html>"))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
     done = finish(command, 60, tmp_path)
     assert 'data-drawn="2000"' in done.stdout
+    assert "all_reduce('&lt;/script&gt;') on world\na.py:1\n5 us, begun at 0 us" in done.stdout
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:
