@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,6 @@ from ..schedule.cost.simulator import predict
 
 if TYPE_CHECKING:
     from ..communicator.communicator import Communicator
-    from ..core.types import ArrayLike
 
 FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes of the ping-pong
 CHECKED = (512, 16 << 10, 256 << 10, 2 << 20)  # bytes on which nothing was fitted
@@ -128,16 +128,9 @@ def pingpong(path: str) -> None:
     mpi = comm.context.mpi_handle
     for nbytes in FITTED:
         x = np.zeros(nbytes, np.uint8)
-
         there, back = mpi.Send_init(x, 1 - comm.rank), mpi.Recv_init(x, 1 - comm.rank)
         turns = (there, back) if comm.rank == 0 else (back, there)
-
-        def both(turns: Any = turns) -> None:  # as the executor does it: persistent requests
-            for request in turns:
-                request.Start()
-                request.Wait()
-
-        rows.append({"bytes": nbytes, "seconds": _median(comm, both) / 2})
+        rows.append({"bytes": nbytes, "seconds": _median(comm, partial(_take_turns, turns)) / 2})
     a, b, c = np.ones((3, 1 << 15))
 
     def copy() -> None:
@@ -150,9 +143,16 @@ def pingpong(path: str) -> None:
     }
     two = np.ones(2)
     for name, algorithm in (("one_round", "recursive_doubling"), ("two_rounds", "ring")):
-        extra[name] = _median(comm, lambda way=algorithm: comm.all_reduce(two, out=two, algorithm=way))  # type: ignore[misc]
+        extra[name] = _median(comm, partial(comm.all_reduce, two, out=two, algorithm=algorithm))
     if comm.rank == 0:
         Path(path).write_text(json.dumps([row | extra for row in rows]))
+
+
+def _take_turns(requests: Iterable[MPI.Prequest]) -> None:
+    """As the executor does it: persistent requests."""
+    for request in requests:
+        request.Start()
+        request.Wait()
 
 
 def collectives(path: str) -> None:
@@ -163,13 +163,9 @@ def collectives(path: str) -> None:
     for nbytes in CHECKED:
         for name in ALGORITHMS:
             x, out = np.ones(nbytes // 8), np.empty(nbytes // 8)
-
-            def call(x: ArrayLike = x, out: ArrayLike = out, name: str = name) -> None:
-                comm.all_reduce(x, out=out, algorithm=hpcomm.Algorithm(name))
-
-            rows.append(
-                {"algorithm": name, "ranks": comm.size, "bytes": nbytes, "seconds": _median(comm, call)}
-            )
+            call = partial(comm.all_reduce, x, out=out, algorithm=name)
+            row = {"algorithm": name, "ranks": comm.size, "bytes": nbytes}
+            rows.append({**row, "seconds": _median(comm, call)})
     if comm.rank == 0:
         Path(path).write_text(json.dumps(rows))
 
