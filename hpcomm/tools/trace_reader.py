@@ -77,33 +77,29 @@ def plain(verb: str) -> str:
 
 def read(folder: Path) -> Trace:
     """Raises ConfigError where there is no trace."""
-    files = program_calls.read(folder, (ROWS, RECORDS), _RECORD, "hpcomm report", "trace")
-    for _, _, lines, records in files:
-        records["row"][records["row"] >= len(lines)] = 0
-        records["of"][records["of"] > len(records)] = 0
-    if not any(records["row"].any() for *_, records in files):
-        raise program_calls.nothing(folder, "hpcomm report", "trace")
+    asked = "hpcomm report", "trace"
+    files = program_calls.read(folder, (ROWS, RECORDS), _RECORD, *asked)
     rows: list[dict[str, Any]] = []
     parts, before, shifts = [], 0, dict[str, int]()  # of each clock, to the wall clock
     for rank, (program, _, (about, *its), records) in enumerate(files):
-        made = np.zeros(len(records), _EVENT)
-        made[list(_RECORD.names or ())] = records
+        records["of"][records["of"] > len(records)] = 0
+        order = np.argsort(records["begin"], kind="stable")
+        order = order[(records["row"][order] > 0) & (records["row"][order] <= len(its))]
+        place = np.full(len(records) + 1, -1)
+        place[order + 1] = range(before, before + len(order))
+        made = np.zeros(len(order), _EVENT)
+        made[list(_RECORD.names or ())] = records[order]
         shift = shifts.setdefault(about["clock"], about["wall"] - about["monotonic"])
-        for name, more in (("begin", shift), ("end", shift), ("of", before), ("row", len(rows))):
-            made[name] += more * (made[name if name == "of" else "row"] > 0)
-        made["rank"] = rank
+        made["begin"], made["end"] = made["begin"] + shift, made["end"] + shift
+        made["row"] += len(rows) - 1
+        made["of"], made["rank"] = place[made["of"]], rank
         rows += [{**row, "of_rank": rank, "program": program} for row in its]
         parts.append(made)
-        before += len(made)
+        before += len(order)
     events = np.concatenate(parts)
-    order = np.lexsort((events["begin"], events["rank"]))
-    order = order[events["row"][order] > 0]
-    place = np.full(before + 1, -1)
-    place[order + 1] = np.arange(len(order))
-    events = events[order]
-    events["row"] -= 1
-    events["of"] = place[events["of"]]
-    first = int(events["begin"].min(initial=2**62))
+    if not len(events):
+        raise program_calls.nothing(folder, *asked)
+    first = int(events["begin"].min())
     events["begin"], events["end"] = events["begin"] - first, events["end"] - first
     names = [f"{program} {number}" if program else str(number) for program, number, *_ in files]
     told = [lines[0] for _, _, lines, _ in files]
