@@ -1236,6 +1236,7 @@ def test_programs_that_do_not_join_end_with_those_that_do_if_there_are_any(folde
         ("ocean 0 -15 1.5, air 0 3 1.7, ocean 1 14 1.6", "'air' (rank 0 of 1) ended with status 3", 3),
         ("ocean 0 14 1.7, air 0 -9 1.6", "'air' (rank 0 of 1) was killed by SIGKILL", 137),
         ("ocean 0 14 1.7, air 0 -15 1.6", "'air' (rank 0 of 1) was killed by SIGTERM", 143),
+        ("ocean 0 14 1.7, air 0 -42 1.6", "'air' (rank 0 of 1) was killed by signal 42", 170),
         ("ocean 0 2 1.7, ocean 1 5 1.6, air 0 1 1.8", "'ocean' (rank 1 of 2) ended with status 5", 5),
     ],
 )
