@@ -72,8 +72,9 @@ _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _TRIES = 50  # to start a launcher whose job shares no files with another one
 Say = Callable[[float], object]
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
-# Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
 _is_asked = False  # to end the job; else it may be started again
+_held: list[int] = []  # signals to end that came before we could end the job
+# Says on stderr where a launcher's ranks are, and returns the processes that have told it (tools/where.py).
 tell_ranks: Callable[[int], Collection[int]] | None = None
 
 
@@ -132,12 +133,12 @@ def supervise(
             streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
         elif tracebacks.SENT in environ:
             streams = {"stderr": pipe}
-        launcher, held = start(words, environ, say, **streams)
+        launcher = start(words, environ, say, **streams)
         said, take = enumerate((launcher.stdout, launcher.stderr), start=1), watch.take if watch else None
         readers = [tracebacks.read(folder, stream, fd, take) for fd, stream in said if stream is not None]
         try:
             with _handing_on(launcher, mark):
-                status, why = _end_of(launcher, held, mark, (timeout_s, grace_s or LEAVE_S), watch)
+                status, why = _end_of(launcher, mark, timeout_s, grace_s or LEAVE_S, watch)
         finally:
             for each in readers:
                 each.join(GRACE_S)
@@ -170,17 +171,12 @@ def with_restarts(most: int, run: Callable[[tuple[int, int]], int]) -> int:
 
 
 def _end_of(
-    launcher: subprocess.Popen[bytes],
-    held: list[int],
-    mark: str,
-    limits: tuple[float | None, float],
-    watch: Watch | None,
+    launcher: subprocess.Popen[bytes], mark: str, timeout_s: float | None, grace_s: float, watch: Watch | None
 ) -> tuple[int | None, str]:
     """Wait for the job's end. If we have ended it: with which status, and why, unless watch knows."""
     global _is_asked
-    timeout_s, grace_s = limits
     try:
-        raise_signals(held)
+        _raise_signals()
         status = _wait(launcher, timeout_s, watch)
     except subprocess.TimeoutExpired:
         _is_asked = True
@@ -211,7 +207,7 @@ def _leaves(
 ) -> bool:
     """Hand a signal to end on to the ranks; whether the job ends in time by itself, and by no signal."""
     hand_on(launcher, mark, number)
-    raise_signals([])
+    _raise_signals()
     try:
         if _programs(mark, number):
             _wait(launcher, grace_s, watch)
@@ -300,29 +296,30 @@ def _judged(status: int, mark: str, living: Path) -> int:
 
 def start(
     command: list[str], environ: dict[str, str], say: Say = lambda age_s: None, **streams: Any
-) -> tuple[subprocess.Popen[bytes], list[int]]:
+) -> subprocess.Popen[bytes]:
     """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them.
 
-    And the signals to end that came meanwhile: for raise_signals, once the caller can end the job.
+    Signals to end are held, until the caller can end the job (_raise_signals).
 
     say: prints what ranks have left so long ago, in seconds.
     """
-    held: list[int] = []
     for number in ENDING:
-        signal.signal(number, lambda number, _: held.append(number))
+        signal.signal(number, lambda number, _: _held.append(number))
     try:
-        return _started(command, environ, say, **streams), held
+        return _started(command, environ, say, **streams)
     except BaseException:
-        raise_signals(held)
+        _raise_signals()
         raise
 
 
-def raise_signals(held: list[int]) -> None:
-    """Raise EndedBySignalError for a signal to end, from now on and for those that start has held."""
+def _raise_signals() -> None:
+    """Raise EndedBySignalError for a signal to end, from now on and for one that start has held."""
     for number in ENDING:
         signal.signal(number, _raise_ended)
-    if held:
-        _raise_ended(held[0], None)
+    if _held:
+        first = _held[0]
+        _held.clear()
+        _raise_ended(first, None)
 
 
 def _raise_ended(number: int, frame: object) -> NoReturn:

@@ -120,7 +120,7 @@ def test_a_file_that_a_killed_rank_has_made_is_removed(segment):
         "import os, sys, time; from hpcomm.job import mpi_shared_memory as segments, supervise\n"
         "from hpcomm.job.launcher import below\n"
         "environ = {**os.environ, **supervise.settings(os.environ)}\n"
-        "launcher, _ = supervise.start([sys.executable, '-c', *sys.argv[1:]], environ)\n"
+        "launcher = supervise.start([sys.executable, '-c', *sys.argv[1:]], environ)\n"
         "while not segments._noticed: time.sleep(0.01)\n"
         "supervise._signal(below(launcher.pid), 9); launcher.wait(); segments.remove_noticed()"
     )
