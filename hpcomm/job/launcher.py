@@ -293,6 +293,11 @@ def voice_of(pid: int) -> int | None:
     return its
 
 
+def say(text: str) -> None:
+    """Write text to our own stderr, at once."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def say_to(pid: int, text: str) -> None:
     """Write text to its stderr; nowhere if it has ended, or that is no pipe or file."""
     with contextlib.suppress(OSError):

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 import re
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from .launcher import say
 from .progress import AT, DONE, JOINED
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Watch:
         if program not in self._left() and not status:
             seconds = time.monotonic() - self.started
             count = f", with {_exchanges(self.reached[program][0])}" if program in self.reached else ""
-            _say(f"hpcomm: program '{program}' has ended after {seconds:.1f} s{count}")
+            say(f"hpcomm: program '{program}' has ended after {seconds:.1f} s{count}")
 
     def _lose(self, place: _Place, status: int) -> None:
         """Go on without a rank that may fail. It may never finalize MPI, which may then not end by itself."""
@@ -122,7 +122,7 @@ class Watch:
         may_fail = about.on_failure == "continue" and (lives_on or not about.joins)
         if status and may_fail and place not in self.lost:
             self.lost.add(place)
-            _say(f"hpcomm: {self._told(place, status)}; the others go on without it")
+            say(f"hpcomm: {self._told(place, status)}; the others go on without it")
 
     # -- whether the job must end --------------------------------------------------------------------------
 
@@ -130,7 +130,7 @@ class Watch:
         """A status if the job must be ended now. Says how far the programs are when that is due."""
         if time.monotonic() >= self._due:
             self._due += self._every_s
-            _say(self.progress())
+            say(self.progress())
         why = self.verdict()
         if why is None:
             return None
@@ -229,7 +229,7 @@ class Watch:
             status = self.status or (0 if is_excused else launched or cut)
         why = self.explain(bool(status)) or (f"the job ended with status {status}" if status else None)
         if why:
-            _say(f"hpcomm run: {why}")
+            say(f"hpcomm run: {why}")
         return status if status >= 0 else 128 - status
 
     # -- progress ------------------------------------------------------------------------------------------
@@ -256,10 +256,6 @@ class Watch:
 
 def _exchanges(count: int) -> str:
     return f"{count} exchange{'s' * (count != 1)}"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def status_words(status: int) -> str:

@@ -51,6 +51,7 @@ from .launcher import (
     launcher_of,
     name_of,
     parent_of,
+    say,
     say_to,
 )
 from .process_role import RANKS
@@ -70,7 +71,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _BARE = (signal.SIGKILL, signal.SIGTERM)  # as MPICH's launcher gives the end by a signal
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 _TRIES = 50  # to start a launcher whose job shares no files with another one
-Say = Callable[[float], object]
+Tell = Callable[[float], object]
 _PDEATHSIG = 1  # of prctl(2): which signal a process gets when its parent dies
 _is_asked = False  # to end the job; else it may be started again
 _held: list[int] = []  # signals to end that came before we could end the job
@@ -126,14 +127,14 @@ def supervise(
         for name, content in files.items():
             (folder / name).write_text(content)
         words = [str(folder / word) if word in files else word for word in command]
-        say = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
+        tell = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
         environ[LIVING] = str(folder)
         pipe, streams = subprocess.PIPE, dict[str, int]()
         if watch is not None:
             streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
         elif tracebacks.SENT in environ:
             streams = {"stderr": pipe}
-        launcher = start(words, environ, say, **streams)
+        launcher = start(words, environ, tell, **streams)
         said, take = enumerate((launcher.stdout, launcher.stderr), start=1), watch.take if watch else None
         readers = [tracebacks.read(folder, stream, fd, take) for fd, stream in said if stream is not None]
         try:
@@ -142,10 +143,10 @@ def supervise(
         finally:
             for each in readers:
                 each.join(GRACE_S)
-            say(0.0)
+            tell(0.0)
         if watch is None:
             if status == TIMED_OUT:
-                print(f"hpcomm run: {why}", file=sys.stderr)
+                say(f"hpcomm run: {why}")
             return _judged(launcher.returncode, mark, folder) if status is None else status
         watch.word = why or watch.word
         if status is None and members(mark):
@@ -166,7 +167,7 @@ def with_restarts(most: int, run: Callable[[tuple[int, int]], int]) -> int:
             break
         if count < most:
             what = f"the job has ended with status {status}; it is started again ({count + 1} of {most})"
-            print(f"hpcomm run: {what}", file=sys.stderr, flush=True)
+            say(f"hpcomm run: {what}")
     return status
 
 
@@ -285,28 +286,25 @@ def _judged(status: int, mark: str, living: Path) -> int:
         return survived
     if status == 0 and (left := [name for name, _, _ in notes]):
         others = f" and {len(left) - 3} more" if len(left) > 3 else ""
-        print(
-            f"hpcomm run: {', '.join(left[:3])}{others} ended without MPI_Finalize; the launcher took that"
-            " for a good end",
-            file=sys.stderr,
-        )
+        how = "ended without MPI_Finalize; the launcher took that for a good end"
+        say(f"hpcomm run: {', '.join(left[:3])}{others} {how}")
         return 1
     return status if status >= 0 else 128 - status
 
 
 def start(
-    command: list[str], environ: dict[str, str], say: Say = lambda age_s: None, **streams: Any
+    command: list[str], environ: dict[str, str], tell: Tell = lambda age_s: None, **streams: Any
 ) -> subprocess.Popen[bytes]:
     """The launcher, which ends the job if this process is killed and cannot; streams as Popen has them.
 
     Signals to end are held, until the caller can end the job (_raise_signals).
 
-    say: prints what ranks have left so long ago, in seconds.
+    tell: prints what ranks have left so long ago, in seconds.
     """
     for number in ENDING:
         signal.signal(number, lambda number, _: _held.append(number))
     try:
-        return _started(command, environ, say, **streams)
+        return _started(command, environ, tell, **streams)
     except BaseException:
         _raise_signals()
         raise
@@ -333,7 +331,7 @@ def _ignore_signals() -> None:
 
 
 def _started(
-    command: list[str], environ: dict[str, str], say: Say, **streams: Any
+    command: list[str], environ: dict[str, str], tell: Tell, **streams: Any
 ) -> subprocess.Popen[bytes]:
     if sys.platform != "linux":
         return subprocess.Popen(command, env=environ, **streams)
@@ -359,7 +357,7 @@ def _started(
         except subprocess.SubprocessError:
             if is_last:
                 raise
-    threading.Thread(target=_free, args=(launcher, say), daemon=True).start()
+    threading.Thread(target=_free, args=(launcher, tell), daemon=True).start()
     if made >= 0:
         mark = environ[MARK].rpartition(",")[2]
         threading.Thread(target=mpi_shared_memory.notice, args=(made, launcher.pid), daemon=True).start()
@@ -367,7 +365,7 @@ def _started(
     return launcher
 
 
-def _free(launcher: subprocess.Popen[bytes], say: Say) -> None:
+def _free(launcher: subprocess.Popen[bytes], tell: Tell) -> None:
     """End a launcher of Open MPI's that has locked itself up after its last child has ended.
 
     And say what ranks have left in their folder that fail without ending the job.
@@ -375,14 +373,10 @@ def _free(launcher: subprocess.Popen[bytes], say: Say) -> None:
     locked_s = 0.0
     while launcher.returncode is None:
         time.sleep(_LOOK_S)
-        say(tracebacks.SOON_S)
+        tell(tracebacks.SOON_S)
         locked_s = locked_s + _LOOK_S if is_locked(launcher.pid) else 0.0
         if locked_s >= LOCKED_S and launcher.returncode is None:
-            print(
-                "hpcomm run: all ranks have ended, but Open MPI's launcher waits for itself; it is ended",
-                file=sys.stderr,
-                flush=True,
-            )
+            say("hpcomm run: all ranks have ended, but Open MPI's launcher waits for itself; it is ended")
             launcher.kill()  # its other signals go through the thread that waits
             forget(launcher.pid, os.environ)
             return

@@ -5,10 +5,10 @@ That is ULFM (User-Level Failure Mitigation) of Open MPI. What ranks do then: ag
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from .launcher import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,5 +49,5 @@ def judged(living: Path, notes: list[tuple[str, str, str]]) -> int | None:
         return None
     for name, _, status in notes:
         how = f"failed with status {status}" if status else "was killed"
-        print(f"hpcomm run: {name} {how}; the job has gone on without it", file=sys.stderr)
+        say(f"hpcomm run: {name} {how}; the job has gone on without it")
     return max((int(status) for _, _, status in notes if status), default=0)
