@@ -293,6 +293,13 @@ def voice_of(pid: int) -> int | None:
     return its
 
 
+def send(pids: Sequence[int], number: int) -> None:
+    """Send a signal to those that have not ended just now."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, number)
+
+
 def say(text: str) -> None:
     """Write text to our own stderr, at once."""
     print(text, file=sys.stderr, flush=True)

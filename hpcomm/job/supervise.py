@@ -53,6 +53,7 @@ from .launcher import (
     parent_of,
     say,
     say_to,
+    send,
 )
 from .process_role import RANKS
 
@@ -241,7 +242,7 @@ def hand_on(launcher: subprocess.Popen[bytes], mark: str, number: int) -> None:
     if number in (knows or _HANDED_ON[:1]):
         launcher.send_signal(number)
     else:
-        _signal(_programs(mark, number), number)
+        send(_programs(mark, number), number)
 
 
 def _programs(mark: str, number: int) -> list[int]:
@@ -427,15 +428,15 @@ def _show_ranks(mark: str) -> bool:
     silent = [pid for pid in ranks if told.isdisjoint({pid, *below(pid)}) and told.isdisjoint(above(pid))]
     if not silent:
         return False
-    _signal(launchers, signal.SIGSTOP)
+    send(launchers, signal.SIGSTOP)
     for pid in silent:
         if parent_of(pid) not in silent:  # else it writes to the same place
             _head(pid)
     deadline = time.monotonic() + GRACE_S
-    _signal(silent, signal.SIGABRT)
+    send(silent, signal.SIGABRT)
     while any(map(environ_of, silent)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    _signal(launchers, signal.SIGCONT)
+    send(launchers, signal.SIGCONT)
     return True
 
 
@@ -454,13 +455,7 @@ def kill_members(mark: str) -> None:
     """
     deadline = time.monotonic() + GRACE_S
     while left := [pid for pid, _ in members(mark) if pid != os.getpid()]:
-        _signal(left, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(pid, number)

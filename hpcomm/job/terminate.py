@@ -30,6 +30,7 @@ from .launcher import (
     name_of,
     prrte_of,
     say_to,
+    send,
     takes,
     ways,
 )
@@ -78,7 +79,7 @@ def main(words: Sequence[str]) -> None:
     if words[1:]:
         if _locks(pid):
             say_to(pid, _LOCKED)
-            _send(pid, signal.SIGKILL)  # its other signals go through the thread that waits
+            send([pid], signal.SIGKILL)  # its other signals go through the thread that waits
             forget(pid, environ)
         return
     file = contact(pid)
@@ -87,12 +88,12 @@ def main(words: Sequence[str]) -> None:
     say_to(pid, _UNREACHED)  # as our stderr is closed
     agents = below(pid)
     for number in _SIGNALS:
-        _send(pid, number)
+        send([pid], number)
         if _ends(pid, _ASK_S):
             forget(pid, environ)
             break
-    for agent in agents:  # ssh to hosts that do not answer, which holds what the launcher's output goes to
-        _send(agent, signal.SIGTERM)
+    # ssh to hosts that do not answer, which holds what the launcher's output goes to
+    send(agents, signal.SIGTERM)
 
 
 def _ends(pid: int, seconds: float) -> bool:
@@ -113,8 +114,3 @@ def _locks(pid: int) -> bool:
         elif time.monotonic() - since > LOCKED_S:
             return True
     return False
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # it has just ended
-        os.kill(pid, number)

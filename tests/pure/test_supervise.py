@@ -122,7 +122,7 @@ def test_a_file_that_a_killed_rank_has_made_is_removed(segment):
         "environ = {**os.environ, **supervise.settings(os.environ)}\n"
         "launcher = supervise.start([sys.executable, '-c', *sys.argv[1:]], environ)\n"
         "while not segments._noticed: time.sleep(0.01)\n"
-        "supervise._signal(below(launcher.pid), 9); launcher.wait(); segments.remove_noticed()"
+        "supervise.send(below(launcher.pid), 9); launcher.wait(); segments.remove_noticed()"
     )
     done = finish([sys.executable, "-c", code, MAKER, str(path)], 20)
     assert (done.returncode, path.exists()) == (0, False), done
