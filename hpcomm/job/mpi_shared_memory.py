@@ -78,25 +78,17 @@ def family(name: str) -> int:
     return (value >> 16 ^ value) & 0xFFFF
 
 
-def stale_segments() -> list[Path]:
-    """Files of our user's that MPI left in /dev/shm and no running process uses."""
-    found = set()
-    for path in Path(_FOLDER).glob("*"):
+def stale_segments() -> dict[Path, int]:
+    """Files of our user's that MPI left in /dev/shm and no running process uses, with their bytes."""
+    found = {}
+    for path in sorted(Path(_FOLDER).glob("*")):
         with suppress(FileNotFoundError):  # its job has just ended
             about = path.lstat()
             is_old = time.time() - about.st_mtime > YOUNG_S
             if _SEGMENT.fullmatch(str(path)) and about.st_uid == os.geteuid() and is_old:
-                found.add(path)
-    return sorted(found - mapped(int(process.name) for process in Path("/proc").glob("[0-9]*")))
-
-
-def sizes(files: Iterable[Path]) -> list[int]:
-    """Bytes of each file that is still there: whoever finds a stale one may remove it."""
-    found = []
-    for file in files:
-        with suppress(FileNotFoundError):
-            found.append(file.stat().st_size)
-    return found
+                found[path] = about.st_size
+    used = mapped(int(process.name) for process in Path("/proc").glob("[0-9]*"))
+    return {path: nbytes for path, nbytes in found.items() if path not in used}
 
 
 def mapped(pids: Iterable[int]) -> set[Path]:

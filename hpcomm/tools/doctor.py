@@ -27,7 +27,7 @@ from ..errors import ConfigError
 from ..job.command_line import AS_JSON, Command, is_another_rank, size, spans, table
 from ..job.cores import usable_cores
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_of, which
-from ..job.mpi_shared_memory import sizes, stale_segments
+from ..job.mpi_shared_memory import stale_segments
 from ..job.process_role import NUMBERS, told
 from ..job.program_watch import status_words
 from .mpi_probe import ANSWER, Mpi
@@ -235,7 +235,7 @@ def _shared_memory() -> dict[str, object]:
 
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     memory["locked_limit"] = None if limit == resource.RLIM_INFINITY else limit
-    stale = sizes(stale_segments())
+    stale = stale_segments().values()
     memory |= {"stale_files": len(stale), "stale_bytes": sum(stale)}
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     memory["ptrace_scope"] = int(scope.read_text()) if scope.exists() else None

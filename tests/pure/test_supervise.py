@@ -19,7 +19,7 @@ from hpcomm.errors import ConfigError
 from hpcomm.job import mpi_shared_memory as segments
 from hpcomm.job import own_files, tracebacks
 from hpcomm.job.launcher import FIRST, begun, command_of, environ_of, words_of
-from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, sizes, stale_segments
+from hpcomm.job.mpi_shared_memory import YOUNG_S, _agent, stale_segments
 from hpcomm.job.supervise import settings
 
 
@@ -44,13 +44,8 @@ def segment():
 
 @pytest.mark.parametrize("name", ["mpich_shm_1", "sm_segment.1", "vader_segment.1"])
 def test_a_segment_that_nobody_uses_is_stale(segment, name):
-    assert segment(name) in stale_segments()
-
-
-def test_a_stale_segment_may_go_before_its_size_is_asked(segment):
-    files = [segment("mpich_shm_5"), segment("mpich_shm_6")]
-    files[0].unlink()
-    assert sizes(files) == [mmap.PAGESIZE]
+    path = segment(name)
+    assert stale_segments()[path] == mmap.PAGESIZE
 
 
 def test_a_segment_in_use_is_not_stale(segment):
