@@ -49,6 +49,7 @@ class Call(NamedTuple):
         return f"{self.verb}({', '.join(parts)})"
 
 
+Run = Callable[[], None]
 SAYS_LATER = hasattr(options.AllreduceOptions(), "asyncOp")  # torch 2.6 does not
 
 UNSET = timedelta(0)  # or below: a call's options give it no timeout
@@ -154,11 +155,17 @@ def is_misfit(x: torch.Tensor, tensors: Sequence[Tensor], place: int | None = No
     return any(each.numel() != x.numel() for each in there)
 
 
-def refusing(by: object, x: torch.Tensor, tensors: Sequence[Tensor]) -> tuple[Callable[[], None], list[int]]:
-    """What runs for such a list, and what all ranks compare: they meet for it, and so are told."""
+def fitting(
+    by: Any, x: torch.Tensor, tensors: Sequence[Tensor], look: Callable[[], Run], place: int | None = None
+) -> tuple[Run, list[int] | None]:
+    """What look() finds to run, and None; for a list that is_misfit(), what raises and what all compare:
+    they meet for it, and so are told.
+    """
+    if not is_misfit(x, tensors, place):
+        return look(), None
 
     def run() -> None:
-        getattr(by, "arrive", nothing)()
+        by.arrive()
         raise unfit(x, tensors)
 
     return run, [_MISFIT, *lengths(tensors)]

@@ -19,7 +19,7 @@ from ..core.op import Op
 from ..core.types import Operator
 from ..errors import ConfigError, DtypeError, LayoutError, RankError, UsageError
 from ..node import native
-from .calls import array, in_turn, is_even, is_misfit, nothing, unfit
+from .calls import Run, array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import check_layout, is_onboard, staged
 from .network_collectives import NetworkCollectives, compare_parts
 from .node_collectives import bytes_of
@@ -27,7 +27,6 @@ from .node_collectives import bytes_of
 if TYPE_CHECKING:
     from ..node._native import core
 
-Run = Callable[[], None]
 Tensor = torch.Tensor
 
 
@@ -214,10 +213,9 @@ def _filling(fill: Callable[[Tensor], object], output: Tensor, n: int) -> Run:
 
 
 @staged("outputs", takes_devices=True)
-def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, root: int) -> Run:
+def gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor, root: int) -> Run:
     if comm.rank != root:
         return lambda: comm.gather(flat_of(x), root)
-    outputs = outputs or []
     _check_length("gather_list", outputs, comm)
     _check_filled(*outputs)
     _of_one_dtype(x, *outputs)
@@ -225,12 +223,12 @@ def gather(comm: NetworkCollectives, outputs: list[Tensor] | None, x: Tensor, ro
 
 
 @staged("output", takes_devices=True)
-def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor] | None, root: int) -> Run:
+def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], root: int) -> Run:
     if comm.rank == root:
-        _check_length("scatter_list", inputs or [], comm)
+        _check_length("scatter_list", inputs, comm)
     _check_filled(output)
-    _of_one_dtype(output, *(inputs or ()))
-    stack = None if inputs is None else _stack(inputs)
+    _of_one_dtype(output, *inputs)
+    stack = _stack(inputs) if inputs else None
 
     def run() -> None:
         into = flat_of(output)

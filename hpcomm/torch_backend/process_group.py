@@ -15,14 +15,13 @@ from .calls import (
     OPERATORS,
     Call,
     by_name,
+    fitting,
     in_turn,
     is_even,
-    is_misfit,
     lengths,
     made_options,
     nothing,
     operator,
-    refusing,
     spelling,
 )
 from .message_work import MessageWork, NodeMessageWork, message_words
@@ -116,11 +115,9 @@ class ProcessGroupMPI(CommProcessGroup):
         if self._foreign(inputs[0]):
             return self._inner.allgather(outputs, inputs, opts)
         places, x = outputs[0], inputs[0]
-        count: list[int] | None = None if is_even(places) else lengths(places)
-        if is_misfit(x, places, self._rank):
-            run, count = refusing(self._by, x, places)
-        else:
-            run = group_calls.all_gather(self._by, places, x)
+        by = self._by
+        run, odd = fitting(by, x, places, lambda: group_calls.all_gather(by, places, x), self._rank)
+        count = odd or (None if is_even(places) else lengths(places))
         return self._call(Call("all_gather", x, elements=count, opts=opts), run, outputs)
 
     def all_gather_single(
@@ -189,13 +186,9 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.GatherOptions, *more, named.get("timeout"))
         if self._foreign(inputs[0]):
             return self._inner.gather(outputs, inputs, opts)
-        root = opts.rootRank
-        here = outputs[0] if outputs and self._rank == root else None
-        x, count = inputs[0], None
-        if here and is_misfit(x, here):
-            run, count = refusing(self._by, x, here)
-        else:
-            run = group_calls.gather(self._by, here, x, root)
+        by, x, root = self._by, inputs[0], opts.rootRank
+        here = outputs[0] if outputs and self._rank == root else []
+        run, count = fitting(by, x, here, lambda: group_calls.gather(by, here, x, root))
         return self._call(
             Call("gather", x, root=root, elements=count, opts=opts), run, outputs, inputs=inputs
         )
@@ -215,16 +208,10 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.ScatterOptions, *more, named.get("timeout"))
         if self._foreign(outputs[0]):
             return self._inner.scatter(outputs, inputs, opts)
-        root = opts.rootRank
-        here = inputs[0] if inputs and self._rank == root else None
-        x, count = outputs[0], None
-        if here and is_misfit(x, here):
-            run, count = refusing(self._by, x, here)
-        else:
-            run = group_calls.scatter(self._by, x, here, root)
-        return self._call(
-            Call("scatter", x, root=root, elements=count, opts=opts), run, outputs, others=here or ()
-        )
+        by, x, root = self._by, outputs[0], opts.rootRank
+        here = inputs[0] if inputs and self._rank == root else []
+        run, count = fitting(by, x, here, lambda: group_calls.scatter(by, x, here, root))
+        return self._call(Call("scatter", x, root=root, elements=count, opts=opts), run, outputs, others=here)
 
     def reduce_scatter(
         self,
@@ -240,13 +227,12 @@ class ProcessGroupMPI(CommProcessGroup):
         opts = made_options(opts, options.ReduceScatterOptions, *more, named.get("timeout"))
         if self._foreign(outputs[0]):
             return self._inner.reduce_scatter(outputs, inputs, opts)
-        op, out, blocks = operator(opts.reduceOp), outputs[0], inputs[0]
+        by, op, out, blocks = self._by, operator(opts.reduceOp), outputs[0], inputs[0]
+        run, odd = fitting(
+            by, out, blocks, lambda: group_calls.reduce_scatter(by, out, blocks, op), self._rank
+        )
         each = lengths(blocks)
-        count: int | list[int] = sum(each) if is_even(blocks) else each
-        if is_misfit(out, blocks, self._rank):
-            run, count = refusing(self._by, out, blocks)
-        else:
-            run = group_calls.reduce_scatter(self._by, out, blocks, op)
+        count = odd or (sum(each) if is_even(blocks) else each)
         return self._call(
             Call("reduce_scatter", out, op=op, elements=count, opts=opts), run, outputs, inputs=inputs[0]
         )
