@@ -727,7 +727,7 @@ def test_functions_of_numpy_are_the_operators_that_they_mean(comm: Any, dtype: s
 
 
 def test_functions_of_numpy_reduce_what_has_no_operator(comm: Any) -> None:
-    days = np.array(["2026-01-01"], "M8[D]") + comm.rank
+    days = np.array(["2026-01-01"], "M8[D]") + np.timedelta64(comm.rank, "D")
     assert comm.all_reduce(days, np.maximum) == np.array("2026-01-01", "M8[D]") + comm.size - 1
     ordered = np.array([comm.rank + 1j])
     assert comm.all_reduce(ordered, np.maximum) == comm.size - 1 + 1j
