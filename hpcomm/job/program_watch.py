@@ -235,7 +235,7 @@ class Watch:
     # -- progress ------------------------------------------------------------------------------------------
 
     def progress(self) -> str:
-        """`hpcomm: after 20 s: ocean at 3600 of 7200 s (50 %), 12 exchanges; air has ended`."""
+        """`hpcomm: after 20 s: ocean at 3600 of 7200 s (50 %), 12 exchanges; air has ended`; or with dates."""
         with self._lock:
             told = "; ".join(f"{name} {self._how_far(name)}" for name in self.spec.programs)
             return f"hpcomm: after {time.monotonic() - self.started:.0f} s: {told}"
@@ -249,9 +249,13 @@ class Watch:
         count, at = self.reached[program]
         if at is None:
             return f"has made {_exchanges(count)}"
-        until = self.spec.until_s
-        whole = f" of {until:g} s ({100 * at / until:.0f} %)" if until else " s"
-        return f"at {at:g}{whole}, {_exchanges(count)}"
+        until, dates = self.spec.until_s, self.spec.calendar
+        part = f" ({100 * at / until:.0f} %)" if until else ""
+        if dates is not None:
+            where = dates.said(at) + (f" on the way to {dates.said(until)}" if until else "")
+        else:
+            where = f"{at:g} of {until:g} s" if until else f"{at:g} s"
+        return f"at {where}{part}, {_exchanges(count)}"
 
 
 def _exchanges(count: int) -> str:

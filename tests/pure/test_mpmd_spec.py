@@ -929,6 +929,10 @@ def test_a_spec_may_have_dates_and_months(folder, capsys):
     text = text.replace("every = 3600.0", 'every = "P1M"').replace("lag = 3600.0", 'lag = "P2M"')
     spec = read(write(folder, text))
     assert (spec.calendar.name, spec.until_s) == ("noleap", 365 * 86400)
+    heard = program_watch.Watch(spec)
+    for words in ("began ocean 0", "at ocean 0 4 7884000"):
+        heard.hear(words.split())
+    assert "ocean at 2000-04-02T06:00:00 on the way to 2001-01-01 (25 %), 4 exchanges" in heard.progress()
     assert [(each.every, each.lag.months) for each in spec.fields] == [
         ((2592000.0, 1), 0),
         ((2592000.0, 1), 2),
