@@ -444,7 +444,7 @@ def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str
 
 def _room(job: Job, machine: Machine) -> int | None:
     """The number of ranks where none was asked for; None: the launcher knows."""
-    if job.hosts:
+    if job.hosts and "[" not in job.hosts:  # else in Slurm's words, whose srun counts them
         slots = [host.partition(":")[2] for host in job.hosts.split(",")]
         return sum(int(slot) if slot.isdecimal() else 1 for slot in slots)
     if "PBS_NODEFILE" in machine.environ:

@@ -353,6 +353,8 @@ def test_slurm_needs_no_prefix_for_the_clusters_own_open_mpi():
 def test_slurm_is_told_how_mpich_speaks_and_decides_the_number_itself():
     words, added = line(job(None, hosts="n1"), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))
     assert words == "/usr/bin/srun --mpi=pmi2 --kill-on-bad-exit=1 --nodelist n1 -n 1 program0 x"
+    words, _ = line(job(None, hosts="n[1,3-5]"), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))
+    assert words.endswith("--nodelist 'n[1,3-5]' program0 x")  # one on each, as srun counts them
     words, added = line(job(None), Mpi("/usr/bin/srun", ""), machine(SLURM_JOB_ID="1"))
     assert words == "/usr/bin/srun --kill-on-bad-exit=1 program0 x"
     assert added == {}
