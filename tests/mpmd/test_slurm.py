@@ -152,12 +152,16 @@ exec {python} -m hpcomm run python train.py
 def test_ranks_save_before_the_time_limit_and_the_job_ends_with_their_status(slurm, tmp_path):
     """As docs/launching.md shows. Slurm looks at time limits twice a minute, and counts them in minutes.
 
-    So ranks have half a minute to set their handlers, and half a minute to save.
+    So ranks have half a minute to set their handlers, and half a minute to save. But it may send a signal a
+    minute early, and then ends a job that has just begun: this one is sent again.
     """
     (tmp_path / "train.py").write_text(TRAINS_ON)
     (tmp_path / "job.sh").write_text(BATCH.format(python=sys.executable))
-    done = finish(["sbatch", "--wait", "job.sh"], 150, tmp_path)
-    said = (tmp_path / "said").read_text()
+    for _ in range(3):
+        done = finish(["sbatch", "--wait", "job.sh"], 150, tmp_path)
+        said = (tmp_path / "said").read_text()
+        if [*tmp_path.glob("saved-*")]:
+            break
     steps = [file.read_text() for file in sorted(tmp_path.glob("saved-*"))]
     assert (len(steps), len({*steps})) == (3, 1), said
     assert done.returncode == 3, said
