@@ -24,9 +24,8 @@ def exchange_sparse(comm: MPI.Intracomm, parts: dict[int, T]) -> list[T]:
 
     No other messages may be under way on comm, and ranks meet before it is called on comm again.
     """
-    if not isinstance(comm, MPI.Comm):  # one that is played (mpmd/ensemble.py) has its own way
-        played: list[T] = comm.exchange_sparse(parts)
-        return played
+    if play := getattr(comm, "exchange_sparse", None):  # of ranks that threads play (mpmd/ensemble.py)
+        return list(play(parts))
     sent = [comm.issend(part, rank, _TAG) for rank, part in parts.items()]
     got: dict[int, T] = {}
     status = MPI.Status()

@@ -235,7 +235,7 @@ class Watch:
     # -- progress ------------------------------------------------------------------------------------------
 
     def progress(self) -> str:
-        """`hpcomm: after 20 s: ocean at 3600 of 7200 s (50 %), 12 exchanges; air has ended`; or with dates."""
+        """`hpcomm: after 20 s: ocean at 3600 of 7200 s (50 %), 12 exchanges; air has ended`. Or dates."""
         with self._lock:
             told = "; ".join(f"{name} {self._how_far(name)}" for name in self.spec.programs)
             return f"hpcomm: after {time.monotonic() - self.started:.0f} s: {told}"
