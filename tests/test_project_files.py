@@ -68,10 +68,18 @@ def test_the_changelog_has_this_version_and_fragments_are_named_as_it_wants_them
         assert not path.read_text().startswith("-"), f"{path}: it becomes one entry of a list by itself"
 
 
-def test_pages_that_are_made_have_all_keys_of_a_spec_and_what_is_new(monkeypatch):
+def test_pages_that_are_made_have_keys_of_specs_what_is_new_and_the_readmes_examples(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "docs"), *sys.path])
     import _pages
 
     keys = re.findall(r"^\| `(\w+)` \| \S", _pages.spec(), re.M)
     assert {"timeout", "command", "mapping", "uncovered"} <= {*keys}
     assert "\n- " in _pages.changelog()
+    start = _pages.of_readme((ROOT / "docs/index.md").read_text())
+    tabs = re.findall(r"{tab-item} (.*)\n(.*)", start)
+    assert tabs[0] == (
+        "Add up an array over all ranks",
+        "`x` may be a torch tensor or a CuPy array, and the result is of the same kind.",
+    )
+    assert len(tabs) == 4
+    assert "| compared with | hpcomm |" in start

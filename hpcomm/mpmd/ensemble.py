@@ -104,7 +104,8 @@ class Player:
 
     def Allreduce(self, _: Any, x: AnyArray, op: Any = None) -> None:  # noqa: N802
         """In place."""
-        join = np.maximum if op == MPI.MAX else np.minimum if op == MPI.MIN else np.add
+        joins = (MPI.SUM, np.add), (MPI.MAX, np.maximum), (MPI.MIN, np.minimum)
+        join = next(join for each, join in joins if op in (None, each))
         x[...] = reduce(join, self.allgather(x.copy()))
 
     def Alltoall(self, x: Ints, out: Ints) -> None:  # noqa: N802
