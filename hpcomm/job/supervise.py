@@ -208,10 +208,10 @@ def _leaves(
     launcher: subprocess.Popen[bytes], mark: str, number: int, grace_s: float, watch: Watch | None
 ) -> bool:
     """Hand a signal to end on to the ranks; whether the job ends in time by itself, and by no signal."""
-    hand_on(launcher, mark, number)
+    is_told = hand_on(launcher, mark, number)
     _raise_signals()
     try:
-        if _programs(mark, number):
+        if is_told:
             _wait(launcher, grace_s, watch)
     except (subprocess.TimeoutExpired, EndedBySignalError):  # a second signal: at once
         return False
@@ -233,16 +233,20 @@ def _handing_on(launcher: subprocess.Popen[bytes], mark: str) -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
 
 
-def hand_on(launcher: subprocess.Popen[bytes], mark: str, number: int) -> None:
+def hand_on(launcher: subprocess.Popen[bytes], mark: str, number: int) -> bool:
     """Send a signal to the ranks: by the launcher, if it hands it on, as it knows those of other hosts.
+
+    Returns whether anybody is there to get it.
 
     MPICH's hands on SIGUSR1 alone, and Open MPI's not SIGTERM.
     """
     knows = {"srun": (*_HANDED_ON, signal.SIGTERM), "prterun": _HANDED_ON}.get(name_of(launcher.pid))
     if number in (knows or _HANDED_ON[:1]):
         launcher.send_signal(number)
-    else:
-        send(_programs(mark, number), number)
+        return True
+    told = _programs(mark, number)
+    send(told, number)
+    return bool(told)
 
 
 def _programs(mark: str, number: int) -> list[int]:

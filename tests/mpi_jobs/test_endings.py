@@ -366,8 +366,24 @@ def test_a_job_that_fails_is_started_again_and_goes_on_from_its_checkpoint(job: 
     assert "the job has ended with status 7; it is started again" in done.stderr
 
 
-@pytest.mark.parametrize("options", [(), ("--label",)], ids=["plain", "supervised"])
-def test_signals_go_on_to_the_ranks_whose_own_end_counts(tmp_path: Path, options: tuple[str, ...]) -> None:
+AS_ON_A_BUSY_MACHINE = """
+import sys, time
+from hpcomm.__main__ import main
+from hpcomm.job import supervise
+send = supervise.send
+supervise.send = lambda *told: (send(*told), time.sleep(2))  # the ranks have ended when it goes on
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [(("-m", "hpcomm"), ()), (("-m", "hpcomm"), ("--label",)), (("-c", AS_ON_A_BUSY_MACHINE), ())],
+    ids=["plain", "supervised", "late"],
+)
+def test_signals_go_on_to_the_ranks_whose_own_end_counts(
+    tmp_path: Path, how: tuple[str, ...], options: tuple[str, ...]
+) -> None:
     code = """
         import signal, sys, time
         from hpcomm import world as comm
@@ -384,17 +400,7 @@ def test_signals_go_on_to_the_ranks_whose_own_end_counts(tmp_path: Path, options
         sys.exit(7)
     """
     (tmp_path / "saves.py").write_text(dedent(code))
-    command = [
-        sys.executable,
-        "-m",
-        "hpcomm",
-        "run",
-        "-n",
-        "2",
-        *options,
-        "python",
-        str(tmp_path / "saves.py"),
-    ]
+    command = [sys.executable, *how, "run", "-n", "2", *options, "python", str(tmp_path / "saves.py")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
