@@ -166,7 +166,7 @@ def _reduce_scatter_block(
     name = _known(op, recvbuf)
     if name is None:
         return None
-    if not _in_place(sendbuf):
+    if not (_in_place(sendbuf) or _is_same(sendbuf, recvbuf)):
         return (_blocks(comm, part(sendbuf, comm.size)), name, part(recvbuf).array), None
     whole = part(recvbuf, comm.size)
 
@@ -211,6 +211,12 @@ def _alltoallv(comm: Surface, sendbuf: BufSpecV | InPlace, recvbuf: BufSpecV) ->
 
 def _in_place(spec: object) -> bool:
     return spec is None or spec is MPI.IN_PLACE
+
+
+def _is_same(sendbuf: object, recvbuf: object) -> bool:
+    """Whether both name one array: from mpi4py 4.2 on that is in place, too, in reductions."""
+    both = (each[0] if isinstance(each, list | tuple) else each for each in (sendbuf, recvbuf))
+    return next(both) is next(both)
 
 
 def _known(op: MPI.Op, spec: Block) -> str | None:

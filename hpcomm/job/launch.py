@@ -70,6 +70,7 @@ class Job(NamedTuple):
     output: str | None = None
     restarts: int = 0
     grace_s: float | None = None
+    check: bool = False
 
 
 class Composition(NamedTuple):
@@ -185,6 +186,8 @@ def parser() -> Command:
     add("--threads", **_setting("N", _read_threads, what))
     what = "go on when a rank is killed; the others get PeerFailedError (Open MPI)"
     add("--survive", dest="env", action="append_const", const={survive.VARIABLE: "1"}, help=what)
+    what = "run an mpi4py program over hpcomm, as it is: ranks compare their calls, errors name the line"
+    add("--check", action="store_true", help=what)
     add("--spawn", action="store_true", help="let ranks start others: comm.spawn needs that under Open MPI")
     what = "print the traceback of each rank that fails, with hpcomm's own frames (default: once, without)"
     full = {tracebacks.VARIABLE: tracebacks.FULL}
@@ -230,7 +233,8 @@ def parse(argv: Sequence[str]) -> Job:
     """Read the words after `hpcomm run`."""
     read, parts = parser(), programs_of(argv)
     first, *others = [vars(read.parse_args(words)) for words in parts]
-    programs = [Program(each.pop("ranks"), _command(each.pop("command"))) for each in (first, *others)]
+    command = _checked if first["check"] else _command
+    programs = [Program(each.pop("ranks"), command(each.pop("command"))) for each in (first, *others)]
     if any(value for each in others for value in each.values()):
         raise refusal(
             "only -n may stand behind a colon.", "put options for the whole job before the first program"
@@ -327,6 +331,21 @@ def _command(words: list[str]) -> tuple[str, ...]:
         hint = f"hpcomm run python {words[0]}" if is_script else "check its spelling, or give its full path"
         raise refusal(f"command not found: {words[0]}", hint)
     return tuple(words)
+
+
+def _checked(words: list[str]) -> tuple[str, ...]:
+    """The same with hpcomm.compat in mpi4py's place. Words: `python program.py`, or `program.py` alone."""
+    words = words[1:] if words[:1] == ["--"] else words
+    if words and words[0].endswith(".py"):
+        words = ["python", *words]
+    first, *others = _command(words)
+    at = 0  # behind the options of Python itself
+    while at < len(others) and others[at].startswith("-") and others[at] not in ("-m", "-c"):
+        at += 1 + (others[at] in ("-W", "-X"))
+    if "python" not in Path(first).name or others[at : at + 1] in ([], ["-c"]):
+        what = f"--check is for a program in Python, not for {' '.join(words)!r}."
+        raise refusal(what, "hpcomm run -n 4 --check python program.py")
+    return (first, *others[:at], "-m", "hpcomm.compat", *others[at:])
 
 
 # -- what to tell the launcher -----------------------------------------------------------------------

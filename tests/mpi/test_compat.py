@@ -119,6 +119,22 @@ def test_collectives_do_what_mpi4py_says(comm: Any) -> None:
     assert got[0] == p * r + 10 * sum(range(p))
 
 
+def test_one_array_at_both_ends_of_a_reduction_is_in_place(comm: Any) -> None:
+    """As mpi4py has it from 4.2 on."""
+    p, r = comm.size, comm.rank
+    wanted = {"Reduce": p if r == 0 else 1, "Allreduce": p, "Scan": r + 1, "Exscan": r or 1}
+    for name, each in wanted.items():
+        for later in ("", "I"):
+            x = np.ones(3)
+            begun = getattr(comm, later + (name.lower() if later else name))(x, x)
+            assert begun is None or begun.Wait()
+            assert (x == each).all(), later + name
+    for how in (lambda x: x, lambda x: [x, MPI.DOUBLE]):
+        x = np.arange(2.0 * p)
+        comm.Reduce_scatter_block(how(x), how(x))
+        assert (x[:2] == p * (2.0 * r + np.arange(2))).all()
+
+
 def test_v_variants_bring_blocks_of_any_length_to_any_place(comm: Any) -> None:
     p, r = comm.size, comm.rank
     counts = [i + 1 for i in range(p)]

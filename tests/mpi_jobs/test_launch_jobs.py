@@ -298,3 +298,34 @@ def test_the_launcher_that_the_page_gives_to_a_plugin_of_pytest_starts_ranks() -
     done = subprocess.run(words, text=True, capture_output=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert re.search(r"-n 2 .*python\S* -m pytest$", done.stdout.strip()), done.stdout
+
+
+def test_an_mpi4py_program_and_what_it_imports_run_over_hpcomm_as_they_are(tmp_path, job):
+    (tmp_path / "beside.py").write_text("from mpi4py import MPI")
+    code = """
+        import sys
+        import mpi4py
+        mpi4py.rc.thread_level = "serialized"  # which counts, since MPI is not up yet
+        from mpi4py import MPI
+        import mpi4py.MPI as same
+        from mpi4py.MPI import COMM_WORLD as world, Comm
+        from mpi4py.util import pkl5  # of mpi4py's own, over mpi4py's own
+        import beside
+        import numpy as np
+        assert beside.MPI is same is mpi4py.MPI is MPI and world is MPI.COMM_WORLD
+        assert isinstance(world, Comm) and MPI.Query_thread() == MPI.THREAD_SERIALIZED
+        pkl5.Intracomm(MPI.COMM_SELF).bcast(1)
+        assert (sys.argv[1:], __name__) == (["-n", "3"], "__main__")
+        x = np.ones(3, "f8" if world.rank else "f4")
+        world.Allreduce(x, x.copy())
+    """
+    program = tmp_path / "program.py"
+    program.write_text(dedent(code))
+    for words in ([program], ["python", "-W", "ignore", program]):
+        said = job(2, [*words, "-n", "3"], options=["--check"], expect=1).stderr
+        assert "MismatchError: ranks disagree about call #1 on 'world'" in said
+        assert "Allreduce on communicator" in said
+        assert "at program.py:16" in said
+    for words in (["ls"], ["python", "-c", "pass"], ["python"]):
+        said = job(2, words, options=["--check"], expect=2).stderr
+        assert f"--check is for a program in Python, not for {' '.join(words)!r}" in said

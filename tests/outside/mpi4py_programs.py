@@ -1,4 +1,4 @@
-"""Run programs as they are, and with `from mpi4py import MPI` changed; compare what they print.
+"""Run programs with mpi4py, and by `hpcomm run --check`; compare what they print.
 
     .venv-mpich/bin/python tests/outside/mpi4py_programs.py --ranks 3 03-scatter-gather 09-task-pull.py lb.py
 
@@ -12,19 +12,16 @@ import argparse
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-
-from mpi4py_suite import _IMPORT
 
 _NOISE = re.compile(r"prterun|^-+$|^\s*(File|Process name)|Exit code|[Ww]orker \d|\d+\.\d+ ?(s|sec|ms)")
 
 
-def run(program: Path, ranks: int, limit_s: float) -> tuple[int, list[str]]:
+def run(program: Path, ranks: int, limit_s: float, *options: str) -> tuple[int, list[str]]:
     """Status, and the lines of output in order of their letters."""
-    command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", f"{limit_s:g}", "python"]
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", f"{limit_s:g}", *options]
     done = subprocess.run(
-        [*command, str(program)],
+        [*command, "python", str(program)],
         cwd=program.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -33,18 +30,6 @@ def run(program: Path, ranks: int, limit_s: float) -> tuple[int, list[str]]:
         check=False,
     )
     return done.returncode, sorted(done.stdout.decode(errors="replace").splitlines())
-
-
-def changed(program: Path, folder: Path) -> Path:
-    """The program with its import of MPI changed, which has to be there, and modules that lie beside it."""
-    text = program.read_text()
-    if not _IMPORT.search(text):
-        sys.exit(f"{program} has no line `from mpi4py import MPI`")
-    for beside in program.parent.glob("*.py"):
-        (folder / beside.name).write_text(_IMPORT.sub(r"\1from hpcomm.compat import MPI", beside.read_text()))
-    made = folder / program.name
-    made.write_text(_IMPORT.sub(r"\1from hpcomm.compat import MPI", text))
-    return made
 
 
 def main() -> int:
@@ -57,9 +42,8 @@ def main() -> int:
     given = parser.parse_args()
     lost = 0
     for program in given.programs:
-        with tempfile.TemporaryDirectory() as folder:
-            each = [program.resolve(), changed(program.resolve(), Path(folder))]
-            raw, own = (run(path, given.ranks, given.limit) for path in each)
+        ways: list[list[str]] = [[], ["--check"]]
+        raw, own = (run(program.resolve(), given.ranks, given.limit, *way) for way in ways)
         if given.loose:
             raw, own = (
                 (status, [line for line in lines if not _NOISE.search(line)]) for status, lines in (raw, own)
