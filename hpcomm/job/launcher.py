@@ -11,8 +11,10 @@ Reads /proc (Linux; what it cannot read is empty). Needs the standard library on
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import select
 import stat
 import sys
 import time
@@ -23,13 +25,15 @@ from . import variables
 
 if TYPE_CHECKING:
     import pathlib
+    import subprocess
     from collections.abc import Mapping, Sequence
 else:
     from .._lazy import LazyModule
 
-    pathlib = LazyModule("pathlib")
+    pathlib, subprocess = LazyModule("pathlib"), LazyModule("subprocess")
 
 _EXEC_S = 1.0  # also where a program's file is read from afar
+_SIGNALS_S = 0.1  # between two looks for signals
 LOCKED_S = 3.0  # a launcher without ranks that waits for a lock of its own for so long waits for ever
 HYDRA = ("mpiexec", "mpirun", "mpiexec.hydra")
 PRRTE = ("prterun", "prted", "mpirun", "mpiexec", "prte")  # Open MPI's launcher and its daemons
@@ -298,6 +302,29 @@ def send(pids: Sequence[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, number)
+
+
+def wait_for(process: subprocess.Popen[bytes], timeout_s: float | None = None) -> int:
+    """Wait for the end of a process that we have started; its status. Signals are handled meanwhile.
+
+    Popen.wait() does not always handle them: not one that comes between Python's own look and the system's
+    wait, nor one that the system gives to another thread.
+
+    Raises:
+        TimeoutExpired: of subprocess.
+    """
+    until, poll, fd = time.monotonic() + (math.inf if timeout_s is None else timeout_s), select.poll(), -1
+    with contextlib.suppress(AttributeError, OSError):  # no such file here: its end is seen a little later
+        poll.register(fd := os.pidfd_open(process.pid), select.POLLIN)
+    try:
+        while (status := process.poll()) is None:
+            if (left := until - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired(process.args, timeout_s or 0.0)
+            poll.poll(1000 * min(left, _SIGNALS_S))
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return status
 
 
 def say(text: str) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from . import tracebacks
+from .launcher import wait_for
 from .process_role import world_rank
 from .program_watch import MARK, status_words
 from .progress import DONE, JOINED, PIPE
@@ -135,7 +136,7 @@ def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:
     if has_head:
         os.close(speaks)
         copies.append(_thread(_pass_on, os.fdopen(listens), f"{name} {rank}", said))
-    status, when = child.wait(), time.time()
+    status, when = wait_for(child), time.time()
     _finish(child, copies)
     if has_head:  # it judges who was the first, by this host's clock
         _tell(f"ended {name} {rank} {status} {when:.6f}")
@@ -225,7 +226,7 @@ def _copy(stream: IO[bytes], targets: Sequence[_Target]) -> None:
 
 def _finish(child: subprocess.Popen[bytes], copies: Sequence[threading.Thread]) -> int:
     """Wait for the program, and for what it has written last; its status."""
-    status = child.wait()
+    status = wait_for(child)
     for each in copies:
         each.join(_READ_S)
     return status

@@ -54,6 +54,7 @@ from .launcher import (
     say,
     say_to,
     send,
+    wait_for,
 )
 from .process_role import RANKS
 
@@ -262,7 +263,7 @@ def _programs(mark: str, number: int) -> list[int]:
 def _wait(launcher: subprocess.Popen[bytes], timeout_s: float | None, watch: Watch | None) -> int | None:
     """Wait for the launcher's end; a status if watch says that the job must be ended."""
     if watch is None:
-        launcher.wait(timeout_s)
+        wait_for(launcher, timeout_s)
         return None
     deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     while launcher.poll() is None:

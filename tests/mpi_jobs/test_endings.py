@@ -366,20 +366,34 @@ def test_a_job_that_fails_is_started_again_and_goes_on_from_its_checkpoint(job: 
     assert "the job has ended with status 7; it is started again" in done.stderr
 
 
-AS_ON_A_BUSY_MACHINE = """
-import sys, time
+BUSY = """
+import signal, sys, threading, time
 from hpcomm.__main__ import main
 from hpcomm.job import supervise
-send = supervise.send
-supervise.send = lambda *told: (send(*told), time.sleep(2))  # the ranks have ended when it goes on
+send, wait = supervise.send, supervise._wait
+{}
 sys.exit(main())
+"""
+# What a busy machine may do: the ranks have ended when it goes on; a signal does not interrupt its wait.
+LATE = "supervise.send = lambda *told: (send(*told), time.sleep(2))"
+ELSEWHERE = """
+def waits(*given):
+    threading.Thread(target=time.sleep, args=[100], daemon=True).start()  # which gets them
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    return wait(*given)
+supervise._wait = waits
 """
 
 
 @pytest.mark.parametrize(
     ("how", "options"),
-    [(("-m", "hpcomm"), ()), (("-m", "hpcomm"), ("--label",)), (("-c", AS_ON_A_BUSY_MACHINE), ())],
-    ids=["plain", "supervised", "late"],
+    [
+        (("-m", "hpcomm"), ()),
+        (("-m", "hpcomm"), ("--label",)),
+        (("-c", BUSY.format(LATE)), ()),
+        (("-c", BUSY.format(ELSEWHERE)), ()),
+    ],
+    ids=["plain", "supervised", "late", "elsewhere"],
 )
 def test_signals_go_on_to_the_ranks_whose_own_end_counts(
     tmp_path: Path, how: tuple[str, ...], options: tuple[str, ...]
