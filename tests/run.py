@@ -61,6 +61,7 @@ NO_OTHER = ["--max-worker-restart", "0"]  # or a test that ends its process is b
 BESIDE = ["--dist", "load", "--maxschedchunk", "1", *NO_OTHER, "-o", "timeout_method=signal"]
 # Those that take longest first; what comes twice is run once.
 JOBS = ["tests/torch_jobs", "tests/mpmd/test_programs.py", "tests/mpmd", "tests/mpi_jobs"]
+LARGE = "tests/mpi_jobs/test_large_counts.py"
 RANKS = (2, 3, 4)  # in the first environment
 RANKS_AGAIN = (2,)  # in the others
 FIVE = "tests/mpi/test_interpreted.py"
@@ -151,10 +152,11 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
         pytest = [python, "-m", "pytest", "-v", "--no-header", "--durations=30", "-m"]
         once = " and not once" * again
         yield [[Step(f"{name}, timed", [*pytest, f"timed{once}", "tests/mpi_jobs"], JOBS_S)]]
-        named = "(hosts or slurm)"  # they make what has a name on this machine: one at a time
+        # They make what has a name on this machine, or need most of its memory: one at a time.
+        named = "(hosts or slurm or large)"
         words = [*pytest, f"not {named} and not timed{once}", *BESIDE, "-n", "3" if again else "5"]
         jobs.append(Step(f"{name}, jobs", [*words, *JOBS], JOBS_S))
-        hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd"], JOBS_S))
+        hosts.append(Step(f"{name}, hosts", [*pytest, f"{named}{once}", "tests/mpmd", LARGE], JOBS_S))
     yield [[*lane, pure], jobs[:1], [*hosts, *jobs[1:]]]
 
 

@@ -78,7 +78,7 @@ def free_gib() -> float:
     raise AssertionError("no MemAvailable in /proc/meminfo")
 
 
-@pytest.mark.timed
+@pytest.mark.large
 def test_past_two_to_the_31_elements_nothing_is_lost(job: Any) -> None:
     if free_gib() < NEEDED_GIB:
         pytest.skip(f"needs {NEEDED_GIB} GiB of free memory, {free_gib():.1f} are there")

@@ -158,6 +158,7 @@ def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
     assert chart.read_text().count("<use ") >= dots > 20
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("words", "said"), [
     ("--ranks 0", "0 ranks"), ("--rounds 0", "0 rounds"), ("--verb rong", "'rong' cannot be tuned"),
     ("--plot x.txt", "x.txt is no picture"), ("--load nowhere.py", "there is no file nowhere.py"),
@@ -169,11 +170,13 @@ def test_bad_input_is_refused_before_anything_is_measured(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.once
 def test_the_default_stays_unless_another_is_5_per_cent_faster() -> None:
     assert fastest({"": 1.0, "ring": 0.96}) == ""
     assert fastest({"": 1.0, "ring": 0.95, "tree": 0.9}) == "tree"
 
 
+@pytest.mark.once
 def test_a_choice_must_win_round_by_round() -> None:
     """Also where its median is far better, since noise struck the default for a while."""
     steady = {"": [1.0] * 8, "ring": [0.9] * 6 + [1.5] * 2}
@@ -181,6 +184,7 @@ def test_a_choice_must_win_round_by_round() -> None:
     assert confirmed({"": [1.0] * 3 + [9.0] * 5, "ring": [1.4] * 3 + [2.0] * 5}, "ring") == ""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("wins", [0, 1, 2])
 def test_a_choice_is_kept_if_two_more_jobs_choose_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, wins: int
@@ -205,6 +209,7 @@ def test_a_choice_is_kept_if_two_more_jobs_choose_it(
     assert kept == {"all_reduce": [[8, "ring"]], "broadcast": [[8, "ring" if wins == 2 else None]]}
 
 
+@pytest.mark.once
 def test_between_sizes_that_chose_differently_the_default_serves() -> None:
     rows: list[tuple[int, str | None]] = [(8, None), (1 << 20, "ring"), (1 << 10, "tree")]
     assert [Choices.of(rows).name(n) for n in (0, 8, 1000, 1024, 1 << 14, 1 << 16, 1 << 30)] == [

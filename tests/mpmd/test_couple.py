@@ -611,6 +611,7 @@ def test_programs_that_start_at_different_times_are_told_both_on_all_ranks(coupl
     )
 
 
+@pytest.mark.once
 def test_model_time_has_steps_lags_means_sums_and_interpolation(couple):
     couple(TIMES, {"a": 1, "b": 1, "c": 1})
 
@@ -673,6 +674,7 @@ if me.name == "b":
 """
 
 
+@pytest.mark.once
 def test_a_year_of_a_calendar_goes_by_months(spec):
     pytest.importorskip("cftime")
     out = spec(YEAR, files={"couple.py": COMMON + MONTHS}).stdout
@@ -729,6 +731,7 @@ for now, then in me.steps():
 """
 
 
+@pytest.mark.once
 def test_a_run_goes_on_from_its_middle_on_other_ranks_with_the_same_bits(spec):
     """A mean is under way, values wait behind a lag, and points are taken twice."""
     pytest.importorskip("cftime")
@@ -871,6 +874,7 @@ for t in range(7):
 """
 
 
+@pytest.mark.once
 def test_ranks_without_points_go_through_time_with_the_others(couple):
     """No message tells them which version has come."""
     couple(NO_POINTS, {"a": 2, "b": 2})

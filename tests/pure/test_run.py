@@ -64,7 +64,7 @@ def test_a_step_that_counts_well_but_ends_badly_has_failed(runner):
 def test_what_needs_no_second_mpi_runs_in_the_first_environment_only(runner):
     beside = runner.steps({"openmpi": "python-a", "mpich": "python-b"})
     jobs = {step.name: step.command for lanes in beside for lane in lanes for step in lane}
-    chosen = "not (hosts or slurm) and not timed"
+    chosen = "not (hosts or slurm or large) and not timed"
     assert chosen in jobs["openmpi, jobs"]
     assert f"{chosen} and not once" in jobs["mpich, jobs"]
 

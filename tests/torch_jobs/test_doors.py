@@ -95,6 +95,7 @@ refused(backend="mpi", init_method="tcp://127.0.0.1:1", rank=1, world_size=2)
 )
 
 
+@pytest.mark.once
 def test_a_process_of_its_own_has_nothing_of_mpi_until_it_says_so_and_is_one_rank_then() -> None:
     """Backends follow each other; and nothing that says there are others makes silent worlds of one."""
     lines = said(start("-c", ALONE)).splitlines()
