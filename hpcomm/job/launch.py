@@ -71,6 +71,7 @@ class Job(NamedTuple):
     restarts: int = 0
     grace_s: float | None = None
     check: bool = False
+    bind: str | None = None
 
 
 class Composition(NamedTuple):
@@ -184,6 +185,8 @@ def parser() -> Command:
     add("-x", "--env", **_setting("NAME=VALUE", _read_env, what))
     what = "OMP_NUM_THREADS, of each rank (default, on one host: its cores divided by its ranks)"
     add("--threads", **_setting("N", _read_threads, what))
+    what = "let each rank use all cores (default: as the MPI binds it; under MPICH, to its share of them)"
+    add("--bind", choices=["none"], help=what)
     what = "go on when a rank is killed; the others get PeerFailedError (Open MPI)"
     add("--survive", dest="env", action="append_const", const={survive.VARIABLE: "1"}, help=what)
     what = "run an mpi4py program over hpcomm, as it is: ranks compare their calls, errors name the line"
@@ -376,6 +379,7 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
         words += ["--host", job.hosts]
     elif "PBS_NODEFILE" in machine.environ:
         words += ["--hostfile", machine.environ["PBS_NODEFILE"]]
+    words += ["--bind-to", job.bind] if job.bind else []
     if not _is_local(job, machine):
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
@@ -391,12 +395,13 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     if _is_crowded(job, machine):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         words += [] if machine.environ.keys() & set(_MAPPING_SET) else ["--oversubscribe"]
-        words += [] if machine.environ.keys() & set(_BINDING_SET) else ["--bind-to", "none"]
+        words += [] if job.bind or machine.environ.keys() & set(_BINDING_SET) else ["--bind-to", "none"]
     return [*words, *_joined(job, machine)], wanted
 
 
 def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
     words = ["-hosts", job.hosts] if job.hosts else []
+    words += ["-bind-to", job.bind] if job.bind else []
     wanted: dict[str, str] = {}
     if _is_local(job, machine):
         wanted |= {} if machine.registers else _UCX_UNHOOKED
@@ -405,14 +410,14 @@ def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[st
         wanted |= {"UCX_TLS": f"^{','.join(left)}"} if left else {}
         if _is_crowded(job, machine):
             wanted |= _MPICH_YIELDING
-        elif mpi.bundled and machine.binds and len(job.programs) == 1:
+        elif mpi.bundled and machine.binds and len(job.programs) == 1 and not job.bind:
             each = machine.cores // (job.programs[0].ranks or machine.cores)
             wanted |= {"HYDRA_BINDING": f"core:{each}"} if each < machine.cores else {}
     return [*words, *_joined(job, machine)], wanted
 
 
 def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    words = ["--kill-on-bad-exit=1"]
+    words = ["--kill-on-bad-exit=1", *([f"--cpu-bind={job.bind}"] if job.bind else [])]
     wanted: dict[str, str] = {}
     if "SLURM_MPI_TYPE" not in machine.environ:
         words = {"openmpi": ["--mpi=pmix"], "mpich": ["--mpi=pmi2"]}.get(mpi.vendor, []) + words

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -211,13 +212,16 @@ def _telling(lines: list[str]) -> str:
 
 
 def _nodes(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The hosts of a job, each with its ranks and the number of distinct cores that these may use."""
+    """The hosts of a job: their ranks, which cores each of these may use, and how many cores that are in all.
+
+    A core has the number of its first hyper-thread.
+    """
     nodes: dict[str, dict[str, Any]] = {}
     for rank, about in enumerate(ranks):
-        node = nodes.setdefault(about["host"], {"host": about["host"], "cores": set(), "ranks": []})
-        node["cores"] |= set(about["cores"])
+        node = nodes.setdefault(about["host"], {"host": about["host"], "ranks": [], "bound": []})
         node["ranks"].append(rank)
-    return [{**node, "cores": len(node["cores"])} for node in nodes.values()]
+        node["bound"].append(sorted(int(re.split("[,-]", name)[0]) for name in about["cores"]))
+    return [{**node, "cores": len({*chain(*node["bound"])})} for node in nodes.values()]
 
 
 def _shared_memory() -> dict[str, object]:
@@ -380,13 +384,21 @@ def render(report: Mapping[str, Any]) -> str:
     """The report as a text of some twenty lines."""
     lines = [f"{name:14s}{text}" for name, text in _rows(report)]
     if report["nodes"]:
-        rows = [(node["host"], node["cores"], spans(node["ranks"])) for node in report["nodes"]]
-        lines += ["", table(("node", "cores", "ranks"), rows, left=(0, 2), rule=False)]
+        rows = [(node["host"], node["cores"], spans(node["ranks"]), _bound(node)) for node in report["nodes"]]
+        heads = "node", "cores", "ranks", "which may use the cores"
+        lines += ["", table(heads, rows, left=(0, 2, 3), rule=False)]
     for level in ("problem", "advice"):
         for finding in report["findings"]:
             if finding["level"] == level:
                 lines += ["", f"{level}: {finding['what']}", f"  try: {finding['hint']}"]
     return "\n".join([*lines, "", "healthy" if report["healthy"] else "not healthy: see the problems above"])
+
+
+def _bound(node: Mapping[str, Any]) -> str:
+    """`all`, or those of each rank, of the first eight: `0-3; 4-7`."""
+    each = [spans(cores) for cores in node["bound"][:9]]
+    each[8:] = ["..."] * len(each[8:])
+    return "all" if {*map(len, node["bound"])} == {node["cores"]} else "; ".join(each)
 
 
 def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

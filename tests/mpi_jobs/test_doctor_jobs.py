@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from processes import finish, judge
 
+from hpcomm.job.cores import here
 from hpcomm.job.installation import VENDORS, find_mpi
 from hpcomm.node import native
 
@@ -47,7 +48,16 @@ def test_under_a_launcher_rank_0_shows_who_is_where(job, n):
     assert report["mpi"]["size"] == n
     [node] = report["nodes"]
     assert node["ranks"] == list(range(n))
+    assert len(node["bound"]) == n
     assert ("ranks share" in str(report["findings"])) == (n > node["cores"])
+
+
+@pytest.mark.skipif(not here().binds or here().cores < 2, reason="cores that others use too, or one")
+def test_ranks_are_bound_to_their_cores_unless_the_user_says_otherwise(job):
+    n = here().cores
+    for options, each in (([], 1), (["--bind", "none"], n)):
+        report = json.loads(job(n, ["python", "-m", "hpcomm", "doctor", "--json"], options=options).stdout)
+        assert [len(cores) for cores in report["nodes"][0]["bound"]] == [each] * n
 
 
 WITHOUT = """

@@ -176,11 +176,13 @@ def test_runs_of_ranks_are_drawn_together(ranks, text):
 
 
 def test_ranks_are_sorted_by_node_and_their_cores_counted_once():
-    ranks = [{"host": host, "cores": cores} for host, cores in (("a", "01"), ("b", "01"), ("a", "12"))]
-    assert doctor._nodes(ranks) == [
-        {"host": "a", "cores": 3, "ranks": [0, 2]},
-        {"host": "b", "cores": 2, "ranks": [1]},
-    ]
+    mine = (("a", ["0,4", "1,5"]), ("b", ["1", "0"]), ("a", ["1,5", "2-3"]))
+    a, b = doctor._nodes([{"host": host, "cores": cores} for host, cores in mine])
+    assert a == {"host": "a", "cores": 3, "ranks": [0, 2], "bound": [[0, 1], [1, 2]]}
+    assert b == {"host": "b", "cores": 2, "ranks": [1], "bound": [[0, 1]]}
+    assert [*map(doctor._bound, (a, b))] == ["0-1; 1-2", "all"]
+    many = doctor._nodes([{"host": "a", "cores": [str(core)]} for core in range(99)])
+    assert doctor._bound(many[0]) == "0; 1; 2; 3; 4; 5; 6; 7; ..."
 
 
 def test_what_a_failing_probe_said_last_about_an_error_is_kept():

@@ -201,6 +201,14 @@ def test_the_users_mapping_and_binding_stay(name, left_out):
     assert words == expected.replace(left_out + " ", "")
 
 
+def test_no_rank_is_bound_where_the_user_says_so():
+    free, ours = job(2, bind="none"), machine(cores=4)._replace(binds=True)
+    assert line(free, OPENMPI, ours)[0] == "/env/bin/mpiexec --bind-to none -n 2 program0 x"
+    assert line(job(9, bind="none"), OPENMPI, ours)[0].count("--bind-to none") == 1
+    assert line(free, MPICH, ours) == ("/env/bin/mpiexec -bind-to none -n 2 program0 x", LOCAL)
+    assert "--cpu-bind=none" in line(free, Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))[0]
+
+
 def test_asking_by_option_beats_the_environment():
     _, added = line(job(1, env={"OMPI_MCA_btl": "self,sm"}), OPENMPI, machine(OMPI_MCA_btl="mine"))
     assert added == {"OMPI_MCA_btl": "self,sm"}
