@@ -59,14 +59,14 @@ class Communicator(
         is_inter, remote_size: whether it joins two groups, and how many ranks the other one has.
         check: level of agreement checking: "off", "light", "full", "values" or "strict" (see docs/errors.md).
         order: of reductions of floats, "rank" or "fast" (see docs/reproducible.md).
-        timeout: seconds after which a blocking verb or a wait raises WaitTimeoutError; None: for ever.
+        timeout: seconds after which a blocking call or a wait raises WaitTimeoutError; None: for ever.
         is_closed: whether it was given back to MPI.
         context: what hpcomm's own layers share of it; not for programs.
 
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
 
     On an inter-communicator the verbs mean what MPI says. all_reduce gives each group the other group's
-    result. If a verb has a root, the root itself passes root=hpcomm.ROOT, and the other ranks of its group
+    result. If a call has a root, the root itself passes root=hpcomm.ROOT, and the other ranks of its group
     pass hpcomm.PROC_NULL. The ranks of the other group pass the root's rank.
     """
 
@@ -201,15 +201,24 @@ class Communicator(
     def split(self, color: int, key: int = 0, name: str | None = None) -> Communicator: ...
     @overload
     def split(self, color: int | None, key: int = 0, name: str | None = None) -> Communicator | None: ...
-    def split(self, color: int | None, key: int = 0, name: str | None = None) -> Communicator | None:
+    @overload
+    def split(self, *, colour: int, key: int = 0, name: str | None = None) -> Communicator: ...
+    @overload
+    def split(self, *, colour: int | None, key: int = 0, name: str | None = None) -> Communicator | None: ...
+    def split(
+        self, color: Any = ..., key: int = 0, name: str | None = None, *, colour: Any = ...
+    ) -> Communicator | None:
         """Divide the ranks: those of one color form a communicator, ordered by key, then rank.
 
         Collective. Same as MPI_Comm_split.
 
         Args:
-            color: number from 0, or a truth value; None: this rank is in no part and gets None.
+            color: number from 0, or a truth value; None: this rank is in no part and gets None. colour is
+                the same.
         """
-        made = groups.split(self.context, color, key, name)
+        if (color is ...) is (colour is ...):
+            raise TypeError("split() takes one color")
+        made = groups.split(self.context, colour if color is ... else color, key, name)
         return None if made is None else over(made)
 
     def split_node(
@@ -385,7 +394,7 @@ class Communicator(
         self, shape: Sequence[int], periodic: bool | Sequence[bool] = False, *, reorder: bool = False,
         name: str | None = None,
     ) -> Cart:  # fmt: skip
-        """The ranks on a grid, with neighbour verbs. Collective. Same as MPI_Cart_create.
+        """The ranks on a grid, with neighbour operations. Collective. Same as MPI_Cart_create.
 
         Args:
             shape: ranks along each axis; -1: as many as there are left, evenly.
@@ -402,7 +411,7 @@ class Communicator(
     def graph(
         self, destinations: Sequence[int], sources: Sequence[int] | None = None, *, name: str | None = None
     ) -> Graph:
-        """The ranks as nodes of a directed graph, with neighbour verbs. Collective.
+        """The ranks as nodes of a directed graph, with neighbour operations. Collective.
 
         Same as MPI_Dist_graph_create_adjacent.
 

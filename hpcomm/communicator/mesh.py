@@ -114,6 +114,8 @@ class Mesh:
         (by,) = integers([step], "the step")
         return self.rank_at(**{axis: self.coords[axis] + by})
 
+    neighbor = neighbour  # as MPI spells it
+
     def describe(self) -> str:
         """A table of the ranks, with their nodes if there are several; this rank is in brackets."""
         names = self.names

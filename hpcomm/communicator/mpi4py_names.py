@@ -45,6 +45,16 @@ def spelt(name: str, verb: Verb) -> Verb:
     return alias  # type: ignore[return-value]  # it takes the same
 
 
+def also(verb: Verb) -> Verb:
+    """A verb under another spelling; traces and fingerprints see the call of its own name."""
+
+    @wraps(verb)
+    def alias(comm: Any, *given: Any, **named: Any) -> Any:
+        return getattr(comm, verb.__name__)(*given, **named)
+
+    return alias  # type: ignore[return-value]  # it takes the same
+
+
 def _means_the_same(name: str, x: object) -> bool:
     if x is None or isinstance(x, (array, memoryview)):
         return True
@@ -54,8 +64,11 @@ def _means_the_same(name: str, x: object) -> bool:
     return name == "allreduce" and number
 
 
-# mpi4py's spellings that are there, and that Python should not propose in place of a misspelt name of ours
-_ALIASES = frozenset({"allgather", "allreduce", "alltoall", "bcast", "reduce_scatter_block"})
+# Spellings of mpi4py's and American ones, which Python should not propose in place of a misspelt name
+_ALIASES = frozenset({
+    "allgather", "allreduce", "alltoall", "bcast", "reduce_scatter_block",
+    "neighbor_all_gather", "neighbor_all_gather_ragged", "neighbor_all_to_all", "neighbor_all_to_all_ragged",
+})  # fmt: skip
 _are_filled = False
 
 

@@ -108,6 +108,8 @@ ToAll: TypeAlias = Literal[
     "reduce_scatter",
     "neighbour_all_gather",
     "neighbour_all_to_all",
+    "neighbor_all_gather",
+    "neighbor_all_to_all",
 ]
 FromRoot: TypeAlias = Literal["broadcast", "scatter"]
 ToRoot: TypeAlias = Literal["reduce", "gather"]

@@ -101,6 +101,15 @@ def test_a_rank_without_a_color_is_left_out(comm: Any) -> None:
         part.close()
 
 
+def test_split_takes_color_in_both_spellings(comm: Any) -> None:
+    with comm.split(colour=0, key=-comm.rank) as part:
+        assert part.rank == comm.size - 1 - comm.rank
+    assert comm.split(colour=None) is None
+    for colors in ({}, {"color": 0, "colour": 0}):
+        with pytest.raises(TypeError, match="one color"):
+            comm.split(**colors)
+
+
 @pytest.mark.parametrize("color", [-1, "red", 1.5], ids=repr)
 def test_a_color_that_is_no_number_from_0_is_refused(comm: Any, color: Any) -> None:
     with pytest.raises(hpcomm.UsageError) as caught:

@@ -325,6 +325,25 @@ def test_neighbour_verbs_are_compared_and_seen_like_all_collectives(comm: Any) -
         grid.close()
 
 
+def test_neighbours_are_called_in_both_spellings(comm: Any, monkeypatch: Any) -> None:
+    grid, mesh = comm.cart((-1,), periodic=True), comm.mesh(x=-1)
+    x = np.full((2, 3), comm.rank)
+    for name in ("all_gather", "all_to_all"):
+        wanted = getattr(grid, f"neighbour_{name}")(x)
+        np.testing.assert_array_equal(getattr(grid, f"neighbor_{name}")(x), wanted)
+        with grid.plan(f"neighbor_{name}", x) as plan:
+            np.testing.assert_array_equal(plan(), wanted)
+        given = [*x] if name == "all_to_all" else x
+        ragged = getattr(grid, f"neighbor_{name}_ragged")(given)
+        np.testing.assert_array_equal(ragged, getattr(grid, f"neighbour_{name}_ragged")(given))
+    assert mesh.neighbor("x", -1) == mesh.neighbour("x", -1)
+    assert not [name for name in dir(grid) if name.startswith("neighbor_")]
+    with monkeypatch.context() as traced:  # which wraps the method of the own name
+        traced.setattr(type(grid), "neighbour_all_gather", lambda self, x: "seen")
+        assert grid.neighbor_all_gather(x) == "seen"
+    grid.close()
+
+
 def test_light_agreement_of_neighbours_cries_no_wolf(comm: Any) -> None:
     """Ranks that are no neighbours may be several calls apart."""
     grid = comm.cart((-1,))

@@ -23,6 +23,7 @@ from ...transport import progress
 from ...transport.endpoints import set_zero, share_memory
 from ...transport.late import buffer, host_copy, prepare, staging, transport
 from ..making.groups import channel
+from ..mpi4py_names import also
 from .collectives import carried_in_time
 from .neighbour_ragged import RaggedNeighbours
 
@@ -101,6 +102,9 @@ class NeighbourCollectives(RaggedNeighbours):
             async_op: begin, and return a Request to wait for.
         """
         return self._neighbours("neighbour_all_to_all", x, out, async_op, "alltoall")
+
+    neighbor_all_gather = also(neighbour_all_gather)  # as MPI spells it
+    neighbor_all_to_all = also(neighbour_all_to_all)
 
     # -- how ------------------------------------------------------------------------------------------
     def _neighbours(

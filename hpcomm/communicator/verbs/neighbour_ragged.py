@@ -16,6 +16,7 @@ from ...errors import UsageError
 from ...transport import progress
 from ...transport.late import dtypes, transport
 from ..making.groups import Channel, channel
+from ..mpi4py_names import also
 from ..payloads import device_payload, ragged
 from ..payloads.payload import DevicePayload, Opened, Payload, headed
 from ..shell import Shell
@@ -60,6 +61,9 @@ class RaggedNeighbours(Shell):
         async_op=True gives a Request.
         """
         return self._neighbours_ragged("neighbour_all_to_all_ragged", xs, len(self.destinations), async_op)
+
+    neighbor_all_gather_ragged = also(neighbour_all_gather_ragged)  # as MPI spells it
+    neighbor_all_to_all_ragged = also(neighbour_all_to_all_ragged)
 
     # -- how ------------------------------------------------------------------------------------------
     def _outward(self) -> Iterable[int]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ..context import Context
 
 _PLANNED = [*TABLE, *NEIGHBOURS, "send", "recv"]
+_AMERICAN = {name.replace("neighbour", "neighbor"): name for name in NEIGHBOURS}
 
 
 @watched
@@ -394,14 +395,14 @@ class Plans(Shell):
         """Prepare a call once to start it many times. Same as MPI_Allreduce_init and its kin.
 
         Args:
-            verb: name of a collective verb, also of a `neighbour_` one, "send" or "recv".
-            x, out, op, root: as the verb takes them. Without out each wait() returns the plan's own array,
-                which the next start may fill again.
+            verb: name of a collective operation, also of a `neighbour_` one, "send" or "recv".
+            x, out, op, root: as the operation takes them. Without out each wait() returns the plan's own
+                array, which the next start may fill again.
             dest, source, tag: for "send" and "recv".
             algorithm: one of hpcomm's for a collective, such as "ring" (docs/algorithms.md).
 
         Raises:
-            The errors of the verb, here and not at start. UsageError: verb cannot be planned, or not with
+            The errors of the operation, here and not at start. UsageError: it cannot be planned, or not with
             this algorithm: "tuned" and "mpi:..." choose at each call.
 
         Example (4 ranks):
@@ -409,7 +410,7 @@ class Plans(Shell):
             >>> for _ in range(1000):
             ...     step()
         """
-        comm = self.context
+        comm, verb = self.context, _AMERICAN.get(str(verb), verb)
         is_message, tensors = verb in ("send", "recv"), _tensors(x, out)
         try:
             comm.check_open("plan")
@@ -446,7 +447,7 @@ def _check_plannable(comm: Shell, verb: str, x: object, algorithm: str | None) -
             f"algorithm={algorithm!r} cannot be planned", hint="an own schedule by name, or leave it away"
         )
     if verb not in _PLANNED:
-        hint = did_you_mean(verb, _PLANNED, "a collective verb, 'send' or 'recv'")
+        hint = did_you_mean(verb, _PLANNED, "a collective operation, 'send' or 'recv'")
         raise UsageError(f"{verb!r} cannot be planned", hint=hint)
     if algorithm is not None and verb not in TABLE:
         raise UsageError(f"{verb} has no algorithm", hint="leave algorithm= away")
