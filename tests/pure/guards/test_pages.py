@@ -1,4 +1,4 @@
-"""Pages begin with words for their reader."""
+"""Pages begin with words for their reader, and specs with the schema for their editor."""
 
 import re
 from pathlib import Path
@@ -13,3 +13,12 @@ def test_every_page_begins_with_a_sentence() -> None:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert re.match(r"# .+\n\n(```{image}(?s:.*?)```\n\n)?(?!```|[#|<-])\S", text), page
+
+
+def test_specs_name_the_schema_where_editors_look_for_it() -> None:
+    specs = [*(ROOT / "mpmd_configs").glob("*.toml")]
+    assert specs
+    for spec in specs:
+        word, _, path = spec.read_text(encoding="utf-8").partition("\n")[0].partition(" ")
+        assert word == "#:schema", spec
+        assert (spec.parent / path).samefile(ROOT / "hpcomm/job/spec/spec.json"), spec
