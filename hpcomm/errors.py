@@ -180,7 +180,7 @@ def named(ranks: Sequence[int], most: int = NAMED) -> str:
     return text + " and others" * (len(ranks) > most)
 
 
-OBJECT_FORM = "the verb's _object form"  # in hints of who does not know the verb
+OBJECT_FORM = "the call's _object form"  # in hints of who does not know the verb
 GRADIENT_FORM = "hpcomm.differentiable, which keeps it; x.detach() or torch.no_grad() where it is not wanted"
 _DIFFERENTIABLE = (
     "all_gather",

@@ -468,7 +468,7 @@ def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int], verb: str
             "look at that rank's own error",
             refusing,
         )
-    hint = "give every rank the same verb, operator, dtype, number of elements and root, in the same order"
+    hint = "make the same call on every rank, in the same order: operator, dtype, number of elements, root"
     if verb in RAGGED:
         hint += f"; {verb}_ragged takes arrays of any shape and dtype"
     return MismatchError(

@@ -29,7 +29,7 @@ class Topology(NeighbourCollectives, Communicator):
     """A communicator whose ranks have neighbours.
 
     Attributes:
-        sources: the ranks that this one hears from in a neighbour verb; hpcomm.PROC_NULL: nobody there.
+        sources: the ranks that this one hears from in a neighbour operation; hpcomm.PROC_NULL: nobody there.
         destinations: the ranks that it speaks to.
     """
 

@@ -55,7 +55,7 @@ class Surface(MPI.Comm):
 
     @property
     def communicator(self) -> Communicator:
-        """hpcomm's communicator of the same ranks: its timeout, its observers and all verbs.
+        """hpcomm's communicator of the same ranks: its timeout, its observers and all operations.
 
         Raises:
             UsageError: there is none, as of a null handle.

@@ -344,7 +344,7 @@ def _number(x: complex | np.generic) -> Buffer:
         return _scalar(array, lambda filled: filled[()])
     if array.dtype.hasobject or (type(x) is int and array.dtype.kind == "u"):
         what = f"{x} does not fit into 64 bits"
-        raise DtypeError(what, hint="the verb's _object form, which takes ints of any size")
+        raise DtypeError(what, hint="the call's _object form, which takes ints of any size")
     return _scalar(array, lambda filled: filled.item() if filled.ndim == 0 else filled)
 
 
@@ -423,10 +423,10 @@ def _masked(what: str, where: str | None, hint: str) -> LayoutError:
 
 def _instead(x: object) -> str:
     if isinstance(x, (list, tuple)) and any(hasattr(each, "shape") for each in x):
-        return "numpy.stack(x) for arrays of one shape, the verb's _object form for anything else"
+        return "numpy.stack(x) for arrays of one shape, the call's _object form for anything else"
     if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
-        return "numpy.asarray(x) for numbers, the verb's _object form for anything else"
-    return "the verb's _object form, which takes any Python object"
+        return "numpy.asarray(x) for numbers, the call's _object form for anything else"
+    return "the call's _object form, which takes any Python object"
 
 
 def _is_narrow(dtype: object) -> bool:

@@ -80,7 +80,7 @@ def from_numpy(dtype: np.dtype[np.generic]) -> Dtype:
         raise DtypeError(what, hint="x.astype(x.dtype.newbyteorder('='))")
     if dtype.hasobject:
         what = f"dtype {dtype} holds Python objects, whose addresses mean nothing on another rank"
-        raise DtypeError(what, hint="the verb's _object form, which pickles")
+        raise DtypeError(what, hint="the call's _object form, which pickles")
     if dtype.kind in "biufc" or dtype.name in BY_NAME:
         name = {"fg": "longdouble", "cG": "clongdouble"}.get(dtype.kind + dtype.char, dtype.name)
         if name in BY_NAME:

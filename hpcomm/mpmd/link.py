@@ -38,14 +38,14 @@ class Link:
 
     Attributes:
         name, peer: names of this program and of the other one.
-        comm: the inter-communicator, with all verbs; ranks given to send and recv are the peer's.
+        comm: the inter-communicator, with all operations; ranks in send and recv are the peer's.
         recorder: what keeps or has the verdicts of an implicit coupling, if anything does.
         local: this program's own communicator.
         couples: whether fields may go over it.
         is_first: True on one of the two sides, which begins where they take turns.
         timeout_s: seconds that implicit coupling waits for the other program, the longest timeout of the
             fields.
-        deadline_s: seconds after which a blocking verb of comm, or a wait without a timeout, ends the job.
+        deadline_s: seconds after which a blocking call of comm, or a wait without a timeout, ends the job.
             The default is 300; None: no limit.
         busy_s: seconds spent in put, get and exchange.
     """

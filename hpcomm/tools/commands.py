@@ -27,7 +27,7 @@ COMMANDS = {
     "where": ("hpcomm.tools.where", "say where the ranks of running jobs are, and who waits for whom"),
     "top": ("hpcomm.tools.where:top", "show what the ranks of running jobs are doing"),
     "report": ("hpcomm.tools.report", "show what the calls of a traced run took, and who waited for whom"),
-    "selftest": ("hpcomm.tools.selftest", "check all verbs on the ranks that it is started with"),
+    "selftest": ("hpcomm.tools.selftest", "check all operations on the ranks that it is started with"),
     "diff": ("hpcomm.tools.diff", "name the first call in which two runs with --fingerprint differ"),
     "doctor": ("hpcomm.tools.doctor", "examine MPI, launcher, shared memory and environment of this machine"),
     "env": ("hpcomm.tools.env", "list the variables that hpcomm reads, and those that are set"),

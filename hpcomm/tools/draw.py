@@ -29,21 +29,21 @@ from .canvas import PICTURES, save, title, writable
 from .sim import check_ranks, numbers
 
 VIEWS = ("messages", "steps", "time", "cost", "winners")
-OUTPUT = """.svg, .png, .pdf; .json: a Chrome trace; of steps .gif or .html: an animation, .md: a table
-(default: ALGORITHM_VIEW.svg; of steps a table on the screen)"""
+OUTPUT = """.svg, .png or .pdf, or .json for a Chrome trace; with --view steps also .gif or .html, an
+animation, or .md, a table (default: ALGORITHM_VIEW.svg; with --view steps a table on the screen)"""
 parser = partial(
     Command,
     "hpcomm draw",
     "Draw collective algorithms and what they cost.",
-    option("algorithm", help="a name; for cost and winners several with commas, or all"),
+    option("algorithm", help="a name; with --view cost or winners several, with commas, or all"),
     option("--verb", default="all_reduce", help="all_reduce, broadcast, ..."),
-    option("--ranks", type=int, default=8, help="of the picture; the most for winners"),
-    option("--root", type=int, default=0, help="of verbs that have one"),
+    option("--ranks", type=int, default=8, help="how many; with --view winners the largest number"),
+    option("--root", type=int, default=0, help="the root, for operations that have one"),
     option("--view", choices=VIEWS, default=VIEWS[0], help="what is drawn"),
-    option("--bytes", default="64k", help="of x: of them depend times, and the chunks of pipelines"),
-    option("--machine", default="cluster", help="a preset's name, or a JSON file: of it depend times"),
+    option("--bytes", default="64k", help="size of x, which decides times, and the chunks of pipelines"),
+    option("--machine", default="cluster", help="a preset's name, or a JSON file; it decides times"),
     LOAD,
-    option("--json", action="store_true", help="of steps on the screen: records instead of a table"),
+    option("--json", action="store_true", help="with --view steps: records instead of a table on the screen"),
     option("-o", "--output", metavar="FILE", help=OUTPUT),
 )
 MOST_MESSAGES = 2_000_000  # of a picture or a trace

@@ -1,4 +1,4 @@
-"""`hpcomm selftest`: a quick check of all verbs, on the ranks that it is started with.
+"""`hpcomm selftest`: a quick check of all operations, on the ranks that it is started with.
 
 hpcomm run -n 4 python -m hpcomm selftest
 
@@ -19,7 +19,7 @@ from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, ROOT_SENDS,
 from ..job.command_line import Command
 
 Cases = Iterator[tuple[str, Any, Any]]  # what was called, its result, what it should be
-parser = partial(Command, "hpcomm selftest", "Check all verbs on the ranks that it is started with.")
+parser = partial(Command, "hpcomm selftest", "Check all operations on the ranks that it is started with.")
 SIZES = (1, 1000, 100_000)  # elements: in the quick way, by MPI or the core, and in pieces
 WRONG = 1  # exit status
 

@@ -40,15 +40,17 @@ from .fit import job, seconds_of
 from .sim import numbers
 
 VERBS = tuple(verb for verb in TABLE if verb != "barrier")  # a barrier has no size to choose by
-_PLOT = "a chart of measured against modelled (default: tuned.svg)"
+_PLOT = "draw measured against modelled times (default: tuned.svg)"
 parser = partial(
     Command,
     "hpcomm tune",
-    "Which algorithm is fastest here.",
-    option("--ranks", type=int, default=2, help="of the job that measures, and of the table"),
-    option("--verb", default="all", help=f"with commas between: {','.join(VERBS)}"),
-    option("--bytes", default="8,512,8k,64k,512k,4M", help="of x on one rank, or of one block"),
-    option("--rounds", type=int, default=9, help="of which the median counts"),
+    "Measure which algorithm of each collective is fastest here, and keep a table.",
+    option("--ranks", type=int, default=2, help="how many ranks measure; the table is for that many"),
+    option("--verb", default="all", help=f"one or several of {', '.join(VERBS)}, with commas"),
+    option(
+        "--bytes", default="8,512,8k,64k,512k,4M", help="sizes to measure: of a rank's x, or of one block"
+    ),
+    option("--rounds", type=int, default=9, help="how often each is measured; the median counts"),
     option("-o", "--output", help="the table (default: HPCOMM_TUNED, or the user's cache)"),
     option("--plot", metavar="FILE", nargs="?", const="tuned.svg", help=_PLOT),
     option("--no-model", action="store_true", help="do not fit the model, and do not compare"),

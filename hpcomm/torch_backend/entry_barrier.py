@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ANY_BYTES = 2**64 - 1
 # In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
 _MEETING = 16 << 6
-_ALIKE = "give every rank the same verb, operator, dtype, shape and root, in the same order"
+_ALIKE = "make the same call on every rank, in the same order: operator, dtype, shape, root"
 _FAR_LOOKS = 10  # that find a rank of another node ended: what it sent before may still be on its way
 _SAY_S = 1.0  # of waiting, then a rank says in the store that it is there
 

@@ -166,7 +166,7 @@ def test_ranks_that_differ_are_told_both_calls(own_comm: Any, differ: str) -> No
         comm.all_gather(x) if differ == "gathered" else comm.all_reduce(x)
     text = str(caught.value)
     assert "rank 0: all_" in text, text  # also if it has been told before, and has left its call
-    assert "try:   give every rank the same verb" in text
+    assert "try:   make the same call on every rank" in text
     assert ("all_gather_ragged takes arrays" in text) == (differ == "gathered")
 
 

@@ -225,7 +225,7 @@ def _described(dtype: np.dtype[np.generic]) -> str:
     """A dtype that has no name of ours, in words that make it again."""
     descr = np.lib.format.dtype_to_descr(dtype)
     if np.lib.format.descr_to_dtype(descr) != dtype:
-        raise DtypeError(f"numpy has no words for dtype {dtype}", hint="the verb's _object form")
+        raise DtypeError(f"numpy has no words for dtype {dtype}", hint="the call's _object form")
     return repr(descr)
 
 

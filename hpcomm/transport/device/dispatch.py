@@ -310,7 +310,7 @@ class DeviceDispatch:
         raise MismatchError(
             f"ranks disagree about a large call on '{call.comm.name}'.{rows}",
             where(call.verb, call.comm),
-            "give every rank the same verb, operator, dtype, number of elements and root, in the same order",
+            "make the same call on every rank, in the same order: operator, dtype, number of elements, root",
         )
 
     def _meet(self, device: Any) -> Stages:
