@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import CodeType, FrameType
 from typing import Protocol
 
@@ -38,7 +38,7 @@ __all__ = [
     "WaitTimeoutError",
 ]
 
-NAMED = 16  # ranks of those that have not come
+NAMED = 16  # ranks, or runs of them, in one message
 _PACKAGE = __file__.rpartition("errors.py")[0]
 _APPS = _PACKAGE + "apps/"
 
@@ -174,10 +174,21 @@ def has_ended(what: str, where: str, ranks: Sequence[int]) -> PeerFailedError:
     return PeerFailedError(f"{what} needs {named(ranks)}, which {have} ended", where, hint, ranks)
 
 
-def named(ranks: Sequence[int], most: int = NAMED) -> str:
-    """`rank 2`, `ranks 2, 5`, `ranks 2, 5 and others`."""
-    text = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:most]))}"
-    return text + " and others" * (len(ranks) > most)
+def named(ranks: Collection[int], most: int = NAMED) -> str:
+    """`rank 2`, `ranks 2, 5-8`, `ranks 2, 5 and others`: at most so many runs of them."""
+    runs = spans(sorted(ranks)).split(", ")
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs[:most])}" + " and others" * (len(runs) > most)
+
+
+def spans(ranks: Iterable[int]) -> str:
+    """`0-3, 8`: ascending ranks, with runs drawn together."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1][1:] = [rank]
+        else:
+            runs.append([rank])
+    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 OBJECT_FORM = "the call's _object form"  # in hints of who does not know the verb

@@ -6,6 +6,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from .._lazy import MPI
+from ..errors import named
 
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own
 
@@ -28,9 +29,9 @@ class Ranks(NamedTuple):
         return [rank for first, last in self.runs for rank in range(first, last + 1)]
 
     def __str__(self) -> str:
-        shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in self.runs)
-        more = self.total - len(self.known())
-        return f"rank{'s' * (self.total > 1)} {shown}" + (f" and {more} more" if more else "")
+        known = self.known()
+        more = self.total - len(known)
+        return named(known) + (f" and {more} more" if more else "")
 
 
 Calls = dict[Call, Ranks]

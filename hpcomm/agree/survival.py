@@ -85,7 +85,7 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
     if ranks:
         whose = f"'{comm.name}'" if comm.partners is None else f"program '{comm.partners.name}'"
-        what = f"{named(ranks, len(ranks))} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
+        what = f"{named(ranks)} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
     hint = "comm.shrink() makes one of the ranks that live" if segment.survives else "go on without it"
     return PeerFailedError(what, where(verb, comm), hint, ranks)
 

@@ -108,17 +108,6 @@ class Command(Parser):
         raise ConfigError(message, self.prog, " or ".join([*near, f"{self.prog} --help"]))
 
 
-def spans(ranks: Sequence[int]) -> str:
-    """`0-3, 8`: ascending ranks, with runs drawn together."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,), rule: bool = True
 ) -> str:

@@ -39,7 +39,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError
+from ..errors import ConfigError, named
 from .launcher import call
 
 _SHM = Path("/dev/shm")
@@ -190,8 +190,8 @@ class _Server:
             for late in [each for each in self.strangers if now - each.since > _PROVE_S]:
                 self._close(late)
             if not (self.has_all or self.failed) and now - self.begin > self.seconds:
-                missing = [str(rank) for rank in range(self.size) if rank not in self.ranks]
-                self._give_up(f"ranks {', '.join(missing)} have not come within {self.seconds:.0f} s")
+                missing = named({*range(self.size)} - self.ranks.keys())
+                self._give_up(f"{missing} did not come within {self.seconds:.0f} s")
 
     def _is_over(self) -> bool:
         """Whether all ranks have gone, or the one that has begun us before all had come."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..errors import named
 from . import variables
 from .launcher import (
     SLURM,
@@ -87,14 +88,10 @@ def away(seen: Look, line: Sequence[str]) -> str:
 
 def _named(ranks: Iterable[int], line: Sequence[str], between: str) -> str:
     """`rank 2 of the world (python ocean.py), or ...`: those of one command together."""
-    from .command_line import spans  # not at the start, which it would double
-
     groups: dict[str, list[int]] = {}
     for rank in sorted(ranks):
         groups.setdefault(f" ({command_of(rank, line)})" if line else "", []).append(rank)
-    return between.join(
-        f"rank{'s' * bool(some[1:])} {spans(some)} of the world{command}" for command, some in groups.items()
-    )
+    return between.join(f"{named(some)} of the world{command}" for command, some in groups.items())
 
 
 # -- the watcher's own process -------------------------------------------------------------------------

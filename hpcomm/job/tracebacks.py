@@ -29,8 +29,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from ..errors import in_package
-from .command_line import spans
+from ..errors import in_package, named, spans
 from .launcher import reader_of
 from .process_role import world_rank
 
@@ -263,4 +262,4 @@ def _each(ranks: Sequence[int], differing: Sequence[Sequence[str]], program: str
 
 
 def _named(ranks: Sequence[int], program: str) -> str:
-    return f"[{program or 'rank' + 's' * (len(ranks) > 1)} {spans(ranks)}]"
+    return f"[{program} {spans(ranks)}]" if program else f"[{named(ranks, len(ranks))}]"

@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._lazy import MPI
-from ..errors import ConfigError, did_you_mean
-from ..job.command_line import spans
+from ..errors import ConfigError, did_you_mean, named
 
 NBYTES = 512  # of a line at most
 BLOCK = 256  # ranks that have a leader
@@ -40,7 +39,7 @@ TO_FIRST, FROM_FIRST, TO_ALL = 32101, 32102, 32103  # tags
 PROGRAMS = "HPCOMM_PROGRAMS"  # "ocean=0-1 atmosphere=2-2": who takes part, with which ranks of the world
 _LISTENING_S = 1.0  # for an answer, and then for lines of other ranks that nobody answered either
 _LINE = re.compile(r"(\d{1,9})-(\d{1,9})/([1-9]\d{0,8})\t(([^\t]*\t){4}[^\t]*)")
-_NAMED = 16  # ranks, or lines, of one message to the user
+_NAMED = 16  # lines of one message to the user
 _BATCH_S = 0.1  # in which a leader gathers what it passes on, as long as its block is not complete
 _PAUSE_S = 0.01  # between two looks, at most
 _LAST_S = 0.3  # for a message to a rank that did not come: it may never end
@@ -131,7 +130,7 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
         first, _, last = ranks.partition("-")
         found[name] = range(int(first), int(last) + 1)
     if found and max(ranks.stop for ranks in found.values()) > size:
-        told = ", ".join(f"{name}: {counted(ranks)}" for name, ranks in found.items())
+        told = ", ".join(f"{name}: {named(ranks)}" for name, ranks in found.items())
         what = f"{PROGRAMS} announces {told}, but this job has {size} rank{'s' * (size > 1)}."
         raise _error(what, "start the job as `hpcomm run --dry-run` shows, or unset that variable")
     return found
@@ -269,7 +268,7 @@ def check(
     absent = [rank for rank, entry in zip(members, entries, strict=True) if entry is None]
     if absent:
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]
-        who = f"program {' and '.join(map(repr, names))} ({counted(absent)})" if names else counted(absent)
+        who = f"program {' and '.join(map(repr, names))} ({named(absent)})" if names else named(absent)
         raise _error(
             f"{who} of the world did not join within {timeout_s:g} s.\n{came()}",
             "let every program of the job call hpcomm.join; say joins = false in the spec for one that"
@@ -316,7 +315,7 @@ def _check_announced(
     if announced and list(announced.get(name, ())) != ranks:
         at_ranks = [other for other, theirs in announced.items() if set(theirs) & set(ranks)]
         raise _error(
-            f"{counted(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(at_ranks)}"
+            f"{named(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(at_ranks)}"
             f" there.\n{came()}",
             f"hpcomm.join() takes the name from the spec; or write hpcomm.join({at_ranks[0]!r})",
         )
@@ -334,20 +333,10 @@ def listed(members: Sequence[int], entries: Sequence[Any]) -> str:
     groups: dict[tuple[str, str, str], list[int]] = {}
     for entry, ranks in _said(members, entries).items():
         groups.setdefault((entry.name, entry.script, entry.host), []).extend(ranks)
-    rows = [
-        f"{name!r} {counted(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()
-    ]
+    rows = [f"{name!r} {named(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()]
     if len(rows) > _NAMED:
         rows[_NAMED:] = [f"and {len(rows) - _NAMED} more"]
     return "\n".join(f"  {'came: ' if i == 0 else '      '} {row}" for i, row in enumerate(rows))
-
-
-def counted(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
-    shown = spans(sorted(ranks))
-    if shown.count(",") >= _NAMED:
-        return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"
 
 
 def _error(what: str, hint: str) -> ConfigError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.shell import watched
-from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, warn
+from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, named, warn
 from ..job.progress import PIPE, Progress
 from ..job.spec.calendar import Time
 from ..job.spec.schema import LONGEST_S
@@ -474,7 +474,7 @@ class Program:
         return "\n".join(lines)
 
     def _who(self) -> str:
-        rows = [f"{name!r} {handshake.counted(ranks)}" for name, ranks in self.ranks.items()]
+        rows = [f"{name!r} {named(ranks)}" for name, ranks in self.ranks.items()]
         return f"  came:  {', '.join(rows)}"
 
     def __repr__(self) -> str:

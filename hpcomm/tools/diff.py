@@ -14,7 +14,8 @@ import numpy as np
 from .._lazy import NDArray
 from ..communicator import program_calls
 from ..communicator.fingerprint import CALL, CALLS, KINDS
-from ..job.command_line import Command, option, spans
+from ..errors import named
+from ..job.command_line import Command, option
 
 parser = partial(
     Command,
@@ -121,7 +122,7 @@ def _first(a: Ranks, b: Ranks) -> str:
     """What is to be said of the first difference; empty: there is none."""
     lacking = a.keys() ^ b.keys()
     if lacking:
-        return f"{_of_ranks(lacking)} made no call in {'A' if lacking & b.keys() else 'B'}"
+        return f"{named(lacking)} made no call in {'A' if lacking & b.keys() else 'B'}"
     found = sorted(each for rank in a if (each := _differs(rank, a[rank], b[rank])) is not None)
     if not found:
         return ""
@@ -130,7 +131,7 @@ def _first(a: Ranks, b: Ranks) -> str:
     near = [each for each in found if each[:2] == first[:2]]
     if not first.is_shared:  # of messages, that one alone
         near = [each for each in near if each[:4] == first[:4] and a[each.rank].kind(n) == x.kind(n)]
-    of = f"call {n + 1} of {_of_ranks({each.rank for each in near})}"
+    of = f"call {n + 1} of {named({each.rank for each in near})}"
     return _told(of, (x.words(n), y.words(n)), _why(x, y, n, near), x.words(n - 1) if n else "")
 
 
@@ -175,15 +176,11 @@ def _why(a: Rank, b: Rank, n: int, near: list[_Differs]) -> str:
         return "other calls"
     givers = {each.rank for each in near if not each.takes}
     if givers:
-        return f"{_of_ranks(givers)} gave other values: look before this call"
+        return f"{named(givers)} gave other values: look before this call"
     if _is_own(x):
         return "other elements in the halo"
     of = " out of the same" if a.calls[n]["given"] else ""
     return f"other values came{of}: from another rank, in another order, by a race, by what MPI does"
-
-
-def _of_ranks(ranks: set[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {spans(sorted(ranks))}"
 
 
 # -- another number of ranks -----------------------------------------------------------------------------

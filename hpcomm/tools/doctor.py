@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from .. import __version__
-from ..errors import ConfigError
-from ..job.command_line import AS_JSON, Command, is_another_rank, size, spans, table
+from ..errors import ConfigError, named, spans
+from ..job.command_line import AS_JSON, Command, is_another_rank, size, table
 from ..job.cores import usable_cores
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_of, which
 from ..job.mpi_shared_memory import stale_segments
@@ -274,7 +274,7 @@ def _about_mpi(mpi: Mpi | None, environ: Mapping[str, str]) -> Iterator[Finding]
 
 def _about_core(mpi: Mpi | None) -> Iterator[Finding]:
     for (why, hint), ranks in _core_lacks(mpi).items():
-        what = f"between ranks of a node all goes by MPI, not by the node core: {_on(ranks)}{why}."
+        what = f"between ranks of a node all goes by MPI, not by the node core: {named(ranks)}: {why}."
         yield Finding("advice", what, hint)
 
 
@@ -416,7 +416,7 @@ def _rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "packages", ", ".join(installed) or "none"
     yield from _memory_rows(report["shared_memory"])
     if mpi and mpi["size"] > 1:
-        whys = [_on(ranks) + why for (why, _), ranks in _core_lacks(mpi).items()]
+        whys = [f"{named(ranks)}: {why}" for (why, _), ranks in _core_lacks(mpi).items()]
         yield "node core", f"not used: {'; '.join(whys)}" if whys else "used"
     yield from _gpu_rows(report["gpu"], mpi)
 
@@ -439,7 +439,3 @@ def _gpu_rows(gpu: Mapping[str, Any], mpi: Mpi | None) -> Iterator[tuple[str, st
     yield "GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver
     for way, ranks in _who_says(gpu["paths"] or ()).items():
         yield f"rank {spans(ranks)}", way
-
-
-def _on(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {spans(ranks)}: "

@@ -14,8 +14,7 @@ from string import ascii_letters
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.verbs import REDUCTIONS
-from ..errors import UsageError
-from ..job.command_line import spans
+from ..errors import UsageError, spans
 from ..schedule.steps import Chunk, Step, steps
 from .canvas import arrow, pyplot, step_colour
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ..agree import shutdown
-from ..errors import WaitTimeoutError, named
+from ..errors import WaitTimeoutError
 from .store_reports import come
 from .torch_errors import as_torch
 
@@ -42,7 +42,7 @@ def wait_for_all(group: ProcessGroupMPI, timeout: timedelta | float | None, wait
         store.set(verdict, json.dumps(missing))
     if missing:
         shutdown.remember(group.comm.context, missing)
-        me, who = group.rank(), named(missing, len(missing)).capitalize()
+        me, who = group.rank(), f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
         if me:
             begin = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"
             begin += " from rank 0"

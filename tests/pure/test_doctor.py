@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import hpcomm
-from hpcomm.errors import ConfigError
-from hpcomm.job.command_line import spans
+from hpcomm.errors import ConfigError, spans
 from hpcomm.job.process_role import NUMBERS
 from hpcomm.job.process_role import told as told_number
 from hpcomm.node import native

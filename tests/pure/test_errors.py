@@ -156,3 +156,16 @@ def test_an_error_travels_between_processes_unharmed(name: str) -> None:
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([2], "rank 2"),
+        ({5, 2}, "ranks 2, 5"),
+        ([0, 1, 2, 3, 8], "ranks 0-3, 8"),
+        ([1, 3, 5], "ranks 1, 3 and others"),
+    ],
+)
+def test_ranks_are_named_with_runs_drawn_together(ranks: Any, text: str) -> None:
+    assert errors.named(ranks, 2) == text

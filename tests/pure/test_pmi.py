@@ -109,7 +109,7 @@ def test_it_listens_where_it_was_told_to() -> None:
 def test_who_is_late_is_named_to_those_who_came() -> None:
     with (
         server(3, seconds=1.0) as port,
-        pytest.raises(ConfigError, match=r"ranks 0, 2 have not come within 1 s"),
+        pytest.raises(ConfigError, match=r"ranks 0, 2 did not come within 1 s"),
     ):
         come(port, 1, 3)
 

@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from ...errors import ConfigError
+from ...errors import ConfigError, named
 from ...job import run_spec
 from ...job.command_line import AS_JSON, Command, option
 from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
-from ..handshake import counted
 from .spec_file import FieldSpec, JobSpec
 from .spec_reader import read
 
@@ -81,7 +80,7 @@ def plan(argv: Sequence[str]) -> int:
         program = spec.programs[name]
         where = ", ".join(host for host, _ in program.hosts) or "anywhere"
         alone = "" if program.joins else ", does not join"
-        print(f"program {name}: {counted(ranks)}, {program.device}, {where}{alone}")
+        print(f"program {name}: {named(ranks)}, {program.device}, {where}{alone}")
     for each in spec.fields:
         print(f"field {each.name}: {each.source} -> {each.target}, {_about(each, spec.calendar is not None)}")
     return 0
