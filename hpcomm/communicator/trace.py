@@ -27,21 +27,19 @@ from __future__ import annotations
 
 import mmap
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
 from inspect import signature
 from itertools import count
-from pathlib import Path
 from struct import Struct
 from threading import current_thread, get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from ..core.request import Request
 from ..errors import UsageError, demand, source_line
+from ..job.host import host_mark
 from . import shell
 from .payloads import pickling
 from .program_calls import Rows, alone, later, methods, outside, program, ranks_of, words_of
@@ -66,11 +64,9 @@ class _Log(Rows):
     def __init__(self, comm: Any, folder: str) -> None:
         self._codes: list[Any] = []  # whose id() is in keys of rows
         self._pages: dict[int, Any] = {}
-        self._number, clock = count().__next__, socket.gethostname()
-        with suppress(OSError):
-            clock = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        more = {"clock": clock, "wall": time.time_ns(), "monotonic": _clock()}
-        super().__init__(comm, folder, (ROWS, RECORDS), "trace", host=socket.gethostname(), **more)
+        self._number = count().__next__
+        more = {"clock": host_mark(), "wall": time.time_ns(), "monotonic": _clock()}
+        super().__init__(comm, folder, (ROWS, RECORDS), "trace", host=os.uname().nodename, **more)
 
     def add(self, *fields: int) -> int:
         """Write a record; its number, from 1 on."""

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, named
+from .host import host_mark
 from .launcher import call
 
 _SHM = Path("/dev/shm")
@@ -53,11 +54,7 @@ _ANSWER_S = 30.0  # for a rank to take an answer
 
 def node() -> bytes:
     """What ranks have in common that may share memory and a loopback address: kernel, network, /dev/shm."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        network = Path("/proc/self/ns/net").readlink()
-        return hashlib.sha256(f"{boot}{network} {_SHM.stat().st_dev}".encode()).digest()
-    return hashlib.sha256(socket.gethostname().encode()).digest()
+    return hashlib.sha256(host_mark("net", str(_SHM)).encode()).digest()
 
 
 def start(told: dict[str, object]) -> int:

@@ -13,13 +13,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..agree import runtime
 from ..errors import ConfigError, WaitTimeoutError, has_ended, named
+from ..job.host import host_mark
 from ..node import native, segment
 from ..watch import start_up
 from .store_reports import come
@@ -136,7 +135,7 @@ def on_one_node(store: Store, rank: int, size: int, seconds: float) -> NodeWorld
     attempt = "/".join(os.environ.get(f"TORCHELASTIC_{word}", "") for word in ("RUN_ID", "RESTART_COUNT"))
     tell = telling(store, rank, range(size), f"hpcomm/node/{attempt}", seconds)
     lack = native.missing()
-    words = [lack.why if lack is not None else "", _this_node()]
+    words = [lack.why if lack is not None else "", f"{os.uname().nodename} {host_mark('/dev/shm')}"]
     lacks, nodes = zip(*(said.decode().split("\n") for said in tell("\n".join(words).encode())), strict=True)
     if (n := len({*nodes})) > 1:
         return f"they are on {n} nodes"
@@ -149,15 +148,6 @@ def on_one_node(store: Store, rank: int, size: int, seconds: float) -> NodeWorld
         return f"they have no node core: {native.refused.why}"
     start_up.start_on_node(near)
     return NodeWorld(near)
-
-
-def _this_node() -> str:
-    """The same for all processes of one host that have one /dev/shm, and for no others."""
-    host = os.uname().nodename
-    with suppress(OSError):
-        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{host} {booted} {os.stat('/dev/shm').st_dev}"  # noqa: PTH116
-    return host
 
 
 def telling(

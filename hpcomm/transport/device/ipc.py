@@ -14,7 +14,6 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from ...core.request import Stages
 from ...device.arrays import Place
 from ...device.driver import Device
 from ...errors import TransportError
+from ...job.host import host_mark
 from .pipeline import Line
 from .staging import Station, station
 
@@ -36,12 +36,7 @@ _OPENED = 16  # allocations of other processes that stay open
 @lru_cache(maxsize=1)
 def node() -> str:
     """The same for processes that may reach each other: the boot of the machine, and the PID namespace."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(
-            Path("/proc/self/ns/pid").readlink()
-        )
-    except OSError as error:
-        return f"{os.uname().nodename}: {error}"
+    return host_mark("pid")
 
 
 @dataclass
