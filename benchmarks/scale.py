@@ -27,7 +27,7 @@ from measure import save
 from mpi4py import MPI
 
 import hpcomm
-from hpcomm.agree.differing_calls import Call, alone, joined, rows
+from hpcomm.agree.differences import Call, alone, joined, rows
 from hpcomm.agree.partners import Partners
 from hpcomm.communicator.communicator import Communicator, over
 from hpcomm.communicator.context import Context

@@ -44,19 +44,28 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .._lazy import MPI
 from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
-from ..core.verbs import RAGGED
-from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, has_ended, located, where
+from ..errors import HpcommError, MismatchError, has_ended, located, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime, survival
-from .differing_calls import Call, Calls, alone, calls_of, joined, refusers, rows
-from .doing import Doing, ask
+from .differences import (
+    Call,
+    Calls,
+    alone,
+    calls_of,
+    disagreement,
+    first_difference,
+    joined,
+    mismatch,
+    refusers,
+    rows,
+)
 from .present_calls import describe_call, verb_now
 from .values import Values
 
@@ -132,11 +141,11 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
         number = log.post(last)
         leave()
         if differs(behind, number, last):
-            suspect(last, number)
+            suspect(number)
 
     def leave() -> None:
         if differs(ahead, number, last):
-            suspect(last, number)
+            suspect(number)
 
     def late(code: int, count: int) -> Callable[[], None]:
         enter(code, count)
@@ -144,24 +153,20 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
 
         def leave_late() -> None:
             if differs(ahead, call, mine):
-                suspect(mine, call)
+                suspect(call)
 
         return leave_late
 
-    def suspect(expected: int, number: int) -> None:
+    def suspect(number: int) -> None:
         """Raise if a neighbour makes another call than this one."""
         rank, region, other = ahead
         survival.check(comm, verb_now())
         if region.ended and other.last_call() < number:
             raise has_ended(f"call #{number} on '{comm.name}'", where(verb_now(), comm), [rank])
-        if all(other.posted(number) in (None, expected) for _, _, other in (ahead, behind)):
-            return  # not there yet, or so far ahead that its entry is gone
-        time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
-        others = [peer for peer in peers if peer[2].posted(number) not in (None, expected)]
-        if others:
-            own = past_call(log, number, comm.size)
-            comm.fall_out()
-            raise disagreement(comm, number, own, others)
+        if first_difference(log, other, number) or first_difference(log, behind[2], number):
+            time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
+            if others := [peer for peer in peers if first_difference(log, peer[2], number)]:
+                raise disagreement(comm, number, others)
 
     def refuse_call(why: str) -> None:
         nonlocal number, last
@@ -205,7 +210,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
 
     def enter(code: int, count: int) -> None:
         if calls := heard(signature(code, count), ""):
-            raise _mismatch(comm, call, "\n".join(rows(calls)), refusers(calls))
+            raise mismatch(comm, call, "\n".join(rows(calls)), refusers(calls))
 
     def refuse_call(why: str) -> None:
         with _Said(why):
@@ -288,7 +293,7 @@ def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, wh
         lines, refusing = rows(calls[is_first], " there"), []
     if not why:
         verb = VERBS[mine & VERB] if has_begun else verb_now()
-        raise _mismatch(comm, number, "\n".join([f"  rank {comm.rank} here: {own}", *lines]), refusing, verb)
+        raise mismatch(comm, number, "\n".join([f"  rank {comm.rank} here: {own}", *lines]), refusing, verb)
 
 
 class Comparison:
@@ -352,125 +357,3 @@ class refusing(located):  # noqa: N801
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, HpcommError):
             refused(self.comm, self.verb, error).__suppress_context__ = True
-
-
-def past_call(log: CallLog, number: int, size: int) -> str | None:
-    """What is known of a call of a rank's which refused it, or has gone on since; None: it is at it."""
-    called = log.posted(number)
-    if called == REFUSED:
-        return log.refusal(number) or describe(called)
-    has_gone_on = log.last_call() > number and log.posted(number + 1) != LEFT
-    return describe(called or 0, size) if has_gone_on or called == LEFT else None
-
-
-def disagreement(
-    comm: Comm,
-    number: int,
-    own: str | None,
-    others: list[tuple[int, Region, CallLog]],
-) -> HpcommError:
-    """The error for a call of the call log, in which others (rank, region, log) are known to differ.
-
-    own: this rank's call, if it has gone on since.
-    """
-    node = comm.node  # read once: close() takes it away, as it does the log
-    total = number + (0 if node is None else int(node.number))
-    said = {rank: past for rank, _, log in others if (past := past_call(log, number, comm.size))}
-    refusing = [rank for rank, _, log in others if log.posted(number) == REFUSED]
-    final = {rank: said[rank] for rank in refusing}
-    for rank, region, log in others:
-        if region.ended and rank not in final:
-            final[rank] = f"{describe(log.posted(number) or 0, comm.size)}, and has ended"
-    asked = {
-        rank: Asked(region, said.get(rank) or describe(log.posted(number) or 0, comm.size), rank in said)
-        for rank, region, log in others
-        if rank not in final
-    }
-    return asked_why(comm, total, own, final, asked, refusing)
-
-
-def open_node(comm: Comm, verb: str) -> Any:
-    """comm's node, in a call that has begun.
-
-    Raises:
-        UsageError: another thread has closed comm since.
-    """
-    if (node := comm.node) is None:
-        hint = "close it when no thread calls it any more"
-        raise UsageError(f"'{comm.name}' was closed while this call began", where(verb, comm), hint)
-    return node
-
-
-def call_number(comm: Comm) -> int:
-    """How many calls this rank has made, by the core and in the call log, the present one included."""
-    watched, node = comm.near.watched, comm.node
-    logged = watched[0].last_call() if watched else 0
-    return logged + (0 if node is None else present_number(comm, node))
-
-
-def present_number(comm: Comm, node: Any) -> int:
-    """The number, of the core's calls, of the one that this rank waits in, as far as it has come."""
-    return min(int(node.number), int(node.calls()[comm.rank][0]))
-
-
-class Asked(NamedTuple):
-    """A rank to be asked what it is doing.
-
-    Attributes:
-        call: which one it made, as far as that is known; "": it is not.
-        has_gone_on: whether it has left that call since.
-    """
-
-    region: Region
-    call: str = ""
-    has_gone_on: bool = False
-
-    def row(self, doing: Doing | None) -> str:
-        """What is to be said of it. doing: its own answer, if one has come."""
-        has_left = doing is not None and not doing.comm  # it has been told of this call before
-        if self.has_gone_on or (self.call and has_left):
-            return self.call if doing is None else f"{self.call}, and has gone on to {doing.text}"
-        end = "has ended" if self.region.ended else "gave no answer when asked where"
-        return doing.text if doing else f"{self.call or 'another call'}, and {end}"
-
-
-def asked_why(
-    comm: Comm,
-    number: int,
-    own: str | None,
-    final: dict[int, str],
-    asked: dict[int, Asked],
-    refusing: list[int],
-) -> HpcommError:
-    """The error for a call about which the ranks disagree, once the others have told what they are doing.
-
-    Args:
-        own: this rank's call, if it has gone on since.
-        final: what is known of other ranks, by rank.
-        asked: those to ask, by rank.
-        refusing: who refused the call.
-    """
-    mine = describe_call()
-    rows = {comm.rank: mine if own is None else f"{own}, and has gone on to {mine}", **final}
-    said = ask([each.region for each in asked.values()])
-    rows |= {rank: each.row(doing) for (rank, each), doing in zip(asked.items(), said, strict=True)}
-    text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
-    return _mismatch(comm, number, text, refusing)
-
-
-def _mismatch(comm: Comm, number: int, rows: str, refusing: list[int], verb: str = "") -> HpcommError:
-    """refusing: the ranks that do not make this call for an error of their own. verb: of this rank's call."""
-    verb = verb or verb_now()
-    if refusing:
-        return PeerFailedError(
-            f"rank {refusing[0]} refused its part of call #{number} on '{comm.name}'.\n{rows}",
-            where(verb, comm),
-            "look at that rank's own error",
-            refusing,
-        )
-    hint = "make the same call on every rank, in the same order: operator, dtype, number of elements, root"
-    if verb in RAGGED:
-        hint += f"; {verb}_ragged takes arrays of any shape and dtype"
-    return MismatchError(
-        f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}", where(verb, comm), hint
-    )

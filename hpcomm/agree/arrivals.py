@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from ..core.present import is_own
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
-from .agreement import Asked, asked_why, call_number, open_node, past_call, present_number
+from .blocked import IN_CORE, logs
+from .differences import Other, call_number, disagreement, first_difference, open_node, present_number, told
 from .doing import doings
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
@@ -83,7 +84,7 @@ class Arrivals:
         comm.call_guard.waiting = get_ident()
         comm.call_guard.check()
         for rank in ranks:
-            begun, log = _call_between(comm, rank)
+            begun = _other_call(comm, rank)
             region = comm.near.regions.get(rank)
             has_left = _has_left(comm, rank)
             if region is not None and region.died:  # also in the midst of a call to which it has come
@@ -91,8 +92,8 @@ class Arrivals:
             is_over = region is not None and region.ended
             if not (has_left or is_over or begun) or has_come(comm, rank):
                 continue
-            if begun and log is not None:
-                raise _elsewhere(comm, rank, begun, log)
+            if begun:
+                raise _elsewhere(comm, rank, begun)
             if not has_left:
                 raise _ended(comm, rank, rank)
             if rank in self._seen_left:
@@ -102,28 +103,22 @@ class Arrivals:
     def differs(self, rank: int, mine: int, theirs: int) -> HpcommError:
         """A rank has come to the same call with another signature."""
         comm = self.comm
-        begun, log = _call_between(comm, rank)
-        if begun and log is not None:  # it made, or refused, another call before
-            return _elsewhere(comm, rank, begun, log)
+        if begun := _other_call(comm, rank):  # it made, or refused, another call before
+            return _elsewhere(comm, rank, begun)
         total = call_number(comm)
         comm.fall_out()
         node = open_node(comm, verb_now())
         calls = node.calls()
-        number = present_number(comm, node)
+        number = present_number(comm)
         own = describe(mine, comm.size) if node.number > number else None
-        final: dict[int, str] = {}
-        asked = {}
+        others = {}
         for other, (theirs_number, signature, _, _) in enumerate(calls):
             if other == comm.rank or (theirs_number == number and signature == mine):
                 continue
             if theirs_number == number or other == rank:
                 called = describe(theirs if other == rank else signature, comm.size)
-                region = comm.near.regions[other]
-                if region.ended:
-                    final[other] = f"{called}, and has ended"
-                else:
-                    asked[other] = Asked(region, called, theirs_number > number)
-        return asked_why(comm, total, own, final, asked, [])
+                others[other] = Other(comm.near.regions[other], called, theirs_number > number)
+        return told(comm, total, own, others)
 
     def late(self, ranks: Sequence[int]) -> HpcommError:
         """Some ranks have not come in time."""
@@ -143,7 +138,7 @@ class Arrivals:
 
 def _has_left(comm: Comm, rank: int) -> bool:
     """Whether a rank is out of step: it makes no call any more."""
-    _, log = _call_between(comm, rank)
+    log = _log_of(comm, rank)
     return log is not None and log.posted(log.last_call()) == LEFT
 
 
@@ -163,10 +158,10 @@ def _out_of_step(comm: Comm, rank: int) -> HpcommError:
     for other, region in comm.near.regions.items():
         if (region.ended or region.died) and not _has_left(comm, other):
             return _ended(comm, rank, other)
-    for other, _, log in (comm.near.watched or (None, []))[1]:
+    for other, _, log in logs(comm)[1]:
         number = log.last_call() - (log.posted(log.last_call()) == LEFT)
         if log.posted(number) == REFUSED:
-            return _elsewhere(comm, other, number, log)
+            return _elsewhere(comm, other, number)
     comm.fall_out()
     verb = verb_now()
     return MismatchError(
@@ -176,28 +171,23 @@ def _out_of_step(comm: Comm, rank: int) -> HpcommError:
     )
 
 
-def _call_between(comm: Comm, rank: int) -> tuple[int, CallLog | None]:
-    """The number of a call in the log that a rank has made and this one has not, 0 if there is none; and the
-    log."""
-    mine, peers = comm.near.watched or (None, [])
-    log = next((log for peer, _, log in peers if peer == rank), None)
-    if mine is None or log is None:
-        return 0, log
-    number = mine.last_call() + 1
-    return (0 if log.posted(number) in (None, LEFT) else number), log
-
-
 def has_come(comm: Comm, rank: int) -> bool:
     """Whether a rank has come to the call in which this one waits: looked at again, after all else."""
     if (node := comm.node) is None:  # closed meanwhile, by another thread
         return False
-    return bool(node.calls()[rank][0] >= present_number(comm, node))
+    return bool(node.calls()[rank][0] >= present_number(comm))
 
 
-def _elsewhere(comm: Comm, rank: int, number: int, log: CallLog) -> HpcommError:
+def _log_of(comm: Comm, rank: int) -> CallLog | None:
+    return next((log for peer, _, log in logs(comm)[1] if peer == rank), None)
+
+
+def _other_call(comm: Comm, rank: int) -> int:
+    """The number of a call in the log that a rank has made and this one has not; 0: there is none."""
+    (mine, _), log = logs(comm), _log_of(comm, rank)
+    return 0 if mine is None or log is None else first_difference(mine, log, IN_CORE)
+
+
+def _elsewhere(comm: Comm, rank: int, number: int) -> HpcommError:
     """A rank that has not come to this call has begun one that is in the call log."""
-    region, total = comm.near.regions[rank], call_number(comm)
-    comm.fall_out()
-    if log.posted(number) == REFUSED:
-        return asked_why(comm, total, None, {rank: past_call(log, number, comm.size) or ""}, {}, [rank])
-    return asked_why(comm, total, None, {}, {rank: Asked(region)}, [])
+    return disagreement(comm, number, [peer for peer in logs(comm)[1] if peer[0] == rank])

@@ -21,7 +21,7 @@ from zlib import crc32
 from .._lazy import MPI, np
 from ..core.signature import VERB, VERBS, describe
 from ..errors import calling_frame, line_number, passing, source_line
-from .differing_calls import Call, calls_of, holding
+from .differences import Call, calls_of, holding
 
 if TYPE_CHECKING:
     from ..core.comm import Comm

@@ -10,7 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .._lazy import LazyModule, NDArray
-from ..agree.agreement import open_node
+from ..agree.differences import open_node
 from ..core import buffer, reduction
 from ..core.buffer import Buffer, Shape
 from ..core.comm import Comm

@@ -30,8 +30,8 @@ import time
 from typing import TYPE_CHECKING
 
 from ..agree import doing, runtime
-from ..agree.agreement import disagreement, past_call
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
+from ..agree.differences import disagreement, first_difference, past_call
 from ..agree.one_thread import concurrent_calls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
@@ -76,7 +76,7 @@ def let_go() -> None:
     _idle.wait(_PATIENT * WATCHDOG_TICK_S)
 
 
-def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
+def _differing(comm: Comm, call: int) -> list[tuple[tuple[int, Region, CallLog], int]]:
     """Ranks of this node that made another call than this one, and its number: this one or their last before.
 
     Where all compare all are told before any goes on, so there is nothing to find.
@@ -84,14 +84,9 @@ def _differing(comm: Comm, call: int) -> list[tuple[int, Region, CallLog, int]]:
     ring, peers = logs(comm)
     if ring is None or comm.settings.compares_all:
         return []
-    found = []
-    for rank, region, other in peers:
-        number = min(call, other.last_call())
-        mine, theirs = ring.posted(number), other.posted(number)
-        if segment.survives and LEFT in (mine, theirs):
-            continue  # it has given up a communicator that lost a rank
-        if number > 0 and None not in (mine, theirs) and mine != theirs:
-            found.append((rank, region, other, number))
+    found = [(peer, number) for peer in peers if (number := first_difference(ring, peer[2], call))]
+    if segment.survives:  # who has left has given up a communicator that lost a rank
+        return [each for each in found if LEFT not in (ring.posted(each[1]), each[0][2].posted(each[1]))]
     return found
 
 
@@ -218,10 +213,8 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
     """Why the call cannot complete, or None."""
     if call == IN_CORE:
         return None
-    for rank, region, other, number in _differing(comm, call):
-        ring, _ = logs(comm)
-        own = None if ring is None else past_call(ring, number, comm.size)
-        return disagreement(comm, number, own, [(rank, region, other)]).what
+    for peer, number in _differing(comm, call):
+        return disagreement(comm, number, [peer], is_over=False).what
     found = _ended(comm, source, call)
     return None if found is None else describe_call() + found[0]
 
@@ -263,7 +256,7 @@ def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]]
     """That ranks which a call waits for refused it, in words that go on after it, and those ranks."""
     refusing = [
         (rank, past_call(ring, number, comm.size))
-        for rank, _, ring, number in _differing(comm, call)
+        for (rank, _, ring), number in _differing(comm, call)
         if ring.posted(number) == REFUSED
     ]
     if not refusing:

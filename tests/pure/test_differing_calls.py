@@ -4,7 +4,7 @@ from functools import reduce
 
 import pytest
 
-from hpcomm.agree.differing_calls import Call, alone, joined, refusers, rows
+from hpcomm.agree.differences import Call, alone, joined, refusers, rows
 
 SUM, BARRIER = Call("all_reduce(float64[8], sum)"), Call("barrier()")
 

@@ -7,7 +7,7 @@ from zlib import crc32
 
 from ..._lazy import np
 from ...agree.agreement import refusing
-from ...agree.differing_calls import Call, alone, holding, joined
+from ...agree.differences import Call, alone, holding, joined
 from ...agree.values import bits, crc_of
 from ...errors import MismatchError, at_line, demand, where
 from ..payloads.objects import Objects
