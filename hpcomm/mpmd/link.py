@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -112,7 +113,8 @@ class Link:
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
-        return self.comm.context.partners.gone() if self.comm.context.partners is not None else set()
+        partners = self.comm.context.partners
+        return set() if partners is None else partners.gone()
 
     def put(self, fields: Field | Iterable[Field], time: Time | None = None) -> None:
         """Send the values of the fields, each point to the ranks that take it.
@@ -132,14 +134,9 @@ class Link:
             WaitTimeoutError: an earlier put was not taken within timeout_s.
             PeerFailedError: an earlier put was not taken, and the other program has ended.
         """
-        at = self.clock.seconds(time, "put")
-        self.connect()
-        began = perf_counter()
-        try:
+        with self._moving("put", time) as at:
             for field in _each(fields, "put"):
                 self._side("put", field, self.gives).put(at)
-        finally:
-            self._note(perf_counter(), began, at)
 
     def get(self, fields: Field[A] | Iterable[Field[A]], time: Time | None = None) -> A:
         """Receive the values of the fields for this time. Returns those of the (last) field.
@@ -149,15 +146,10 @@ class Link:
             WaitTimeoutError: it did not put within timeout_s.
             PeerFailedError: it has ended.
         """
-        at = self.clock.seconds(time, "get")
-        self.connect()
         values: Any = None
-        began = perf_counter()
-        try:
+        with self._moving("get", time) as at:
             for field in _each(fields, "get"):
                 values = self._side("get", field, self.takes).get(at)
-        finally:
-            self._note(perf_counter(), began, at)
         last: A = values
         return last
 
@@ -168,30 +160,19 @@ class Link:
         consecutive memory are sent and received without a copy. What this program gives may be changed at
         once.
         """
-        at = self.clock.seconds(time, "exchange")
-        self.connect()
-        began = perf_counter()
-        try:
-            incoming, outgoing = self.together
+        with self._moving("exchange", time) as at:
+            together = [each for each in self.together if each is not None]
             gives, takes = self.one_by_one
-            for giving in gives:
-                giving.check(at)
-            for taking in takes:
-                taking.check(at)
-            if incoming is not None:
-                incoming.start()
-            if outgoing is not None:
-                outgoing.start()
+            for side in (*gives, *takes):
+                side.check(at)
+            for each in together:
+                each.start()
             for giving in gives:
                 giving.put(at)
             for taking in takes:
                 taking.get(at)
-            if incoming is not None:
-                incoming.finish()
-            if outgoing is not None:
-                outgoing.finish()
-        finally:
-            self._note(perf_counter(), began, at)
+            for each in together:
+                each.finish()
 
     def tell(self, verdict: int) -> None:
         """Tell all ranks of the other program, which hear it, a number. Collective over both."""
@@ -298,10 +279,19 @@ class Link:
         swapped = None if alone else self.swapped
         return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, swapped))
 
-    def _note(self, now: float, began: float, time: float | None) -> None:
-        self.busy_s += now - began
-        if self.progress is not None:
-            self.progress.note(now, time)
+    @contextmanager
+    def _moving(self, verb: str, time: Time | None) -> Iterator[float | None]:
+        """A call that moves fields, of which is noted how long it takes; gives the time in seconds."""
+        at = self.clock.seconds(time, verb)
+        self.connect()
+        began = perf_counter()
+        try:
+            yield at
+        finally:
+            now = perf_counter()
+            self.busy_s += now - began
+            if self.progress is not None:
+                self.progress.note(now, at)
 
     def _side(self, verb: str, field: Field, sides: dict[str, S]) -> S:
         found = sides.get(field.name)
