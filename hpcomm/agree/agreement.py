@@ -41,9 +41,9 @@ ranks which refuse theirs. So the others are told in the same ways, and why.
 from __future__ import annotations
 
 import struct
-import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeVar
 
 from .._lazy import MPI
@@ -54,6 +54,7 @@ from ..errors import HpcommError, MismatchError, has_ended, located, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime, survival
+from .deadline import within
 from .differences import (
     Call,
     Calls,
@@ -213,7 +214,7 @@ def full(comm: Comm, shadow: MPI.Comm, log: CallLog | None = None) -> Agreement:
             raise mismatch(comm, call, "\n".join(rows(calls)), refusers(calls))
 
     def refuse_call(why: str) -> None:
-        with _Said(why):
+        with _saying(why):
             heard(REFUSED, why)
 
     level = comm.settings.check if comm.values or comm.settings.check == "strict" else "full"
@@ -251,7 +252,7 @@ def between(comm: Comm, both: MPI.Intracomm) -> Agreement:
         return made
 
     def refuse_call(why: str) -> None:
-        with _Said(why):
+        with _saying(why):
             begun(REFUSED, 0, why).Wait()
 
     return Agreement(comm.compared, lambda *call: begun(*call).Wait(), late, refuse=refuse_call)
@@ -324,18 +325,9 @@ class Comparison:
             raise
 
 
-class _Said(threading.Timer):
+def _saying(why: str) -> AbstractContextManager[None]:
     """While a rank that refuses a call waits for others who may never make it: says why, after a while."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(REFUSAL_S, runtime.say, [f"{why}\n  this rank waits to tell the others"])
-        self.daemon, self.name = True, "hpcomm-refusal"
-
-    def __enter__(self) -> None:
-        self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.cancel()
+    return within(REFUSAL_S, f"{why}\n  this rank waits to tell the others", runtime.say)
 
 
 def refused(comm: Comm, verb: str, error: Error) -> Error:

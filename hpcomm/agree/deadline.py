@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def within(seconds: float, otherwise: str) -> Iterator[None]:
-    """Within, the job is ended, with otherwise as its last word, when that takes longer."""
-    watch = threading.Timer(seconds, runtime.abort, [otherwise])
+def within(seconds: float, otherwise: str, say: Callable[[str], object] = runtime.abort) -> Iterator[None]:
+    """Within, the job is ended, with otherwise as its last word, when that takes longer; or that is said."""
+    watch = threading.Timer(seconds, say, [otherwise])
     watch.daemon, watch.name = True, "hpcomm deadline"
     watch.start()
     try:

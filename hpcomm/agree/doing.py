@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ..node.segment import Region
 
 ANY = -1
-SENDS, RECEIVES, OTHER = "sends", "receives", "other"  # what a call that waits is for a message
 _SERVED = 64  # messages in the background that are told
 _FRAMES = 12  # of the program's own code, from the innermost one on
 _BRIEF_S = 1e-3

@@ -35,7 +35,9 @@ def remember(comm: Comm, ranks: Container[int]) -> None:
 def _wait() -> None:
     """Wait for the end of the ranks that were missed; end the job if there will be none."""
     found: Counter[str] = Counter()
-    while runtime.ending is None and (left := {n: its for n, its in _missed.items() if not _is_over(its)}):
+    while runtime.ending is None and (
+        left := {n: its for n, its in _missed.items() if not (its.ended or its.died)}
+    ):
         for label, region in left.items():
             how = "was killed" if region.gone else "is stopped" * region.stopped
             found[label] = found[label] + 1 if how else 0
@@ -45,10 +47,6 @@ def _wait() -> None:
                     "with status 1"
                 )
         time.sleep(_LOOK_S)
-
-
-def _is_over(region: Region) -> bool:
-    return region.ended or region.died
 
 
 def await_all() -> None:

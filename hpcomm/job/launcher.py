@@ -272,13 +272,9 @@ def is_locked(pid: int) -> bool:
 
     PRRTE 3.0.14's does now and then after an abort, and for ever: two of its threads wait for each other.
     """
-    is_its = read_of(pid, "comm") == "prterun\n"
-    return is_its and "futex" in read_of(pid, "wchan") and not any(map(_lives, children_of(pid)))
-
-
-def _lives(pid: int) -> bool:
-    """Whether it is there, and no zombie."""
-    return _stat_of(pid)[0] not in "0Z"
+    if read_of(pid, "comm") != "prterun\n" or "futex" not in read_of(pid, "wchan"):
+        return False
+    return all(stat_of(child)[0] in "0Z" for child in children_of(pid))  # ended, or a zombie
 
 
 def voice_of(pid: int) -> int | None:
@@ -370,17 +366,17 @@ def _given_to(pid: int, name: str) -> str:
 
 def _is_in_exec(pid: int) -> bool:
     """Whether it has a stack for its words in proc(5)'s stat, and these are not all there."""
-    arg_start, *_, env_end = _stat_of(pid)[45:49]
+    arg_start, *_, env_end = stat_of(pid)[45:49]
     return arg_start != "0" and env_end == "0"
 
 
 def parent_of(pid: int) -> int:
-    return int(_stat_of(pid)[1])
+    return int(stat_of(pid)[1])
 
 
 def began_of(pid: int) -> int:
     """When it began, in ticks since the machine did; 0 if it has ended. No two of one number are alike."""
-    return int(_stat_of(pid)[19])
+    return int(stat_of(pid)[19])
 
 
 def below(pid: int) -> list[int]:
@@ -396,7 +392,7 @@ def above(pid: int) -> list[int]:
     return found
 
 
-def _stat_of(pid: int) -> list[str]:
+def stat_of(pid: int) -> list[str]:
     """The words of proc(5)'s stat, from the state behind the name on; zeros if it has ended."""
     return read_of(pid, "stat").rpartition(")")[2].split() or 50 * ["0"]
 

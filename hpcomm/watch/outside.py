@@ -20,7 +20,7 @@ from typing import NamedTuple
 from ..agree import doing
 from ..agree.doing import Doing
 from ..errors import in_package
-from ..job.launcher import above
+from ..job.launcher import above, read_of, stat_of
 from ..node import native, segment
 
 _ANSWER_S = 0.7  # for ranks to answer: they look five times a second
@@ -149,19 +149,19 @@ def _stack(pid: int) -> tuple[str, ...]:
 
 def _inner_pid(pid: int) -> int:
     """Its number in its own container."""
-    with suppress(OSError):
-        for line in (_PROC / str(pid) / "status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
+    for line in read_of(pid, "status").splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
     return pid
 
 
 def _process(pid: int) -> tuple[int, str, float, int]:
     """What the system knows of it, as Rank begins."""
-    try:
-        fields = (_PROC / str(pid or "none") / "stat").read_text().rpartition(") ")[2].split()
-    except OSError:  # it has ended, or is not known
-        return 0, "", 0.0, 0
-    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    core_s = (int(fields[11]) + int(fields[12])) / ticks
-    return pid, _STATES.get(fields[0], ""), core_s, int(fields[21]) * page
+    fields = stat_of(pid)
+    core_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return (
+        pid if int(fields[19]) else 0,
+        _STATES.get(fields[0], ""),
+        core_s,
+        int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )

@@ -67,7 +67,8 @@ class Reporter:
         if call is None or is_early or not self.may_speak():
             return
         doings = _all()
-        is_silent = self._is_silent()
+        notices = runtime.end_notices
+        is_silent = notices is not None and notices.leaves_word_to_others(_ASKING_S)  # one of another node
         is_soon = not is_silent and self._look_for_circles(call, doings)
         self._next_s = waited_s + (_SOON_S if is_soon else _AGAIN_S)
         quiet_s = min(each.quiet_s for each in doings.values())
@@ -114,11 +115,6 @@ class Reporter:
         """Whether no other rank of the node speaks."""
         self._speaks = self._speaks or segment.current is None or segment.current.take_word()
         return self._speaks
-
-    def _is_silent(self) -> bool:
-        """Whether a rank of another node speaks for all."""
-        notices = runtime.end_notices
-        return notices is not None and notices.leaves_word_to_others(_ASKING_S)
 
     def _look_for_circles(self, call: Blocked, doings: Mapping[int, Doing]) -> bool:
         """Returns: whether to look again soon."""
