@@ -82,7 +82,9 @@ class Partners:
 
     def _meet(self) -> None:
         inter, node_segment = self._inter, segment.current
-        own = _process()
+        here = zlib.crc32(host_mark("pid").encode())  # this host, and its process ids as seen from here
+        # Ids are given again, but to none that began then; 0 if that is unknown.
+        own = here, os.getpid(), began_of(os.getpid())
         entry = struct.pack(
             "5q", node_segment.node if node_segment else -1, node_segment.here if node_segment else -1, *own
         )
@@ -193,12 +195,3 @@ class Partners:
         found = dict.fromkeys(self._since_a_while(self._gone), _NONE) | self._they_began
         size = self._comm.remote_size
         return zlib.compress(struct.pack(f"{size}i", *(found.get(rank, _LIVES) for rank in range(size))))
-
-
-def _process() -> tuple[int, int, int]:
-    """This process: a number for this host and its process ids as seen from here, its id, when it began.
-
-    Ids are given again, but to none that began then. 0 if that is unknown.
-    """
-    pid = os.getpid()
-    return zlib.crc32(host_mark("pid").encode()), pid, began_of(pid)
