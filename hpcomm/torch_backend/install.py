@@ -102,9 +102,9 @@ def take() -> None:
         "_new_process_group_helper": _helper,
         "_new_group_with_tag": _new_group,
         "rendezvous": _rendezvous,
-        "monitored_barrier": _monitored_barrier,
-        "split_group": _split_group,
-        "_set_pg_timeout": _set_timeout,
+        "monitored_barrier": _by_method("monitored_barrier"),
+        "split_group": _by_method("split", "parent_pg"),
+        "_set_pg_timeout": _by_method("set_timeout"),
         "_maybe_attach_flight_recorder": _record_flight,
     }
     for name, around in wrappers.items():
@@ -213,23 +213,15 @@ def _rendezvous(before: Callable[..., object], call: inspect.BoundArguments) -> 
     return _pass(before, call)
 
 
-def _monitored_barrier(before: Callable[..., object], call: inspect.BoundArguments) -> object:
-    ours = _ours(call.arguments.get("group"))
-    return _pass(before, call) if ours is None else ours.monitored_barrier(**_but(call, "group"))
+def _by_method(name: str, group: str = "group") -> Callable[..., object]:
+    """Have a group of ours make the call, by its method of this name; group: the argument that says which."""
 
+    def around(before: Callable[..., object], call: inspect.BoundArguments) -> object:
+        others = dict(call.arguments)
+        ours = _ours(others.pop(group, None))
+        return _pass(before, call) if ours is None else getattr(ours, name)(**others)
 
-def _split_group(before: Callable[..., object], call: inspect.BoundArguments) -> object:
-    ours = _ours(call.arguments.get("parent_pg"))
-    return _pass(before, call) if ours is None else ours.split(**_but(call, "parent_pg"))
-
-
-def _set_timeout(before: Callable[..., object], call: inspect.BoundArguments) -> object:
-    ours = _ours(call.arguments.get("group"))
-    return _pass(before, call) if ours is None else ours.set_timeout(call.arguments["timeout"])
-
-
-def _but(call: inspect.BoundArguments, name: str) -> dict[str, object]:
-    return {each: value for each, value in call.arguments.items() if each != name}
+    return around
 
 
 def _record_flight(before: Callable[..., object], call: inspect.BoundArguments) -> object:
