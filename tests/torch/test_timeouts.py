@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 import hpcomm
 from hpcomm.agree import deadline, doing, runtime
+from hpcomm.errors import named
 from hpcomm.torch_backend import store_reports
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
 from hpcomm.watch import watchdog
@@ -86,7 +87,7 @@ def give_up(*groups: Any) -> None:
 
 def over(size: int) -> str:
     """What rank 0 says where no other rank has come."""
-    return rf"waited 0\.05 s for ranks? {', '.join(map(str, range(1, size)))}\n"
+    return rf"waited 0\.05 s for {named(range(1, size))}\n"
 
 
 def until_all_others_wait(world: Any, rank: int) -> None:
