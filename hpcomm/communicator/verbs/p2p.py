@@ -374,7 +374,8 @@ def receive_carefully(comm: Context, out: Any, dtype: Any, envelope: Envelope, a
             raise UsageError(
                 "recv without out needs to know what arrives",
                 hint="recv_object for what send_object sends; of arrays recv(out), recv(dtype='float64'), or "
-                "send_ragged and recv_ragged, which carry shape and dtype",
+                "send_ragged and recv_ragged, which carry shape and dtype; "
+                "MPI.of(comm).recv of hpcomm.compat is as mpi4py has it",
             )
         if not async_op and comm.devices is None and not is_awaited(comm.mpi_handle):
             return recv_at_once(comm, dtype, envelope)
