@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import signal
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -16,6 +18,44 @@ from hpcomm.node._native import core
 
 class RankError(AssertionError):
     """A rank has raised what nobody expected."""
+
+
+class Told:
+    """What ranks tell one another beside the core: a count in memory that forked processes share."""
+
+    def __init__(self):
+        self._count = mmap.mmap(-1, 8)
+
+    def tell(self, count=1):
+        self._count[0] = count
+
+    def count(self):
+        return self._count[0]
+
+    def wait(self, count=1):
+        while self.count() != count:
+            time.sleep(1e-3)
+
+
+def waits(node):
+    """An event that is set as soon as this rank waits in a call of the node; its hook says nothing."""
+    seen = threading.Event()
+    node.hook = lambda *_: seen.set()
+    return seen
+
+
+def interrupt_when_it_waits(node, and_then=lambda: True):
+    """Ctrl-C for this rank, once, while it waits in a call of the node and and_then() is true."""
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    begun = []
+
+    def hook(reason, who, mine, theirs):
+        if reason == "waits" and not begun and and_then():
+            begun.append(reason)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        raising(reason, who, mine, theirs)
+
+    node.hook = hook
 
 
 def raising(reason, ranks, mine, theirs):

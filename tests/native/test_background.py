@@ -1,6 +1,5 @@
 """Calls in the background by the node core, from Python: their queue, its end, and errors in it."""
 
-import mmap
 import time
 
 import numpy as np
@@ -18,16 +17,7 @@ SUM, SPREAD, MEET = head("all_reduce"), head("broadcast"), head("barrier")
 SHORT, LONG = 4, 20_000  # elements
 
 
-told = mmap.mmap(-1, 8)  # what one rank tells the other beside the core
-
-
-def tell(count):
-    told[0] = count
-
-
-def wait_to_be_told(count):
-    while told[0] != count:
-        time.sleep(1e-3)
+told = ranks.Told()
 
 
 def begin(node, n, value=1.0):
@@ -54,7 +44,7 @@ def test_calls_are_begun_at_once_and_end_in_any_order_of_waiting(p, lengths):
 
 
 def test_a_rank_that_has_brought_its_data_is_not_needed_any_more():
-    tell(0)
+    told.tell(0)
 
     def body(node):
         if node.rank == 1:
@@ -62,7 +52,7 @@ def test_a_rank_that_has_brought_its_data_is_not_needed_any_more():
             under_way = [begin(node, SHORT, 5.0) for _ in range(3)]
             assert not any(each.moves for each in under_way)
             assert begin(node, SHORT).moves  # one too many: it has not come to it
-            wait_to_be_told(1)
+            told.wait(1)
         else:
             spread = node.begin(SPREAD, np.zeros(3), None, 1, None, None)
             under_way = [begin(node, SHORT, 2.0) for _ in range(3)]
@@ -70,7 +60,7 @@ def test_a_rank_that_has_brought_its_data_is_not_needed_any_more():
                 each.Wait()
             assert spread.result.tolist() == [0, 1, 2]
             assert under_way[2].result.tolist() == [7.0] * SHORT
-            tell(1)
+            told.tell(1)
             begin(node, SHORT)
         node.barrier()
 
@@ -104,7 +94,7 @@ def test_ranks_that_begin_different_calls_hear_of_it_and_go_on(n):
 
 def test_a_call_stays_in_the_queue_after_a_handler_that_raises():
     raised = []
-    tell(0)
+    told.tell(0)
 
     def hook(reason, who, mine, theirs):
         if reason == "waits" and not raised:
@@ -119,13 +109,13 @@ def test_a_call_stays_in_the_queue_after_a_handler_that_raises():
                 with pytest.raises(KeyboardInterrupt):
                     going.Wait()
                 assert not going.over
-                tell(count)
+                told.tell(count)
                 going.Wait()
                 assert going.result[0] == 2
         else:
             raised.append(None)
             for count, n in ((1, SHORT), (2, LONG)):
-                wait_to_be_told(count)
+                told.wait(count)
                 assert begin(node, n).Wait()
         node.barrier()
 

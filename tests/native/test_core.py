@@ -367,13 +367,18 @@ def test_signatures_are_those_of_the_package():
 
 
 def test_a_call_that_somebody_misses_fails_within_its_time_on_all_who_came():
+    ended = [ranks.Told(), ranks.Told()]
+
     def body(node):
         node.all_reduce(np.ones(1), "sum", np.ones(1))  # all are there
         node.timeout = 0.5
         if node.rank == 2:
-            time.sleep(1.5)
+            for each in ended:
+                each.wait()
         with pytest.raises(RuntimeError) as caught:
             node.all_reduce(np.ones(1), "sum", np.ones(1))
+        if node.rank < 2:
+            ended[node.rank].tell()
         node.timeout = 60
         return str(caught.value), float(node.all_reduce(np.ones(1), "sum", np.ones(1))[0])
 
@@ -388,18 +393,21 @@ def test_a_call_that_somebody_misses_fails_within_its_time_on_all_who_came():
 
 
 def test_all_may_wait_for_all_and_withdraw_from_any_call_on():
+    ended = ranks.Told()
+
     def body(node):
         x = np.ones(1)
         node.broadcast(x, 0)
         node.synchronous = True
         if node.rank:
-            time.sleep(0.8)
+            ended.wait()
             with pytest.raises(RuntimeError, match="withdrawn"):
                 node.arrive_and_wait(12345)
         else:
             node.timeout = 0.05
             with pytest.raises(RuntimeError, match=r"late \(1,\)"):
                 node.arrive_and_wait(12345)
+            ended.tell()
             node.timeout = 0
         node.arrive_and_wait(99)
 
@@ -453,7 +461,7 @@ def test_what_a_waiting_rank_waits_for_can_be_read():
 
 
 def test_the_hook_hears_who_is_waited_for_and_may_end_the_wait():
-    heard = []
+    heard, ended = [], ranks.Told()
 
     def hook(reason, who, mine, theirs):
         heard.append((reason, who))
@@ -464,8 +472,9 @@ def test_the_hook_hears_who_is_waited_for_and_may_end_the_wait():
         if node.rank == 0:
             with pytest.raises(KeyError):
                 node.all_reduce(np.ones(1), "sum", np.ones(1))
+            ended.tell()
             return heard
-        time.sleep(0.8)
+        ended.wait()
         return None
 
     assert ranks.together(3, body, hook=hook)[0] == [("waits", (1, 2))] * 3
@@ -473,20 +482,22 @@ def test_the_hook_hears_who_is_waited_for_and_may_end_the_wait():
 
 @pytest.mark.parametrize("length", [1, 300_000])
 def test_ctrl_c_ends_a_wait_and_the_others_hear_of_a_long_call(length):
+    ended = ranks.Told()
+
     def body(node):
         x = np.ones(length)
         node.all_reduce(x, "sum", x)
         if node.rank:
-            time.sleep(1.0)
+            ended.wait()
             if length > 1:
                 with pytest.raises(RuntimeError, match="gave up"):
                     node.all_reduce(x, "sum", x)
             return True
-        signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        signal.setitimer(signal.ITIMER_REAL, 0.4)
+        ranks.interrupt_when_it_waits(node)
         held = sys.getrefcount(x)
         with pytest.raises(KeyboardInterrupt):
             node.all_reduce(x, "sum", x)
+        ended.tell()
         assert (sys.getrefcount(x) > held) == (
             length > 1
         )  # others may still write to the memory of a long call
@@ -498,49 +509,53 @@ def test_ctrl_c_ends_a_wait_and_the_others_hear_of_a_long_call(length):
 def test_other_threads_run_while_a_rank_waits_and_may_not_enter_the_same_node():
     import threading
 
-    def body(node):
-        ticks = []
-        if node.rank:
-            time.sleep(0.8)
-            node.barrier()
-            return 100
+    refused = ranks.Told()
 
-        def tick():
-            for _ in range(10):
-                time.sleep(0.005)
-                ticks.append(1)
+    def body(node):
+        if node.rank:
+            refused.wait()
+            node.barrier()
+            return None
+        said = []
+
+        def second():
+            waits.wait()
             with pytest.raises(RuntimeError, match="another thread"):
                 node.barrier()
+            said.append("refused")
+            refused.tell()
 
-        thread = threading.Thread(target=tick)
+        waits = ranks.waits(node)
+        thread = threading.Thread(target=second)
         thread.start()
         node.barrier()
         thread.join()
-        return len(ticks)
+        return said
 
-    assert min(ranks.together(2, body)) >= 10
+    assert ranks.together(2, body) == [["refused"], None]
 
 
 def test_the_hook_says_what_a_second_thread_is_told_and_may_end_the_wait_of_the_first():
     import threading
 
-    asked = []
+    asked, waits, ended = [], threading.Event(), ranks.Told()
 
     def hook(reason, who, mine, theirs):
         if reason == "busy":
             asked.append(who)
             raise KeyError("one thread at a time")
+        waits.set()
         if asked:
             raise KeyError("another thread came")
 
     def body(node):
         if node.rank:
-            time.sleep(0.8)
+            ended.wait()
             return []
         said = []
 
         def second():
-            time.sleep(0.02)
+            waits.wait()
             with pytest.raises(KeyError, match="at a time"):
                 node.all_reduce(np.ones(1), "sum", np.ones(1))
             said.append(1)
@@ -550,13 +565,14 @@ def test_the_hook_says_what_a_second_thread_is_told_and_may_end_the_wait_of_the_
         with pytest.raises(KeyError, match="another thread came"):
             node.barrier()
         thread.join()
+        ended.tell()
         return said + asked
 
     assert ranks.together(2, body, hook=hook)[0] == [1, ()]
 
 
 def test_who_waits_sees_that_another_rank_has_begun_more_background_calls():
-    nodes, seen = [], []
+    nodes, seen, ended = [], [], ranks.Told()
 
     def hook(reason, who, mine, theirs):
         if reason == "waits":
@@ -572,12 +588,13 @@ def test_who_waits_sees_that_another_rank_has_begun_more_background_calls():
         if node.rank == 0:
             with pytest.raises(KeyError, match="elsewhere"):
                 node.barrier()
+            ended.tell()
             return seen
         time.sleep(0.05)
         for signature in range(200, 264):
             node.log_call(signature)
         assert [node.logged_call(1, number) for number in (0, 2, 3, 65, 66)] == [None, None, 201, 263, None]
-        time.sleep(0.1)
+        ended.wait()
         return node.logged_call(0, 1)
 
     (begun,), first = ranks.together(2, body, hook=hook)
@@ -698,15 +715,18 @@ def test_where_there_is_no_room_for_long_calls_all_ranks_know_since_the_first():
 
 
 def test_a_rank_that_fails_in_the_first_long_call_knows_that_there_is_no_room():
+    ended = ranks.Told()
+
     def body(node):
         x = np.ones(100_000)
         if node.rank == 2:
-            time.sleep(0.4)
+            ended.wait()
         if node.rank == 1:
             node.timeout = 0.1
             with pytest.raises(RuntimeError, match="late"):
                 node.all_reduce(x, "sum", x)
-            node.timeout = 5
+            ended.tell()
+            node.timeout = 20
         else:
             assert node.all_reduce(x, "sum", x) is NotImplemented
         assert node.all_reduce(x, "sum", x) is NotImplemented

@@ -17,17 +17,13 @@ import ranks  # noqa: E402
 core.know_numpy(np)
 
 
-def interrupted_in(seconds):
-    """Ctrl-C in a while."""
-    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
 def test_what_was_read_of_a_rank_that_has_left_meanwhile_is_given_to_nobody():
     def hook(reason, who, mine, theirs):
         if reason != "waits":
             time.sleep(0.1)  # it takes its time to say that the call fails
             raise RuntimeError(reason)
+
+    stands = ranks.Told()
 
     def body(node):
         x, out = np.full(30_000, node.rank + 1.0), np.zeros(30_000)
@@ -39,15 +35,17 @@ def test_what_was_read_of_a_rank_that_has_left_meanwhile_is_given_to_nobody():
         right = out.copy()
         slow = int(node.broadcast(np.array([os.getpid()]), 1)[0])
         if node.rank == 0:
-            interrupted_in(0.3)
+            ranks.interrupt_when_it_waits(node, stands.count)
             with pytest.raises(KeyboardInterrupt):
                 call()
             x[:] = 1000  # it is the program's again
             os.kill(slow, signal.SIGCONT)
             return None
         if node.rank == 2:
-            time.sleep(0.1)
+            while node.calls()[1][0] < 3:
+                time.sleep(1e-3)
             os.kill(slow, signal.SIGSTOP)  # it has come, and has read nothing yet
+            stands.tell()
         try:
             call()
         except RuntimeError as error:
@@ -59,18 +57,21 @@ def test_what_was_read_of_a_rank_that_has_left_meanwhile_is_given_to_nobody():
 
 
 def test_only_the_array_that_others_may_write_to_is_kept_and_only_once():
+    ended = ranks.Told()
+
     def body(node):
         x, out = np.ones(30_000), np.ones(30_000)
         node.all_reduce(x, "sum", out)
         if node.rank:
-            time.sleep(0.2)
+            ended.wait()
             with pytest.raises(RuntimeError, match="gave up"):
                 node.all_reduce(x, "sum", out)
             return None
         held = sys.getrefcount(x), sys.getrefcount(out)
-        interrupted_in(0.05)
+        ranks.interrupt_when_it_waits(node)
         with pytest.raises(KeyboardInterrupt):
             node.all_reduce(x, "sum", out)
+        ended.tell()
         node.close()
         with pytest.raises(ValueError, match="closed"):
             node.all_reduce(x, "sum", out)
@@ -108,30 +109,32 @@ def test_long_calls_of_two_verbs_are_a_mismatch_where_signatures_are_not_compare
 
 def test_whoever_is_still_in_a_call_hears_that_it_was_given_up_though_others_are_two_calls_ahead():
     n = 16 << 20
+    stands, first = [], []  # whether rank 1 stands still; how the first long call ended, where it has
 
     def hook(reason, who, mine, theirs):
         if reason != "waits":
             raise RuntimeError(reason)
+        if who == (1,) and stands and not first:
+            raise KeyboardInterrupt
 
     def body(node):
         slow = int(node.broadcast(np.array([os.getpid()]), 1)[0])
         x, out = np.arange(n) + 1.0, np.zeros(n)
         node.barrier()
         if node.rank == 0:
-            stopping = threading.Timer(0.01, os.kill, (slow, signal.SIGSTOP))
+            stopping = threading.Timer(0.01, lambda: stands.append(os.kill(slow, signal.SIGSTOP)))
             going_on = threading.Timer(0.6, os.kill, (slow, signal.SIGCONT))
             stopping.start(), going_on.start()
-            interrupted_in(0.2)
         try:
             node.all_reduce(x, "sum", out)
-            first = "right" if (out == 2 * x).all() else "wrong"
+            first.append("right" if (out == 2 * x).all() else "wrong")
         except (KeyboardInterrupt, RuntimeError) as error:
-            first = str(error) or "interrupted"
+            first.append(str(error) or "interrupted")
         node.broadcast(np.zeros(4), 0)  # its root waits for nobody
         again = np.zeros(n)
         node.all_reduce(-x, "sum", again)
         assert (again == -2 * x).all()
-        return first
+        return first[0]
 
     said = ranks.together(2, body, nbytes=256 << 20, spins=0, hook=hook)
     assert said in (["interrupted", "gave up"], ["interrupted", "right"], ["right", "right"]), said
