@@ -14,7 +14,7 @@ from hpcomm.tools.fortran import FOLDER
 
 END_S = 15.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-STRICT = ["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
 @pytest.fixture
@@ -76,7 +76,16 @@ def compiled(tmp_path_factory):
         environ = {**os.environ, "OMPI_CC": compiler, "MPICH_CC": compiler}
         if (compiler, flags) not in objects:
             objects[compiler, flags] = tmp_path_factory.mktemp("compiled") / "hpcomm.o"
-            words = [mpicc, *STRICT, *flags, "-c", "-o", objects[compiler, flags], FOLDER / "hpcomm.c"]
+            words = [
+                mpicc,
+                "-std=c11",
+                *STRICT,
+                *flags,
+                "-c",
+                "-o",
+                objects[compiler, flags],
+                FOLDER / "hpcomm.c",
+            ]
             subprocess.run(words, check=True, timeout=100, env=environ)
         return mpicc, environ, objects[compiler, flags]
 
@@ -85,12 +94,21 @@ def compiled(tmp_path_factory):
 
 @pytest.fixture
 def in_c(compiled, tmp_path):
-    """in_c(source, name, *flags): builds a program in tmp_path; skips where there is no compiler."""
+    """in_c(source, name, *flags): builds a program in tmp_path; skips where there is no compiler.
 
-    def build(source, name, *flags):
+    compiler: of C++, in its place.
+    """
+
+    def build(source, name, *flags, compiler=None):
         mpicc, environ, library = compiled("gcc", *flags)
-        (tmp_path / f"{name}.c").write_text(source)
-        words = [mpicc, *flags, "-I", FOLDER, "-o", tmp_path / name, tmp_path / f"{name}.c", library, "-lm"]
+        if compiler:
+            if not shutil.which(compiler):
+                pytest.skip(f"no {compiler} here")
+            environ |= {"OMPI_CXX": compiler, "MPICH_CXX": compiler}
+            mpicc, flags = mpicc.replace("mpicc", "mpicxx"), [*flags, "-std=c++11", *STRICT]
+        file = tmp_path / f"{name}.{'cpp' if compiler else 'c'}"
+        file.write_text(source)
+        words = [mpicc, *flags, "-I", FOLDER, "-o", tmp_path / name, file, library, "-lm"]
         subprocess.run(words, check=True, timeout=100, env=environ)
 
     return build

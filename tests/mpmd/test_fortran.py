@@ -314,9 +314,10 @@ TAKER = """
 
 
 @pytest.mark.once
-def test_a_program_in_c_says_the_grids_that_no_spec_knows(programs, in_c, tmp_path):
+@pytest.mark.parametrize("compiler", [None, "g++", "clang++"])
+def test_a_program_in_c_or_cpp_says_the_grids_that_no_spec_knows(programs, in_c, tmp_path, compiler):
     """Its two ranks are planned for by one of Python."""
-    in_c(UNLISTED, "sea")
+    in_c(UNLISTED, "sea", compiler=compiler)
     assert "fine" in programs([(2, [str(tmp_path / "sea")]), (1, TAKER)]).stdout
 
 

@@ -8,6 +8,9 @@
  *                                              swap 3: have all planned it?
  *     put, get   values between the ranks that need them, as in coupling_channel.py
  */
+#ifdef __cplusplus
+#error "hpcomm.c is C: compile it by mpicc, and link it with what mpicxx compiles"
+#endif
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* for open_memstream and its like, in strict C, too */
 #endif

@@ -9,7 +9,8 @@
  *     hpcomm_end();
  *
  * All calls but put, get and time are collective over the program. Errors end the job, with a message. Works
- * with Open MPI and MPICH, in C11: compile hpcomm.c with the program. docs/fortran.md tells more.
+ * with Open MPI and MPICH, in C11 and C++: compile hpcomm.c, which is C, with the program. docs/fortran.md
+ * tells more.
  */
 #ifndef HPCOMM_H
 #define HPCOMM_H
@@ -17,6 +18,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define HPCOMM_GIVES 0
 #define HPCOMM_TAKES 1
@@ -48,11 +52,13 @@ int hpcomm_field_by_component(const char *name, int role, int grid, int kind, in
 void hpcomm_connect(double start);
 
 /* Send a copy of the values, or fill them, as those of this time of the model. count: of all numbers here. */
+#ifndef __cplusplus
 #define hpcomm_put(field, values, count, time) \
   hpcomm_put_kind(field, values, HPCOMM_KIND(values), count, time)
 #define hpcomm_get(field, values, count, time) \
   hpcomm_get_kind(field, values, HPCOMM_KIND(values), count, time)
 #define HPCOMM_KIND(values) _Generic((values), float *: 4, const float *: 4, double *: 8, const double *: 8)
+#endif
 void hpcomm_put_kind(int field, const void *values, int kind, long count, double time);
 void hpcomm_get_kind(int field, void *values, int kind, long count, double time);
 
@@ -62,8 +68,25 @@ double hpcomm_time(int field);
 /* Wait until all that was put has been taken. Calls MPI_Finalize if hpcomm_init has called MPI_Init. */
 void hpcomm_end(void);
 
-/* Functions registered with atexit do not hear of these: those of files that include this are replaced. */
-void hpcomm_exit_at_once(int status);
+/* Functions registered with atexit do not hear of these: those of files that include this are replaced.
+ * C++'s std::_Exit is not. */
+void hpcomm_exit_at_once(int status) __attribute__((noreturn));
 #define _exit(status) hpcomm_exit_at_once(status)
+#ifndef __cplusplus
 #define _Exit(status) hpcomm_exit_at_once(status)
+#else
+}
+inline void hpcomm_put(int field, const double *values, long count, double time) {
+  hpcomm_put_kind(field, values, 8, count, time);
+}
+inline void hpcomm_put(int field, const float *values, long count, double time) {
+  hpcomm_put_kind(field, values, 4, count, time);
+}
+inline void hpcomm_get(int field, double *values, long count, double time) {
+  hpcomm_get_kind(field, values, 8, count, time);
+}
+inline void hpcomm_get(int field, float *values, long count, double time) {
+  hpcomm_get_kind(field, values, 4, count, time);
+}
+#endif
 #endif
