@@ -13,7 +13,9 @@ _HOW = """\
 in C:        mpicc -I {0} -o river river.c {0}/hpcomm.c -lm
 in Fortran:  mpicc -c {0}/hpcomm.c
              gfortran -c {0}/hpcomm_mod.f90 ocean.f90
-             mpicc -o ocean ocean.o hpcomm_mod.o hpcomm.o -lgfortran -lm"""
+             mpicc -o ocean ocean.o hpcomm_mod.o hpcomm.o -lgfortran -lm
+with CMake:  find_package(hpcomm), target hpcomm::fortran or hpcomm::c; cmake -Dhpcomm_DIR={0} ...
+pkg-config:  export PKG_CONFIG_PATH={0}"""
 
 parser = partial(
     Command,

@@ -1,11 +1,16 @@
 """Programs in Fortran and C give and take fields as programs in Python do, and say what is wrong."""
 
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from processes import finish
+
+from hpcomm.tools.fortran import FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "fortran.md"
 SPEC = """
@@ -321,15 +326,51 @@ def test_a_program_in_c_or_cpp_says_the_grids_that_no_spec_knows(programs, in_c,
     assert "fine" in programs([(2, [str(tmp_path / "sea")]), (1, TAKER)]).stdout
 
 
-@pytest.mark.once
-def test_the_example_of_the_page_runs(spec, in_fortran):
-    blocks = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    code = {language: text for language, text in blocks if language != "sh"}
-    in_fortran(code["fortran"], "ocean")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+ENVIRON = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}  # where mpicc of this MPI is
+
+
+@pytest.mark.parametrize("builder", [pytest.param("by hand", marks=pytest.mark.once), "cmake"])
+def test_the_example_of_the_page_runs(spec, in_fortran, tmp_path, builder):
+    code = {language: text for language, text in BLOCKS if language != "sh"}
+    if builder == "by hand":
+        in_fortran(code["fortran"], "ocean")
+    elif not (shutil.which("cmake") and shutil.which("gfortran")):
+        pytest.skip("no cmake, or no gfortran here")
+    else:
+        (tmp_path / "ocean.f90").write_text(code["fortran"])
+        (tmp_path / "CMakeLists.txt").write_text(code["cmake"])
+        for words in (["-S", ".", "-B", ".", f"-Dhpcomm_DIR={FOLDER}"], ["--build", "."]):
+            done = finish(["cmake", *words], 100, tmp_path, ENVIRON)
+            assert done.returncode == 0, done.stdout + done.stderr
     done = spec(code["toml"], files={"air.py": code["python"]})
     assert all(line in done.stdout for line in ("ocean 0:  12.00", "ocean 1:  12.00", "air: 11.00")), (
         done.stdout
     )
+
+
+def test_a_program_in_c_is_built_by_pkg_config(compiled, tmp_path):
+    compiled()
+    if not shutil.which("pkg-config"):
+        pytest.skip("no pkg-config here")
+    (tmp_path / "river.c").write_text(ALONE)
+    [lines] = [text for _, text in BLOCKS if "pkg-config" in text]
+    check = (
+        'test "$(pkg-config --modversion hpcomm)" = "$(python -c "import hpcomm; print(hpcomm.__version__)")"'
+    )
+    done = finish(["sh", "-ec", f"{lines}\n{check}\n./river"], 100, tmp_path, ENVIRON | QUICK)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.once
+def test_cmake_names_the_language_that_it_needs(tmp_path):
+    if not shutil.which("cmake") or not shutil.which("gfortran"):
+        pytest.skip("no cmake, or no gfortran here")
+    [text] = [text.replace("LANGUAGES C ", "LANGUAGES ") for language, text in BLOCKS if language == "cmake"]
+    (tmp_path / "CMakeLists.txt").write_text(text)
+    done = finish(["cmake", f"-Dhpcomm_DIR={FOLDER}", "."], 100, tmp_path)
+    assert done.returncode == 1
+    assert "hpcomm is compiled from C: project(... LANGUAGES C ...)" in " ".join(done.stderr.split())
 
 
 @pytest.mark.once
