@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 
 PIPE = "HPCOMM_PROGRESS"  # the file descriptor to say it to
 JOINED = "joined"
@@ -43,3 +44,8 @@ class Progress:
     def _say(self, words: str) -> None:
         with contextlib.suppress(OSError):  # the supervisor is gone, and so will we be
             os.write(self._fd, f"{words}\n".encode())
+
+
+def progress_of(environ: Mapping[str, str]) -> Progress | None:
+    """What notes the progress of this rank, if its supervisor wants to hear of it."""
+    return Progress(int(environ[PIPE])) if environ.get(PIPE) else None

@@ -17,11 +17,12 @@ from ..grids.radians import Ends
 from ..grids.vectors import in_space, on_sphere
 from ..job.spec.calendar import check_months
 from .coupled_field import Field
-from .coupling.coupler import Arrival, Incoming, Outgoing, Turn, sent_dtype
+from .coupling.coupler import Arrival, Outgoing, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Clock, Schedule
 from .coupling.fixer import Fixer
 from .coupling.unit import conversion_of
+from .coupling.waveform import kinds_of
 from .coupling.wire import FIRST_TAG, Lane, Part, Wire
 from .link import Link, Planned
 from .record import Recorder
@@ -290,10 +291,10 @@ def connect(
     Args:
         steps: of the programs, as far as they are known.
     """
-    gives, takes, theirs = declared
+    given, taken, theirs = declared
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first, plain=link.is_plain)
     todo = [
-        (each, gives[each.name], True) if each.source == link.name else (each, takes[each.name][0], False)
+        (each, given[each.name], True) if each.source == link.name else (each, taken[each.name][0], False)
         for each in fields
     ]
     planned = link.planned(wire, todo, _plan, start_s, steps)
@@ -304,17 +305,16 @@ def connect(
         lane = Lane(wire, FIRST_TAG + number, each.timeout_s)
         dtype = field.dtype if is_giver else np.dtype(theirs["gives"][each.name]["dtype"])
         sent = np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
-        part = Part(field, rows, sent, device_side)
+        gives, takes = kinds_of(each)
+        part = Part(field, rows, sent, device_side if gives is Outgoing else frozenset())
         turn = _turn(each, field, is_giver)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
-            link.gives[each.name] = Outgoing(
-                lane, part, schedule, ahead, _fixer(link, each, part, None), turn
-            )
+            link.gives[each.name] = gives(lane, part, schedule, ahead, _fixer(link, each, part, None), turn)
         else:
             fixer = _fixer(link, each, part, weights)
             arrival = Arrival(weights, conversion_of(each), each.uncovered, each.nan, fixer, turn)
-            link.takes[each.name] = Incoming(lane, part, schedule, arrival, recorder)
+            link.takes[each.name] = takes(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(each.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]

@@ -21,7 +21,7 @@ from ..watch import start_up
 from . import handshake
 from .coupling.coupling_clock import is_number
 from .guest import GuestLink
-from .link import Link
+from .link import Link, group
 from .program import Program
 
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
@@ -112,24 +112,16 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     seconds = max(timeout, MAKING_S)
     late = f"join met {others}, but the links to them were not made within {seconds:g} s: look at the network"
     with within(seconds, late):
-        everybody = _group(world, sorted(full), _FULL_TAG)
+        everybody = group(world, sorted(full), _FULL_TAG)
         start_up.start(everybody, mine)
         if others and everybody.rank == 0 and (end := post_mortem.leave(handshake.listed(members, entries))):
             runtime.farewells.append(end)
             runtime.at_abort.append(end)
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
-        own = Context(_group(world, programs[name], _OWN_TAG), name)
+        own = Context(group(world, programs[name], _OWN_TAG), name)
         comm = give("world", own) or over(own)
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
-
-
-def _group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
-    """The communicator of some ranks of the world; only they call."""
-    some = world.Get_group().Incl(ranks)
-    made = world.Create_group(some, tag)
-    some.Free()
-    return made
 
 
 def _links(

@@ -31,6 +31,7 @@ from .verdict import Refusal
 Planned: TypeAlias = tuple[Field, Any, list[tuple[int, Selection]], frozenset[int]]
 Plan: TypeAlias = Callable[[Any, FieldSpec, Field, bool], Planned]
 S = TypeVar("S", Outgoing, Incoming)
+_TOGETHER_TAG = 32112
 
 
 @watched
@@ -43,6 +44,7 @@ class Link:
         recorder: what keeps or has the verdicts of an implicit coupling, if anything does.
         local: this program's own communicator.
         couples: whether fields may go over it.
+        is_recorded: whether the other program does not run, and its record is read.
         is_first: True on one of the two sides, which begins where they take turns.
         timeout_s: seconds that implicit coupling waits for the other program, the longest timeout of the
             fields.
@@ -50,6 +52,8 @@ class Link:
             The default is 300; None: no limit.
         busy_s: seconds spent in put, get and exchange.
     """
+
+    is_recorded = False
 
     def __init__(self, name: str, peer: str, local: Communicator, comm: Communicator, *, plain: bool) -> None:
         self.name = name
@@ -182,7 +186,10 @@ class Link:
     def hear(self) -> int:
         """The number that the other program tells this one. Collective over both."""
         later = self.comm.broadcast(np.zeros(1, int), root=0, async_op=True)
-        verdict = int(later.wait(timeout=self.timeout_s)[0])
+        return self.note(int(later.wait(timeout=self.timeout_s)[0]))
+
+    def note(self, verdict: int) -> int:
+        """Keep what has become of an iteration, for a replay."""
         if self.recorder is not None:
             self.recorder.keep(VERDICTS, verdict)
         return verdict
@@ -328,6 +335,26 @@ def no_field(given: object, verb: str) -> UsageError:
     """The error for something else than a field."""
     hint = f"link.{verb}(field), as me.gives or me.takes returned it"
     return UsageError(f"{verb} takes a field, not {given!r:.60}", verb, hint)
+
+
+def together(comm: Communicator, ranks: Mapping[str, list[int]], links: Sequence[Link]) -> Communicator:
+    """As Program.together. comm: of this program, which it gets where the others are only recorded."""
+    if any(link.is_recorded for link in links):
+        return comm
+    for plain in (link.peer for link in links if link.is_plain):
+        what = f"program {plain!r} speaks plain MPI, and cannot make a communicator with others"
+        raise UsageError(what, "together", "programs that call hpcomm.join in Python")
+    names = sorted({comm.name, *(link.peer for link in links)})
+    world = sorted(rank for name in names for rank in ranks[name])
+    return over(Context(group(MPI.COMM_WORLD, world, _TOGETHER_TAG), "+".join(names)))
+
+
+def group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
+    """The communicator of some ranks of the world; only they call."""
+    some = world.Get_group().Incl(ranks)
+    made = world.Create_group(some, tag)
+    some.Free()
+    return made
 
 
 class PlainCommunicator(Communicator):

@@ -13,7 +13,7 @@ from ..agree import runtime
 from ..agree.deadline import within
 from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, named, warn
-from ..job.progress import PIPE, Progress
+from ..job.progress import progress_of
 from ..job.spec.calendar import Time
 from ..job.spec.schema import LONGEST_S
 from . import connect as connecting
@@ -22,7 +22,7 @@ from . import report as reporting
 from .coupled_field import A, Field
 from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
-from .link import Link, no_field
+from .link import Link, no_field, together
 from .record import recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, JobSpec
@@ -61,7 +61,9 @@ class Program:
         self.is_connected = False
         self._clock = Clock(self.spec.calendar if self.spec is not None else None)
         self._start_s = 0.0
-        self._progress = _progress()
+        self._progress = progress = progress_of(os.environ)
+        if progress is not None:
+            runtime.farewells.append(lambda: progress.end(runtime.status))
         self._links: dict[str, Link] = {}
         self._gives: dict[str, Field] = {}
         self._takes: dict[str, tuple[Field, FieldSpec]] = {}
@@ -89,8 +91,19 @@ class Program:
             ConfigError: there is no such program in this job.
         """
         if not isinstance(peer, str) or peer not in self._links:
-            raise handshake.missing(peer, self.name, self.ranks, self._who())
+            rows = [f"{name!r} {named(ranks)}" for name, ranks in self.ranks.items()]
+            raise handshake.missing(peer, self.name, self.ranks, f"  came:  {', '.join(rows)}")
         return self._links[peer]
+
+    def together(self, *peers: str) -> Communicator:
+        """A communicator of this program's ranks and those of others, as they follow in MPI's own world.
+        Collective over these programs.
+
+        Raises:
+            ConfigError: there is no such program in this job.
+            UsageError: it speaks plain MPI.
+        """
+        return together(self.comm, self.ranks, [self.link(peer) for peer in peers])
 
     def grid(self, name: str) -> Grid:
         """The grid that the spec calls name, as hpcomm.regrid has it.
@@ -157,6 +170,7 @@ class Program:
         normalise: str = "fracarea",
         conserve: str = "none",
         vector: bool = False,
+        implicit: bool = False,
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
 
@@ -164,8 +178,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve, vector: as in
-                a spec, whose values take precedence.
+            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve, vector,
+                implicit: as in a spec, whose values take precedence.
             areas, bases: as of gives.
             uncovered: what the end of a list as mapping says; goes with the next release.
 
@@ -176,7 +190,7 @@ class Program:
         self._declare("takes", name)
         times = {"every": every, "lag": lag, "time": time, "timeout": timeout}
         how = {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
-        ways = {"mapping": mapping, "uncovered": uncovered, "neighbours": neighbours}
+        ways = {"mapping": mapping, "uncovered": uncovered, "neighbours": neighbours, "implicit": implicit}
         wish = wished(name, self.name, times | how | ways)
         made = Field(name, values, self._numbered(values, points), grid, "takes", areas, bases)
         self._takes[name] = made, wish
@@ -473,10 +487,6 @@ class Program:
             reporting.draw(rows, Path(picture))
         return "\n".join(lines)
 
-    def _who(self) -> str:
-        rows = [f"{name!r} {named(ranks)}" for name, ranks in self.ranks.items()]
-        return f"  came:  {', '.join(rows)}"
-
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
@@ -486,12 +496,3 @@ def _spec() -> JobSpec | None:
     """The spec that this job was started from."""
     path = os.environ.get("HPCOMM_SPEC")
     return read(Path(path), here=False) if path else None
-
-
-def _progress() -> Progress | None:
-    """What notes the progress of this rank, if its supervisor wants to hear of it."""
-    if not os.environ.get(PIPE):
-        return None
-    made = Progress(int(os.environ[PIPE]))
-    runtime.farewells.append(lambda: made.end(runtime.status))
-    return made

@@ -11,8 +11,9 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
 from .coupled_field import Field
-from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
+from .coupling.coupler import Arrival, Incoming, sent_dtype
 from .coupling.coupling_clock import Schedule
+from .coupling.waveform import kinds_of
 from .coupling.wire import Part
 from .link import Link
 from .record import Recorder
@@ -21,6 +22,8 @@ from .spec.spec_file import FieldSpec, JobSpec
 
 class Absent(Link):
     """A link to a program that is only recorded."""
+
+    is_recorded = True
 
     def __init__(self, name: str, peer: str, local: Communicator, size: int, recorder: Recorder) -> None:
         inter = cast("Communicator", _Silent(peer, size))
@@ -36,6 +39,10 @@ class Absent(Link):
 
     def hear(self) -> int:
         """What the other program told this one then."""
+        return self._kept.next_verdict()
+
+    def note(self, verdict: int) -> int:
+        """What has become of the iteration then."""
         return self._kept.next_verdict()
 
 
@@ -75,7 +82,7 @@ def connect(
             if each or not listed:
                 schedule = Schedule(each.every, each.lag, each.time, clock=link.clock) if each else Schedule()
                 part = Part(field, [], sent_dtype(field.dtype, schedule.time))
-                link.gives[name] = Outgoing(None, part, schedule)
+                link.gives[name] = kinds_of(each)[0](None, part, schedule)
         for name, (field, wish) in takes.items():
             if (name, link.peer, link.name) in listed or not listed:
                 wish = listed.get((name, link.peer, link.name), wish)

@@ -8,6 +8,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from coupled import COMMON
 from processes import CLOCK, finish, judge
 
 from hpcomm.tools.fortran import FOLDER
@@ -60,6 +61,20 @@ def spec(tmp_path):
         done = finish(command, timeout + END_S, tmp_path, {**ONE_THREAD, **(env or {})})
         judge(done, expect)
         return done
+
+    return run
+
+
+@pytest.fixture
+def couple(programs, tmp_path):
+    """couple(code, {name: ranks}, expect=0): every program runs the same code, which looks at me.name."""
+
+    def run(code, sizes, expect=0, timeout=60, env=None):
+        script = tmp_path / "couple.py"
+        script.write_text(COMMON + code)
+        return programs(
+            [(n, ["python", str(script), name]) for name, n in sizes.items()], timeout, expect=expect, env=env
+        )
 
     return run
 

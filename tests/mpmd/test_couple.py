@@ -4,36 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
+from coupled import COMMON
 from steady import steady_time
-
-COMMON = """
-import sys
-import numpy as np
-import hpcomm
-from hpcomm import regrid
-
-me = hpcomm.join(sys.argv[1])
-comm = me.comm
-
-def mine(total, seed=None):
-    points = np.arange(total) if seed is None else np.random.default_rng(seed).permutation(total)
-    return np.array_split(points, comm.size)[comm.rank]
-"""
-
-
-@pytest.fixture
-def couple(programs, tmp_path):
-    """couple(code, {name: ranks}, expect=0): every program runs the same code, which looks at me.name."""
-
-    def run(code, sizes, expect=0, timeout=60, env=None):
-        script = tmp_path / "couple.py"
-        script.write_text(COMMON + code)
-        return programs(
-            [(n, ["python", str(script), name]) for name, n in sizes.items()], timeout, expect=expect, env=env
-        )
-
-    return run
-
 
 WITH_MODEL = {"PYTHONPATH": str(Path(__file__).parents[1])}  # of a device
 SIZES = [{"a": 2, "b": 3}, {"b": 1, "a": 3}]
@@ -1441,57 +1413,6 @@ def test_one_program_runs_again_alone_against_its_recorded_partners(spec, tmp_pa
     kept = [(n, line) for n in (0, 1) for line in (tmp_path / "out" / f"b.{n}.out").read_text().splitlines()]
     assert sorted(f"[b {n}] {line}" for n, line in kept if "got" in line) == lines
     assert [line for _, line in kept].count("alone") == 2
-
-
-IMPLICIT = """
-from hpcomm.mpmd.coupling.implicit import Accelerator, windows, NotConvergedError
-scheme, most = SCHEME
-target = np.linspace(1, 2, 12)[:, None] * [1, 1j]
-if me.name == "a":  # the leader
-    x = me.gives("x", np.zeros((len(mine(12)), 2), complex), mine(12))
-    y = me.takes("y", np.zeros((len(mine(12)), 2), complex), mine(12))
-    accelerator = Accelerator(comm, scheme, relaxation=0.3)
-    link, counts = me.link("b"), []
-    for window in range(4):
-        for k in windows(link, x, accelerator, tolerance=1e-9, most=most):
-            link.get(y)
-            x.values = y.values.copy()
-        counts.append(k)
-        assert np.allclose(x.values, (target * (1 + window) / 2)[mine(12)], rtol=1e-7)
-    if comm.rank == 0:
-        print(scheme, *counts)
-else:  # answers with a contraction around a fixed point, and keeps a state to save and restore
-    x = me.takes("x", np.zeros((12, 2), complex))
-    y = me.gives("y", np.zeros((12, 2), complex))
-    link, state = me.link("a"), {"calls": 0}
-    weights = np.linspace(-0.9, 0.6, 12)[:, None]
-    for window in range(4):
-        def restore(saved):
-            assert saved == {"calls": window}
-            state["calls"] = saved["calls"]
-        for k in windows(link, save=lambda: dict(state), restore=restore):
-            link.get(x)
-            goal = target * (1 + window) / 2
-            y.values = goal + weights * (x.values - goal)
-            state["calls"] += 1
-            link.put(y)
-        assert state["calls"] == window + 1
-"""
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(("scheme", "most"), [("constant", 200), ("aitken", 99), ("iqn-ils", 30)])
-def test_implicit_coupling_finds_the_fixed_point_and_rolls_back(couple, scheme, most):
-    out = couple(IMPLICIT.replace("SCHEME", f"({scheme!r}, {most})"), {"a": 2, "b": 1}).stdout
-    counts = [int(word) for word in out.split()[1:]]
-    assert len(counts) == 4
-    assert max(counts) < {"constant": 200, "aitken": 99, "iqn-ils": 20}[scheme]
-
-
-@pytest.mark.once
-def test_a_window_that_does_not_converge_is_an_error_on_both_sides(couple):
-    done = couple(IMPLICIT.replace("SCHEME", "('constant', 3)"), {"a": 1, "b": 1}, expect="failure")
-    assert "the coupling of 'a' and 'b' did not converge: after 3 iterations" in done.stderr
 
 
 WEIGHTS = """

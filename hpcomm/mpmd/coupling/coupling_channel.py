@@ -236,7 +236,12 @@ class Turns:
     """
 
     def __init__(self, make: Callable[[], Channel], ahead: int) -> None:
+        self._make = make
         self._channels = [make() for _ in range(ahead)]
+
+    def reserve(self, count: int) -> None:
+        """Let so many be under way."""
+        self._channels[:0] = [self._make() for _ in range(count - len(self._channels))]
 
     def start(self, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         """Send; waits until the channel whose turn it is has been received from."""

@@ -1,32 +1,40 @@
-"""Implicit coupling: both programs repeat a time window until the values between them converge.
+"""Implicit coupling: programs repeat a time window until the values between them converge.
 
-One program, the leader, accelerates: it gives x, gets back the other one's answer, and its own answer to
-that is H(x). Wanted is x = H(x).
+serial     One program, the leader, accelerates what it gives: x. The other one solves with x, then the leader
+           with the answer, which makes H(x).
+parallel   All programs, of two or more, solve at once, with what the others gave an iteration before. All
+           accelerate what they give, together: x is spread over the ranks of all.
 
-constant   x + w r                                                  r = H(x) - x
+Wanted is x = H(x). Of the residual r = H(x) - x:
+
+constant   x + w r
 aitken     x + w_k r, with w_k from the last two residuals (Küttler & Wall 2008)
 iqn-ils    quasi-Newton with the inverse Jacobian from a least-squares problem over the differences of
            earlier iterations, those of earlier windows included (Degroote, Bathe & Vierendeels 2009)
+iqn-imvj   the same, but the Jacobian of earlier windows is kept, and changed as little as the differences of
+           this one demand (Lindner, Mehl, Scheufele & Uekermann 2015)
 
-The vectors are spread over the leader's ranks; each iteration costs one small all-reduce or all-gather.
+Each iteration costs four small all-reduces, and of iqn one all-gather; of iqn-imvj one for each window that
+is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...communicator.communicator import Communicator
-from ...core.types import Floats
+from ...core.types import AnyArray, Floats
 from ...errors import ConfigError, HpcommError
 from ..coupled_field import Field, host, scatter
 from ..link import Link
 from .coupling_clock import is_number
+from .waveform import OutgoingWaveform, Sample, between, waveforms
 
-SCHEMES = ("constant", "aitken", "iqn-ils")
-_SINGULAR = 1e-10  # columns that others span up to this are left out
+SCHEMES = ("constant", "aitken", "iqn-ils", "iqn-imvj")
+_DONE, _GIVEN_UP = 1, 2  # verdicts; 0: once more
 
 
 class NotConvergedError(HpcommError):
@@ -37,14 +45,29 @@ class Accelerator:
     """The next x from x and H(x).
 
     Args:
-        comm: the ranks that x is spread over.
-        scheme: "constant", "aitken" or "iqn-ils".
+        comm: the ranks that x is spread over: me.comm of a serial coupling's leader; me.together(...) of a
+            parallel one, the same in all its programs.
+        scheme: "constant", "aitken", "iqn-ils" or "iqn-imvj".
         relaxation: w of the first iteration; of all, if constant.
-        reuse: how many earlier windows iqn-ils keeps the differences of.
+        reuse: how many earlier windows iqn keeps the differences of.
+        preconditioner: "residual-sum" weighs several fields by their residuals in this window, so that their
+            units do not matter; "none".
+        filter_limit: of iqn: a difference is left out if newer ones span it but for this share (QR2).
+
+    Attributes:
+        residuals: of each iteration of this window, |H(x) - x| / |H(x)| of the field in which it is largest.
+        by_field: of the last iteration, the same for each field, by "program.field".
     """
 
     def __init__(
-        self, comm: Communicator, scheme: str = "iqn-ils", *, relaxation: float = 0.5, reuse: int = 3
+        self,
+        comm: Communicator,
+        scheme: str = "iqn-ils",
+        *,
+        relaxation: float = 0.5,
+        reuse: int = 3,
+        preconditioner: str = "residual-sum",
+        filter_limit: float = 1e-8,
     ) -> None:
         if scheme not in SCHEMES:
             raise ConfigError(f"there is no scheme {scheme!r}", "implicit", f"one of {', '.join(SCHEMES)}")
@@ -52,149 +75,305 @@ class Accelerator:
             raise ConfigError(f"relaxation must be above 0, not {relaxation!r}", "implicit", "relaxation=0.5")
         if not isinstance(reuse, int) or reuse < 0:
             raise ConfigError(f"reuse must be a whole number from 0, not {reuse!r}", "implicit", "reuse=3")
+        if preconditioner not in ("residual-sum", "none"):
+            what = f"there is no preconditioner {preconditioner!r}"
+            raise ConfigError(what, "implicit", "'residual-sum', or 'none'")
+        if not is_number(filter_limit, above=0) or filter_limit >= 1:
+            what = f"filter_limit must lie between 0 and 1, not {filter_limit!r}"
+            raise ConfigError(what, "implicit", "filter_limit=1e-2")
         self.comm = comm
         self.scheme = scheme
         self.relaxation = relaxation
         self.reuse = reuse
-        self.residuals: list[float] = []  # of this window, relative
+        self.preconditioner = preconditioner
+        self.filter_limit = filter_limit
+        self.residuals: list[float] = []
+        self.by_field: dict[str, float] = {}
         self._factor = relaxation
         self._last: tuple[Floats, Floats] | None = None  # r, H(x)
         self._columns: list[list[tuple[Floats, Floats]]] = [[]]  # (difference of r, of H) by window
+        self._names: list[str] = []  # of the fields of all ranks
+        self._sums: Floats = np.empty(0)  # of the relative residuals of this window's iterations, by name
 
-    def begin_window(self) -> None:
-        """Forget what holds for one window only."""
+    def begin_window(self, names: Iterable[str] = ("x",)) -> None:
+        """Forget what holds for one window only. Collective over comm. names: of the fields given here."""
         self._last = None
         self.residuals = []
         self._factor = self.relaxation if abs(self._factor) < 1e-3 else self._factor
         self._columns = [[], *self._columns][: self.reuse + 1]
+        self._names = sorted({*np.concatenate(self.comm.all_gather_object([*names])).tolist()})
+        self._sums = np.zeros(len(self._names))
 
-    def step(self, x: Floats, answer: Floats) -> Floats:
-        """The next x. Notes the relative residual |H(x) - x| / |H(x)|. Collective over comm."""
-        r = answer - x
-        norms = self._dots((r, r), (answer, answer))
-        self.residuals.append(float(np.sqrt(norms[0] / norms[1])) if norms[1] else float(np.sqrt(norms[0])))
-        made = getattr(self, f"_{self.scheme.replace('-', '_')}")(x, r, answer)
-        self._last = (r.copy(), answer.copy())
-        return np.asarray(made)
+    def step(self, x: Mapping[str, Floats], answer: Mapping[str, Floats]) -> dict[str, Floats]:
+        """The next x of each field, of the same lengths; notes the residuals. Collective over comm."""
+        r = {name: answer[name] - x[name] for name in x}
+        squares = np.zeros((2, len(self._names)))
+        for name in x:
+            squares[:, self._names.index(name)] = (
+                np.vdot(r[name], r[name]),
+                np.vdot(answer[name], answer[name]),
+            )
+        norms, whole = np.sqrt(self.comm.all_reduce(squares))
+        relative = np.divide(norms, whole, where=whole != 0, out=norms.copy())
+        self.by_field = dict(zip(self._names, relative.tolist(), strict=True))
+        self.residuals.append(float(np.max(relative, initial=0.0)))
+        weights = self._weights(norms)
+        spread = [np.full(len(r[name]), weights[self._names.index(name)]) for name in x]
+        end = np.cumsum([0, *map(len, spread)])
+        made = self._next(*map(_joined, (x.values(), r.values(), answer.values(), spread)))
+        return {name: made[a:b] for name, a, b in zip(x, end[:-1], end[1:], strict=True)}
 
-    def _constant(self, x: Floats, r: Floats, answer: Floats) -> Floats:
-        return x + self.relaxation * r
+    def agree(self, verdict: int) -> int:
+        """_GIVEN_UP if any rank says so, _DONE if all do. Collective over comm."""
+        given_up, more = self.comm.all_reduce(np.array([verdict == _GIVEN_UP, verdict != _DONE]), "max")
+        return _GIVEN_UP if given_up else 0 if more else _DONE
 
-    def _aitken(self, x: Floats, r: Floats, answer: Floats) -> Floats:
-        if self._last is not None:
-            change = r - self._last[0]
-            along, square = self._dots((self._last[0], change), (change, change))
-            self._factor = -self._factor * along / square if square else self._factor
-        else:
-            self._factor = float(np.copysign(min(abs(self._factor), self.relaxation), self._factor))
-        return x + self._factor * r
+    def _weights(self, norms: Floats) -> Floats:
+        """Of each field: what brings them to one size."""
+        total = np.sqrt(norms @ norms)
+        if self.preconditioner == "none" or not total > 0:
+            return np.ones(len(norms))
+        self._sums += norms / total
+        return np.divide(1.0, self._sums, where=self._sums > 0, out=np.ones(len(norms)))
 
-    def _iqn_ils(self, x: Floats, r: Floats, answer: Floats) -> Floats:
-        if self._last is not None:
-            self._columns[0].insert(0, (r - self._last[0], answer - self._last[1]))
-        columns = [pair for window in self._columns for pair in window]
-        if not columns:
+    def _next(self, x: Floats, r: Floats, answer: Floats, weights: Floats) -> Floats:
+        last, self._last = self._last, (r, answer)
+        if not np.isfinite(self.residuals[-1]):
+            return answer
+        if self.scheme == "constant":
             return x + self.relaxation * r
-        kept, weights = self._least_squares([v for v, _ in columns], -r)
-        steps = (weights[i] * columns[k][1] for i, k in enumerate(kept))
-        return answer + sum(steps, start=np.zeros_like(answer))
+        if self.scheme == "aitken":
+            return x + self._aitken(r, last, weights) * r
+        # Of waveforms that somewhere have another number of steps now nothing is known.
+        lengths = [{len(column) for column, _ in window} for window in self._columns]
+        lengths.append(set() if last is None else {len(last[0])})
+        fits = self.comm.all_reduce(np.array([each <= {len(r)} for each in lengths]), "min")
+        self._columns = [each if fit else [] for each, fit in zip(self._columns, fits[:-1], strict=True)]
+        if last is not None and fits[-1]:
+            self._columns[0].insert(0, (r - last[0], answer - last[1]))
+        windows = self._columns
+        if self.scheme == "iqn-ils":
+            windows = [[column for window in windows for column in window]]
+        knows, change = self._applied(-r, windows, weights)
+        return answer + change if knows else x + self.relaxation * r
+
+    def _aitken(self, r: Floats, last: tuple[Floats, Floats] | None, weights: Floats) -> float:
+        if last is None:  # the last one of the window before, but no more than the first of all
+            self._factor = float(np.copysign(min(abs(self._factor), self.relaxation), self._factor))
+            return self._factor
+        change = (r - last[0]) * weights
+        mine = np.array([np.vdot(last[0] * weights, change), np.vdot(change, change)])
+        along, square = self.comm.all_reduce(mine)
+        self._factor = -self._factor * float(along / square) if square else self._factor
+        return self._factor
+
+    def _applied(
+        self, right: Floats, windows: Sequence[Sequence[tuple[Floats, Floats]]], weights: Floats
+    ) -> tuple[bool, Floats]:
+        """The inverse Jacobian times right; whether anything is known of it. Newer windows come first.
+
+        Of what the differences of one window do not span, the older ones tell. That is the multi-vector
+        update J + (W - J V) V⁺, without J.
+        """
+        made, knows = np.zeros_like(right), False
+        for columns in filter(None, windows):
+            kept, shares = self._least_squares([v * weights for v, _ in columns], right * weights)
+            for k, share in zip(kept, shares, strict=True):
+                right = right - share * columns[k][0]
+                made += share * columns[k][1]
+                knows = True
+        return knows, made
 
     def _least_squares(self, columns: list[Floats], right: Floats) -> tuple[list[int], Floats]:
-        """min |V c - right| over all ranks by a QR decomposition of local ones; newer columns win."""
+        """min |V c - right| over all ranks, by a QR decomposition of local ones; newer columns win."""
         local = np.linalg.qr(np.column_stack([*columns, right]), mode="r")
         size = len(columns) + 1
         padded = np.zeros((size, size))
         padded[: len(local)] = local
         stacked = self.comm.all_gather(padded).reshape(-1, size)
         whole = np.asarray(np.linalg.qr(stacked, mode="r"))
-        diagonal = np.abs(np.diag(whole))[:-1]
-        norms = np.linalg.norm(whole[:, :-1], axis=0)
-        kept = [k for k in range(size - 1) if diagonal[k] > _SINGULAR * norms[k] > 0]
+        kept: list[int] = []
+        basis = np.zeros((size, 0))
+        for k, column in enumerate(whole.T[:-1]):
+            rest = column - basis @ (basis.T @ column)
+            rest -= basis @ (basis.T @ rest)  # twice is enough
+            norm = np.linalg.norm(rest)
+            if norm > self.filter_limit * np.linalg.norm(column):
+                kept.append(k)
+                basis = np.column_stack([basis, rest / norm])
         if not kept:
             return [], np.empty(0)
         found = np.linalg.lstsq(whole[:, kept], whole[:, -1], rcond=None)[0]
         return kept, np.asarray(found)
 
-    def _dots(self, *pairs: tuple[Floats, Floats]) -> Floats:
-        mine = np.array([float(np.vdot(a, b)) for a, b in pairs])
-        return np.asarray(self.comm.all_reduce(mine))
+
+def _joined(parts: Iterable[Floats]) -> Floats:
+    return np.concatenate([np.empty(0), *parts])
+
+
+class _Given:
+    """A field that is accelerated: its values, or its waveform in this window."""
+
+    def __init__(self, field: Field, links: Sequence[Link]) -> None:
+        self.field = field
+        self.links = [link for link in links if field.name in link.gives]
+        if not self.links:
+            what = f"no program of this coupling takes {field.name!r}"
+            raise ConfigError(what, "windows", "the links to those that take it")
+        sides = [link.gives[field.name] for link in self.links]
+        self._waves = [side for side in sides if isinstance(side, OutgoingWaveform)]
+        self._begin = Sample(0.0, np.array(host(field.values)))
+        self._x = [self._begin]
+        for wave in self._waves:
+            self._begin = wave.at_begin()
+            self._x = [Sample(wave.window.ends(wave.version)[1], self._begin.values)]
+
+    def put(self, *, first: bool = False) -> None:
+        """Send x; at first what held at the end of the window before."""
+        for wave in self._waves:
+            wave.is_held = True
+            wave.send([self._begin] * first + self._x)
+        for link in () if self._waves else self.links:
+            link.put(self.field)
+
+    def both(self) -> tuple[Floats, Floats]:
+        """x and H(x) as real numbers, one behind the other."""
+        answer, x = [Sample(0.0, host(self.field.values))], [self._x[0].values]
+        if self._waves:
+            answer = self._waves[0].samples
+            x = [between([self._begin, *self._x], t) for t, _ in answer]
+        self._x = answer
+        return _vector(x), _vector([values for _, values in answer])
+
+    def set(self, x: Floats) -> None:
+        """Set x to such numbers."""
+        rows = x.view(complex) if self.field.dtype.kind == "c" else x
+        made = rows.astype(self.field.dtype).reshape(len(self._x), *self._begin.values.shape)
+        self._x = [Sample(t, values) for (t, _), values in zip(self._x, made, strict=True)]
+        if not self._waves:
+            scatter(self.field.values, slice(0, len(self.field.points)), made[0])
+
+
+def _vector(parts: Sequence[AnyArray]) -> Floats:
+    """A copy, of complex numbers both parts."""
+    whole = np.array(parts)
+    return whole.astype(complex if whole.dtype.kind == "c" else float).ravel().view(float)
 
 
 def windows(
-    link: Link,
-    field: Field | None = None,
+    links: Link | Sequence[Link],
+    fields: Field | Sequence[Field] | None = None,
     accelerator: Accelerator | None = None,
     *,
-    tolerance: float = 1e-6,
+    tolerance: float | Mapping[str, float] = 1e-6,
     most: int = 50,
     save: Callable[[], object] = lambda: None,
     restore: Callable[[Any], None] = lambda state: None,
 ) -> Iterator[int]:
     """The iterations of one time window, until it has converged: 1, 2, 3, ...
 
-    The leader names the field x that it gives, and an accelerator, and in each iteration gets, solves and
-    puts its answer H(x) into field.values (without putting the field: that is done here). The other
-    program gets x, solves, and puts.
+    Whoever accelerates names what it gives, and an accelerator. In each iteration it gets, solves, and sets
+    the values of these fields to its answer. What travels is put here. The other side of a serial coupling
+    names neither, gets x, solves, and puts.
+
+    Fields with a period (every, time = "linear", implicit = true) are waveforms: the period is the window.
+    Both sides get at any time within it, and put after each step, link.put(field, time), also what is
+    accelerated. In the first window a taker begins with the values that it has declared.
 
     Args:
-        tolerance: of |H(x) - x| / |H(x)|; the leader's counts.
-        most: iterations before NotConvergedError, on both sides; the leader's counts.
+        links: to the other program; of a parallel coupling of more than two, to all others.
+        fields: that this program gives, and accelerates.
+        tolerance: of |H(x) - x| / |H(x)|, of all fields or by name. Each field must come below it.
+        most: iterations before NotConvergedError, in all programs; whoever accelerates counts.
         save: called once, before the first iteration; returns the state of the solver.
         restore: called with that state before every further iteration.
+
+    Raises:
+        NotConvergedError: after as many iterations it has not converged; or a residual is no number.
 
     Example:
         >>> for k in windows(link, temperature, accelerator, save=solver.save, restore=solver.restore):
         ...     link.get(flux)
         ...     temperature.values[:] = solver.step(flux.values)
     """
-    if (field is None) != (accelerator is None):
+    links = [links] if isinstance(links, Link) else [*links]
+    if not links or (fields is None) != (accelerator is None):
         what = "the leader of an implicit coupling has a field and an accelerator, the other program neither"
         raise ConfigError(what, "windows", "windows(link, field, Accelerator(me.comm))")
-    if not is_number(tolerance, above=0) or not isinstance(most, int) or most < 1:
+    listed = [] if fields is None else [fields] if isinstance(fields, Field) else [*fields]
+    names = [field.name for field in listed]
+    limits = {**tolerance} if isinstance(tolerance, Mapping) else dict.fromkeys(names or [""], tolerance)
+    if wrong := {*names} - {*limits}:
+        raise ConfigError(f"tolerance says nothing of {sorted(wrong)}", "windows", "a number for each field")
+    is_right = all(is_number(limit, above=0) for limit in limits.values())
+    if not is_right or not isinstance(most, int) or most < 1:
         what = f"tolerance must be above 0, and most from 1, not {tolerance!r} and {most!r}"
         raise ConfigError(what, "windows", "tolerance=1e-6, most=50")
-    state = save()
-    if field is None or accelerator is None:
-        yield from _followed(link, state, restore)
-        return
-    accelerator.begin_window()
-    link.put(field)
-    for k in range(1, most + 1):
-        x = _vector(field)
+    for link in links:
+        link.connect()
+    waves, state = waveforms(links), save()
+    iterations = _followed(links)
+    if accelerator is not None:
+        given = [_Given(field, links) for field in listed]
+        iterations = _accelerated(links, given, accelerator, limits, most)
+    for k in iterations:
+        if k > 1:
+            restore(state)
+        for wave in waves:
+            wave.repeat()
         yield k
-        following = accelerator.step(x, _vector(field))
-        verdict = 1 if accelerator.residuals[-1] < tolerance else 0 if k < most else 2
-        link.tell(verdict)
-        if verdict:
-            break
-        made = following.view(complex if field.dtype.kind == "c" else float).astype(field.dtype)
-        scatter(field.values, slice(0, len(field.points)), made.reshape(-1, *field.shape))
-        link.put(field)
-        restore(state)
-    if verdict == 2:
-        residual = f"|H(x) - x| / |H(x)| is {accelerator.residuals[-1]:.1e}"
-        raise _not_converged(link, f"after {most} iterations {residual}")
+        for wave in waves:
+            wave.end_iteration()
+    for wave in waves:
+        wave.end_window()
 
 
-def _vector(field: Field) -> Floats:
-    """A copy of a field's values as real numbers, one behind the other."""
-    return np.array(host(field.values), complex if field.dtype.kind == "c" else float).ravel().view(float)
+def _accelerated(
+    links: Sequence[Link],
+    given: Sequence[_Given],
+    accelerator: Accelerator,
+    limits: Mapping[str, float],
+    most: int,
+) -> Iterator[int]:
+    names = {f"{links[0].name}.{each.field.name}": each for each in given}
+    is_leader = accelerator.comm.size == links[0].local.size
+    accelerator.begin_window(names)
+    verdict = k = 0
+    while not verdict:
+        for each in given:
+            each.put(first=k == 0)
+        yield (k := k + 1)
+        x, answer = {}, {}
+        for name, each in names.items():
+            x[name], answer[name] = each.both()
+        made = accelerator.step(x, answer)
+        done = all(accelerator.by_field[name] < limits[each.field.name] for name, each in names.items())
+        gives_up = k >= most or not np.isfinite(accelerator.residuals[-1])
+        verdict = links[0].note(accelerator.agree(_DONE if done else _GIVEN_UP if gives_up else 0))
+        for link in links if is_leader else ():
+            link.tell(verdict)
+        for name, each in names.items() if not verdict else ():
+            each.set(made[name])
+    if verdict == _GIVEN_UP:
+        rows = ", ".join(f"{r:.1e} of '{name}'" for name, r in accelerator.by_field.items())
+        raise _not_converged(links, f"after {k} iterations |H(x) - x| / |H(x)| is {rows}")
 
 
-def _followed(link: Link, state: object, restore: Callable[[Any], None]) -> Iterator[int]:
-    k = 0
-    while True:
-        k += 1
-        yield k
-        verdict = link.hear()
-        if verdict == 2:
-            raise _not_converged(link, f"'{link.peer}' gave up after {k} iterations")
-        if verdict == 1:
-            return
-        restore(state)
+def _followed(links: Sequence[Link]) -> Iterator[int]:
+    if len(links) != 1:
+        what = f"this program names {len(links)} links, and nothing that it accelerates"
+        hint = "the link to the leader; or fields and an Accelerator(me.together(...)) in all programs"
+        raise ConfigError(what, "windows", hint)
+    verdict = k = 0
+    while not verdict:
+        yield (k := k + 1)
+        verdict = links[0].hear()
+    if verdict == _GIVEN_UP:
+        raise _not_converged(links, f"'{links[0].peer}' gave up after {k} iterations")
 
 
-def _not_converged(link: Link, what: str) -> NotConvergedError:
-    what = f"the coupling of '{link.name}' and '{link.peer}' did not converge: {what}"
+def _not_converged(links: Sequence[Link], what: str) -> NotConvergedError:
+    all_of = " and ".join(f"'{name}'" for name in (links[0].name, *(link.peer for link in links)))
+    what = f"the coupling of {all_of} did not converge: {what}"
     hint = "a smaller time window, a smaller relaxation, or scheme='iqn-ils'"
     return NotConvergedError(what, "implicit coupling", hint)

@@ -150,14 +150,15 @@ def _dates(spec: JobSpec) -> str | None:
 
 def _about(each: FieldSpec, by_date: bool) -> str:
     parts = [] if each.mapping == "none" else [*each.methods]
-    if each.every is not None:
+    if each.implicit:
+        window = "" if each.every is None else f", window {each.every.said(by_date)}"
+        parts.append(f"implicit{window}")
+    elif each.every is not None:
         parts.append(f"every {each.every.said(by_date)}")
-    if each.time != "instant":
+    if each.time != "instant" and not each.implicit:
         parts.append(each.time)
     if each.lag.seconds:
         parts.append(f"lag {each.lag.said(by_date)}")
-    if each.implicit:
-        parts.append("implicit")
     if each.source_unit:
         same = each.source_unit == each.target_unit
         parts.append(each.source_unit if same else f"{each.source_unit} to {each.target_unit}")

@@ -69,6 +69,10 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
         return "vector", f"vector, but {why}", "take this line out"
     if each.vector and each.time in ("min", "max"):
         return "vector", f"vector, but time = {each.time!r} is for numbers", "take this line out"
+    if each.implicit and each.every is not None and (each.time != "linear" or each.lag.seconds):
+        why = f"lag = {each.lag.said(False)}" if each.lag.seconds else f"time = {each.time!r}"
+        what = f"{why}, but is implicit with a period: a waveform, which is linear within the window"
+        return ("lag" if each.lag.seconds else "time"), what, 'time = "linear", and no lag; or no every'
     is_default = not each.radius and each.normalise == "fracarea"
     if each.weights is not None and not is_default:
         key = "radius" if each.radius else "normalise"
