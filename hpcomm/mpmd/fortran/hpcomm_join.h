@@ -25,7 +25,8 @@ struct link { /* to one of the other programs */
   MPI_Comm inter, notices, merged; /* what users get; words and ends; fields */
   int size, is_first;
   double *gone; /* of each rank there: since when it is known to have ended; 0: it lives */
-  char *said;   /* what it gives and takes */
+  void *sent[2]; /* grids, on their way */
+  MPI_Request going[2];
 };
 
 static char own_name[65];
@@ -288,4 +289,10 @@ static void join(const char *name) {
   MPI_Group_free(&world);
   MPI_Group_free(&ours);
   free(text), free(mine);
+}
+
+static struct link *link_of(const char *peer) {
+  for (int i = 0; i < programs; i++)
+    if (!strcmp(link_to[i].name, peer)) return link_to + i;
+  fail("link", "the name that it gives to init or join", "no program %s in this job", peer);
 }
