@@ -151,22 +151,28 @@ def _make_folder(option: str, path: str | None) -> None:
 
 def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:
     """Refuse a program that loads another MPI than the launcher's."""
-    command = program.command[0]
-    path = which(str(program.workdir / command) if "/" in command else command)
+    path = _path_of(program)
     if path is None or not mpi.vendor:
         return
     check_python(path, mpi)
-    linked = _linked_vendor(path)
+    linked = linked_vendor(program)
     if linked and linked != mpi.vendor:
         one = f"program {program.name!r} ({path}) is linked to {VENDORS[linked]}"
         hint = "build all programs of a job with the same MPI"
         raise unlike(one, f"the job is started by {VENDORS[mpi.vendor]}", hint)
 
 
-def _linked_vendor(path: str) -> str:
+def _path_of(program: ProgramSpec) -> str | None:
+    word = program.command[0]
+    return which(str(program.workdir / word) if "/" in word else word)
+
+
+def linked_vendor(program: ProgramSpec) -> str:
     """The MPI that a program was linked to, as the loader tells; "" if none, or unknown."""
     try:
-        done = subprocess.run(["ldd", path], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            ["ldd", _path_of(program) or ""], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return "openmpi" if "libmpi.so.40" in done.stdout else "mpich" if "libmpi.so.12" in done.stdout else ""

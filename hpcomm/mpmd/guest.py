@@ -220,13 +220,13 @@ class GuestLink(Link):
             for number, (each, field, is_giver) in enumerate(todo):
                 done = self._play(plan, each, here, self._end)
                 planned.append(done[self.name, self.local.rank])
-                self._keep(number, each, done, field.dtype if is_giver else None, start_s, steps)
+                self._keep(number, each, done, field.dtype if is_giver else None, steps)
             for other in self._others:
                 for number, each in enumerate(self._between[other.peer] if other.peer > self.peer else ()):
                     done = self._play(plan, each, self._end, other._end)
                     source = self if each.source == self.peer else other
                     for side in (self, other):
-                        side._keep(number, each, done, source._dtype(each), start_s, steps)
+                        side._keep(number, each, done, source._dtype(each), steps)
         except HpcommError:  # what that is, is told afterwards
             self._lines, self._plans = "", [[] for _ in self._played]
             raise
@@ -269,7 +269,6 @@ class GuestLink(Link):
         each: FieldSpec,
         done: Mapping[tuple[str, int], Planned],
         given: np.dtype[Any] | None,
-        start_s: float,
         steps: Mapping[str, float | None],
     ) -> None:
         """Keep plans of a field, and what the program has to know of it.
@@ -278,6 +277,7 @@ class GuestLink(Link):
             number: of the field among those of both programs.
             given: dtype at its giver; None: that of this program.
         """
+        start_s: float = self._said["start"]
         role, other = ("gives", each.target) if each.source == self.peer else ("takes", each.source)
         sent = sent_dtype(self._dtype(each) if given is None else given, each.time)
         schedule = Schedule(each.every, each.lag, each.time, start_s, self.clock)

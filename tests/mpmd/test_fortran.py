@@ -13,6 +13,7 @@ from processes import finish
 from hpcomm.tools.fortran import FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "fortran.md"
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 SPEC = """
     [program.ocean]
     command = "OCEAN"
@@ -231,6 +232,142 @@ int main(void) {
 """
 KEPT = {"sst": (np.float64, ()), "flow": (np.float32, ()), "level": (np.float64, ())}
 KEPT |= {"wind": (np.float32, (2,)), "inflow": (np.float64, ()), "rain": (np.float64, ())}
+TWO_SPEC = """
+    [program.ocean]
+    command = "OCEAN"
+    ranks = 2
+    [program.river]
+    command = "RIVER"
+    ranks = 1
+    [grid.sea]
+    kind = "latlon"
+    nlat = 12
+    nlon = 20
+    [grid.mouths]
+    kind = "points"
+    size = 9
+    [[field]]
+    name = "sst"
+    from = "ocean"
+    to = "river"
+    mapping = "idw"
+    from_grid = "sea"
+    to_grid = "mouths"
+    every = 2.0
+    time = "mean"
+    [[field]]
+    name = "flow"
+    from = "river"
+    to = "ocean"
+    mapping = ["idw", 0.5]
+    from_grid = "mouths"
+    to_grid = "sea"
+    every = 3.0
+    lag = 6.0
+    time = "linear"
+"""
+[PLANNER] = [text for language, text in BLOCKS if language == "toml" and "planner" in text]
+TWO_PY = {
+    "ocean.py": """
+        import sys
+        import numpy as np
+        import hpcomm
+
+        me = hpcomm.join("ocean")
+        points = np.array_split(np.arange(240), me.comm.size)[me.comm.rank]
+        sst = me.gives("sst", np.zeros((len(points), 2), np.float32), points)
+        flow = me.takes("flow", np.zeros(len(points)), points)
+        begin, end = map(int, sys.argv[1:])
+        me.connect(begin)
+        with open(f"flow{me.comm.rank}.bin", "ab") as kept:
+            for t in range(begin, end + 1):
+                sst.values[:] = ((points % 31) * 0.3 * t)[:, None] + [0, 1]
+                me.put(sst, t)
+                kept.write(me.get(flow, t).tobytes())
+    """,
+    "river.py": """
+        import sys
+        import numpy as np
+        import hpcomm
+        from hpcomm import regrid
+
+        me = hpcomm.join("river")
+        n = np.array_split(np.arange(9), me.comm.size)[me.comm.rank]
+        grid = regrid.PointCloud(np.stack([n * 40.0, n * 15.0 - 60.0], axis=1))
+        flow = me.gives("flow", np.zeros(len(n)), n, grid=grid)
+        sst = me.takes("sst", np.zeros((len(n), 2), np.float32), n, grid=grid)
+        begin, end = map(int, sys.argv[1:])
+        me.connect(begin)
+        with open(f"sst{me.comm.rank}.bin", "ab") as kept:
+            for t in range(begin, end + 1):
+                flow.values[:] = (n + 1) * 0.1 * t
+                me.put(flow, t)
+                kept.write(me.get(sst, t).tobytes())
+    """,
+}
+TWO_F90 = """
+program ocean
+  use, intrinsic :: iso_fortran_env
+  use hpcomm_mod
+  implicit none
+  integer :: comm, rank, size, rows, grid, sst, flow, i, t, begin, end, unit
+  real(real32), allocatable :: temperature(:, :)
+  real(real64), allocatable :: inflow(:, :)
+  character(80) :: word
+  call hpcomm_init("ocean", comm, rank, size)
+  rows = 12 / size
+  allocate (temperature(20 * rows, 2))
+  allocate (inflow(20, rows), source=0.0_real64)
+  grid = hpcomm_grid_rectangle(12, 20, rows * rank, rows, 0, 20)
+  sst = hpcomm_field("sst", hpcomm_gives, grid, kind=4, width=2)
+  flow = hpcomm_field("flow", hpcomm_takes, grid)
+  call get_command_argument(1, word)
+  read (word, *) begin
+  call get_command_argument(2, word)
+  read (word, *) end
+  write (word, '("flow", i0, ".bin")') rank
+  open (newunit=unit, file=word, access="stream", form="unformatted", position="append")
+  call hpcomm_connect(real(begin, real64))
+  do t = begin, end
+    do i = 1, 20 * rows
+      temperature(i, 1) = real(mod(20 * rows * rank + i - 1, 31) * 0.3d0 * t, real32)
+      temperature(i, 2) = real(mod(20 * rows * rank + i - 1, 31) * 0.3d0 * t + 1, real32)
+    end do
+    call hpcomm_put(sst, temperature, real(t, real64))
+    call hpcomm_get(flow, inflow, real(t, real64))
+    write (unit) inflow
+  end do
+  close (unit)
+  call hpcomm_end()
+end program
+"""
+TWO_C = """
+#include "hpcomm.h"
+#include <stdio.h>
+int main(int argc, char **argv) {
+  int64_t numbers[9];
+  double x[9][2], outflow[9];
+  float temperature[9][2] = {{0}};
+  int begin = atoi(argv[argc - 2]), end = atoi(argv[argc - 1]);
+  hpcomm_init("river", NULL);
+  for (int i = 0; i < 9; i++) numbers[i] = i, x[i][0] = i * 40.0, x[i][1] = i * 15.0 - 60.0;
+  int grid = hpcomm_grid_points(9, numbers, *x);
+  int flow = hpcomm_field("flow", HPCOMM_GIVES, grid, 8, 1);
+  int sst = hpcomm_field("sst", HPCOMM_TAKES, grid, 4, 2);
+  FILE *kept = fopen("sst0.bin", "ab");
+  hpcomm_connect(begin);
+  for (int t = begin; t <= end; t++) {
+    for (int i = 0; i < 9; i++) outflow[i] = (i + 1) * 0.1 * t;
+    hpcomm_put(flow, outflow, 9, t);
+    hpcomm_get(sst, *temperature, 18, t);
+    fwrite(temperature, sizeof temperature, 1, kept);
+  }
+  fclose(kept);
+  hpcomm_end();
+  return 0;
+}
+"""
+TIMES = 20
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -263,6 +400,47 @@ def test_an_ocean_in_fortran_and_a_river_in_c_give_the_bits_of_three_programs_in
     for name, values in kept(tmp_path).items():
         assert values.tobytes() == ours[name].tobytes(), name
         assert len(np.unique(values)) > 9
+
+
+def two_kept(folder):
+    """What ocean and river took at each time: the bits of all ranks, one behind the other."""
+    found = {}
+    for name, shape in {"flow": (np.float64, 1), "sst": (np.float32, 2)}.items():
+        parts = [np.fromfile(path, shape[0]) for path in sorted(folder.glob(f"{name}*.bin"))]
+        found[name] = np.concatenate([part.reshape(TIMES, -1) for part in parts], 1)
+        for path in folder.glob(f"{name}*.bin"):
+            path.unlink()
+    return found
+
+
+def two(ocean, river):
+    """The spec of these two commands."""
+    return TWO_SPEC.replace("OCEAN", ocean).replace("RIVER", river)
+
+
+def test_an_ocean_in_fortran_and_a_river_in_c_alone_give_the_bits_of_two_programs_in_python(
+    spec, programs, in_c, in_fortran, tmp_path
+):
+    """From a time on that is not 0, which the planner does not know."""
+    in_fortran(TWO_F90, "ocean")
+    in_c(TWO_C, "river", *SANITIZED)
+    begin, end = 30, 29 + TIMES
+    words, environ = f"{begin} {end}", {"ASAN_OPTIONS": "detect_leaks=0"}
+    text = two(f"./ocean {words}", f"./river {words}")
+    done = spec(text, expect="failure")
+    assert "no program of this job is in Python, so nothing plans its fields" in done.stderr
+    assert "python -m hpcomm.mpmd.planner" in done.stderr
+    spec(text + PLANNER, env=environ)
+    ours = two_kept(tmp_path)
+    spec(two(f"python ocean.py {words}", f"python river.py {words}"), files=TWO_PY)
+    for name, values in two_kept(tmp_path).items():
+        assert values.tobytes() == ours[name].tobytes(), name
+        assert len(np.unique(values)) > 9
+    done = programs(
+        [(1, [tmp_path / "ocean", *words.split()]), (1, [tmp_path / "river", *words.split()])],
+        expect="failure",
+    )
+    assert "no program of this job is in Python, so nothing plans its fields" in done.stderr
 
 
 UNLISTED = """
@@ -326,13 +504,12 @@ def test_a_program_in_c_or_cpp_says_the_grids_that_no_spec_knows(programs, in_c,
     assert "fine" in programs([(2, [str(tmp_path / "sea")]), (1, TAKER)]).stdout
 
 
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 ENVIRON = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}  # where mpicc of this MPI is
 
 
 @pytest.mark.parametrize("builder", [pytest.param("by hand", marks=pytest.mark.once), "cmake"])
 def test_the_example_of_the_page_runs(spec, in_fortran, tmp_path, builder):
-    code = {language: text for language, text in BLOCKS if language != "sh"}
+    code = dict(reversed(BLOCKS))
     if builder == "by hand":
         in_fortran(code["fortran"], "ocean")
     elif not (shutil.which("cmake") and shutil.which("gfortran")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,8 +44,13 @@ def check(words: list[str], workdir: Path, env: Mapping[str, str]) -> None:
     path = workdir / words[0] if "/" in words[0] else Path(words[0])
     if which(str(path)) is None:
         raise ConfigError(*_not_found(words[0], path))
-    if Path(words[0]).name.startswith("python"):
+    if is_python(words):
         _check_python(words, workdir, env)
+
+
+def is_python(words: Sequence[str]) -> bool:
+    """Whether they start a Python."""
+    return Path(words[0]).name.startswith("python")
 
 
 def _not_found(word: str, path: Path) -> tuple[str, str, str]:

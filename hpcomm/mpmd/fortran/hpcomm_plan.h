@@ -292,11 +292,17 @@ static void hear_plans(struct link *link) {
     if (!strcmp(link->kind, "hpcomm"))
 
 void hpcomm_connect(double start) {
+  int planners = 0, guests = 0;
   const char *said = "";
   check_begun("connect");
   if (is_connected) return;
   is_connected = 1;
   if (!isfinite(start)) fail("connect", "a finite number of seconds", "%g is no time of the model", start);
+  EACH_PLANNER(link) planners++;
+  for (int i = 0; i < programs; i++) guests += !strcmp(link_to[i].kind, "fields");
+  if (fields && guests && !planners)
+    fail("connect", "start one beside them, on one rank: python -m hpcomm.mpmd.planner",
+         "no program of this job is in Python, so nothing plans its fields");
   char *text = declaration(start);
   EACH_PLANNER(link) said = swap(link, text);
   EACH_PLANNER(link) send_grids(link);

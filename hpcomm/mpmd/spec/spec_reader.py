@@ -12,6 +12,7 @@ from ...errors import ConfigError, HpcommError, did_you_mean
 from ...grids.methods import KINDS
 from ...job.spec.programs import ProgramSpec, RunSpec, read_duration, read_programs
 from ...job.spec.schema import FIELD, GRID
+from ...job.spec.spec_command import is_python
 from ...job.spec.toml_tables import Tables
 from ..coupling import unit
 from . import grid_checks
@@ -44,7 +45,20 @@ def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSp
     found = [_read_field(tables, i, table, run, grids, here) for i, table in enumerate(fields)]
     made = JobSpec(**vars(run), grids=grids, fields=tuple(found))
     grid_checks.check_job(tables, made)
+    if here and found:
+        _check_planner(tables, run)
     return made
+
+
+def _check_planner(tables: Tables, run: RunSpec) -> None:
+    """That not all programs are compiled: one in Python plans the fields."""
+    from ...job.run_spec import linked_vendor
+
+    joining = [program for program in run.programs.values() if program.joins]
+    if all(not is_python(program.command) and linked_vendor(program) for program in joining):
+        tables.where = ("program", joining[0].name)
+        what = "no program of this job is in Python, so nothing plans its fields"
+        tables.fail(what, '[program.planner] command = "python -m hpcomm.mpmd.planner", ranks = 1')
 
 
 def _read_grid(tables: Tables, name: str, table: Any, here: bool) -> GridSpec:
