@@ -15,6 +15,7 @@ import re
 import signal
 import threading
 import time
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from .launcher import say
@@ -237,8 +238,13 @@ class Watch:
     def progress(self) -> str:
         """`hpcomm: after 20 s: ocean at 3600 of 7200 s (50 %), 12 exchanges; air has ended`. Or dates."""
         with self._lock:
-            told = "; ".join(f"{name} {self._how_far(name)}" for name in self.spec.programs)
-            return f"hpcomm: after {time.monotonic() - self.started:.0f} s: {told}"
+            told, programs = [], self.spec.programs
+            for (_, how), some in groupby(
+                programs, lambda name: (programs[name].ensemble, self._how_far(name))
+            ):
+                first, *others = some
+                told.append(f"{first} to {others[-1]} {how}" if others else f"{first} {how}")
+            return f"hpcomm: after {time.monotonic() - self.started:.0f} s: {'; '.join(told)}"
 
     def _how_far(self, program: str) -> str:
         ended = sum(name == program for name, _ in self.ended)

@@ -50,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
     if "--spec" in options:
         from .spec import programs, toml_tables  # which a command's rank need not wait for
 
-        spec, name = programs.read_programs(toml_tables.Tables(Path(options["--spec"])), here=False), words[0]
+        read, name = programs.read_programs(toml_tables.Tables(Path(options["--spec"])), here=False), words[0]
+        spec = read.with_members()
         if "--replay" in options:
             spec = programs.RunSpec(spec.path, spec.name, {name: spec.programs[name]})
         return _run_program(spec, name, options)
@@ -81,6 +82,7 @@ def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str])
     ]
     environ = {**os.environ, "HPCOMM_PROGRAM": name, "HPCOMM_SPEC": str(spec.path.resolve())}
     environ |= {"HPCOMM_DEVICE": program.device, "HPCOMM_ON_FAILURE": program.on_failure}
+    environ |= {"HPCOMM_MEMBER": str(program.member)} if program.member else {}
     environ["HPCOMM_PROGRAMS"] = " ".join(joined)
     if not program.joins:
         del environ["HPCOMM_PROGRAMS"]  # which may be of an outer job

@@ -71,6 +71,7 @@ VARIABLES = (
     ),
     Variable("HPCOMM_JOB", "identifiers, with commas", "", "the jobs that this process belongs to", True),
     Variable("HPCOMM_LIVING", "a folder", "", "where each rank has a file until it ends well", True),
+    Variable("HPCOMM_MEMBER", "1, 2, ...", "", "this program's number in its ensemble", True),
     Variable("HPCOMM_ON_FAILURE", "end, continue", "", "whether the job ends with this program", True),
     Variable("HPCOMM_PROGRAM", "a name", "", "this program's, in a job of several", True),
     Variable("HPCOMM_PROGRAMS", "ocean=0-1 air=2-2", "", "who takes part, with which ranks", True),

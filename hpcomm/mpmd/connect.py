@@ -16,7 +16,7 @@ from ..grids.methods import KINDS, misfit
 from ..grids.radians import Ends
 from ..grids.vectors import in_space, on_sphere
 from ..job.spec.calendar import check_months
-from .coupled_field import Field
+from .coupled_field import Field, MemberField
 from .coupling.coupler import Arrival, Outgoing, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Clock, Schedule
@@ -27,7 +27,7 @@ from .coupling.wire import FIRST_TAG, Lane, Part, Wire
 from .link import Link, Planned
 from .record import Recorder
 from .route import coupled_route
-from .spec.spec_file import FieldSpec, GridSpec, JobSpec
+from .spec.spec_file import FieldSpec, GridSpec, JobSpec, Member
 
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
 
@@ -102,6 +102,24 @@ def _entry(field: Field) -> dict[str, object]:
     }
 
 
+def unlike_first(
+    comm: Communicator, fields: Mapping[tuple[str, str], Field], start: str
+) -> ConfigError | None:
+    """Why what this rank declares is not what the first one does; None: it is. Collective over a program."""
+    declared = [str(sorted(name for end, name in fields if end == side)) for side in ("from", "to")] + [start]
+    for word in ("areas", "bases"):
+        has = (name for (_, name), field in fields.items() if getattr(field, word) is not None)
+        declared.append(f", with {word} of {sorted(has)}")
+    first = comm.broadcast_object(declared)
+    if declared == first:
+        return None
+    words = "gives {0} and takes {1}, from {2} on"
+    words += "".join(f"{{{i}}}" for i in (3, 4) if first[i] != declared[i])
+    what = f"this rank {words.format(*declared)}, but rank 0 {words.format(*first)}"
+    hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
+    return ConfigError(what, "connect", hint)
+
+
 class Both(Protocol):
     """Two programs."""
 
@@ -162,17 +180,19 @@ def check_takes(
 ) -> None:
     """That each field that a program takes is given by one other, of which theirs tells."""
     for name in takes:
-        givers = [each.source for each in fields if each.name == name and each.target == program]
-        if len(givers) == 1:
+        coming = [each for each in fields if each.name == name and each.target == program]
+        givers = [each.source for each in coming]
+        if len(givers) == 1 or (givers and all(each.member for each in coming)):
             continue
         who = " and ".join(map(repr, givers)) or "nobody"
         what = f"{program!r} takes a field {name!r}, which {who} gives"
-        hint = "one giver for each field; names must be the same on both sides"
+        hint = f"[[field]] with name = {name!r}, to this program; or another name here"
+        if listed is None:
+            hint = "one giver for each field; names must be the same on both sides"
         others = [each for each in listed or () if each.name == name]
         if not givers and others:
             ways = " and ".join(f"{each.source!r} gives it to {each.target!r}" for each in others)
             what += f": in the spec {ways}"
-            hint = f"[[field]] with name = {name!r} and to = {program!r}; or another name here"
         elif not givers:
             told = [f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items()]
             what += f": {'; '.join(told)}"
@@ -192,10 +212,13 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
             hint = did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}")
             yield f"{what}, but it declares {', '.join(map(repr, known)) or 'none'}", hint
     given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
-    shapes = tuple(given["shape"]), tuple(taken["shape"])
-    if shapes[0] != shapes[1]:
+    shapes, fits = (tuple(given["shape"]), tuple(taken["shape"])), True
+    hint = "values of shape (points, ...), the same behind the points on both sides"
+    if each.member is not None:
+        hint = f"(points, ...) in each member, and (points, {each.member.of}, ...) for all {each.member.of}"
+        given, taken, fits = _of_one(each.member, given, taken)
+    if given["shape"] != taken["shape"] or not fits:
         what = f"{shapes[0]} per point at {each.source!r} and {shapes[1]} at {each.target!r}"
-        hint = "values of shape (points, ...), the same behind the points on both sides"
         yield f"field {each.name!r} has {what}", hint
     if (why := _misfit_of_kinds(each, given, taken)) is not None:
         both = f"{given['kind']} at {each.source!r} and {taken['kind']} at {each.target!r}"
@@ -211,6 +234,17 @@ def _misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tupl
         if wrong is not None:
             yield f"field {each}: {wrong[1]}", wrong[2]
     yield from _misfits_of_options(each, given, taken)
+
+
+def _of_one(
+    member: Member, given: dict[str, Any], taken: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], bool]:
+    """What is declared of a field, without an axis of members; and whether it has one where it must."""
+    one, every = (given, taken) if member.gathers else (taken, given)
+    has_axis = every["shape"] == (member.of, *one["shape"]) and "is_plain" not in every
+    every = {**every, "shape": one["shape"]} if has_axis else every
+    fits = has_axis or not member.gathers or "is_plain" in every  # which guest.py refuses
+    return *((one, every) if member.gathers else (every, one)), fits
 
 
 def _misfits_of_options(
@@ -293,10 +327,14 @@ def connect(
     """
     given, taken, theirs = declared
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first, plain=link.is_plain)
-    todo = [
-        (each, given[each.name], True) if each.source == link.name else (each, taken[each.name][0], False)
-        for each in fields
-    ]
+    todo = []
+    for each in fields:
+        is_giver = each.source == link.name
+        field = given[each.name] if is_giver else taken[each.name][0]
+        its = theirs["takes" if is_giver else "gives"][each.name]
+        if each.member is not None and len(field.shape) > len(its["shape"]):
+            field = MemberField(field, each.member.number)
+        todo.append((each, field, is_giver))
     planned = link.planned(wire, todo, _plan, start_s, steps)
     for number, (each, (field, weights, rows, device_side)) in enumerate(zip(fields, planned, strict=True)):
         # Nothing here needs other ranks, so one that fails keeps nobody.
@@ -316,7 +354,7 @@ def connect(
             arrival = Arrival(weights, conversion_of(each), each.uncovered, each.nan, fixer, turn)
             link.takes[each.name] = takes(lane, part, schedule, arrival, recorder)
             if recorder is not None:
-                recorder.keep_weights(each.name, weights)
+                recorder.keep_weights(field.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]
         side.mapping = ", ".join(each.methods)
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)

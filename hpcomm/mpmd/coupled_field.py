@@ -123,6 +123,31 @@ class Field(Generic[A]):
         return f"<Field '{self.name}', {len(self.points)} points here, {self.dtype}>"
 
 
+class MemberField(Field[A]):
+    """One member's part of a field whose first axis behind the points is that of members: values[:, n]."""
+
+    def __init__(self, whole: Field[A], number: int) -> None:
+        vars(self).update(vars(whole), name=f"{whole.name}_{number:04}", shape=whole.shape[1:])
+        del vars(self)["values"]
+        self.whole, self._n = whole, number - 1
+        self._parted: tuple[Any, Any] = None, None
+
+    @property
+    def values(self) -> A:  # type: ignore[override]  # they are the whole field's
+        now: Any = self.whole.values
+        if self._parted[0] is not now:  # the program has replaced them
+            self.whole.check(now)
+            self._parted = now, now[:, self._n]
+        part: A = self._parted[1]
+        return part
+
+    def __copy__(self) -> Field[A]:
+        """One that may have values of its own."""
+        made: Field[A] = object.__new__(Field)
+        vars(made).update(vars(self), values=self.values)
+        return made
+
+
 def _looked_at(name: str, values: object, verb: str) -> Buffer:
     """as_buffer(values), whose errors name the field; what is to be filled must not be read-only."""
     try:

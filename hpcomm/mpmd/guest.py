@@ -132,14 +132,17 @@ class GuestLink(Link):
             "surface": surface,
             "areas": False,
             "bases": False,
+            "is_plain": True,
         }
 
     def _check(self, each: FieldSpec) -> None:
         """Refuse what the program cannot do of a field."""
         kind = self._given.get(each.name, "float64") if each.source == self.name else "float64"
+        member = each.member
         lacks = {
             "a vector": each.vector,
             "an implicit coupling": each.implicit,
+            "one of all members": member is not None and member.gathers and each.target != self.name,
             "one with a period of months": each.every is not None and each.every.months > 0,
             f"one with conserve = {each.conserve!r}": each.conserve != "none",
             f"one with nan = {each.nan!r}": each.nan != "spread",

@@ -17,6 +17,7 @@ from ..communicator.lazy_world import give
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, post_mortem, process_role, startup_monitor
 from ..job.optional_packages import load_mpi
+from ..job.spec.programs import called
 from ..watch import start_up
 from . import handshake
 from .coupling.coupling_clock import is_number
@@ -38,7 +39,8 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
     From here on hpcomm.world is this program's own world.
 
     Args:
-        name: of this program, the same on all its ranks; None: its name in the spec.
+        name: of this program, the same on all its ranks; None: its name in the spec. A member of an ensemble
+            joins by the name of that, or None.
         peers: names of programs that this one needs.
         timeout: seconds to wait for the others, once MPI is up.
 
@@ -52,6 +54,8 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
         >>> me.link("atmosphere").comm.send(sst, dest=0)
     """
     global _me
+    if isinstance(name, str):
+        name = called(name, [os.environ.get(NAME, "")], _member())
     if _me is not None and name in (None, _me.name):
         return _me
     _check_first()
@@ -87,6 +91,11 @@ def _checked_name(name: str | None) -> str:
     return given
 
 
+def _member() -> int:
+    """The number of this program in its ensemble; 0: it is in none."""
+    return int(os.environ.get("HPCOMM_MEMBER", "0"))
+
+
 def _start_mpi() -> MPI.Intracomm:
     """Bring MPI up; it waits for every process of the job, so somebody must look whether they all come."""
     is_up = "mpi4py.MPI" in sys.modules
@@ -98,6 +107,7 @@ def _start_mpi() -> MPI.Intracomm:
 def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:
     announced = handshake.expected(os.environ, world.size)
     process_role.check_launcher(world.size, MPI.get_vendor()[0])
+    wants = [called(want, announced, _member() or 1) for want in wants]
     members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)
     members = members or range(world.size)
     if world.rank not in members:

@@ -16,6 +16,7 @@ from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from ..job.progress import Progress
 from ..job.spec.calendar import Time
+from ..job.spec.programs import ProgramSpec, numbered
 from .coupled_field import A, Field
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_channel import Channel, Turns
@@ -31,7 +32,7 @@ from .verdict import Refusal
 Planned: TypeAlias = tuple[Field, Any, list[tuple[int, Selection]], frozenset[int]]
 Plan: TypeAlias = Callable[[Any, FieldSpec, Field, bool], Planned]
 S = TypeVar("S", Outgoing, Incoming)
-_TOGETHER_TAG = 32112
+_TOGETHER_TAG, _ENSEMBLE_TAG = 32112, 32113
 
 
 @watched
@@ -302,7 +303,7 @@ class Link:
 
     def _side(self, verb: str, field: Field, sides: dict[str, S]) -> S:
         found = sides.get(field.name)
-        if found is None or found.field is not field:
+        if found is None or getattr(found.field, "whole", found.field) is not field:
             raise self._unknown(verb, field.name, list(sides))
         return found
 
@@ -347,6 +348,18 @@ def together(comm: Communicator, ranks: Mapping[str, list[int]], links: Sequence
     names = sorted({comm.name, *(link.peer for link in links)})
     world = sorted(rank for name in names for rank in ranks[name])
     return over(Context(group(MPI.COMM_WORLD, world, _TOGETHER_TAG), "+".join(names)))
+
+
+def across(
+    about: ProgramSpec | None, comm: Communicator, ranks: Mapping[str, list[int]], links: Iterable[Link]
+) -> Communicator:
+    """As Program.ensemble. about, comm: of this program."""
+    if about is None or not about.member or any(link.is_recorded for link in links):
+        what = f"program {comm.name!r} is no member of an ensemble, or the others are only recorded"
+        raise ConfigError(what, "ensemble", "members = 20 in its table of the spec")
+    names = [numbered(about.ensemble, n) for n in range(1, about.members + 1)]
+    same = [ranks[name][comm.rank] for name in names]
+    return over(Context(group(MPI.COMM_WORLD, same, _ENSEMBLE_TAG), about.ensemble))
 
 
 def group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:

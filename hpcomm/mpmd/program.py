@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
@@ -15,6 +16,7 @@ from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, named, warn
 from ..job.progress import progress_of
 from ..job.spec.calendar import Time
+from ..job.spec.programs import called
 from ..job.spec.schema import LONGEST_S
 from . import connect as connecting
 from . import handshake, replay, restart
@@ -22,11 +24,11 @@ from . import report as reporting
 from .coupled_field import A, Field
 from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
-from .link import Link, no_field, together
+from .link import Link, across, no_field, together
 from .record import recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, JobSpec
-from .spec.spec_reader import read
+from .spec.spec_reader import started_from
 from .spec.wish import wished
 from .verdict import Refusal, first_refusal, judge
 
@@ -48,8 +50,9 @@ class Program:
         comm: the communicator of its own ranks; hpcomm.world is the same one from now on.
         peers: names of the other programs, sorted.
         is_connected: whether its fields are planned. After that no more programs or fields can be added.
-        ranks: the ranks of every program, this one included, in MPI's own world. With records: as in the
-            spec.
+        ranks: of every program, this one included, in MPI's own world; with records, as in the spec.
+        member: its number in its ensemble, from 1; 0: it is in none.
+        members: how many members each ensemble of the spec has, by its name.
     """
 
     def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[Link]):
@@ -57,7 +60,11 @@ class Program:
         self.comm = comm
         self.ranks = ranks
         self.peers: tuple[str, ...] = ()
-        self.spec: JobSpec | None = _spec()
+        self.spec: JobSpec | None = started_from()
+        self._programs = {} if self.spec is None else self.spec.programs
+        self._about = self._programs.get(name)
+        self.member = self._about.member if self._about is not None else 0
+        self.members = {each.ensemble: each.members for each in self._programs.values() if each.member}
         self.is_connected = False
         self._clock = Clock(self.spec.calendar if self.spec is not None else None)
         self._start_s = 0.0
@@ -85,15 +92,25 @@ class Program:
         self.peers = tuple(sorted(self._links))
 
     def link(self, peer: str) -> Link:
-        """The link to another program. Not collective.
+        """The link to another program, or to the member of an ensemble with the same number. Not collective.
 
         Raises:
             ConfigError: there is no such program in this job.
         """
-        if not isinstance(peer, str) or peer not in self._links:
+        own = called(peer, self._links, self.member) if isinstance(peer, str) else ""
+        if own not in self._links:
             rows = [f"{name!r} {named(ranks)}" for name, ranks in self.ranks.items()]
             raise handshake.missing(peer, self.name, self.ranks, f"  came:  {', '.join(rows)}")
-        return self._links[peer]
+        return self._links[own]
+
+    @cached_property
+    def ensemble(self) -> Communicator:
+        """One rank of each member, in their order. Collective over these ranks when it is first used.
+
+        Raises:
+            ConfigError: this program is no member, or runs alone (--only).
+        """
+        return across(self._about, self.comm, self.ranks, self._links.values())
 
     def together(self, *peers: str) -> Communicator:
         """A communicator of this program's ranks and those of others, as they follow in MPI's own world.
@@ -111,10 +128,10 @@ class Program:
         Raises:
             ConfigError: there is no spec, or no such grid in it.
         """
-        if self.spec is None or name not in self.spec.grids:
-            if self.spec is None:
-                hint = "hpcomm run SPEC.toml starts a job with one; or hpcomm.regrid.LatLon(nlat, nlon)"
-                raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
+        if self.spec is None:
+            hint = "hpcomm run SPEC.toml starts a job with one; or hpcomm.regrid.LatLon(nlat, nlon)"
+            raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
+        if name not in self.spec.grids:
             hint = did_you_mean(name, self.spec.grids, f"grids: {', '.join(self.spec.grids) or 'none'}")
             raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
         from ..regrid import from_spec
@@ -212,8 +229,7 @@ class Program:
             raise UsageError(what, role, "a name of its own for each")
 
     def connect(self, time: Time | None = None, *, timeout: float | None = None) -> None:
-        """Plan all couplings, as the first put, get or exchange does otherwise. Collective over all
-        programs.
+        """Plan all couplings, as else the first put, get or exchange does. Collective over all programs.
 
         Waits for the others as long as the longest timeout of the fields, at least 10 s. If the planning
         that follows takes longer than that, and than 300 s, the job ends, because MPI's calls cannot be
@@ -266,7 +282,7 @@ class Program:
     @property
     def _listed(self) -> tuple[FieldSpec, ...] | None:
         """The fields of the spec; None: the programs say what they give and take."""
-        return (self.spec.fields or None) if self.spec is not None else None
+        return self.spec.fields if self.spec is not None and (self.spec.fields or self.members) else None
 
     def _plan(
         self,
@@ -277,8 +293,7 @@ class Program:
     ) -> HpcommError | None:
         """Plan the fields with each other program in turn; returns the first error of any."""
         wrong: HpcommError | None = None
-        programs = {} if self.spec is None else self.spec.programs
-        steps = {name: its.step.seconds for name, its in programs.items() if its.step is not None}
+        steps = {name: its.step.seconds for name, its in self._programs.items() if its.step is not None}
         for link in links:
             seconds, peer = timeout or max(link.timeout_s, TIMEOUT_S), link.peer
             late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
@@ -310,23 +325,14 @@ class Program:
 
         Raises:
             HpcommError: this rank refuses something.
-            PeerFailedError: another rank does, of this program or another one. Nothing is planned yet, so all
-                may connect again.
+            PeerFailedError: another rank does, of any program. Nothing is planned yet: all may connect again.
         """
         wrong: Exception | None = None
-        declared: list[Any] = [sorted(self._gives), sorted(self._takes), self._clock.said(self._start_s)]
-        for word in ("areas", "bases"):
-            has = (name for (_, name), field in self._declared.items() if getattr(field, word) is not None)
-            declared.append(f", with {word} of {sorted(has)}")
-        first = self.comm.broadcast_object(declared)
+        unlike = connecting.unlike_first(self.comm, self._declared, self._clock.said(self._start_s))
         doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
         try:
-            if declared != first:
-                words = "gives {0} and takes {1}, from {2} on"
-                words += "".join(f"{{{i}}}" for i in (3, 4) if first[i] != declared[i])
-                here, there = words.format(*declared), words.format(*first)
-                hint = "the same fields and time on all ranks; without points, values of shape (0, ...)"
-                raise ConfigError(f"this rank {here}, but rank 0 {there}", "connect", hint)
+            if unlike is not None:
+                raise unlike
             self._check_fields()
             for doubt in doubts if self.comm.rank == 0 else ():
                 warn(doubt)
@@ -386,7 +392,7 @@ class Program:
             ...     ocean.advance(me.get(heat, now), then - now)
             ...     me.put(sst, then)
         """
-        own = None if self.spec is None else self.spec.programs[self.name].step
+        own = None if self._about is None else self._about.step
         if self.spec is None or own is None or self.spec.until_s is None:
             hint = f'[program.{self.name}] step = "PT1H" and [job] stop, in the spec'
             raise ConfigError("it is not known how long a step is, or when the job stops", "steps", hint)
@@ -401,13 +407,16 @@ class Program:
                 link.put(field, time)
 
     def get(self, field: Field[A], time: Time | None = None) -> A:
-        """link.get from the program that gives the field."""
+        """link.get from the program that gives the field, or from all its members."""
         self._check_declared("get", "takes", field)
         self.connect()
-        for link in self._links.values():
-            if field.name in link.takes:
-                return link.get(field, time)
-        raise UsageError(f"nobody gives {field.name!r}", "get", "a program that is only recorded gave none")
+        if not (links := [link for link in self._links.values() if field.name in link.takes]):
+            raise UsageError(
+                f"nobody gives {field.name!r}", "get", "a program that is only recorded gave none"
+            )
+        for link in links:
+            link.get(field, time)
+        return field.values
 
     def _check_declared(self, verb: str, role: str, field: object) -> None:
         if not isinstance(field, Field):
@@ -456,9 +465,8 @@ class Program:
             ConfigError: its time, dates, fields or grids are not those of the other programs, or of this run.
         """
         if self.is_connected:
-            raise UsageError(
-                "fields are connected already", "restore", "before the first put, get or connect"
-            )
+            what = "fields are connected already"
+            raise UsageError(what, "restore", "before the first put, get or connect")
         folder = Path(path) / self.name
         stamp = restart.stamp_of(folder, self.comm, self._clock, time)
         self._start_s = stamp["seconds"]
@@ -481,7 +489,7 @@ class Program:
         asked = [link for link in links if not (alone or link.is_plain)]
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in asked}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
-        lines = reporting.table(rows)
+        lines = reporting.table(rows, {each.name: each.ensemble for each in self._programs.values()})
         lines += [link.report(alone=alone) for link in links if link.gives or link.takes]
         if picture is not None and self.comm.rank == 0:
             reporting.draw(rows, Path(picture))
@@ -490,9 +498,3 @@ class Program:
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
-
-
-def _spec() -> JobSpec | None:
-    """The spec that this job was started from."""
-    path = os.environ.get("HPCOMM_SPEC")
-    return read(Path(path), here=False) if path else None

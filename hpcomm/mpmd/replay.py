@@ -10,7 +10,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
-from .coupled_field import Field
+from .coupled_field import Field, MemberField
 from .coupling.coupler import Arrival, Incoming, sent_dtype
 from .coupling.coupling_clock import Schedule
 from .coupling.waveform import kinds_of
@@ -86,6 +86,8 @@ def connect(
         for name, (field, wish) in takes.items():
             if (name, link.peer, link.name) in listed or not listed:
                 wish = listed.get((name, link.peer, link.name), wish)
+                if wish.member is not None and wish.member.gathers:
+                    field = MemberField(field, wish.member.number)
                 link.takes[name] = _from_file(field, recorder, wish.uncovered)
         link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 

@@ -46,8 +46,8 @@ def row_of(
     return Row(program, comm.size, total, total - busy, waiting, busy - waiting, whom)
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """Lines of text."""
+def table(rows: Sequence[Row], ensembles: Mapping[str, str]) -> list[str]:
+    """Lines of text. ensembles: to which of them programs belong, where they do."""
     cells = []
     for row in rows:
         parts = [f"{100 * part / max(row.total_s, 1e-9):.0f} %" for part in row[3:6]]
@@ -58,25 +58,30 @@ def table(rows: Sequence[Row]) -> list[str]:
         for peer, seconds in row.waits_for.items():
             if seconds > 0.01 * row.total_s:
                 lines.append(f"{row.program} waits {seconds:.2f} s for {peer}")
-    return [*lines, advice(rows)]
+    return [*lines, advice(rows, ensembles)]
 
 
-def advice(rows: Sequence[Row]) -> str:
-    """How the same number of ranks would be dealt out so that the slowest program computes least long."""
-    work = [row.computing_s * row.ranks for row in rows]
-    total = sum(row.ranks for row in rows)
-    if not sum(work) or len(rows) < 2:
+def advice(rows: Sequence[Row], ensembles: Mapping[str, str]) -> str:
+    """How the same number of ranks would be dealt out so that the slowest program computes least long.
+
+    Members of an ensemble have as many ranks each.
+    """
+    alike: dict[str, list[Row]] = {}
+    for row in rows:
+        alike.setdefault(ensembles.get(row.program, row.program), []).append(row)
+    work = [max(row.computing_s * row.ranks for row in some) for some in alike.values()]
+    total, counts = sum(row.ranks for row in rows), [len(some) for some in alike.values()]
+    if not sum(work) or len(alike) < 2:
         return "nothing to balance"
-    ranks = [1] * len(rows)
+    ranks, left = [1] * len(alike), total - len(rows)
     slowest = [(-seconds, i) for i, seconds in enumerate(work)]  # with these ranks, the slowest first
     heapq.heapify(slowest)
-    for _ in range(total - len(rows)):
-        i = slowest[0][1]
-        ranks[i] += 1
+    while left >= counts[i := slowest[0][1]]:
+        ranks[i], left = ranks[i] + 1, left - counts[i]
         heapq.heapreplace(slowest, (-work[i] / ranks[i], i))
     if -slowest[0][0] > _GAIN * max(row.computing_s for row in rows):
         return f"balanced as far as {total} ranks can be"
-    told = ", ".join(f"{row.program} {n}" for row, n in zip(rows, ranks, strict=True))
+    told = ", ".join(f"{name} {n}" for name, n in zip(alike, ranks, strict=True))
     return f"by computing time {total} ranks would be better dealt out as {told}"
 
 

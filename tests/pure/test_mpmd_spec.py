@@ -166,6 +166,87 @@ def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     assert rank_supervisor.environment(spec, "air", 0, {})["CUDA_VISIBLE_DEVICES"] == ""
 
 
+MEMBERS = """
+[program.ocean]
+command = "python ocean.py --seed {member} --file r{member:03}.nc --set {depth}"
+ranks = 2
+members = 3
+device = "gpu"
+gpus = [0, 1, 2]
+env = { NUMBER = "7{member}" }
+hosts = ["n1:4", "n2:2"]
+
+[program.air]
+command = "python air.py {member}"
+ranks = 1
+members = 3
+hosts = ["n3:3"]
+first = "put"
+
+[program.viewer]
+command = "python view.py {member}"
+ranks = 1
+hosts = ["n4"]
+
+[[field]]
+name = "heat"
+from = "air"
+to = "ocean"
+
+[[field]]
+name = "sst"
+from = "ocean"
+to = "viewer"
+
+[[field]]
+name = "shift"
+from = "viewer"
+to = "air"
+"""
+
+
+def test_each_member_is_a_program_with_its_own_name_number_and_place(folder, capsys):
+    spec = read(write(folder, MEMBERS))
+    names = ["ocean_0001", "ocean_0002", "ocean_0003", "air_0001", "air_0002", "air_0003", "viewer"]
+    assert [*spec.programs] == names
+    assert [*spec.world_ranks()["ocean_0002"]] == [2, 3]
+    second, third, viewer = (spec.programs[name] for name in ("ocean_0002", "ocean_0003", "viewer"))
+    assert second.command[2:] == ("--seed", "2", "--file", "r002.nc", "--set", "{depth}")
+    assert (second.hosts, third.hosts, second.gpus) == ((("n1", 2),), (("n2", 2),), (2, 0, 1))
+    assert (second.ensemble, second.member, viewer.ensemble, viewer.member) == ("ocean", 2, "viewer", 0)
+    assert viewer.command[2:] == ("{member}",)
+    found = rank_supervisor.environment(spec, "ocean_0003", 1, {})
+    assert (found["HPCOMM_PROGRAM"], found["HPCOMM_MEMBER"], found["NUMBER"]) == ("ocean_0003", "3", "73")
+    assert found["HPCOMM_PROGRAMS"].startswith("ocean_0001=0-1 ocean_0002=2-3")
+    assert "HPCOMM_MEMBER" not in rank_supervisor.environment(spec, "viewer", 0, {})
+    assert [str(each) for each in spec.fields][:4] == [
+        *(f"heat (air_000{n} -> ocean_000{n})" for n in (1, 2, 3)),
+        "sst (ocean_0001 -> viewer)",
+    ]
+    assert [each.member for each in spec.fields[2:4]] == [None, (1, 3, True)]
+    assert spec.fields[8].member == (3, 3, False)
+    heard = program_watch.Watch(spec)
+    for n in (1, 2):
+        heard.hear(["at", f"ocean_000{n}", "0", "4", "60"])
+    assert "ocean_0001 to ocean_0002 at 60 s, 4 exchanges; ocean_0003 starts; air" in heard.progress()
+    path = str(folder / "job.toml")
+    assert draw_spec.check([path]) == draw_spec.plan([path]) == 0
+    told = capsys.readouterr().out
+    assert "3 programs, 6 members, 10 ranks, 3 fields\n" in told
+    assert "program ocean_0003: ranks 4-5, gpu, n2\n" in told
+    assert "field sst: ocean -> viewer, as it is\n" in told
+
+
+def test_fields_that_are_implicit_or_go_in_a_circle_are_refused_by_the_names_of_ensembles(folder):
+    circle = MEMBERS.replace(
+        'name = "shift"\nfrom = "viewer"\nto = "air"', 'name = "s"\nfrom = "viewer"\nto = "ocean"'
+    )
+    with pytest.raises(ConfigError, match=r'first = "put" in \[program\.(ocean|viewer)\]'):
+        read(write(folder, circle))
+    with pytest.raises(ConfigError, match="'sst' is implicit, between an ensemble and one program"):
+        read(write(folder, MEMBERS.replace('name = "sst"', 'name = "sst"\nimplicit = true')))
+
+
 VALUES = st.sampled_from(
     ["0", "-1", "1e300", "nan", "true", '""', '"x"', '"ocean"', '"sea"', "[]", "[0]", '["x"]', "[[1]]", "{}"]
 )
@@ -186,6 +267,7 @@ def test_a_spec_with_any_value_in_place_of_another_is_read_or_refused_in_words(f
     assert told is None or ("job.toml" in str(told) and told.hint)
 
 
+BOTH = RIGHT[RIGHT.index("ranks = 2") : RIGHT.index("on_failure")]  # of ocean, and of air
 # what is replaced in RIGHT, by what, words of the message, the line that it names
 WRONG = {
     "no valid TOML": ("ranks = 2", "ranks = = 2", "no valid TOML", "ranks = = 2"),
@@ -242,6 +324,48 @@ WRONG = {
         '"python view2.py"',
         "no script view2.py.*did you mean 'view.py'",
         'command = "python view2.py"',
+    ),
+    "no member at all": (
+        "ranks = 2",
+        "ranks = 2\nmembers = 0",
+        "members must be a whole number from 1",
+        "members = 0",
+    ),
+    "more members than names": (
+        "ranks = 2",
+        "ranks = 2\nmembers = 10000",
+        "at most 9,999",
+        "members = 10000",
+    ),
+    "a name that is a member's": (
+        "[program.viewer]",
+        "members = 2\n[program.air_0002]",
+        "members of 'air' cannot be called air_0001 to air_0002",
+        "members = 2",
+    ),
+    "a name too long for members": (
+        "[program.viewer]",
+        f"[program.{'v' * 60}]\nmembers = 2",
+        "cannot be called v.*a shorter name",
+        "members = 2",
+    ),
+    "other numbers of members": (
+        BOTH,
+        BOTH.replace("ranks = 2", "ranks = 2\nmembers = 2").replace("ranks = 1", "ranks = 1\nmembers = 3"),
+        "field 'sst' goes member by member, but 'ocean' has 2 and 'air' has 3.*as many members of both",
+        'to = "air"',
+    ),
+    "hosts for one member": (
+        "ranks = 2",
+        'ranks = 2\nmembers = 2\nhosts = ["n1:2"]',
+        "hosts hold 2 ranks, but the program has 4 in all its members",
+        'hosts = ["n1:2"]',
+    ),
+    "a folder that a member has not": (
+        "ranks = 2",
+        'ranks = 2\nmembers = 2\nworkdir = "run{member}"',
+        "there is no folder .*run1",
+        'workdir = "run{member}"',
     ),
     "no ranks": ("ranks = 2\n", "", "program 'ocean' has no ranks", "[program.ocean]"),
     "no rank at all": ("ranks = 2", "ranks = 0", "ranks must be a whole number from 1, not 0", "ranks = 0"),
@@ -839,6 +963,8 @@ bounds = [2.0, 3.0, 0.0, 1.0]
 
 # what the schema cannot say: it sees one table at a time, no files, no units, no sums
 BEYOND = """
+a name that is a member's: a name too long for members: other numbers of members: hosts for one member:
+a folder that a member has not:
 quotes left open in a command: a command that is not there: a script that is not there: a variable of
 hpcomm's: a folder that is not there: hosts that hold too few: a field of no program: a field to itself: a
 field twice: a field to a program that does not join: an unknown grid: a mapping that does not fit: a sphere

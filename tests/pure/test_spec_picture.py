@@ -127,6 +127,17 @@ def large(folder: Path) -> Path:
     return folder / "earth.toml"
 
 
+def test_an_ensemble_is_one_box_and_its_fields_one_arrow_each(tmp_path: Path) -> None:
+    path = large(tmp_path)
+    path.write_text(path.read_text().replace("ranks = 8\n", "ranks = 8\nmembers = 20\n"))
+    picture = svg(read(path))
+    programs, fields = parts(picture)
+    assert (len(programs), len(fields)) == (6, 14)
+    assert ", 20 members" in picture
+    assert "cpu, 160 ranks" in picture
+    assert overlaps(picture) == []
+
+
 @pytest.mark.parametrize("name", [*sorted(path.stem for path in CONFIGS.glob("*.toml")), "earth"])
 def test_nothing_in_the_picture_of_a_spec_lies_on_anything_else(name: str, tmp_path: Path) -> None:
     spec = read(large(tmp_path) if name == "earth" else CONFIGS / f"{name}.toml")

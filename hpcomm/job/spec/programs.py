@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...errors import ConfigError
 from ..launcher import host_and_slots, wrong_name
@@ -20,7 +22,10 @@ _SAID_BY = {"OMP_NUM_THREADS": "threads", "CUDA_VISIBLE_DEVICES": "gpus"}  # var
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """One program. hosts: (host, ranks there); step: its own time step; line: of the file."""
+    """One program, or one member of an ensemble of them.
+
+    hosts: (host, ranks there), of all members in the file; step: its own time step; line: of the file.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -36,6 +41,32 @@ class ProgramSpec:
     step: Duration | None = None
     first: str = "get"  # or "put": what it does first at a time at which it does both
     line: int = 1
+    members: int = 0  # of its ensemble; 0: it is none
+    member: int = 0  # which of them this one is, from 1; 0: as the file has it
+
+    @property
+    def ensemble(self) -> str:
+        """Its name in the file."""
+        return self.name[: -len(numbered("", 1))] if self.member else self.name
+
+    def copies(self) -> Iterator[ProgramSpec]:
+        """Its members; itself, if it is no ensemble."""
+        for n in range(1, self.members + 1):
+            first = (n - 1) * self.ranks
+            slots = [host for host, count in self.hosts for _ in range(count)][first : first + self.ranks]
+            turned = first % len(self.gpus or (0,))
+            yield replace(
+                self,
+                name=numbered(self.name, n),
+                member=n,
+                command=tuple(_filled(word, n) for word in self.command),
+                gpus=self.gpus[turned:] + self.gpus[:turned],
+                env={key: _filled(value, n) for key, value in self.env.items()},
+                workdir=Path(_filled(str(self.workdir), n)),
+                hosts=tuple((host, len([*some])) for host, some in groupby(slots)),
+            )
+        if not self.members:
+            yield self
 
     def place_of(self, rank: int) -> tuple[int, int]:
         """Which of its hosts a rank is on, and its number among those there."""
@@ -56,6 +87,11 @@ class RunSpec:
     until_s: float | None = None  # of the model, where it stops
     calendar: Calendar | None = None
 
+    def with_members(self) -> Self:
+        """The same with each member of an ensemble as a program."""
+        programs = {each.name: each for program in self.programs.values() for each in program.copies()}
+        return replace(self, programs=programs)
+
     def world_ranks(self) -> dict[str, range]:
         """The ranks of the world that each program gets: one after the other, as the file has them."""
         found, first = {}, 0
@@ -70,6 +106,9 @@ def read_programs(tables: Tables, here: bool) -> RunSpec:
 
     Args:
         here: whether commands and folders must exist on this machine: where the job is started.
+
+    Returns:
+        The programs as the file has them; with_members makes those that are started.
     """
     tables.known(tables.root, SPEC, "the spec")
     tables.where = ("job",)
@@ -80,7 +119,7 @@ def read_programs(tables: Tables, here: bool) -> RunSpec:
     if not listed:
         tables.fail("the spec has no programs", '[program.ocean] command = "python ocean.py", ranks = 1')
     programs = {each: _program(tables, each, table, here, calendar) for each, table in listed.items()}
-    total = sum(program.ranks for program in programs.values())
+    total = sum(program.ranks * (program.members or 1) for program in programs.values())
     if total > _MOST_RANKS:
         tables.fail(f"the programs have {total:,} ranks in all", f"at most {_MOST_RANKS:,}", "ranks")
     name = job["name"] or tables.path.stem
@@ -121,45 +160,69 @@ def _program(tables: Tables, name: str, given: Any, here: bool, calendar: Calend
     if not fits(name, PROGRAMS["propertyNames"]):
         tables.fail(f"{name!r} is no name for a program", "letters, digits, _ . - only, a letter first")
     said = tables.read(given, PROGRAM, f"program {name!r}")
-    workdir = _folder(tables, said, here)
+    members = said["members"] or 0
+    names = [numbered(name, n) for n in range(1, members + 1)]
+    if names and (not fits(names[0], PROGRAMS["propertyNames"]) or tables.named("program").keys() & {*names}):
+        what = f"members of {name!r} cannot be called {names[0]} to {names[-1]}"
+        tables.fail(what, "a shorter name, that of no other program", "members")
     own = said["calendar"]
     if own is not None and (calendar is None or not calendar.is_called(own)):
         has = "has no start" if calendar is None else f"has the calendar {calendar.name}"
         what = f"program {name!r} has the calendar {own}, and the job {has}"
         tables.fail(what, "one calendar for all programs, and start, in [job]", "calendar")
-    return ProgramSpec(
+    made = ProgramSpec(
         name,
-        _command(tables, given, workdir, here),
+        _command(tables, given),
         said["ranks"],
         said["device"],
         tuple(said["gpus"] or ()),
         said["threads"],
         _environment(tables, given),
-        workdir,
+        (tables.path.parent / said["workdir"]).resolve(),
         _hosts(tables, said),
         said["on_failure"],
         said["joins"],
         read_duration(tables, said, "step", calendar),
         said["first"],
         tables.line_of(),
+        members,
     )
+    for each in {(each.command, each.workdir): each for each in made.copies() if here}.values():
+        _check_here(tables, each)
+    return made
 
 
-def _folder(tables: Tables, said: dict[str, Any], here: bool) -> Path:
-    workdir: Path = (tables.path.parent / said["workdir"]).resolve()
-    if here and not workdir.is_dir():
-        tables.fail(f"there is no folder {workdir}", "workdir counts from the folder of the spec", "workdir")
-    return workdir
+def numbered(name: str, n: int) -> str:
+    """The name of a member, as CESM calls its instances: any number of them sorts as text."""
+    return f"{name}_{n:04}"
 
 
-def _command(tables: Tables, given: dict[str, Any], workdir: Path, here: bool) -> tuple[str, ...]:
+def called(name: str, known: Container[str], n: int) -> str:
+    """The name of the member of this number, if name is that of its ensemble; else name."""
+    return own if (own := numbered(name, n)) in known else name
+
+
+def _filled(text: str, n: int) -> str:
+    """A text of the spec for one member: with its number for {member}, or {member:04}."""
+    return re.sub(r"\{member(?::(0?\d))?\}", lambda found: format(n, found[1] or ""), text)
+
+
+def _check_here(tables: Tables, program: ProgramSpec) -> None:
+    """That what it needs is on this machine."""
+    if not program.workdir.is_dir():
+        hint = "workdir counts from the folder of the spec"
+        tables.fail(f"there is no folder {program.workdir}", hint, "workdir")
     try:
-        words = spec_command.words_of(given["command"])
-        if here:
-            spec_command.check(words, workdir, given.get("env", {}))
+        spec_command.check([*program.command], program.workdir, program.env)
     except ConfigError as error:
         tables.fail(error.what, error.hint or "", "command")
-    return tuple(words)
+
+
+def _command(tables: Tables, given: dict[str, Any]) -> tuple[str, ...]:
+    try:
+        return tuple(spec_command.words_of(given["command"]))
+    except ConfigError as error:
+        tables.fail(error.what, error.hint or "", "command")
 
 
 def _environment(tables: Tables, given: dict[str, Any]) -> dict[str, str]:
@@ -177,8 +240,9 @@ def _environment(tables: Tables, given: dict[str, Any]) -> dict[str, str]:
 
 def _hosts(tables: Tables, said: dict[str, Any]) -> tuple[tuple[str, int], ...]:
     found = tuple(filter(None, map(host_and_slots, said["hosts"] or ())))
-    room = sum(slots for _, slots in found)
-    if found and room != said["ranks"]:
-        what = f"hosts hold {room} ranks, but the program has {said['ranks']}"
+    room, ranks = sum(slots for _, slots in found), said["ranks"] * (said["members"] or 1)
+    if found and room != ranks:
+        what = f"hosts hold {room} ranks, but the program has {ranks}"
+        what += " in all its members" * bool(said["members"])
         tables.fail(what, '"node1:4" holds 4 ranks', "hosts")
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...errors import ConfigError, named
 from ...job import run_spec
@@ -57,7 +58,9 @@ def check(argv: Sequence[str]) -> int:
     for path in options.spec or [""]:
         spec = _read([path], "check")
         ranks = sum(program.ranks for program in spec.programs.values())
-        counts = ((len(spec.programs), "program"), (ranks, "rank"), (len(spec.fields), "field"))
+        members = sum(program.member > 0 for program in spec.programs.values())
+        counts = [(len(_whole(spec)), "program"), (ranks, "rank"), (len(spec.written), "field")]
+        counts[1:1] = [(members, "member")] if members else []
         told = ", ".join(f"{n} {what}" + "s" * (n != 1) for n, what in counts)
         records.append({"spec": str(spec.path), **{what: n for n, what in counts}})
         if not options.json:
@@ -71,18 +74,18 @@ def plan(argv: Sequence[str]) -> int:
     """`hpcomm plan SPEC.toml`."""
     options = plan_parser().parse_args(list(argv))
     spec = _read(options.spec, "plan")
+    told = _planned(spec)
     if options.json:
-        print(json.dumps(_planned(spec), indent=1))
+        print(json.dumps(told, indent=1))
         return 0
-    if dates := _dates(spec):
-        print(f"time: {dates}")
-    for name, ranks in spec.world_ranks().items():
-        program = spec.programs[name]
-        where = ", ".join(host for host, _ in program.hosts) or "anywhere"
-        alone = "" if program.joins else ", does not join"
-        print(f"program {name}: {named(ranks)}, {program.device}, {where}{alone}")
-    for each in spec.fields:
-        print(f"field {each.name}: {each.source} -> {each.target}, {_about(each, spec.calendar is not None)}")
+    if told["time"]:
+        print(f"time: {told['time']}")
+    for each in told["programs"]:
+        where = ", ".join(each["hosts"]) or "anywhere"
+        alone = "" if each["joins"] else ", does not join"
+        print(f"program {each['program']}: {named(each['ranks'])}, {each['device']}, {where}{alone}")
+    for each in told["fields"]:
+        print("field {field}: {from} -> {to}, {how}".format(**each))
     return 0
 
 
@@ -107,7 +110,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _planned(spec: JobSpec) -> dict[str, object]:
+def _planned(spec: JobSpec) -> dict[str, Any]:
     programs = [
         {
             "program": name,
@@ -118,14 +121,10 @@ def _planned(spec: JobSpec) -> dict[str, object]:
         }
         for name, ranks in spec.world_ranks().items()
     ]
+    by_date = spec.calendar is not None
     fields = [
-        {
-            "field": each.name,
-            "from": each.source,
-            "to": each.target,
-            "how": _about(each, spec.calendar is not None),
-        }
-        for each in spec.fields
+        {"field": each.name, "from": each.source, "to": each.target, "how": _about(each, by_date)}
+        for each in spec.written
     ]
     return {"spec": str(spec.path), "time": _dates(spec), "programs": programs, "fields": fields}
 
@@ -172,14 +171,13 @@ def svg(spec: JobSpec) -> str:
     graph = graphviz.AGraph(directed=True, strict=False, nodesep=0.6, ranksep=0.7)
     graph.node_attr.update(shape="box", style="rounded,filled", fontname=_FONT, fontsize=12)
     graph.edge_attr.update(fontname=_FONT, fontsize=11)
-    for name, ranks in spec.world_ranks().items():
-        program = spec.programs[name]
+    for name, (program, ranks) in _whole(spec).items():
         fill = "#d8ecd8" if program.device == "gpu" else "#dde6f4"
         edge = "black" if program.joins else "gray"
         graph.add_node(name, label=_box(program, ranks), fillcolor=fill, color=edge)
     if dates := _dates(spec):
         graph.graph_attr.update(label=dates, labelloc="b", fontname=_FONT, fontsize=11)
-    for i, each in enumerate(spec.fields):
+    for i, each in enumerate(spec.written):
         style = "dashed" if each.lag.seconds else "solid"
         graph.add_edge(each.source, each.target, key=str(i), label=_label(each, spec), style=style)
     with _without_stderr():
@@ -187,12 +185,23 @@ def svg(spec: JobSpec) -> str:
     return text[text.index("<svg") :]
 
 
+def _whole(spec: JobSpec) -> dict[str, tuple[ProgramSpec, range]]:
+    """Programs as the file has them, and their ranks: of an ensemble a member, and the ranks of all."""
+    found: dict[str, tuple[ProgramSpec, range]] = {}
+    for name, ranks in spec.world_ranks().items():
+        program = spec.programs[name]
+        _, others = found.get(program.ensemble, (program, ranks))
+        found[program.ensemble] = program, range(others.start, ranks.stop)
+    return found
+
+
 def _box(program: ProgramSpec, ranks: range) -> str:
     """A program in Graphviz's HTML: its name, its device, its ranks."""
     shown = [str(rank) for rank in ranks[:_MOST_RANKS]]
     cells = "".join(f'<td border="1" bgcolor="white">{rank}</td>' for rank in shown)
     more = f", {len(ranks)} ranks" if len(ranks) > len(shown) else ""
-    rows = [f"<b>{html.escape(program.name)}</b>", f"{program.device}{more}"]
+    members = f", {program.members} members" if program.members else ""
+    rows = [f"<b>{html.escape(program.ensemble)}</b>{members}", f"{program.device}{more}"]
     wide = "".join(f'<tr><td colspan="{len(shown)}">{row}</td></tr>' for row in rows)
     return f'<<table border="0" cellspacing="3">{wide}<tr>{cells}</tr></table>>'
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from ...grids.methods import AMOUNTS, stack
 from ...grids.methods import GridSpec as GridSpec
 from ...job.spec.calendar import NO_TIME, Duration
 from ...job.spec.programs import RunSpec
+
+
+class Member(NamedTuple):
+    """Which of how many members is at one end of a field, and whether the other end takes those of all."""
+
+    number: int
+    of: int
+    gathers: bool
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class FieldSpec:
     normalise: str = "fracarea"  # of conservative mappings, or "destarea"
     vector: bool = False  # values are components to the east and to the north
     conserve: str = "none"  # or "global", "glbpos": the integral is set, by adding or by multiplying
+    member: Member | None = None  # None: both ends are members, or none is
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -92,3 +102,18 @@ class JobSpec(RunSpec):
 
     grids: dict[str, GridSpec] = field(default_factory=dict)
     fields: tuple[FieldSpec, ...] = ()
+    written: tuple[FieldSpec, ...] = ()  # as the file has them, between ensembles
+
+    def with_members(self) -> Self:
+        fields = tuple(one for each in self.fields for one in self._copies(each))
+        return replace(super().with_members(), fields=fields, written=self.fields)
+
+    def _copies(self, each: FieldSpec) -> Iterator[FieldSpec]:
+        """A field between members of the same number, or between each member and a program that is none."""
+        ends = self.programs[each.source], self.programs[each.target]
+        source, target = ([program.name for program in end.copies()] for end in ends)
+        gathers, scatters = (bool(end.members) for end in ends)
+        count = max(len(source), len(target))
+        for n in range(count):
+            member = Member(n + 1, count, gathers) if gathers != scatters else None
+            yield replace(each, source=source[n * gathers], target=target[n * scatters], member=member)

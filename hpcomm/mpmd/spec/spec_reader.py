@@ -5,6 +5,7 @@ docs/mpmd.md shows all keys. Every mistake is a ConfigError that names the line 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,13 @@ def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSp
     grid_checks.check_job(tables, made)
     if here and found:
         _check_planner(tables, run)
-    return made
+    return made.with_members()
+
+
+def started_from() -> JobSpec | None:
+    """The spec that this job was started from, for a rank of it."""
+    path = os.environ.get("HPCOMM_SPEC")
+    return read(Path(path), here=False) if path else None
 
 
 def _check_planner(tables: Tables, run: RunSpec) -> None:
@@ -121,6 +128,13 @@ def _read_field(
         _check_program(tables, said[key], key, run.programs)
     if said["from"] == said["to"]:
         tables.fail(f"{what} goes from {said['from']!r} to itself", "name two programs", "to")
+    counts = [run.programs[said[key]].members for key in ("from", "to")]
+    if all(counts) and counts[0] != counts[1]:
+        both = " and ".join(f"{said[key]!r} has {n}" for key, n in zip(("from", "to"), counts, strict=True))
+        tables.fail(f"{what} goes member by member, but {both}", "as many members of both", "to")
+    if any(counts) and not all(counts) and said["implicit"]:
+        hint = "both with members, each of which then iterates with its partner"
+        tables.fail(f"{what} is implicit, between an ensemble and one program", hint, "implicit")
     for key in ("from_grid", "to_grid"):
         if (name := said[key]) is not None and name not in grids:
             tables.fail(f"there is no grid {name!r}", did_you_mean(name, grids, f"[grid.{name}]"), key)
