@@ -8,7 +8,7 @@ its name, also plans fields between two that are without.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 from .._lazy import MPI, np
 from ..agree import runtime
 from ..communicator.communicator import Communicator
-from ..core.types import AnyArray
+from ..core.types import AnyArray, Ints
 from ..errors import ConfigError, HpcommError, PeerFailedError, WaitTimeoutError
 from ..grids.grid import Grid
 from ..regrid import Cells, LatLon, PointCloud
@@ -47,6 +47,28 @@ class _Row(NamedTuple):
     grid: int
     form: str
     shape: tuple[int, int]
+
+
+class Told(NamedTuple):
+    """What a program says of a save or a restore.
+
+    at: the time, in seconds; nan: that of the others. said: for people. versions: what was put last.
+    """
+
+    verb: str
+    at: float
+    said: str
+    path: str
+    versions: Mapping[str, int]
+
+
+class State(NamedTuple):
+    """That of a field at one side, on this rank: numbers, and arrays of a row for each point."""
+
+    name: str
+    points: Ints
+    numbers: Mapping[str, int]
+    arrays: Mapping[str, AnyArray]
 
 
 class Pair(NamedTuple):
@@ -156,10 +178,13 @@ class GuestLink(Link):
     @property
     def _others(self) -> list[GuestLink]:
         """Other such programs, whose fields with this one are planned here: by the first one in Python."""
-        others = self.all_links.values()
-        if self.name != min([self.name, *(link.peer for link in others if not link.is_plain)]):
-            return []
-        return [link for link in others if isinstance(link, GuestLink) and link.peer != self.peer]
+        links = self.all_links.values() if self.keeps else ()
+        return [link for link in links if isinstance(link, GuestLink) and link.peer != self.peer]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this is the first program in Python, by its name, which does for it what one must do."""
+        return all(link.is_plain or self.name < link.peer for link in self.all_links.values())
 
     def hear_points(self, fields: Sequence[FieldSpec], spec: JobSpec | None) -> None:
         """Make fields of what the ranks say that this one plays."""
@@ -310,6 +335,68 @@ class GuestLink(Link):
         for tag, sent in ((_PLANS, lines.encode()), (_ROWS, rows_), (_WEIGHTS, weights_)):
             self._inter.Send([sent, MPI.BYTE], rank, tag)
 
+    def states(self) -> list[State]:
+        """The state of each of its fields, on the ranks that this one plays. Collective over this program."""
+        lines = [self._message(rank, _PLANS, "save").tobytes().decode() for rank in self._played]
+        rows = [self._message(rank, _WEIGHTS, "save").view(np.float64) for rank in self._played]
+        first: str = self.local.broadcast_object(lines[0] if self.local.rank == 0 else "")
+        made = []
+        for line in first.splitlines():
+            role, name, other, *said = line.split("\t")
+            version, joined, begin, last, waits = map(int, said)
+            keys, numbers = ["joined"] * (joined > 0), {"version": version, "count": joined}
+            if role == "takes":
+                keys = (
+                    ["older"] * (joined > 1) + ["newer"] * (joined > 0) + [f"next{i}" for i in range(waits)]
+                )
+                numbers = {"version": version, "first": begin, "last": last, "waiting": waits}
+            fields, shape = self._sides(role, name)
+            arrays = {}
+            for key in keys:
+                parts = [np.empty((0, *shape))]
+                for i, field in enumerate(fields):
+                    mine, rows[i] = np.split(rows[i], [len(field.points) * int(np.prod(shape))])
+                    parts.append(mine.reshape(-1, *shape))
+                arrays[key] = np.concatenate(parts)
+            state = f"{name} to {other}" if role == "gives" else f"{name} from {other}"
+            made.append(State(state, _points(fields), numbers, arrays))
+        return made
+
+    def points(self, states: Iterable[str]) -> dict[str, Ints]:
+        """Those of the fields that are meant, on the ranks that this one plays."""
+        return {name: _points(self._sides(*_words(name)[:2])[0]) for name in states}
+
+    def resume(self, states: Iterable[State]) -> None:
+        """Tell its ranks the state with which they go on."""
+        lines, rows = "", [[np.empty(0)] for _ in self._played]
+        for state in states:
+            role, name, other = _words(state.name)
+            arrays = [state.arrays[key] for key in ("joined", "older", "newer") if key in state.arrays]
+            numbers = {"first": 0, "last": -1, "waiting": 0, "count": len(arrays)} | dict(state.numbers)
+            words = (numbers[key] for key in ("version", "count", "first", "last", "waiting"))
+            lines += "\t".join([role, name, other, *map(str, words)]) + "\n"
+            arrays += [state.arrays[f"next{i}"] for i in range(numbers["waiting"])]
+            ends = np.cumsum([0, *(len(field.points) for field in self._sides(role, name)[0])])
+            for array in arrays:
+                for i, mine in enumerate(rows):
+                    mine.append(array[ends[i] : ends[i + 1]].astype(np.float64).ravel())
+        for rank, mine in zip(self._played, rows, strict=True):
+            for tag, sent in ((_PLANS, lines.encode()), (_WEIGHTS, np.concatenate(mine))):
+                self._inter.Send([sent, MPI.BYTE], rank, tag)
+
+    def _sides(self, role: str, name: str) -> tuple[list[Field], tuple[int, ...]]:
+        """A field on the ranks that this one plays, and the shape of a point's values."""
+        row = next((row for row in self._rows if (row.role, row.name) == (role, name)), None)
+        if row is None:
+            what = f"program '{self.peer}' has saved a field {name!r}, and {role} none of that name now"
+            raise ConfigError(what, "restore", "the programs and fields that saved it")
+        fields = [self._fields[rank][role, name] for rank in self._played]
+        return fields, (row.width,) if row.width > 1 else ()
+
+    def is_asking(self) -> bool:
+        """Whether its first rank has something to say. On the first rank here."""
+        return bool(self._inter.Iprobe(0, _TOLD))
+
     @property
     def _inter(self) -> Any:
         """For words and plans: no verb of objects uses it."""
@@ -318,12 +405,19 @@ class GuestLink(Link):
     def _swapped(self, mine: Any, verb: str) -> Any:
         """What the first rank there says, for what this one does: text, or a refusal. None: nothing."""
         text = mine or ""
-        if isinstance(mine, Refusal):
-            text = f"rank {mine.rank} of program '{mine.program}' refused its part of connect: {mine.what}"
+        if isinstance(mine, Told):
+            text = f"{mine.verb}\t{float(mine.at)!r}\t{mine.path}\n"
+            text += "".join(f"{name}\t{version}\n" for name, version in mine.versions.items())
+        elif isinstance(mine, Refusal):
+            text = f"rank {mine.rank} of program '{mine.program}' refused its part of {verb}: {mine.what}"
             text += f"\n  try:   there: {mine.hint}" * bool(mine.hint)
         going = self._inter.Isend([text.encode(), MPI.BYTE], 0, _TOLD)
         said = self._message(0, _TOLD, verb).tobytes().decode(errors="replace")
         going.Wait()
+        if isinstance(mine, Told):
+            (word, at, path), *rows = (line.split("\t") for line in said.splitlines())
+            versions = {name: int(version) for name, version in rows}
+            return Told(word, float(at), self.clock.said(float(at)), path, versions)
         return said or None
 
     def _message(self, source: int, tag: int, verb: str) -> AnyArray:
@@ -339,8 +433,18 @@ class GuestLink(Link):
                 raise PeerFailedError(what, verb, f"look at what '{self.peer}' printed", [source])
             if time.monotonic() > deadline:
                 what = f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'"
-                raise WaitTimeoutError(what, verb, f"hpcomm_connect in '{self.peer}', too")
+                raise WaitTimeoutError(what, verb, f"hpcomm_{verb} in '{self.peer}', too")
             time.sleep(_PAUSE_S)
         got = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         message.Recv([got, MPI.BYTE])
         return got
+
+
+def _words(state: str) -> tuple[str, str, str]:
+    """(role, field, other program)"""
+    field, way, other = state.rsplit(" ", 2)
+    return "gives" if way == "to" else "takes", field, other
+
+
+def _points(fields: Sequence[Field]) -> Ints:
+    return np.concatenate([np.empty(0, np.int64), *(field.points for field in fields)])

@@ -1,4 +1,4 @@
-"""Planner: plans fields for the other programs of a job, where none of them is in Python.
+"""Planner: plans fields for the other programs of a job, and saves them, where none of them is in Python.
 
 In a spec:
 
@@ -10,8 +10,30 @@ In a spec:
 from __future__ import annotations
 
 import os
+import time
 
+from . import restart
+from .guest import GuestLink
 from .join import NAME, join
 
+_PAUSE_S = 0.05
+
+
+def main() -> None:
+    """Plan with the others, and save and restore for them until they have ended."""
+    me = join(os.environ.get(NAME, "planner"))
+    me.connect()
+    links = {peer: link for peer in me.peers if (link := me.link(peer)).couples}
+    guests = [link for link in links.values() if isinstance(link, GuestLink)]
+    is_over = False
+    while not is_over:
+        time.sleep(_PAUSE_S)
+        ended = all(len(link.ended()) == link.size for link in links.values())
+        asks = any(link.is_asking() for link in guests)
+        asks, is_over = me.comm.broadcast_object((asks, ended and not asks))  # as the first rank sees it
+        if asks:
+            restart.serve(me.comm, links, guests[0].clock)
+
+
 if __name__ == "__main__":
-    join(os.environ.get(NAME, "planner")).connect()
+    main()

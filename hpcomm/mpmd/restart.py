@@ -1,12 +1,14 @@
 """Restart of the coupler's own state: what was put and is not taken yet, means under way, values of fields.
 
-Each program writes a checkpoint of its own. Its arrays are the rows of all ranks, one rank behind the other,
-beside the points of these rows. So any number of ranks reads it.
+Each program writes a checkpoint of its own; for one without Python, the first one in Python does (guest.py).
+Its arrays are the rows of all ranks, one rank behind the other, beside the points of these rows. So any
+number of ranks reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,7 @@ from ..fields.files import checkpoints
 from ..job.spec.calendar import Time
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import Clock
+from .guest import GuestLink, State, Told
 from .link import Link
 from .route import scattered_points
 from .verdict import first_refusal, judge
@@ -37,61 +40,93 @@ def _sides(links: Mapping[str, Link]) -> Iterator[tuple[str, Outgoing | Incoming
 
 
 def _coupled(links: Mapping[str, Link]) -> list[Link]:
-    """Those over which fields go, to programs that keep their state, too."""
-    return [link for _, link in sorted(links.items()) if (link.gives or link.takes) and not link.is_plain]
+    """Those over which fields go, and to programs without Python whose state this one keeps."""
+    kept = _guests(links)
+    linked = [link for _, link in sorted(links.items()) if link.couples]
+    return [link for link in linked if link.gives or link.takes or link in kept]
 
 
-def _told(links: Mapping[str, Link], at: float, clock: Clock, verb: str) -> dict[str, dict[str, int]]:
-    """By program, the last version of each field that it has put. Collective over all programs.
+def _guests(links: Mapping[str, Link]) -> list[GuestLink]:
+    return [link for _, link in sorted(links.items()) if isinstance(link, GuestLink) and link.keeps]
+
+
+def _told(links: Mapping[str, Link], mine: Told) -> dict[str, Told]:
+    """What each program says. Collective over all programs.
 
     Raises:
-        ConfigError: it is at another time, or a program in C or Fortran.
+        ConfigError: one is at another time.
     """
-    told = {}
+    told: dict[str, Told] = {}
     for link in _coupled(links):
-        mine = at, clock.said(at), {name: giving.version for name, giving in link.gives.items()}
-        told[link.peer] = link.swapped(mine, verb)
-    for peer, link in links.items():
-        if link.is_plain and link.couples and (link.gives or link.takes):  # one that is recorded couples none
-            what = f"{peer!r} is a program in C or Fortran, whose state is not kept"
-            raise ConfigError(what, verb, "start anew, from what the models have kept")
-        if peer in told and told[peer][0] != at:
-            times = sorted([(link.name, clock.said(at)), (peer, told[peer][1])])
-            both = " and ".join(f"{name!r} {verb}s at {said}" for name, said in times)
-            raise ConfigError(both, verb, "one time for all programs")
-    return {peer: versions for peer, (_, _, versions) in told.items()}
+        versions = {name: giving.version for name, giving in link.gives.items()}
+        told[link.peer] = link.swapped(mine._replace(versions=versions), mine.verb)
+    here = {next(iter(links.values())).name: mine} if told and not isnan(mine.at) else {}
+    (name, first), *others = [*here.items(), *told.items()] or [("", mine)]
+    for peer, its in others:
+        if its.at != first.at:
+            times = sorted([(name, first.said), (peer, its.said)])
+            both = " and ".join(f"{each!r} {first.verb}s at {said}" for each, said in times)
+            raise ConfigError(both, mine.verb, "one time for all programs")
+    return told
 
 
-def _agree(verb: str, comm: Communicator, links: Mapping[str, Link], wrong: Exception | None) -> None:
+def _agree(verb: str, comm: Communicator, links: Sequence[Link], wrong: Exception | None) -> None:
     """Go on if no rank of any program refuses; else raise on all. Collective over all programs."""
     mine = first_refusal(comm, wrong)
-    judge(verb, comm, wrong, [mine, *(link.swapped(mine, verb) for link in _coupled(links))])
+    judge(verb, comm, wrong, [mine, *(link.swapped(mine, verb) for link in links)])
 
 
 def save(path: Path, comm: Communicator, links: Mapping[str, Link], at: float, clock: Clock) -> None:
     """Write the state of all fields, at a time of the model. Collective over all programs."""
-    wrong = None
+    told, wrong = {}, None
     try:
-        for peer, versions in _told(links, at, clock, "save").items():
+        told = _told(links, Told("save", at, clock.said(at), str(path), {}))
+        for peer, its in told.items():
             for name, taking in sorted(links[peer].takes.items()):
-                taking.drain(versions[name])
+                taking.drain(its.versions[name])
         for link in _coupled(links):
             for giving in link.gives.values():
                 giving.settle()
     except HpcommError as error:  # the others wait to hear of it
         wrong = error
-    _agree("save", comm, links, wrong)
+    _agree("save", comm, _coupled(links), wrong)
+    own = [State(name, side.field.points, *side.state()) for name, side in _sides(links)]
+    _write(comm, links, told, {path: own}, at, clock)
+
+
+def _write(
+    comm: Communicator,
+    links: Mapping[str, Link],
+    told: Mapping[str, Told],
+    states: dict[Path, list[State]],
+    at: float,
+    clock: Clock,
+) -> None:
+    """Write these states, by their folders, and those of programs without Python."""
+    wrong = None
+    states |= {_folder(told, link): link.states() for link in _guests(links)}
+    for folder, each in states.items():
+        try:
+            _save(folder, comm, each, at, clock)
+        except HpcommError as error:  # those programs wait to hear of it
+            wrong = wrong or error
+    _agree("save", comm, _guests(links), wrong)
+
+
+def _folder(told: Mapping[str, Told], link: Link) -> Path:
+    return Path(told[link.peer].path) / link.peer
+
+
+def _save(path: Path, comm: Communicator, states: Iterable[State], at: float, clock: Clock) -> None:
     fields: list[Field] = []
     entries: dict[str, Any] = {}
-    for number, (name, side) in enumerate(_sides(links)):
-        numbers, arrays = side.state()
-        numbers = comm.all_reduce_object(numbers, lambda a, b: {key: max(a[key], b[key]) for key in a})
-        entries[name] = {"size": _size(comm, side.field.points), "numbers": numbers, "arrays": {}}
-        counts = comm.all_gather(np.array(len(side.field.points)))
-        bounds = (0, *np.cumsum(counts).tolist())
-        for key, array in {"points": side.field.points, **arrays}.items() if bounds[-1] else ():
+    for i, (name, points, own, arrays) in enumerate(sorted(states, key=lambda state: state.name)):
+        numbers = comm.all_reduce_object(own, lambda a, b: {key: max(a[key], b[key]) for key in a})
+        entries[name] = {"size": _size(comm, points), "numbers": numbers, "arrays": {}}
+        bounds = (0, *np.cumsum(comm.all_gather(np.array(len(points)))).tolist())
+        for key, array in {"points": points, **arrays}.items() if bounds[-1] else ():
             whole = Partition((bounds[-1], *array.shape[1:]), {"rank": comm.size}, bounds={0: bounds})
-            fields.append(Field(comm, whole, array=np.ascontiguousarray(array), name=f"f{number}.{key}"))
+            fields.append(Field(comm, whole, array=np.ascontiguousarray(array), name=f"f{i}.{key}"))
             entries[name]["arrays"][key] = [array.dtype.str, list(array.shape[1:]), bounds[-1]]
     stamp = {"seconds": at, "dates": clock.dates, "fields": entries}
     checkpoints.save(path, fields, round(at), stamp)
@@ -113,36 +148,75 @@ def restore(
     Raises:
         ConfigError: the time, the fields or their grids are not those that were saved.
     """
-    wrong = None
+    at, told, wrong = stamp["seconds"], {}, None
     try:
-        _told(links, stamp["seconds"], clock, "restore")
-        _restore(path, comm, dict(_sides(links)), stamp)
+        told = _told(links, Told("restore", at, clock.said(at), str(path), {}))
+        sides = dict(_sides(links))
+        found = _restore(path, comm, {name: side.field.points for name, side in sides.items()}, stamp)
+        for state in found:
+            sides[state.name].resume(dict(state.numbers), dict(state.arrays))
     except HpcommError as error:  # the others wait to hear of it
         wrong = error
-    _agree("restore", comm, links, wrong)
+    _restore_guests(comm, links, told, wrong, clock)
+
+
+def _restore_guests(
+    comm: Communicator,
+    links: Mapping[str, Link],
+    told: Mapping[str, Told],
+    wrong: HpcommError | None,
+    clock: Clock,
+) -> None:
+    """Set the state of programs without Python, unless something is wrong; the end of restore."""
+    for link in _guests(links):
+        states: list[State] = []
+        try:
+            if wrong is None:
+                folder = _folder(told, link)
+                stamp = stamp_of(folder, comm, clock, told[link.peer].at)
+                states = _restore(folder, comm, link.points(stamp["fields"]), stamp)
+        except HpcommError as error:
+            wrong = error
+        link.resume(states)
+    _agree("restore", comm, _coupled(links), wrong)
 
 
 def _restore(
-    path: Path, comm: Communicator, found: dict[str, Outgoing | Incoming], stamp: Mapping[str, Any]
-) -> None:
+    path: Path, comm: Communicator, wanted: Mapping[str, NDArray[np.int64]], stamp: Mapping[str, Any]
+) -> list[State]:
+    """The state of the fields with these points here."""
     entries = stamp["fields"]
-    if sorted(entries) != sorted(found):
-        what = f"{path} has the fields {sorted(entries)}, and this run {sorted(found)}"
+    if sorted(entries) != sorted(wanted):
+        what = f"{path} has the fields {sorted(entries)}, and this run {sorted(wanted)}"
         raise ConfigError(what, "restore", "the programs and fields that saved it")
-    for number, (name, side) in enumerate(found.items()):
-        entry, size = entries[name], _size(comm, side.field.points)
+    states = []
+    for i, (name, points) in enumerate(sorted(wanted.items())):
+        entry, size = entries[name], _size(comm, points)
         if entry["size"] != size:
             what = f"field {name} has {entry['size']} points in {path}, and {size} here"
             raise ConfigError(what, "restore", "the grids of the run that saved it")
         blocks = {
-            key: Field(comm, Partition((n, *shape), {"rank": comm.size}), dtype=kind, name=f"f{number}.{key}")
+            key: Field(comm, Partition((n, *shape), {"rank": comm.size}), dtype=kind, name=f"f{i}.{key}")
             for key, (kind, shape, n) in entry["arrays"].items()
         }
+        arrays = {}
         if blocks:  # else nobody has a point
             checkpoints.load(path, [*blocks.values()], round(stamp["seconds"]))
             arrays = {key: np.asarray(each.inner) for key, each in blocks.items()}
-            moved = _moved(comm, arrays.pop("points"), side.field.points, arrays, name)
-            side.resume(entry["numbers"], moved)
+            arrays = _moved(comm, arrays.pop("points"), points, arrays, name)
+        states.append(State(name, points, entry["numbers"], arrays))
+    return states
+
+
+def serve(comm: Communicator, links: Mapping[str, Link], clock: Clock) -> None:
+    """Save or restore, as programs without Python say, for one without fields. Collective over all."""
+    told = _told(links, Told("save or restore", nan, "", "", {}))
+    first = next(iter(told.values()))
+    if first.verb == "save":
+        _agree("save", comm, _coupled(links), None)
+        _write(comm, links, told, {}, first.at, clock)
+    else:
+        _restore_guests(comm, links, told, None, clock)
 
 
 def _size(comm: Communicator, points: NDArray[np.int64]) -> int:

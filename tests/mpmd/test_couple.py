@@ -730,7 +730,7 @@ def test_a_run_goes_on_from_its_middle_on_other_ranks_with_the_same_bits(spec):
     alone = run("alone", 1, 2, "--record", "record", "--only", "b")[1]
     assert alone == {line for line in second if line.startswith("line b")}
     told = run("few", 1, 1)[0]
-    assert re.search("told a 0 field f to b has 7 points in kept/a, and 6 here", told), told
+    assert re.search("told a 0 field back from b has 7 points in kept/a, and 6 here", told), told
     assert "told b 0 rank 0 of program 'a' refused its part of restore" in told
 
 

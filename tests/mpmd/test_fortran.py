@@ -277,13 +277,18 @@ TWO_PY = {
         points = np.array_split(np.arange(240), me.comm.size)[me.comm.rank]
         sst = me.gives("sst", np.zeros((len(points), 2), np.float32), points)
         flow = me.takes("flow", np.zeros(len(points)), points)
-        begin, end = map(int, sys.argv[1:])
-        me.connect(begin)
+        begin, end, verbs = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+        if "restore" in verbs:
+            assert me.restore("kept", begin - 1) == begin - 1
+        else:
+            me.connect(begin)
         with open(f"flow{me.comm.rank}.bin", "ab") as kept:
             for t in range(begin, end + 1):
                 sst.values[:] = ((points % 31) * 0.3 * t)[:, None] + [0, 1]
                 me.put(sst, t)
                 kept.write(me.get(flow, t).tobytes())
+        if "save" in verbs:
+            me.save("kept", end)
     """,
     "river.py": """
         import sys
@@ -296,13 +301,18 @@ TWO_PY = {
         grid = regrid.PointCloud(np.stack([n * 40.0, n * 15.0 - 60.0], axis=1))
         flow = me.gives("flow", np.zeros(len(n)), n, grid=grid)
         sst = me.takes("sst", np.zeros((len(n), 2), np.float32), n, grid=grid)
-        begin, end = map(int, sys.argv[1:])
-        me.connect(begin)
+        begin, end, verbs = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+        if "restore" in verbs:
+            assert me.restore("kept", begin - 1) == begin - 1
+        else:
+            me.connect(begin)
         with open(f"sst{me.comm.rank}.bin", "ab") as kept:
             for t in range(begin, end + 1):
                 flow.values[:] = (n + 1) * 0.1 * t
                 me.put(flow, t)
                 kept.write(me.get(sst, t).tobytes())
+        if "save" in verbs:
+            me.save("kept", end)
     """,
 }
 TWO_F90 = """
@@ -327,7 +337,12 @@ program ocean
   read (word, *) end
   write (word, '("flow", i0, ".bin")') rank
   open (newunit=unit, file=word, access="stream", form="unformatted", position="append")
-  call hpcomm_connect(real(begin, real64))
+  call get_command_argument(3, word)
+  if (index(word, "restore") > 0) then
+    call hpcomm_restore("kept", real(begin - 1, real64))
+  else
+    call hpcomm_connect(real(begin, real64))
+  end if
   do t = begin, end
     do i = 1, 20 * rows
       temperature(i, 1) = real(mod(20 * rows * rank + i - 1, 31) * 0.3d0 * t, real32)
@@ -337,6 +352,7 @@ program ocean
     call hpcomm_get(flow, inflow, real(t, real64))
     write (unit) inflow
   end do
+  if (index(word, "save") > 0) call hpcomm_save("kept", real(end, real64))
   close (unit)
   call hpcomm_end()
 end program
@@ -344,30 +360,35 @@ end program
 TWO_C = """
 #include "hpcomm.h"
 #include <stdio.h>
+#include <string.h>
 int main(int argc, char **argv) {
   int64_t numbers[9];
   double x[9][2], outflow[9];
   float temperature[9][2] = {{0}};
-  int begin = atoi(argv[argc - 2]), end = atoi(argv[argc - 1]);
+  int begin = atoi(argv[argc - 3]), end = atoi(argv[argc - 2]);
+  const char *verbs = argv[argc - 1];
   hpcomm_init("river", NULL);
   for (int i = 0; i < 9; i++) numbers[i] = i, x[i][0] = i * 40.0, x[i][1] = i * 15.0 - 60.0;
   int grid = hpcomm_grid_points(9, numbers, *x);
   int flow = hpcomm_field("flow", HPCOMM_GIVES, grid, 8, 1);
   int sst = hpcomm_field("sst", HPCOMM_TAKES, grid, 4, 2);
   FILE *kept = fopen("sst0.bin", "ab");
-  hpcomm_connect(begin);
+  if (strstr(verbs, "restore"))
+    hpcomm_restore("kept", begin - 1);
+  else
+    hpcomm_connect(begin);
   for (int t = begin; t <= end; t++) {
     for (int i = 0; i < 9; i++) outflow[i] = (i + 1) * 0.1 * t;
     hpcomm_put(flow, outflow, 9, t);
     hpcomm_get(sst, *temperature, 18, t);
     fwrite(temperature, sizeof temperature, 1, kept);
   }
+  if (strstr(verbs, "save")) hpcomm_save("kept", end);
   fclose(kept);
   hpcomm_end();
   return 0;
 }
 """
-TIMES = 20
 SANITIZED = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -404,43 +425,61 @@ def test_an_ocean_in_fortran_and_a_river_in_c_give_the_bits_of_three_programs_in
 
 def two_kept(folder):
     """What ocean and river took at each time: the bits of all ranks, one behind the other."""
-    found = {}
-    for name, shape in {"flow": (np.float64, 1), "sst": (np.float32, 2)}.items():
-        parts = [np.fromfile(path, shape[0]) for path in sorted(folder.glob(f"{name}*.bin"))]
-        found[name] = np.concatenate([part.reshape(TIMES, -1) for part in parts], 1)
-        for path in folder.glob(f"{name}*.bin"):
-            path.unlink()
+    found = []
+    steps = sum(path.stat().st_size for path in folder.glob("sst*.bin")) // 72
+    for name, dtype in (("flow", np.float64), ("sst", np.float32)):
+        parts = sorted(folder.glob(f"{name}*.bin"))
+        found.append(np.concatenate([np.fromfile(path, dtype).reshape(steps, -1) for path in parts], 1))
+    for path in folder.glob("*.bin"):
+        path.unlink()
     return found
 
 
-def two(ocean, river):
-    """The spec of these two commands."""
-    return TWO_SPEC.replace("OCEAN", ocean).replace("RIVER", river)
+@pytest.fixture
+def two(spec, in_c, in_fortran, tmp_path):
+    """two("fp", "30 40 save") -> [flow, sst]: of an ocean in Fortran and a river in Python, from 30 to 40."""
+    in_fortran(TWO_F90, "ocean")
+    in_c(TWO_C, "river", *SANITIZED)
+
+    def run(languages, words, ranks=2, planner=None, expect=0):
+        text = TWO_SPEC.replace("ranks = 2", f"ranks = {ranks}")
+        for name, language in zip(("ocean", "river"), languages, strict=True):
+            command = f"python {name}.py" if language == "p" else f"./{name}"
+            text = text.replace(f'command = "{name.upper()}"', f'command = "{command} {words}"')
+        if languages[1] == "p":
+            text = text.replace("ranks = 1", "ranks = 2")
+        more = "" if planner is None else PLANNER.replace("ranks = 1", f"ranks = {planner}")
+        done = spec(text + more, files=TWO_PY, env={"ASAN_OPTIONS": "detect_leaks=0"}, expect=expect)
+        return done if expect else two_kept(tmp_path)
+
+    return run
 
 
 def test_an_ocean_in_fortran_and_a_river_in_c_alone_give_the_bits_of_two_programs_in_python(
-    spec, programs, in_c, in_fortran, tmp_path
+    two, programs, tmp_path
 ):
     """From a time on that is not 0, which the planner does not know."""
-    in_fortran(TWO_F90, "ocean")
-    in_c(TWO_C, "river", *SANITIZED)
-    begin, end = 30, 29 + TIMES
-    words, environ = f"{begin} {end}", {"ASAN_OPTIONS": "detect_leaks=0"}
-    text = two(f"./ocean {words}", f"./river {words}")
-    done = spec(text, expect="failure")
-    assert "no program of this job is in Python, so nothing plans its fields" in done.stderr
-    assert "python -m hpcomm.mpmd.planner" in done.stderr
-    spec(text + PLANNER, env=environ)
-    ours = two_kept(tmp_path)
-    spec(two(f"python ocean.py {words}", f"python river.py {words}"), files=TWO_PY)
-    for name, values in two_kept(tmp_path).items():
-        assert values.tobytes() == ours[name].tobytes(), name
+    words = "30 49 -"
+    for values, ours in zip(two("pp", words), two("fc", words, planner=1), strict=True):
+        assert values.tobytes() == ours.tobytes()
         assert len(np.unique(values)) > 9
-    done = programs(
-        [(1, [tmp_path / "ocean", *words.split()]), (1, [tmp_path / "river", *words.split()])],
-        expect="failure",
-    )
-    assert "no program of this job is in Python, so nothing plans its fields" in done.stderr
+    said = "no program of this job is in Python, so nothing plans its fields"
+    done = two("fc", words, expect="failure")
+    assert said in done.stderr
+    assert "python -m hpcomm.mpmd.planner" in done.stderr
+    alone = [(1, [str(tmp_path / name), *words.split()]) for name in ("ocean", "river")]
+    assert said in programs(alone, expect="failure").stderr
+
+
+def test_programs_in_fortran_and_c_go_on_from_a_restart_with_the_same_bits(two):
+    """On other numbers of ranks, or in Python; with a mean, a lag and an interpolation under way."""
+    whole = two("pp", "0 19 -")
+    for first, then in ((("fc", 2, 1), ("fp", 3, None)), (("pc", 1, None), ("fc", 3, 2))):
+        parts = [two(first[0], "0 7 save", *first[1:]), two(then[0], "8 19 restore", *then[1:])]
+        for values, *both in zip(whole, *parts, strict=True):
+            assert values.tobytes() == np.concatenate(both).tobytes(), (first, then)
+    done = two("fc", "13 19 restore", 2, 1, expect="failure")
+    assert "there is no checkpoint of step 12" in done.stderr
 
 
 UNLISTED = """

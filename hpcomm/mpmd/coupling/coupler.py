@@ -126,7 +126,8 @@ class Outgoing(_Side):
 
     def resume(self, numbers: dict[str, int], arrays: dict[str, AnyArray]) -> None:
         """Go on from such a state."""
-        self._joined, self.version, self._count = arrays.get("joined"), numbers["version"], numbers["count"]
+        self.version, self._count = numbers["version"], numbers["count"]
+        self._joined = _as(arrays["joined"], self.part.dtype) if "joined" in arrays else None
 
     def settle(self) -> None:
         """At the end of this program: wait until what was put has been taken, or its takers have ended."""
@@ -309,7 +310,8 @@ class Incoming(_Side):
 
     def resume(self, numbers: dict[str, int], arrays: dict[str, AnyArray]) -> None:
         """Go on from such a state."""
-        scatter(self.field.values, slice(0, len(self.field.points)), arrays.pop("values"))
+        if "values" in arrays:  # a program without Python keeps them itself
+            scatter(self.field.values, slice(0, len(self.field.points)), arrays.pop("values"))
         if self._there is not None:
             with self._there:
                 up = self._there.up

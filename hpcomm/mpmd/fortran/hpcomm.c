@@ -3,6 +3,7 @@
  *     init       hpcomm_join.h: who is who; a communicator for each pair
  *     connect    hpcomm_plan.h: declare fields; hear what goes where
  *     put, get   values between the ranks that need them
+ *     save       the state of the coupling goes to a program in Python, which writes it
  */
 #ifdef __cplusplus
 #error "hpcomm.c is C: compile it by mpicc, and link it with what mpicxx compiles"
@@ -127,6 +128,7 @@ static void put_over(struct field *f, struct side *s, const void *values, int ki
   int64_t n = grid[f->grid].count * f->width;
   if (s->every <= 0) {
     send(f, s, values, kind, -1, -1);
+    s->version++;
     return;
   }
   double at = time / s->every, whole = nearbyint(at);
@@ -153,8 +155,8 @@ void hpcomm_put_kind(int number, const void *values, int kind, long count, doubl
   note(time, 0);
 }
 
-/* Fill newer with what comes next, as it goes into the field; what was there becomes older. */
-static void receive(struct field *f, struct side *s) {
+/* Receive the next version, as it goes into the field. */
+static void receive(struct field *f, struct side *s, double *made) {
   int64_t points = grid[f->grid].count, width = f->width;
   struct slot *slot = s->slots;
   struct wait wait = {of("get", f), s->link, s->partners, s->rank, s->timeout, 0, 0};
@@ -162,25 +164,37 @@ static void receive(struct field *f, struct side *s) {
     MPI_Irecv(slot->memory[i], (int)nbytes_of(f, s, i), MPI_BYTE,
               s->rank[i] + (s->link->is_first ? own_size : 0), s->tag, s->link->merged, slot->requests + i);
   finish(s->partners, slot->requests, &wait);
+  s->last = s->last + 1 < s->first ? s->first : s->last + 1; /* who gets no points hears of none */
   for (int i = 0; i < s->partners; i++) {
     double *head = (double *)(void *)slot->memory[i];
     const void *in = s->every > 0 ? head + HEADER : head;
-    if (s->every > 0 && i == 0) s->version = lround(head[0]), s->time = head[1];
+    if (s->every > 0) s->last = lround(head[0]);
     for (int64_t j = 0; j < s->count[i]; j++)
       for (int64_t k = 0; k < width; k++)
         s->inbox[s->rows[i][j] * width + k] = value(in, s->kind, j * width + k);
   }
-  if (s->every > 0 && !s->partners) s->version++; /* who gets no points hears of no version either */
-  double *kept = s->older;
-  s->older = s->newer, s->newer = kept;
   for (int64_t i = 0; i < points; i++)
     for (int k = 0; k < (int)width; k++) {
       double x = s->begin ? 0.0 : s->inbox[i * width + k];
       for (int64_t j = s->begin ? s->begin[i] : 0; s->begin && j < s->begin[i + 1]; j++)
         x += s->weight[j] * s->inbox[s->column[j] * width + k];
-      s->newer[place(f, i, k)] = s->factor == 1.0 && s->offset == 0.0 ? x : x * s->factor + s->offset;
+      made[place(f, i, k)] = s->factor == 1.0 && s->offset == 0.0 ? x : x * s->factor + s->offset;
     }
-  s->joined++;
+}
+
+/* The next version becomes newer, and what that was, older. */
+static void advance(struct field *f, struct side *s) {
+  double *kept = s->older;
+  s->older = s->newer, s->newer = kept;
+  if (!s->waits)
+    receive(f, s, s->newer);
+  else {
+    s->newer = s->waiting[0], s->waits--;
+    memmove(s->waiting, s->waiting + 1, (size_t)s->waits * sizeof *s->waiting);
+    free(kept);
+  }
+  s->version = s->last - s->waits, s->joined++;
+  if (s->every > 0) s->time = (double)s->version * s->every;
 }
 
 /* Set the points that something reaches; share: of older in newer, between two times. */
@@ -201,8 +215,8 @@ static void get_at(struct field *f, struct side *s, void *values, double time) {
   double at = (time - s->lag) / s->every, whole = fabs(at - nearbyint(at)) < NEAR ? nearbyint(at) : floor(at);
   double share = !strcmp(s->how, "linear") && fabs(at - whole) >= NEAR ? at - whole : 0.0;
   long version = (long)whole, ahead = share > 0;
-  if (version < (long)ceil(s->start / s->every - NEAR)) return; /* nothing was put so early: they stay */
-  while (s->version < version + ahead) receive(f, s);
+  if (version < s->first) return; /* nothing was put so early: they stay */
+  while (s->version < version + ahead) advance(f, s);
   if (!s->joined || s->version - ahead > version)
     fail(of("get", f), "times run forwards; a giver begins at the same time as its takers",
          "'%s' is taken for %g s, which is over: version %ld, and here is %ld", f->name, time, version,
@@ -215,7 +229,7 @@ void hpcomm_get_kind(int number, void *values, int kind, long count, double time
   if (f->side->every > 0)
     get_at(f, f->side, values, time);
   else {
-    receive(f, f->side);
+    advance(f, f->side);
     fill(f, f->side, values, 0.0);
   }
   note(time, 0);
@@ -225,6 +239,158 @@ double hpcomm_time(int number) {
   if (number < 0 || number >= fields)
     fail("time", "what hpcomm_field returned", "there is no field %d", number);
   return field[number].sides ? field[number].side->time : -1.0;
+}
+
+/* -- restart: the first program in Python keeps the state (restart.py, guest.py) -----------------------------
+ */
+
+static struct link *keeper(const char *verb) {
+  EACH_PLANNER(link) return link;
+  fail(verb, "start one beside it, on one rank: python -m hpcomm.mpmd.planner",
+       "no program of this job is in Python, so nothing keeps its state");
+}
+
+static int is_coupled(const struct link *link, const char *verb) {
+  int found = link == keeper(verb);
+  for (struct field *f = field; f < field + fields; f++)
+    for (int i = 0; i < f->sides; i++) found |= f->side[i].link == link;
+  return found;
+}
+
+/* Receive all that was put, so that it can be saved. */
+static void drain(struct field *f, struct side *s, long version) {
+  if (s->every <= 0 && s->version != version)
+    fail("save", "take it before; or every, for a field with a period",
+         "'%s' was put %ld times, and taken %ld times", f->name, version + 1, s->version + 1);
+  while (s->last < version) {
+    if (!(s->waiting = realloc(s->waiting, (size_t)(s->waits + 1) * sizeof *s->waiting)))
+      fail("save", "more memory", "no memory is left");
+    s->waiting[s->waits] = memory((size_t)(grid[f->grid].count * f->width) * sizeof(double));
+    receive(f, s, s->waiting[s->waits++]);
+  }
+}
+
+/* Tell the other programs what this one does, and what it has put; to save, receive what they have. */
+static void meet(const char *verb, const char *path, double time) {
+  char here[PATH_MAX] = "", word[16], name[128];
+  double theirs;
+  long version;
+  if (*path != '/' && !getcwd(here, sizeof here)) *here = 0;
+  for (struct link *link = link_to; link < link_to + programs; link++) {
+    char *text;
+    size_t nbytes;
+    if (!is_coupled(link, verb)) continue;
+    FILE *out = open_memstream(&text, &nbytes);
+    fprintf(out, "%s\t%.17g\t%s%s%s\n", verb, time, here, *here ? "/" : "", path);
+    for (struct field *f = field; f < field + fields; f++)
+      for (struct side *s = f->side; s < f->side + f->sides; s++)
+        if (f->role == HPCOMM_GIVES && s->link == link) fprintf(out, "%s\t%ld\n", f->name, s->version);
+    fclose(out);
+    char *said = swap(link, text, verb);
+    if (sscanf(said, "%15[^\t]\t%lf", word, &theirs) == 2 && !isnan(theirs) &&
+        (strcmp(word, verb) || theirs < time || theirs > time))
+      fail(verb, "the same call, at one time, in all programs", "'%s' %ss at %.15g s, and '%s' %ss at %.15g s",
+           own_name, verb, time, link->name, word, theirs);
+    for (char *line = next_line(said); line && *line; line = next_line(line))
+      for (struct field *f = field; f < field + fields; f++)
+        if (f->role == HPCOMM_TAKES && f->side->link == link && *verb == 's' &&
+            sscanf(line, "%127[^\t]\t%ld", name, &version) == 2 && !strcmp(name, f->name))
+          drain(f, f->side, version);
+    free(text), free(said);
+  }
+}
+
+/* The arrays of a side's state, in the order in which they travel; how many there are. */
+static int arrays_of(const struct field *f, const struct side *s, double **arrays) {
+  int n = 0;
+  if (f->role == HPCOMM_GIVES) {
+    if (s->joined) arrays[n++] = s->sum;
+    return n;
+  }
+  if (s->joined > 1) arrays[n++] = s->older;
+  if (s->joined) arrays[n++] = s->newer;
+  for (int i = 0; i < s->waits; i++) arrays[n++] = s->waiting[i];
+  return n;
+}
+
+/* Its numbers in a line of text; its arrays, each point by point. */
+static void send_state(struct link *link) {
+  char *text, *values;
+  size_t ntext, nvalues;
+  int to = own_rank % link->size;
+  MPI_Request going[2];
+  struct wait wait = {"save", link, 1, &to, PATIENCE, 0, 0};
+  FILE *lines = open_memstream(&text, &ntext), *rows = open_memstream(&values, &nvalues);
+  for (struct field *f = field; f < field + fields; f++)
+    for (struct side *s = f->side; s < f->side + f->sides; s++) {
+      double **arrays = memory((size_t)(2 + s->waits) * sizeof *arrays);
+      fprintf(lines, "%s\t%s\t%s\t%ld\t%ld\t%ld\t%ld\t%d\n", f->role ? "takes" : "gives", f->name,
+              s->link->name, s->version, s->joined, s->first, s->last, s->waits);
+      for (int i = 0, n = arrays_of(f, s, arrays); i < n; i++)
+        for (int64_t j = 0; j < grid[f->grid].count; j++)
+          for (int k = 0; k < f->width; k++) fwrite(arrays[i] + place(f, j, k), sizeof(double), 1, rows);
+      free(arrays);
+    }
+  fclose(lines), fclose(rows);
+  if (nvalues > INT_MAX) fail("save", "more ranks", "the state of this rank has more than 2 GiB");
+  MPI_Isend(text, (int)ntext, MPI_BYTE, to, PLANS, link->notices, going);
+  MPI_Isend(values, (int)nvalues, MPI_BYTE, to, WEIGHTS, link->notices, going + 1);
+  finish(2, going, &wait);
+  free(text), free(values);
+}
+
+static void hear_state(struct link *link) {
+  int nbytes, from = own_rank % link->size, missing = 0;
+  struct wait wait = {"restore", link, 1, &from, PATIENCE, 0, 0};
+  char *text = hear(link->notices, from, PLANS, &nbytes, &wait), role[8], name[128], peer[65];
+  double *values = hear(link->notices, from, WEIGHTS, &nbytes, &wait), *at = values;
+  struct side was;
+  for (struct field *f = field; *text && f < field + fields; f++) missing += f->sides;
+  for (char *line = text; line && *line; line = next_line(line)) {
+    if (sscanf(line, "%7[^\t]\t%127[^\t]\t%64[^\t]\t%ld\t%ld\t%ld\t%ld\t%d", role, name, peer, &was.version,
+               &was.joined, &was.first, &was.last, &was.waits) != 8)
+      fail("restore", "hpcomm.c of the hpcomm there", "'%s' keeps a state in another way", link->name);
+    for (struct field *f = field; f < field + fields; f++)
+      for (struct side *s = f->side; s < f->side + f->sides; s++) {
+        if (strcmp(f->name, name) || strcmp(s->link->name, peer) || f->role != !strcmp(role, "takes")) continue;
+        s->version = was.version, s->joined = was.joined, s->first = was.first, s->last = was.last;
+        s->waits = was.waits, s->waiting = memory((size_t)s->waits * sizeof *s->waiting);
+        for (int i = 0; i < s->waits; i++)
+          s->waiting[i] = memory((size_t)(grid[f->grid].count * f->width) * sizeof(double));
+        if (s->every > 0 && s->version >= 0) s->time = (double)s->version * s->every;
+        double **arrays = memory((size_t)(2 + s->waits) * sizeof *arrays);
+        for (int i = 0, n = arrays_of(f, s, arrays); i < n; i++)
+          for (int64_t j = 0; j < grid[f->grid].count; j++)
+            for (int k = 0; k < f->width; k++) arrays[i][place(f, j, k)] = *at++;
+        free(arrays), missing--;
+      }
+  }
+  if (missing) fail("restore", "the programs and fields that saved it", "not every field of this run was saved");
+  free(text), free(values);
+}
+
+void hpcomm_save(const char *path, double time) {
+  check_begun("save");
+  if (!is_connected) hpcomm_connect(0.0);
+  meet("save", path, time);
+  for (struct field *f = field; f < field + fields; f++)
+    for (struct side *s = f->side; s < f->side + f->sides; s++) {
+      struct wait wait = {of("save", f), s->link, s->partners, s->rank, s->timeout, 0, 0};
+      for (int i = 0; i < s->ahead; i++) finish(s->partners, s->slots[i].requests, &wait);
+    }
+  for (struct link *link = link_to; link < link_to + programs; link++)
+    if (is_coupled(link, "save")) settle(link, "save");
+  send_state(keeper("save"));
+  settle(keeper("save"), "save"); /* it is written */
+}
+
+void hpcomm_restore(const char *path, double time) {
+  if (is_connected) fail("restore", "before the first put, get or connect", "fields are connected already");
+  hpcomm_connect(time);
+  meet("restore", path, time);
+  hear_state(keeper("restore"));
+  for (struct link *link = link_to; link < link_to + programs; link++)
+    if (is_coupled(link, "restore")) settle(link, "restore");
 }
 
 /* -- the end -----------------------------------------------------------------------------------------------

@@ -65,6 +65,13 @@ void hpcomm_get_kind(int field, void *values, int kind, long count, double time)
 /* The time that values which were put, or taken, last belong to; -1 before, and without a period. */
 double hpcomm_time(int field);
 
+/* Write the state of the coupling into path/NAME, a folder: what was put and is not taken yet, and means under
+ * way. All programs call it, in Python me.save(path, time), behind the puts of that time. What the model has,
+ * its arrays too, it keeps itself. */
+void hpcomm_save(const char *path, double time);
+/* Go on from what was saved at this time, on any number of ranks, in place of hpcomm_connect. */
+void hpcomm_restore(const char *path, double time);
+
 /* Wait until all that was put has been taken. Calls MPI_Finalize if hpcomm_init has called MPI_Init. */
 void hpcomm_end(void);
 

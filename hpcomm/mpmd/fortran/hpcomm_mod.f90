@@ -12,6 +12,7 @@ module hpcomm_mod
   private
   public :: hpcomm_init, hpcomm_link, hpcomm_grid, hpcomm_grid_rectangle, hpcomm_grid_points
   public :: hpcomm_grid_cells, hpcomm_field, hpcomm_connect, hpcomm_put, hpcomm_get, hpcomm_time, hpcomm_end
+  public :: hpcomm_save, hpcomm_restore
 
   integer, parameter, public :: hpcomm_gives = 0, hpcomm_takes = 1
 
@@ -81,6 +82,16 @@ module hpcomm_mod
       integer(c_int), value :: field
       real(c_double) :: time
     end function
+    subroutine c_save(path, time) bind(C, name="hpcomm_save")
+      import :: c_char, c_double
+      character(kind=c_char), intent(in) :: path(*)
+      real(c_double), value :: time
+    end subroutine
+    subroutine c_restore(path, time) bind(C, name="hpcomm_restore")
+      import :: c_char, c_double
+      character(kind=c_char), intent(in) :: path(*)
+      real(c_double), value :: time
+    end subroutine
     subroutine hpcomm_end() bind(C, name="hpcomm_end")
     end subroutine
   end interface
@@ -109,6 +120,18 @@ contains
     character(*), intent(in) :: peer
     hpcomm_link = c_link(trim(peer) // c_null_char)
   end function
+
+  subroutine hpcomm_save(path, time)
+    character(*), intent(in) :: path
+    real(c_double), intent(in) :: time
+    call c_save(trim(path) // c_null_char, time)
+  end subroutine
+
+  subroutine hpcomm_restore(path, time)
+    character(*), intent(in) :: path
+    real(c_double), intent(in) :: time
+    call c_restore(trim(path) // c_null_char, time)
+  end subroutine
 
   ! numbers: the global ones of this rank's points, from 0 as in Python.
   integer function hpcomm_grid(numbers)

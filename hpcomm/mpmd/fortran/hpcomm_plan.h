@@ -34,8 +34,9 @@ struct side { /* a field on its way over one link */
   int *rank;
   int64_t *count, **rows;
   struct slot *slots;
-  long version, joined;
-  double time;
+  long version, joined, first, last; /* put or taken; how many; of the run; received */
+  int waits;                         /* versions between these two: they came before a save */
+  double time, **waiting;
   int64_t columns, *begin, *column; /* weights; begin NULL: none */
   double *weight, *inbox, *sum, *older, *newer;
 };
@@ -133,10 +134,10 @@ int hpcomm_field_by_component(const char *name, int role, int grid_, int kind, i
  */
 
 /* Say text to the other program, and hear what it says, on all ranks here. */
-static char *swap(struct link *link, const char *text) {
+static char *swap(struct link *link, const char *text, const char *verb) {
   int count = 0, first = 0;
   char *theirs = NULL;
-  struct wait wait = {"connect", link, 1, &first, PATIENCE, 0, 0};
+  struct wait wait = {verb, link, 1, &first, PATIENCE, 0, 0};
   if (own_rank == 0) {
     MPI_Request going;
     MPI_Isend(text, (int)strlen(text), MPI_BYTE, 0, TOLD, link->notices, &going);
@@ -150,12 +151,12 @@ static char *swap(struct link *link, const char *text) {
 }
 
 /* End the job if another program has refused its part. */
-static void settle(struct link *link) {
-  char *said = swap(link, "");
+static void settle(struct link *link, const char *verb) {
+  char *said = swap(link, "", verb);
   if (*said) {
     if (own_rank) nap(PATIENCE); /* the first rank says it for all */
     nap(1.0);                    /* who has refused says it first */
-    fail("connect", "look at the error there", "%s", said);
+    fail(verb, "look at the error there", "%s", said);
   }
   free(said);
 }
@@ -242,7 +243,8 @@ static void take_plan(struct link *planner, char *line, int64_t **rows, double *
   if (f == field + fields)
     fail("connect", "hpcomm.c of the hpcomm there", "'%s' plans a field '%s'", planner->name, name);
   size_t n = (size_t)grid[f->grid].count * (size_t)f->width;
-  s.link = link_of(peer), s.version = -1, s.time = -1, s.fills = strcmp(fill, "keep") != 0,
+  s.first = s.every > 0 ? (long)ceil(s.start / s.every - NEAR) : 0;
+  s.link = link_of(peer), s.version = s.last = -1, s.time = -1, s.fills = strcmp(fill, "keep") != 0,
   s.fill = strtod(fill, NULL);
   s.partners = (int)*(*rows)++;
   s.rank = memory((size_t)s.partners * sizeof *s.rank);
@@ -304,9 +306,9 @@ void hpcomm_connect(double start) {
     fail("connect", "start one beside them, on one rank: python -m hpcomm.mpmd.planner",
          "no program of this job is in Python, so nothing plans its fields");
   char *text = declaration(start);
-  EACH_PLANNER(link) said = swap(link, text);
+  EACH_PLANNER(link) said = swap(link, text, "connect");
   EACH_PLANNER(link) send_grids(link);
-  EACH_PLANNER(link) settle(link);
+  EACH_PLANNER(link) settle(link, "connect");
   EACH_PLANNER(link) {
     int to = own_rank % link->size;
     struct wait wait = {"connect", link, 1, &to, PATIENCE, 0, 0};
@@ -318,7 +320,7 @@ void hpcomm_connect(double start) {
     for (struct field *f = field; f < field + fields; f++)
       for (int i = 0; i < f->sides; i++)
         if (f->side[i].link == link) merge(link);
-  EACH_PLANNER(link) settle(link);
+  EACH_PLANNER(link) settle(link, "connect");
   for (struct field *f = field; f < field + fields; f++)
     if (f->role == HPCOMM_TAKES && f->sides != 1)
       fail("connect",
