@@ -21,6 +21,7 @@ is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ class Accelerator:
         self.residuals = []
         self._factor = self.relaxation if abs(self._factor) < 1e-3 else self._factor
         self._columns = [[], *self._columns][: self.reuse + 1]
-        self._names = sorted({*np.concatenate(self.comm.all_gather_object([*names])).tolist()})
+        self._names = sorted({*chain.from_iterable(self.comm.all_gather_object([*names]))})
         self._sums = np.zeros(len(self._names))
 
     def step(self, x: Mapping[str, Floats], answer: Mapping[str, Floats]) -> dict[str, Floats]:
