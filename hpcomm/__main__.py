@@ -13,7 +13,12 @@ from .job.command_line import is_another_rank
 from .tools.commands import COMMANDS
 
 MISUSED = 2  # exit status
-_FOR_ALL_RANKS = ("run", "doctor", "selftest", "fortran")  # the others are carried out by the first rank alone
+_FOR_ALL_RANKS = (
+    "run",
+    "doctor",
+    "selftest",
+    "fortran",
+)  # the others are carried out by the first rank alone
 
 
 def main(argv: Sequence[str] | None = None) -> int:

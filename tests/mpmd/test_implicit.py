@@ -84,7 +84,7 @@ HEAT_JOB = """
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("left", "right"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("left", "right"), [(1, 2), (2, 1), (2, 2)])
 def test_partitioned_heat_is_exact_with_any_steps(spec, left, right):
     """u = 1 + x² + 3y² + 1.2t, of preCICE's tutorial: linear in time, so waveforms lose nothing."""
     scheme = "iqn-imvj" if left == right else "iqn-ils"
@@ -145,7 +145,7 @@ print(me.name, "error", worst, "iterations", *counts)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("scheme", "parallel"), [("constant", False), ("iqn-ils", True), ("iqn-imvj", True)])
+@pytest.mark.parametrize(("scheme", "parallel"), [("constant", False), ("iqn-imvj", True)])
 def test_an_oscillator_converges_by_the_order_of_its_steps(couple, scheme, parallel):
     errors, counts = [], []
     for steps in ((2, 4), (4, 8)):

@@ -1,7 +1,10 @@
 """The programs of apps/ do what they say, for any number of ranks."""
 
 import importlib.util
+import os
 import re
+import shutil
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -85,6 +88,39 @@ def test_the_climate_is_the_same_on_any_number_of_ranks_restarted_and_alone_and_
         assert picture.read_bytes().startswith(b"\x89PNG")
         with Image.open(film) as frames:
             assert (frames.format, frames.n_frames) == ("GIF", 3)  # one at the start, and one for each period
+
+
+@pytest.mark.once
+def test_the_earth_keeps_its_heat_and_its_water_in_both_members_also_after_a_restart(spec, tmp_path):
+    for needs in ("scipy", "cftime"):
+        pytest.importorskip(needs)
+    bin_ = str(Path(sys.prefix) / "bin")
+    if not shutil.which("gfortran") or not shutil.which("mpicc", path=bin_):
+        pytest.skip("no gfortran, or no mpicc beside this Python")
+    environ = {"PATH": f"{bin_}:{os.environ['PATH']}"}
+
+    def lines(days, folder=""):
+        text = config("earth", {}).replace("2002-01-01", f"2001-01-0{1 + days}")
+        text = text.replace("rivers.sh 365", f"rivers.sh {days} {folder}")
+        text = re.sub(r" --film \S*gif", f" --kept {folder}" if folder else "", text)
+        out = spec(text, timeout=120, env=environ).stdout
+        assert all(float(lost) < 1e-12 for lost in re.findall(r"of all heat (\S+) is not", out))
+        return out
+
+    whole = lines(2)
+    airs = re.findall(r"atmosphere_\d+\] mean air (\S+) ", whole)
+    assert len({*airs}) == 2  # they begin differently
+    gone, came = (
+        {float(x) for x in re.findall(words, whole)}
+        for words in (r"rivers: +(\S+) kg to the sea", r"ice, (\S+) kg from rivers")
+    )
+    assert len(came) == 1
+    assert gone == came
+    (tmp_path / "kept").mkdir()
+    lines(1, tmp_path / "kept")
+    again = lines(2, tmp_path / "kept")
+    for words in (r"mean air \S+ ", r"mean sea .*", r"rivers: .*"):
+        assert {*re.findall(words, again)} == {*re.findall(words, whole)}
 
 
 @pytest.mark.once
