@@ -61,7 +61,7 @@ for j, f in enumerate(flow):
 mixing = np.linalg.inv(mixing) * row_area - np.eye(96)  # what a step adds to the means of rows
 
 air = 248.0 + 45.0 * np.cos(np.radians(lat)) ** 2  # K
-if getattr(me, "member", None):
+if me.member:
     air = air + 0.1 * np.random.default_rng(me.member).standard_normal(grid.size)[points]
 land = air.copy()
 zero = np.zeros(len(points))

@@ -344,7 +344,7 @@ IN_C = """
 #include <hpcomm.h>
 int main(void) {
   MPI_Comm comm;
-  hpcomm_init(NULL, &comm);
+  hpcomm_init(getenv("HPCOMM_MEMBER") ? "ocean" : NULL, &comm);
   int64_t numbers[] = {0, 1, 2, 3};
   double x[4], y[4];
   int grid = hpcomm_grid(4, numbers);
@@ -359,6 +359,34 @@ int main(void) {
   hpcomm_end();
 }
 """
+
+
+LINKED = """
+#include <hpcomm.h>
+int main(void) {
+  MPI_Comm comm;
+  hpcomm_init("ocean", &comm);
+  double number = atoi(getenv("HPCOMM_MEMBER"));
+  MPI_Send(&number, 1, MPI_DOUBLE, 0, 3, hpcomm_link("air"));
+  hpcomm_end();
+}
+"""
+
+
+def test_a_member_in_c_is_linked_with_that_of_the_same_number(spec, in_c):
+    in_c(LINKED, "two")
+    air = """
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join("air")
+        got = me.link("ocean").comm.recv(source=0, tag=3, out=np.zeros(1))
+        print(me.name, got)
+    """
+    text = AT_ONCE[: AT_ONCE.index("    [[field]]")].replace("python ocean.py", "./two")
+    text = text.replace("[program.filter]", "[program.air]\n    members = 2").replace("filter.py", "air.py")
+    out = spec(text, files={"air.py": air}).stdout
+    assert "air_0001 [1.]" in out
+    assert "air_0002 [2.]" in out
 
 
 def test_members_may_be_in_c_and_a_program_for_all_may_not(spec, in_c):

@@ -245,9 +245,16 @@ static int *read_roster(char *text, int size, int *leader, int *count) {
   return mine;
 }
 
+/* Whether known is the member of the ensemble called name that has this process's number. */
+static int is_member(const char *name, const char *known) {
+  const char *number = getenv("HPCOMM_MEMBER");
+  size_t n = strlen(name);
+  return number && known && !strncmp(known, name, n) && known[n] == '_' && atoi(known + n + 1) == atoi(number);
+}
+
 static void join(const char *name) {
   int is_up, rank, size, leader[MOST], count = 0, number = 0;
-  const char *said = name ? name : getenv("HPCOMM_PROGRAM");
+  const char *program = getenv("HPCOMM_PROGRAM"), *said = !name || is_member(name, program) ? program : name;
   if (own != MPI_COMM_NULL) fail("init", "one call", "this program has joined already");
   snprintf(own_name, sizeof own_name, "%s", said ? said : "");
   if (!said || !*said || strlen(said) > 64 || strpbrk(said, " ,=\t"))
@@ -294,5 +301,7 @@ static void join(const char *name) {
 static struct link *link_of(const char *peer) {
   for (int i = 0; i < programs; i++)
     if (!strcmp(link_to[i].name, peer)) return link_to + i;
+  for (int i = 0; i < programs; i++)
+    if (is_member(peer, link_to[i].name)) return link_to + i;
   fail("link", "the name that it gives to init or join", "no program %s in this job", peer);
 }
