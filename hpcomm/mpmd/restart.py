@@ -29,6 +29,8 @@ from .link import Link
 from .route import scattered_points
 from .verdict import first_refusal, judge
 
+_FORM = 2  # of a checkpoint: fields are numbered by their names
+
 
 def _sides(links: Mapping[str, Link]) -> Iterator[tuple[str, Outgoing | Incoming]]:
     """What a program gives and takes, in the same order on all ranks, with names for people."""
@@ -128,7 +130,7 @@ def _save(path: Path, comm: Communicator, states: Iterable[State], at: float, cl
             whole = Partition((bounds[-1], *array.shape[1:]), {"rank": comm.size}, bounds={0: bounds})
             fields.append(Field(comm, whole, array=np.ascontiguousarray(array), name=f"f{i}.{key}"))
             entries[name]["arrays"][key] = [array.dtype.str, list(array.shape[1:]), bounds[-1]]
-    stamp = {"seconds": at, "dates": clock.dates, "fields": entries}
+    stamp = {"form": _FORM, "seconds": at, "dates": clock.dates, "fields": entries}
     checkpoints.save(path, fields, round(at), stamp)
 
 
@@ -186,6 +188,9 @@ def _restore(
 ) -> list[State]:
     """The state of the fields with these points here."""
     entries = stamp["fields"]
+    if stamp.get("form") != _FORM:
+        what = f"{path} was saved by another version of hpcomm, which numbered the fields otherwise"
+        raise ConfigError(what, "restore", "start anew, from what the models have kept")
     if sorted(entries) != sorted(wanted):
         what = f"{path} has the fields {sorted(entries)}, and this run {sorted(wanted)}"
         raise ConfigError(what, "restore", "the programs and fields that saved it")
