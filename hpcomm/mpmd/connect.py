@@ -186,7 +186,7 @@ def check_takes(
             continue
         who = " and ".join(map(repr, givers)) or "nobody"
         what = f"{program!r} takes a field {name!r}, which {who} gives"
-        hint = f"[[field]] with name = {name!r}, to this program; or another name here"
+        hint = f"[[field]] with name = {name!r} and to = {program!r}; or another name here"
         if listed is None:
             hint = "one giver for each field; names must be the same on both sides"
         others = [each for each in listed or () if each.name == name]
