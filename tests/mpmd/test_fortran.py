@@ -348,7 +348,8 @@ program ocean
       temperature(i, 1) = real(mod(20 * rows * rank + i - 1, 31) * 0.3d0 * t, real32)
       temperature(i, 2) = real(mod(20 * rows * rank + i - 1, 31) * 0.3d0 * t + 1, real32)
     end do
-    call hpcomm_put(sst, temperature, real(t, real64))
+    call hpcomm_put_kind(sst, reshape(temperature, [5, 4, rows, 2]), 4, int(40 * rows, int64), &
+                         real(t, real64))
     call hpcomm_get(flow, inflow, real(t, real64))
     write (unit) inflow
   end do

@@ -12,7 +12,7 @@ module hpcomm_mod
   private
   public :: hpcomm_init, hpcomm_link, hpcomm_grid, hpcomm_grid_rectangle, hpcomm_grid_points
   public :: hpcomm_grid_cells, hpcomm_field, hpcomm_connect, hpcomm_put, hpcomm_get, hpcomm_time, hpcomm_end
-  public :: hpcomm_save, hpcomm_restore
+  public :: hpcomm_save, hpcomm_restore, hpcomm_put_kind, hpcomm_get_kind
 
   integer, parameter, public :: hpcomm_gives = 0, hpcomm_takes = 1
 
@@ -63,14 +63,15 @@ module hpcomm_mod
       import :: c_double
       real(c_double), value :: start
     end subroutine
-    subroutine c_put(field, values, kind, count, time) bind(C, name="hpcomm_put_kind")
+    ! Arrays of any rank; kind: 4 or 8; count: of their numbers, size(values, kind=c_long).
+    subroutine hpcomm_put_kind(field, values, kind, count, time) bind(C, name="hpcomm_put_kind")
       import :: c_double, c_int, c_long
       integer(c_int), value :: field, kind
       type(*), intent(in) :: values(*)
       integer(c_long), value :: count
       real(c_double), value :: time
     end subroutine
-    subroutine c_get(field, values, kind, count, time) bind(C, name="hpcomm_get_kind")
+    subroutine hpcomm_get_kind(field, values, kind, count, time) bind(C, name="hpcomm_get_kind")
       import :: c_double, c_int, c_long
       integer(c_int), value :: field, kind
       type(*), intent(in out) :: values(*)
@@ -185,84 +186,84 @@ contains
     integer, intent(in) :: field
     real(c_float), intent(in) :: values(:)
     real(c_double), intent(in) :: time
-    call c_put(field, values, 4, size(values, kind=c_long), time)
+    call hpcomm_put_kind(field, values, 4, size(values, kind=c_long), time)
   end subroutine
 
   subroutine put_4_2(field, values, time)
     integer, intent(in) :: field
     real(c_float), intent(in) :: values(:, :)
     real(c_double), intent(in) :: time
-    call c_put(field, values, 4, size(values, kind=c_long), time)
+    call hpcomm_put_kind(field, values, 4, size(values, kind=c_long), time)
   end subroutine
 
   subroutine put_4_3(field, values, time)
     integer, intent(in) :: field
     real(c_float), intent(in) :: values(:, :, :)
     real(c_double), intent(in) :: time
-    call c_put(field, values, 4, size(values, kind=c_long), time)
+    call hpcomm_put_kind(field, values, 4, size(values, kind=c_long), time)
   end subroutine
 
   subroutine put_8_1(field, values, time)
     integer, intent(in) :: field
     real(c_double), intent(in) :: values(:)
     real(c_double), intent(in) :: time
-    call c_put(field, values, 8, size(values, kind=c_long), time)
+    call hpcomm_put_kind(field, values, 8, size(values, kind=c_long), time)
   end subroutine
 
   subroutine put_8_2(field, values, time)
     integer, intent(in) :: field
     real(c_double), intent(in) :: values(:, :)
     real(c_double), intent(in) :: time
-    call c_put(field, values, 8, size(values, kind=c_long), time)
+    call hpcomm_put_kind(field, values, 8, size(values, kind=c_long), time)
   end subroutine
 
   subroutine put_8_3(field, values, time)
     integer, intent(in) :: field
     real(c_double), intent(in) :: values(:, :, :)
     real(c_double), intent(in) :: time
-    call c_put(field, values, 8, size(values, kind=c_long), time)
+    call hpcomm_put_kind(field, values, 8, size(values, kind=c_long), time)
   end subroutine
 
   subroutine get_4_1(field, values, time)
     integer, intent(in) :: field
     real(c_float), intent(in out) :: values(:)
     real(c_double), intent(in) :: time
-    call c_get(field, values, 4, size(values, kind=c_long), time)
+    call hpcomm_get_kind(field, values, 4, size(values, kind=c_long), time)
   end subroutine
 
   subroutine get_4_2(field, values, time)
     integer, intent(in) :: field
     real(c_float), intent(in out) :: values(:, :)
     real(c_double), intent(in) :: time
-    call c_get(field, values, 4, size(values, kind=c_long), time)
+    call hpcomm_get_kind(field, values, 4, size(values, kind=c_long), time)
   end subroutine
 
   subroutine get_4_3(field, values, time)
     integer, intent(in) :: field
     real(c_float), intent(in out) :: values(:, :, :)
     real(c_double), intent(in) :: time
-    call c_get(field, values, 4, size(values, kind=c_long), time)
+    call hpcomm_get_kind(field, values, 4, size(values, kind=c_long), time)
   end subroutine
 
   subroutine get_8_1(field, values, time)
     integer, intent(in) :: field
     real(c_double), intent(in out) :: values(:)
     real(c_double), intent(in) :: time
-    call c_get(field, values, 8, size(values, kind=c_long), time)
+    call hpcomm_get_kind(field, values, 8, size(values, kind=c_long), time)
   end subroutine
 
   subroutine get_8_2(field, values, time)
     integer, intent(in) :: field
     real(c_double), intent(in out) :: values(:, :)
     real(c_double), intent(in) :: time
-    call c_get(field, values, 8, size(values, kind=c_long), time)
+    call hpcomm_get_kind(field, values, 8, size(values, kind=c_long), time)
   end subroutine
 
   subroutine get_8_3(field, values, time)
     integer, intent(in) :: field
     real(c_double), intent(in out) :: values(:, :, :)
     real(c_double), intent(in) :: time
-    call c_get(field, values, 8, size(values, kind=c_long), time)
+    call hpcomm_get_kind(field, values, 8, size(values, kind=c_long), time)
   end subroutine
 
 end module
