@@ -45,12 +45,12 @@ else:  # answers with a contraction around a fixed point, and keeps a state to s
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("scheme", "most"), [("constant", 200), ("aitken", 99), ("iqn-ils", 30)])
+@pytest.mark.parametrize(("scheme", "most"), [("aitken", 99), ("iqn-ils", 30)])
 def test_implicit_coupling_finds_the_fixed_point_and_rolls_back(couple, scheme, most):
     out = couple(IMPLICIT.replace("SCHEME", f"({scheme!r}, {most})"), {"a": 2, "b": 1}).stdout
     counts = [int(word) for word in out.split()[1:]]
     assert len(counts) == 4
-    assert max(counts) < {"constant": 200, "aitken": 99, "iqn-ils": 20}[scheme]
+    assert max(counts) < {"aitken": 99, "iqn-ils": 20}[scheme]
 
 
 @pytest.mark.once
@@ -84,7 +84,7 @@ HEAT_JOB = """
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("left", "right"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("left", "right"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_partitioned_heat_is_exact_with_any_steps(spec, left, right):
     """u = 1 + x² + 3y² + 1.2t, of preCICE's tutorial: linear in time, so waveforms lose nothing."""
     scheme = "iqn-imvj" if left == right else "iqn-ils"
@@ -214,9 +214,8 @@ def system(couple, sizes, expect=0, **parameters):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("scheme", ["iqn-ils", "iqn-imvj"])
-def test_three_programs_converge_together_whatever_their_units(couple, scheme):
-    _, counts = system(couple, {"a": 1, "b": 2, "c": 1}, SCHEME=repr(scheme))
+def test_three_programs_converge_together_whatever_their_units(couple):
+    _, counts = system(couple, {"a": 1, "b": 2, "c": 1}, SCHEME="'iqn-imvj'")
     assert len(counts) == 1  # all programs count alike
     assert max(*counts) <= 22
 

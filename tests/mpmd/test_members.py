@@ -152,6 +152,7 @@ def test_members_are_coupled_with_one_another_and_with_a_program_for_all(spec, t
         assert f"mean: filter -> air_000{n}, 8 points to 8" in out
 
 
+@pytest.mark.once
 def test_the_example_of_the_page_finds_the_truth(spec):
     text = DOCUMENT.read_text()
     text = text[text.index("## Ensembles") : text.index("## Mappings")]
@@ -240,6 +241,7 @@ TAKER = """
 """
 
 
+@pytest.mark.once
 def test_members_are_recorded_run_alone_and_go_on_after_a_restart(spec, tmp_path):
     files = {"ocean.py": MEMBER, "filter.py": TAKER}
 
@@ -283,6 +285,7 @@ def test_what_does_not_fit_to_members_is_refused(spec, taken, given, words):
     assert words in done.stderr
 
 
+@pytest.mark.once
 def test_exchange_moves_the_parts_of_all_members(spec):
     both = """
         import numpy as np
@@ -302,6 +305,7 @@ def test_exchange_moves_the_parts_of_all_members(spec):
     assert "[ocean_0002] [6.0, 7.0, 8.0, 9.0]" in out
 
 
+@pytest.mark.once
 def test_the_others_go_on_without_a_member_that_fails(spec):
     text = FEW[: FEW.index('    [[field]]\n    name = "y"')].replace("stop = 6", "")
     text = text.replace('every = 2\n    time = "mean"', "")
@@ -373,6 +377,7 @@ int main(void) {
 """
 
 
+@pytest.mark.once
 def test_a_member_in_c_is_linked_with_that_of_the_same_number(spec, in_c):
     in_c(LINKED, "two")
     air = """
