@@ -195,8 +195,8 @@ class Program:
             values: array to be filled, shape (points, ...). It keeps its values until the first ones
                 arrive.
             points: global indices in any order. Other ranks may take the same ones, as in halos.
-            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve, vector,
-                implicit: as in a spec, whose values take precedence.
+            mapping, every, lag, time, neighbours, timeout, nan, radius, normalise, conserve, vector: as in
+                a spec, whose values take precedence; implicit, too.
             areas, bases: as of gives.
             uncovered: what the end of a list as mapping says; goes with the next release.
 

@@ -56,7 +56,7 @@ class Accelerator:
         filter_limit: of iqn: a difference is left out if newer ones span it but for this share (QR2).
 
     Attributes:
-        residuals: of each iteration of this window, |H(x) - x| / |H(x)| of the field in which it is largest.
+        residuals: of each iteration of this window, ``|H(x) - x| / |H(x)|`` of the field where it is largest.
         by_field: of the last iteration, the same for each field, by "program.field".
     """
 
@@ -284,7 +284,7 @@ def windows(
     Args:
         links: to the other program; of a parallel coupling of more than two, to all others.
         fields: that this program gives, and accelerates.
-        tolerance: of |H(x) - x| / |H(x)|, of all fields or by name. Each field must come below it.
+        tolerance: of ``|H(x) - x| / |H(x)|``, of all fields or by name. Each field must come below it.
         most: iterations before NotConvergedError, in all programs; whoever accelerates counts.
         save: called once, before the first iteration; returns the state of the solver.
         restore: called with that state before every further iteration.
