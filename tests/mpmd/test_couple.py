@@ -1187,7 +1187,13 @@ REFUSED = {
     "link.put(taken, float('nan'))": "nan is no time of the model",
     "link.exchange('x')": "'x' is no time of the model",
     "setattr(link, 'deadline_s', 'x')": "deadline_s must be above 0, not 'x'",
+    "me.together('x')": "asks for a program 'x'",
     "Accelerator(me.comm, relaxation='x')": "relaxation must be above 0, not 'x'",
+    "Accelerator(me.comm, 'iqn')": "there is no scheme 'iqn'",
+    "Accelerator(me.comm, preconditioner='value')": "there is no preconditioner 'value'",
+    "Accelerator(me.comm, filter_limit=1.0)": "filter_limit must lie between 0 and 1, not 1.0",
+    "next(windows([link, link]))": "this program names 2 links, and nothing that it accelerates",
+    "next(windows(link, taken, Accelerator(me.comm), tolerance={'u': 1.0}))": "nothing of ['t']",
     "next(windows(link, taken))": "the leader of an implicit coupling has a field and an accelerator",
     "next(windows(link, most=0))": "most from 1, not 1e-06 and 0",
 }

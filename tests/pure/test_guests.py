@@ -8,6 +8,7 @@ import pytest
 from hpcomm.__main__ import main
 from hpcomm.errors import ConfigError
 from hpcomm.job.spec.calendar import Duration
+from hpcomm.mpmd import restart
 from hpcomm.mpmd.ensemble import Ensemble
 from hpcomm.mpmd.guest import GuestLink
 from hpcomm.mpmd.route import coupled_route
@@ -21,6 +22,11 @@ class Alone:
 
     def alltoall(self, x):
         return x
+
+
+def test_a_saved_coupling_whose_fields_were_numbered_otherwise_is_refused():
+    with pytest.raises(ConfigError, match="saved by another version of hpcomm"):
+        restart._restore(Path("kept"), None, {}, {"seconds": 0.0, "dates": None, "fields": {}})
 
 
 @pytest.mark.parametrize("step", [1, 7])

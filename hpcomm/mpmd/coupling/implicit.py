@@ -301,6 +301,10 @@ def windows(
     if not links or (fields is None) != (accelerator is None):
         what = "the leader of an implicit coupling has a field and an accelerator, the other program neither"
         raise ConfigError(what, "windows", "windows(link, field, Accelerator(me.comm))")
+    if fields is None and len(links) != 1:
+        what = f"this program names {len(links)} links, and nothing that it accelerates"
+        hint = "the link to the leader; or fields and an Accelerator(me.together(...)) in all programs"
+        raise ConfigError(what, "windows", hint)
     listed = [] if fields is None else [fields] if isinstance(fields, Field) else [*fields]
     names = [field.name for field in listed]
     limits = {**tolerance} if isinstance(tolerance, Mapping) else dict.fromkeys(names or [""], tolerance)
@@ -313,7 +317,7 @@ def windows(
     for link in links:
         link.connect()
     waves, state = waveforms(links), save()
-    iterations = _followed(links)
+    iterations = _followed(links[0])
     if accelerator is not None:
         given = [_Given(field, links) for field in listed]
         iterations = _accelerated(links, given, accelerator, limits, most)
@@ -360,17 +364,13 @@ def _accelerated(
         raise _not_converged(links, f"after {k} iterations |H(x) - x| / |H(x)| is {rows}")
 
 
-def _followed(links: Sequence[Link]) -> Iterator[int]:
-    if len(links) != 1:
-        what = f"this program names {len(links)} links, and nothing that it accelerates"
-        hint = "the link to the leader; or fields and an Accelerator(me.together(...)) in all programs"
-        raise ConfigError(what, "windows", hint)
+def _followed(link: Link) -> Iterator[int]:
     verdict = k = 0
     while not verdict:
         yield (k := k + 1)
-        verdict = links[0].hear()
+        verdict = link.hear()
     if verdict == _GIVEN_UP:
-        raise _not_converged(links, f"'{links[0].peer}' gave up after {k} iterations")
+        raise _not_converged([link], f"'{link.peer}' gave up after {k} iterations")
 
 
 def _not_converged(links: Sequence[Link], what: str) -> NotConvergedError:
