@@ -120,7 +120,7 @@ def test_whoever_is_still_in_a_call_hears_that_it_was_given_up_though_others_are
     def body(node):
         slow = int(node.broadcast(np.array([os.getpid()]), 1)[0])
         x, out = np.arange(n) + 1.0, np.zeros(n)
-        node.all_reduce(out, "sum", out)  # whoever is stopped while it reserves pieces has not come to its call
+        node.all_reduce(out, "sum", out)  # reserves pieces: whoever is stopped meanwhile has not come
         node.barrier()
         if node.rank == 0:
             stopping = threading.Timer(0.01, lambda: stands.append(os.kill(slow, signal.SIGSTOP)))
