@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from globe import RADIUS, Map, lonlat, sunlight
+from globe import RADIUS, Map, lonlat, start, sunlight
 
 import hpcomm
 
@@ -31,12 +31,12 @@ options = parser.parse_args()
 me = hpcomm.join("atmosphere")
 comm, grid = me.comm, me.grid("sky")
 columns = 20 + 4 * np.minimum(np.arange(96), 95 - np.arange(96))  # of each row, from the north
-start = np.concatenate([[0], np.cumsum(columns)])
+begins = np.concatenate([[0], np.cumsum(columns)])
 rows = np.array_split(np.arange(96), comm.size)[comm.rank]
-points = np.arange(start[rows[0]], start[rows[-1] + 1])
+points = np.arange(begins[rows[0]], begins[rows[-1] + 1])
 row = np.repeat(np.arange(96), columns)[points]
-column = points - start[row]
-west, east = (start[row] + (column + step) % columns[row] - points[0] for step in (-1, 1))
+column = points - begins[row]
+west, east = (begins[row] + (column + step) % columns[row] - points[0] for step in (-1, 1))
 lon, lat = lonlat(grid.centres(points)).T
 area = RADIUS**2 * grid.areas(points)
 
@@ -60,7 +60,7 @@ for j, f in enumerate(flow):
     mixing[j : j + 2, j : j + 2] += [[f, -f], [-f, f]]
 mixing = np.linalg.inv(mixing) * row_area - np.eye(96)  # what a step adds to the means of rows
 
-air = 248.0 + 45.0 * np.cos(np.radians(lat)) ** 2  # K
+air = 273.15 + start("air", lat)  # K
 if me.member:
     air = air + 0.1 * np.random.default_rng(me.member).standard_normal(grid.size)[points]
 land = air.copy()
@@ -111,7 +111,7 @@ def step(day):
     into_sea = 0.8 * down * (0.9 - 0.5 * ice.values)
     into_land = 0.8 * down * (0.8 - 0.5 * snow)
     from_land = EXCHANGE * (land - air)
-    to_space = 205.0 + 2.1 * (air - 273.15)
+    to_space = 198.5 + 2.1 * (air - 273.15)
     gain = 0.2 * down - to_space + sea * (from_sea + evaporation.values) + (1 - sea) * from_land
     radiation = 0.2 * down - to_space + sea * into_sea + (1 - sea) * into_land
     moved = (mixing @ (of_rows(air) / columns))[row] + 0.2 * (air[west] + air[east] - 2 * air)
@@ -161,10 +161,10 @@ if comm.rank == 0:
         raise SystemExit("atmosphere: heat was lost")
 if options.kept:
     me.save(options.kept, then)
-    parts = comm.gather_object((air, land))
+    parts = comm.gather_object({"air": air, "land": land, "lat": lat, "area": area})
     if parts is not None:
-        air, land = (np.concatenate(each) for each in zip(*parts, strict=True))
-        np.savez(kept, air=air, land=land, sent=math.fsum(late))
+        whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        np.savez(kept, **whole, sent=math.fsum(late))
 if options.film and comm.rank == 0:
     everywhere = lonlat(grid.centres(np.arange(grid.size)))
     Map(everywhere).film(options.film, frames, Path(options.film).with_suffix(".png"))

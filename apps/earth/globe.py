@@ -1,10 +1,18 @@
 """What the programs of the earth share: coastlines, a tripolar grid, sunlight, maps and films."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 
 RADIUS, SUN = 6.371e6, 1361.0  # m, W/m²
+LAYER = 4.2e6 * 50.0  # the heat capacity of the sea, of 50 m of water, J/(m² K)
+# The temperature of each latitude on the first day after ten years, degC: coefficients of Legendre
+# polynomials in its sine. `python globe.py FOLDER` prints them, of what programs kept there.
+START = {
+    "air": [6.04, -10.77, -22.75, -0.40, 0.10, -0.02, 0.84, -0.05, 0.21],
+    "sea": [17.13, -1.90, -20.56, -2.53, -0.53, -3.82, 0.09, -2.12, 0.83],
+}
 
 
 def is_land(lon, lat):
@@ -93,6 +101,16 @@ def sunlight(lat, day):
     return SUN / np.pi * (noon * np.sin(phi) * np.sin(tilt) + np.cos(phi) * np.cos(tilt) * np.sin(noon))
 
 
+def start(what, lat):
+    """The temperature of air or sea on the first day, degC. A sea that is colder than it can be is ice."""
+    return np.polynomial.legendre.legval(np.sin(np.radians(lat)), START[what])
+
+
+def fitted(lat, area, temperature):
+    """The coefficients for START that fit the temperature of these cells best."""
+    return np.polynomial.legendre.legfit(np.sin(np.radians(lat)), temperature, 8, w=np.sqrt(area))
+
+
 class Map:
     """Maps of points anywhere: each pixel shows the point that is nearest to it."""
 
@@ -136,3 +154,11 @@ class Map:
                 writer.grab_frame()
         if still is not None:
             figure.savefig(still, dpi=110)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    with np.load(folder / "atmosphere.npz") as sky, np.load(folder / "ocean.npz") as sea:
+        found = {"air": (sky, sky["air"] - 273.15), "sea": (sea, sea["energy"] / LAYER)}
+        for name, (of, values) in found.items():
+            print(f'    "{name}": [{", ".join(f"{c:.2f}" for c in fitted(of["lat"], of["area"], values))}],')

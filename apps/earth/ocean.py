@@ -9,12 +9,12 @@ import math
 from pathlib import Path
 
 import numpy as np
-from globe import RADIUS, Map, Tripolar, is_land
+from globe import LAYER, RADIUS, Map, Tripolar, is_land, start
 
 import hpcomm
 from hpcomm.regrid import Cells
 
-LAYER, MELTING = 4.2e6 * 50.0, 3.0e8  # J/(m² K) of 50 m of water; J/m³ of ice
+MELTING = 3.0e8  # J/m³ of ice
 FREEZING, MIXING, DAY = -1.8, 6.0e3, 86400.0  # degC, m²/s, s
 
 parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
@@ -49,7 +49,7 @@ sst = me.gives("sst", zero.copy(), points, grid=grid)  # degC, nan under closed 
 ice = me.gives("ice", zero.copy(), points, grid=grid)
 evaporation = me.gives("evaporation", zero.copy(), points, grid=grid)  # W/m²
 budget = me.gives("budget", np.zeros((1, 2)), np.arange(1))  # J
-energy = LAYER * (FREEZING + 30.0 * np.cos(np.radians(lat)) ** 2)  # J/m², below freezing: of ice
+energy = LAYER * start("sea", lat)  # J/m², below freezing: of ice
 fresh = zero.copy()  # kg of river water
 
 
@@ -77,6 +77,7 @@ else:
     for field in (sst, ice, evaporation):
         me.put(field, me.start)
 
+print(f"the sea begins with a mean of {math.fsum(area * surface()[0]) / math.fsum(area):.2f} °C", flush=True)
 begin, risen, frames = math.fsum(area * energy), math.fsum(area * evaporation.values) * DAY, []
 for now, then in me.steps():
     for field in (heat, wind, discharge):
@@ -101,7 +102,7 @@ budget.values[:] = math.fsum(area * energy) - begin, rising - risen
 me.put(budget)
 if options.kept:
     me.save(options.kept, then)
-    np.savez(kept, energy=energy, fresh=fresh, evaporation=evaporation.values)
+    np.savez(kept, energy=energy, fresh=fresh, evaporation=evaporation.values, lat=lat, area=area)
 water, closed = surface()
 frozen = math.fsum(area * closed) / 1e12
 print(
