@@ -24,7 +24,7 @@ def exchange_sparse(comm: MPI.Intracomm, parts: dict[int, T]) -> list[T]:
 
     No other messages may be under way on comm, and ranks meet before it is called on comm again.
     """
-    if play := getattr(comm, "exchange_sparse", None):  # of ranks that threads play (mpmd/ensemble.py)
+    if play := getattr(comm, "exchange_sparse", None):  # of ranks that threads play (mpmd/virtual_ranks.py)
         return list(play(parts))
     sent = [comm.issend(part, rank, _TAG) for rank, part in parts.items()]
     got: dict[int, T] = {}

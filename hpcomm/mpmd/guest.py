@@ -1,8 +1,8 @@
 """Link to a program without Python, in C or Fortran, whose side is fortran/hpcomm.c: this one plans for both.
 
 Rank r there says its points and coordinates to rank r % n here, which plays it where both programs plan
-(ensemble.py), and gets back what it is to send or to receive, and weights. The first program in Python, by
-its name, also plans fields between two that are without.
+(virtual_ranks.py), and gets back what it is to send or to receive, and weights. The first program in Python,
+by its name, also plans fields between two that are without.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from .coupling.coupler import sent_dtype
 from .coupling.coupling_clock import Clock, Schedule
 from .coupling.unit import conversion_of as conversion
 from .coupling.wire import FIRST_TAG, Wire
-from .ensemble import Ensemble, Player
 from .link import Link, Plan, Planned
 from .spec.spec_file import FieldSpec, JobSpec
 from .verdict import Refusal
+from .virtual_ranks import VirtualRank, VirtualRanks
 
 _VERSION = "1"  # of what both sides say to each other
 _TOLD, _NUMBERS, _COORDINATES, _PLANS, _ROWS, _WEIGHTS = range(32300, 32306)  # tags
@@ -277,13 +277,13 @@ class GuestLink(Link):
             for rank, fields in side.fields.items():
                 acts[begins[side.name] + rank] = side.name, rank, begins[other.name], fields[role, each.name]
 
-        def act(player: Player) -> Planned:
+        def act(player: VirtualRank) -> Planned:
             program, _, shift, field = acts[player.rank]
             return plan(Stage(cast("MPI.Intracomm", player), shift), each, field, each.source == program)
 
         players = [rank % self.local.size for side in (first, second) for rank in range(side.size)]
         mpi = cast("MPI.Intracomm", self.local.context.mpi_handle)
-        done = Ensemble(mpi, players).play(dict.fromkeys(acts, act))
+        done = VirtualRanks(mpi, players).play(dict.fromkeys(acts, act))
         return {acts[rank][:2]: planned for rank, planned in done.items()}
 
     def _dtype(self, each: FieldSpec) -> np.dtype[Any]:

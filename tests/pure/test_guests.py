@@ -9,10 +9,10 @@ from hpcomm.__main__ import main
 from hpcomm.errors import ConfigError
 from hpcomm.job.spec.calendar import Duration
 from hpcomm.mpmd import restart
-from hpcomm.mpmd.ensemble import Ensemble
 from hpcomm.mpmd.guest import GuestLink
 from hpcomm.mpmd.route import coupled_route
 from hpcomm.mpmd.spec.spec_file import FieldSpec
+from hpcomm.mpmd.virtual_ranks import VirtualRanks
 
 
 class Alone:
@@ -38,7 +38,7 @@ def test_ranks_that_one_process_plays_plan_as_ranks_of_their_own(step):
     def part(player):
         return coupled_route.plan(player, gives[player.rank], takes[player.rank])
 
-    routes = Ensemble(Alone(), [0] * 5).play(dict.fromkeys(range(5), part))
+    routes = VirtualRanks(Alone(), [0] * 5).play(dict.fromkeys(range(5), part))
     for taker in range(5):
         got = np.full(0 if takes[taker] is None else len(takes[taker]), -1)
         for giver, here in routes[taker].takes:
@@ -53,10 +53,10 @@ def test_what_one_of_them_refuses_ends_the_plan_of_all():
             raise ConfigError("no")
         player.allgather(0)
 
-    ensemble = Ensemble(Alone(), [0] * 3)
+    all_ranks = VirtualRanks(Alone(), [0] * 3)
     for _ in range(2):
         with pytest.raises(ConfigError, match="no"):
-            ensemble.play(dict.fromkeys(range(3), part))
+            all_ranks.play(dict.fromkeys(range(3), part))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ensemble: ranks of several programs, played by the processes of one, that plan together.
+"""VirtualRanks: ranks of several programs as threads of the processes of one, that plan together.
 
 Planning is collective over both programs of a link, and a program without Python cannot take part. So each
 process plays itself and some ranks of that program, each in a thread. What they say to each other meets in
@@ -18,7 +18,7 @@ from ..core.types import AnyArray, Ints
 T = TypeVar("T")
 
 
-class Ensemble:
+class VirtualRanks:
     """All ranks of both programs.
 
     Args:
@@ -34,7 +34,7 @@ class Ensemble:
         self._heard: dict[int, dict[int, Any]] = {}
         self._all: dict[int, Any] = {}
 
-    def play(self, parts: Mapping[int, Callable[[Player], T]]) -> dict[int, T]:
+    def play(self, parts: Mapping[int, Callable[[VirtualRank], T]]) -> dict[int, T]:
         """What each part of this process's ranks returns. Collective over the processes.
 
         Raises:
@@ -45,7 +45,7 @@ class Ensemble:
 
         def run(rank: int) -> None:
             try:
-                done[rank] = parts[rank](Player(self, rank))
+                done[rank] = parts[rank](VirtualRank(self, rank))
             except threading.BrokenBarrierError:
                 pass  # another one has raised
             except Exception as error:
@@ -83,14 +83,14 @@ class Ensemble:
                 self._heard.setdefault(dest, {}).update(its)
 
 
-class Player:
+class VirtualRank:
     """One rank: what planning calls of MPI.Intracomm."""
 
-    def __init__(self, ensemble: Ensemble, rank: int) -> None:
-        self._ensemble, self.rank, self.size = ensemble, rank, len(ensemble.players)
+    def __init__(self, all_ranks: VirtualRanks, rank: int) -> None:
+        self._all, self.rank, self.size = all_ranks, rank, len(all_ranks.players)
 
     def allgather(self, x: Any) -> list[Any]:
-        said = self._ensemble.meet(self.rank, {}, x)[1]
+        said = self._all.meet(self.rank, {}, x)[1]
         return [said[rank] for rank in range(self.size)]
 
     def bcast(self, x: Any, root: int = 0) -> Any:
@@ -116,10 +116,10 @@ class Player:
         self._fill(dict(enumerate(pieces)), recv[0])
 
     def _fill(self, parts: Mapping[int, Any], out: AnyArray) -> None:
-        got = self._ensemble.meet(self.rank, parts, None)[0]
+        got = self._all.meet(self.rank, parts, None)[0]
         out.reshape(-1)[...] = np.concatenate([np.atleast_1d(got[rank]) for rank in range(self.size)])
 
     def exchange_sparse(self, parts: Mapping[int, T]) -> list[T]:
         """As grids.sparse_exchange."""
-        got = self._ensemble.meet(self.rank, parts, None)[0]
+        got = self._all.meet(self.rank, parts, None)[0]
         return [got[rank] for rank in sorted(got)]
