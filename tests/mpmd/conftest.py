@@ -15,6 +15,7 @@ from hpcomm.tools.fortran import FOLDER
 
 END_S = 15.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+STRICT_FORTRAN = ["-Wall", "-Wextra", "-Werror"]
 STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 
 
@@ -131,16 +132,19 @@ def in_c(compiled, tmp_path):
 
 @pytest.fixture
 def in_fortran(compiled, tmp_path):
-    """in_fortran(source, name): builds a program in tmp_path; skips where there is no compiler."""
+    """in_fortran(source, name, *links): builds a program in tmp_path; skips where there is no compiler.
 
-    def build(source, name):
+    links: words for the linker; modules: a folder of others that it uses.
+    """
+
+    def build(source, name, *links, modules="."):
         mpicc, environ, library = compiled()
         if not shutil.which("gfortran"):
             pytest.skip("no gfortran here")
         (tmp_path / f"{name}.f90").write_text(source)
-        made = ["gfortran", "-Wall", "-Wextra", "-Werror", "-c", FOLDER / "hpcomm_mod.f90", f"{name}.f90"]
+        made = ["gfortran", *STRICT_FORTRAN, "-I", modules, "-c", FOLDER / "hpcomm_mod.f90", f"{name}.f90"]
         subprocess.run(made, check=True, timeout=100, cwd=tmp_path)
-        words = [mpicc, "-o", name, f"{name}.o", "hpcomm_mod.o", library, "-lgfortran", "-lm"]
+        words = [mpicc, "-o", name, f"{name}.o", "hpcomm_mod.o", library, *links, "-lgfortran", "-lm"]
         subprocess.run(words, check=True, timeout=100, cwd=tmp_path, env=environ)
 
     return build

@@ -566,6 +566,29 @@ def test_the_example_of_the_page_runs(spec, in_fortran, tmp_path, builder):
     )
 
 
+def test_a_program_uses_the_mpi_module_of_the_machines_mpi(spec, in_fortran, tmp_path):
+    """Debian's MPICH beside the library of the wheel, which is of the same ABI."""
+    roots = PAGE.parents[1] / ".debian", Path("/")  # where its packages are unpacked, or installed
+    modules = [path for root in roots for path in root.glob("usr/lib/*/fortran/*/mpich/mpi.mod")]
+    wheels = Path(sys.prefix) / "lib/libmpi.so.12"
+    if not modules or not wheels.exists():
+        pytest.skip("no module of MPICH, or another MPI")
+    libraries = modules[0].parents[3]
+    (tmp_path / "libmpich.so.12").symlink_to(wheels)
+    code = dict(reversed(BLOCKS))
+    source = code["fortran"].replace("use hpcomm_mod", "use mpi\n  use hpcomm_mod")
+    doubles = (
+        "call MPI_Allreduce(MPI_IN_PLACE, temperature, 9 * 36, MPI_DOUBLE_PRECISION, MPI_SUM, comm, step)"
+    )
+    source = source.replace("  print ", f"  {doubles}\n  print ")
+    # An older MPICH's Fortran names three calls of its own that this one does not have; nobody calls them.
+    library = libraries / "libmpichfort.so.12"
+    in_fortran(source, "ocean", library, "-Wl,--allow-shlib-undefined", modules=modules[0].parent)
+    paths = {"LD_LIBRARY_PATH": f"{tmp_path}:{libraries}"}
+    done = spec(code["toml"], files={"air.py": code["python"]}, env=paths)
+    assert all(line in done.stdout for line in ("ocean 0:  24.00", "ocean 1:  24.00")), done.stdout
+
+
 def test_a_program_in_c_is_built_by_pkg_config(compiled, tmp_path):
     compiled()
     if not shutil.which("pkg-config"):
