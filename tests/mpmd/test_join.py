@@ -117,14 +117,19 @@ def test_a_program_without_hpcomm_takes_part_by_the_documented_handshake(program
         import hpcomm
 
         me = hpcomm.join(NAME)
-        try:
-            me.link("lake").comm.recv_object(0)
-        except hpcomm.UsageError as error:
-            assert "speaks plain MPI" in str(error) and "recv_object" in str(error)
-        try:
-            me.link("lake").comm.order = "rank"
-        except hpcomm.UsageError as error:
-            assert me.link("lake").comm.order == "fast"
+        refused = {
+            "recv_object": lambda: me.link("lake").comm.recv_object(0),
+            "order": lambda: setattr(me.link("lake").comm, "order", "rank"),
+            "together": lambda: me.together("lake"),
+        }
+        for word, call in refused.items():
+            try:
+                call()
+            except hpcomm.UsageError as error:
+                assert "speaks plain MPI" in str(error) and word in str(error), error
+            else:
+                raise AssertionError(f"{word} was not refused")
+        assert me.link("lake").comm.order == "fast"
         total = me.link("lake").comm.all_reduce(np.array([1.0 + me.comm.rank]))
         if me.comm.rank == 0:
             me.link("lake").comm.send(np.array([2.5]), dest=0, tag=3)
