@@ -625,6 +625,8 @@ if me.name == "a":
         me.put(f, cftime.Datetime360Day(2000, 1, 2))
     except hpcomm.ConfigError as error:
         assert "a date of the calendar 360_day, and the job has the calendar noleap" in str(error), error
+    else:
+        raise AssertionError("not refused")
     for now, then in me.steps():
         assert (me.get(back, now) == max(0, now.month - 2)).all(), now
         f.values[:] = points + then.dayofyr + (then - now).days * 1000.0 * then.month
@@ -696,6 +698,8 @@ for now, then in me.steps():
             me.save("kept", then if me.name == "a" else now)
         except hpcomm.ConfigError as error:
             assert "'a' saves at 2000-07-15 and 'b' saves at 2000-07-14" in str(error), error
+        else:
+            raise AssertionError("not refused")
     if PART == "first" and str(then)[:10] in ("2000-07-15", "2000-07-16"):
         me.save("kept", then)
         if str(then)[:10] == "2000-07-16":
