@@ -270,9 +270,15 @@ def is_supervised(launcher: int) -> bool:
 def is_locked(pid: int) -> bool:
     """Whether it is Open MPI's launcher, has no living child, and sleeps in a lock, where no event comes.
 
-    PRRTE 3.0.14's does now and then after an abort, and for ever: two of its threads wait for each other.
+    PRRTE 3.0.14's does now and then after an abort, and for ever: two of its threads wait for each other. On
+    a busy machine the first one may just wait for another, which has no core yet: that one counts as running.
     """
     if read_of(pid, "comm") != "prterun\n" or "futex" not in read_of(pid, "wchan"):
+        return False
+    states = (
+        read_of(pid, f"task/{thread}/stat").rpartition(")")[2].split()[:1] for thread in threads_of(pid)
+    )
+    if any(state in (["R"], ["D"]) for state in states):
         return False
     return all(stat_of(child)[0] in "0Z" for child in children_of(pid))  # ended, or a zombie
 
@@ -399,11 +405,17 @@ def stat_of(pid: int) -> list[str]:
 
 def children_of(pid: int) -> list[int]:
     """Its children, those of all its threads; none if it has ended, also meanwhile."""
+    return [
+        int(word) for thread in threads_of(pid) for word in read_of(pid, f"task/{thread}/children").split()
+    ]
+
+
+def threads_of(pid: int) -> list[str]:
+    """Their numbers; none if it has ended."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  glob fails where a process ends meanwhile
+        return os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  glob fails where a process ends meanwhile
     except OSError:
         return []
-    return [int(word) for thread in threads for word in read_of(pid, f"task/{thread}/children").split()]
 
 
 def read_of(pid: int, name: str) -> str:

@@ -202,7 +202,9 @@ def test_however_a_rank_leaves_the_others_the_job_ends_with_a_status_and_its_nam
         jobs = dict(zip(LEAVES, several.map(ended, LEAVES), strict=True))
     for way, done in jobs.items():
         is_bare = launcher == "mpirun" and not _is_open_mpi() and LEAVES[way] > 128
-        assert done.returncode == LEAVES[way] - 128 * is_bare, (way, done)
+        # Open MPI's own launcher locks itself up now and then, and is killed.
+        is_locked = launcher == "mpirun" and "its launcher waits for itself" in done.stderr
+        assert done.returncode == (-9 if is_locked else LEAVES[way] - 128 * is_bare), (way, done)
         assert re.search(r"rank 1\b", done.stderr), (way, done)
         if is_bare:
             assert re.search(r"rank 1 \(process \d+\) on \S+ was the first to end, by a signal", done.stderr)

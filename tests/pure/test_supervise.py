@@ -165,6 +165,15 @@ if {aborted}:
 """
 IN_A_LOCK = "lock = threading.Lock(); lock.acquire(); lock.acquire()"
 FOR_EVENTS = "import selectors; selectors.DefaultSelector().select(2)"
+FOR_A_THREAD = """
+import time
+def work():
+    while time.thread_time() < 1.5:
+        pass
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
 
 
 def supervised(**how):
@@ -269,8 +278,9 @@ def test_without_hpcomm_run_the_rank_that_aborts_leaves_behind_what_ends_a_locke
     assert "aborted, but its launcher waits for itself" in done.stderr
 
 
-def test_a_launcher_that_waits_for_events_is_left_alone():
-    assert supervised(waits=FOR_EVENTS) == (0, "")
+@pytest.mark.parametrize("waits", [FOR_EVENTS, FOR_A_THREAD], ids=["events", "a thread that works"])
+def test_a_launcher_that_waits_for_what_will_come_is_left_alone(waits):
+    assert supervised(waits=waits) == (0, "")
 
 
 def test_the_status_of_an_abort_counts_where_the_launcher_crashes():
