@@ -8,7 +8,7 @@ import numpy as np
 RADIUS, SUN = 6.371e6, 1361.0  # m, W/m²
 LAYER = 4.2e6 * 50.0  # the heat capacity of the sea, of 50 m of water, J/(m² K)
 # The temperature of each latitude on the first day after ten years, degC: coefficients of Legendre
-# polynomials in its sine. `python globe.py FOLDER` prints them, of what programs kept there.
+# polynomials in its sine. `python globe.py FOLDER` prints them, of what programs without members kept there.
 START = {
     "air": [6.04, -10.77, -22.75, -0.40, 0.10, -0.02, 0.84, -0.05, 0.21],
     "sea": [17.13, -1.90, -20.56, -2.53, -0.53, -3.82, 0.09, -2.12, 0.83],

@@ -87,10 +87,10 @@ class VirtualRank:
     """One rank: what planning calls of MPI.Intracomm."""
 
     def __init__(self, all_ranks: VirtualRanks, rank: int) -> None:
-        self._all, self.rank, self.size = all_ranks, rank, len(all_ranks.players)
+        self._ranks, self.rank, self.size = all_ranks, rank, len(all_ranks.players)
 
     def allgather(self, x: Any) -> list[Any]:
-        said = self._all.meet(self.rank, {}, x)[1]
+        said = self._ranks.meet(self.rank, {}, x)[1]
         return [said[rank] for rank in range(self.size)]
 
     def bcast(self, x: Any, root: int = 0) -> Any:
@@ -116,10 +116,10 @@ class VirtualRank:
         self._fill(dict(enumerate(pieces)), recv[0])
 
     def _fill(self, parts: Mapping[int, Any], out: AnyArray) -> None:
-        got = self._all.meet(self.rank, parts, None)[0]
+        got = self._ranks.meet(self.rank, parts, None)[0]
         out.reshape(-1)[...] = np.concatenate([np.atleast_1d(got[rank]) for rank in range(self.size)])
 
     def exchange_sparse(self, parts: Mapping[int, T]) -> list[T]:
         """As grids.sparse_exchange."""
-        got = self._all.meet(self.rank, parts, None)[0]
+        got = self._ranks.meet(self.rank, parts, None)[0]
         return [got[rank] for rank in sorted(got)]

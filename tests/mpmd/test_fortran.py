@@ -568,7 +568,7 @@ def test_the_example_of_the_page_runs(spec, in_fortran, tmp_path, builder):
 
 def test_a_program_uses_the_mpi_module_of_the_machines_mpi(spec, in_fortran, tmp_path):
     """Debian's MPICH beside the library of the wheel, which is of the same ABI."""
-    roots = PAGE.parents[1] / ".debian", Path("/")  # where its packages are unpacked, or installed
+    roots = PAGE.parents[1] / "build/debian", Path("/")  # where its packages are unpacked, or installed
     modules = [path for root in roots for path in root.glob("usr/lib/*/fortran/*/mpich/mpi.mod")]
     wheels = Path(sys.prefix) / "lib/libmpi.so.12"
     if not modules or not wheels.exists():
