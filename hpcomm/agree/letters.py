@@ -26,7 +26,8 @@ class Letters:
     """
 
     def __init__(self, mpi: MPI.Comm, tag: int | None = None) -> None:
-        self._mpi, self._tag, self._lock = mpi, tag, threading.Lock()
+        self._mpi, self._lock = mpi, threading.Lock()
+        self._tag = MPI.ANY_TAG if tag is None else tag
         self._going: list[MPI.Request] = []
         self._next: dict[int, MPI.Request] = {}  # by rank: what send_next has sent last
         self._lost: set[int] = set()
@@ -55,9 +56,9 @@ class Letters:
         """Those that have come: of whom, tag, text. Never blocks."""
         found, status = [], MPI.Status()
         with self._lock:
-            while not self._is_over and survival.is_there(self._mpi, status, self._tag):
+            while not self._is_over and (message := survival.arrived(self._mpi, self._tag, status)):
                 text = bytearray(status.Get_count(MPI.BYTE))
-                self._mpi.Recv([text, MPI.BYTE], status.source, status.tag)
+                message.Recv([text, MPI.BYTE])
                 found.append((status.source, status.tag, bytes(text)))
         return found
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from .._lazy import MPI
 from ..core import present
@@ -22,7 +22,11 @@ from ..errors import PeerFailedError, named, where
 from ..node import segment
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..core.comm import Comm
+
+_Found = TypeVar("_Found")
 
 # Whether MPI says who has died; a job of several programs may be started so, too, and end all the same.
 tells = segment.survives or "OMPI_MCA_mpi_ft_enable" in os.environ
@@ -49,15 +53,27 @@ def failed(mpi: MPI.Comm) -> set[int]:
     return {rank for rank in ranks if rank != MPI.UNDEFINED}
 
 
-def is_there(mpi: MPI.Comm, status: MPI.Status, tag: int | None = None) -> bool:
-    """MPI_Iprobe of any message, or one of this tag; after a death MPI must be told that we know of it."""
+def is_there(mpi: MPI.Comm, status: MPI.Status) -> bool:
+    """MPI_Iprobe of any message."""
+    return bool(_looked(mpi, mpi.Iprobe, MPI.ANY_TAG, status))
+
+
+def arrived(mpi: MPI.Comm, tag: int, status: MPI.Status) -> MPI.Message | None:
+    """MPI_Improbe of any source. Open MPI's Recv refuses what a dead rank has sent, and so never takes it."""
+    return _looked(mpi, mpi.Improbe, tag, status)
+
+
+def _looked(
+    mpi: MPI.Comm, look: Callable[[int, int, MPI.Status], _Found], tag: int, status: MPI.Status
+) -> _Found | None:
+    """What look finds of anybody; after a death MPI must be told that we know of it."""
     try:
-        return mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG if tag is None else tag, status)
+        return look(MPI.ANY_SOURCE, tag, status)
     except MPI.Exception:
         if not tells:
             raise
         mpi.Ack_failed()
-        return False
+        return None
 
 
 def channel_of(comm: Comm) -> MPI.Comm:

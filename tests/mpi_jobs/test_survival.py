@@ -110,6 +110,68 @@ def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
     assert done.stdout.count("has gone on") == 3
 
 
+def test_a_shrink_that_fails_on_one_rank_is_tried_again_by_all(job: Any) -> None:
+    source = """
+    from mpi4py import MPI
+    from hpcomm.communicator.making import shrunk
+
+    tried, real = [], shrunk._shrunk
+
+    class Fails:
+        def __init__(self, mpi):
+            self.mpi = mpi
+
+        def __getattr__(self, name):
+            return getattr(self.mpi, name)
+
+        def Shrink(self):
+            made = self.mpi.Shrink()
+            tried.append(made)
+            if comm.rank == 1 and len(tried) == 1:
+                raise MPI.Exception(MPI.ERR_INTERN)
+            return made
+
+    shrunk._shrunk = lambda plain: real(Fails(plain))
+    if comm.rank == 2:
+        die()
+    rest = comm.shrink()
+    assert rest.all_reduce(x)[0] == 2 and len(tried) == 2
+    print("has gone on")
+    """
+    done = job(3, BEGIN + dedent(source), options=("--survive",))
+    assert done.stdout.count("has gone on") == 2
+
+
+def test_letters_of_a_rank_that_has_died_are_taken_and_keep_no_others_back(job: Any) -> None:
+    source = """
+    from mpi4py import MPI
+    from hpcomm.agree.letters import Letters
+
+    mpi = MPI.COMM_WORLD.Dup()
+    mpi.Set_errhandler(MPI.ERRORS_RETURN)
+    letters = Letters(mpi)
+    if comm.rank == 1:
+        letters.send([0], 5, b"last words")
+        time.sleep(0.3)
+        die()
+    if comm.rank == 0:
+        while letters.failed() != {1}:  # its letter has come before
+            mpi.Iprobe(2, 6)
+        mpi.send("go on", 2, 7)
+        found = []
+        while len(found) < 2:
+            found += letters.come()
+        assert sorted(found) == [(1, 5, b"last words"), (2, 5, b"more")], found
+        print("heard both")
+    else:
+        mpi.recv(source=0, tag=7)
+        letters.send([0], 5, b"more")
+        time.sleep(0.5)
+    """
+    done = job(3, BEGIN + dedent(source), options=("--survive",))
+    assert "heard both" in done.stdout
+
+
 @pytest.mark.once
 def test_calls_of_torch_distributed_say_who_has_died_and_another_group_goes_on(job: Any) -> None:
     pytest.importorskip("torch")

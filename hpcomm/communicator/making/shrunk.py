@@ -6,6 +6,7 @@ MPI's part is ULFM's: see agree/survival.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ..._lazy import MPI
 from ...agree import survival
@@ -38,8 +39,9 @@ def shrink(comm: Context, name: str | None) -> Context:
     revoke(comm)
     with calling(comm, "shrink"):
         for _ in range(comm.size):  # another one may die meanwhile
-            mpi, made = comm.carriers.plain.Shrink(), None
-            mpi.Set_errhandler(MPI.ERRORS_RETURN)
+            if (mpi := _shrunk(comm.carriers.plain)) is None:
+                continue
+            made = None
             try:
                 made = Context(mpi, name or comm.name, comm.settings)
             except (MPI.Exception, HpcommError):
@@ -58,6 +60,16 @@ def _check(comm: Context, verb: str) -> None:
         raise ConfigError(f"{verb} is for jobs that go on when a rank is killed", where(verb, comm), hint)
     if comm.is_closed:
         comm.check_open(verb)  # which says why
+
+
+def _shrunk(plain: MPI.Comm) -> MPI.Comm | None:
+    """MPI's communicator of the ranks that live: on all of them, or None where it has failed on any."""
+    made = None
+    plain.Ack_failed()  # those that died before do not count below
+    with suppress(MPI.Exception):
+        made = plain.Shrink()
+        made.Set_errhandler(MPI.ERRORS_RETURN)
+    return made if _agreed(plain, made is not None) else None
 
 
 def _agreed(mpi: MPI.Comm, flag: bool) -> bool:
