@@ -185,7 +185,9 @@ def _log_of(comm: Comm, rank: int) -> CallLog | None:
 def _other_call(comm: Comm, rank: int) -> int:
     """The number of a call in the log that a rank has made and this one has not; 0: there is none."""
     (mine, _), log = logs(comm), _log_of(comm, rank)
-    return 0 if mine is None or log is None else first_difference(mine, log, IN_CORE)
+    number = 0 if mine is None or log is None else first_difference(mine, log, IN_CORE)
+    # To what it has begun in the background before that one it may still come.
+    return 0 if number and (comm.node is None or comm.node.queued(rank)) else number
 
 
 def _elsewhere(comm: Comm, rank: int, number: int) -> HpcommError:

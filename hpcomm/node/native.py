@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ._native import core as native_core
     from .segment import NodeSegment
 
-VERSION = 11  # NODE_VERSION of _native/node.h
+VERSION = 12  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "

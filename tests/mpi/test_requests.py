@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import re
 import signal
@@ -127,6 +128,30 @@ def test_a_collective_that_one_rank_joins_late_times_out_and_then_completes(own_
             request.wait(timeout=0.05)
         own_comm.send_object("gave up once", 0)
     assert request.wait(timeout=WAIT_S).tolist() == [own_comm.size] * 2
+
+
+@pytest.mark.core
+def test_who_comes_to_a_call_late_has_not_made_another_one_though_it_has_begun_more(own_comm: Any) -> None:
+    """A long call in the background waits for those before it. What goes by MPI begins at once."""
+    if own_comm.size == 1:
+        return
+    last, given = own_comm.size - 1, np.arange(3) if own_comm.rank == 0 else None
+    if own_comm.rank != last:
+        own_comm.recv_object(last)
+    some = own_comm.all_reduce(np.ones(2), async_op=True)
+    many = own_comm.all_gather(np.full(100_000, own_comm.rank), async_op=True)
+    if own_comm.rank == last:
+        words = own_comm.broadcast_ragged(given, async_op=True)
+        for other in range(last):
+            own_comm.send_object("has begun all", other)
+        ctypes.PyDLL(None).usleep(
+            200_000
+        )  # keeps Python's lock: nothing moves on here. The others look each ms
+    assert many.wait()[:, -1].tolist() == list(range(own_comm.size))
+    if own_comm.rank != last:
+        words = own_comm.broadcast_ragged(given, async_op=True)
+    assert some.wait().tolist() == [own_comm.size] * 2
+    assert words.wait().tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("timeout", [np.float32(0.001), np.int64(0)], ids=repr)

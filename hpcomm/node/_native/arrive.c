@@ -45,6 +45,7 @@ void node_attach(struct node *n, struct segment *s, struct node_place *place, in
   struct node_rank *mine = node_mine(n);
   node_note(&mine->status.rank, NODE_RANKS);
   node_note(&mine->status.pid, (uint64_t)getpid());
+  node_note(&mine->status.queued, 0);
 }
 
 static void publish(struct node *n, uint64_t signature, uint64_t state) {

@@ -285,8 +285,9 @@ static PyObject *arrive(PyObject *me, PyObject *given) {
   return bad ? NULL : PyLong_FromUnsignedLongLong(n->calls);
 }
 
-/* log_call(signature), last_logged(rank), logged_call(rank, number): the log of calls that are carried out elsewhere. They
-   wait for nobody, so a thread may look while another one is in a call, or closes the node; only our process writes. */
+/* log_call(signature), last_logged(rank), logged_call(rank, number): the log of calls that are carried out elsewhere;
+   queued(rank). They wait for nobody, so a thread may look while another one is in a call, or closes the node; only our
+   process writes. */
 static struct node *open_node(PyObject *me) {
   Node *self = (Node *)me;
   if (self->segment) return &self->node;
@@ -302,6 +303,12 @@ static int rank_of(const struct node *n, PyObject *given) {
   long rank = n ? PyLong_AsLong(given) : -1;
   if (!PyErr_Occurred() && (rank < 0 || rank >= n->size)) PyErr_Format(PyExc_ValueError, "rank %ld", rank);
   return PyErr_Occurred() ? -1 : (int)rank;
+}
+static PyObject *queued(PyObject *me, PyObject *given) { /* whether it has begun calls to which it has not come */
+  if (!((Node *)me)->segment) Py_RETURN_FALSE;
+  struct node *n = open_node(me);
+  int rank = rank_of(n, given);
+  return rank < 0 ? NULL : PyBool_FromLong((long)node_load(&n->place->rank[rank].status.queued));
 }
 static PyObject *last_logged(PyObject *me, PyObject *given) {
   if (!((Node *)me)->segment) return PyLong_FromLong(0);
@@ -490,6 +497,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      {"arrive", arrive, METH_O, NULL},
                                      {"log_call", log_call, METH_O, NULL},
                                      {"last_logged", last_logged, METH_O, NULL},
+                                     {"queued", queued, METH_O, NULL},
                                      {"words", words, METH_O, NULL},
                                      {"barrier", barrier, METH_NOARGS, NULL},
                                      {"calls", node_calls, METH_NOARGS, NULL},

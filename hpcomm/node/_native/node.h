@@ -38,7 +38,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 11        /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 12        /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
@@ -95,6 +95,7 @@ struct node_rank {
     node_word rank;             /* for whom; NODE_RANKS: nobody */
     node_word pid;
     node_word domain;           /* of memory, near which it runs */
+    node_word queued;           /* 1: it has begun calls in the background to which it comes later (request.c) */
   } status;
   _Alignas(NODE_APART) struct { /* calls that are carried out elsewhere */
     node_word calls;            /* how many: stored after the signature of the last one */

@@ -38,8 +38,18 @@ static int fails(struct node *n, struct request *l) {
   return l->has_failed = 1;
 }
 
+/* Tell others whether some call has not come: of a rank that has logged a later one, they so know that it is not elsewhere.
+   Stored after the arrivals, and before what is logged next. */
+static void note_queued(struct node *n) {
+  const uint64_t is_queued = n->first && !n->end->number && !n->end->has_failed;
+  if (n->place && node_peek(&node_mine(n)->status.queued) != is_queued) node_post(&node_mine(n)->status.queued, is_queued);
+}
+
 static void begin(struct node *n, int patience) { n->is_carrying = 1, n->patience = patience, n->is_late = 0; }
-static void end(struct node *n) { n->is_carrying = n->patience = n->is_late = 0, n->calls = n->last; }
+static void end(struct node *n) {
+  n->is_carrying = n->patience = n->is_late = 0, n->calls = n->last;
+  note_queued(n);
+}
 
 /* Come to all calls to which we may by now; NULL, or one that has failed. */
 struct request *request_enter(struct node *n) {
@@ -61,6 +71,7 @@ void request_begin(struct node *n, struct request *l) {
   else
     n->first = l;
   n->end = l;
+  note_queued(n);
 }
 
 static void go_back_to(struct node *n, const struct request *l) {
