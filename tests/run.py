@@ -118,7 +118,18 @@ def steps(environments: dict[str, str]) -> Iterator[list[list[Step]]]:
     beside = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", *NO_OTHER]
     pure = Step(
         "pure",
-        [first, "-m", "pytest", "-q", "--durations=30", *beside, "tests/native", *alone, "tests/pure"],
+        [
+            first,
+            "-m",
+            "pytest",
+            "-q",
+            "--durations=30",
+            *beside,
+            "tests/native",
+            *alone,
+            "tests/pure",
+            "tests/typing",
+        ],
         PURE_S,
     )
     by_mpi = files(f"{WITHOUT_CORE} {OF_MPI}")  # one rank alone has no core

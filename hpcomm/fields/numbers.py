@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from .._lazy import np
 from ..core.op import Op
@@ -13,6 +13,16 @@ from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.late import dtypes, reduction
 from .own_part import A, OwnPart
 
+if TYPE_CHECKING:
+    Element = TypeVar("Element", bound=np.generic, covariant=True)
+
+    class Of(Protocol[Element]):
+        """A field of numpy arrays of these elements; what those of a tensor are, no type says."""
+
+        @property
+        def inner(self) -> np.ndarray[Any, np.dtype[Element]]: ...
+
+
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
 PIECE = 1 << 17  # elements that are added at once: bincount adds in float64, exactly up to 2**53
 
@@ -20,7 +30,13 @@ PIECE = 1 << 17  # elements that are added at once: bincount adds in float64, ex
 class Numbers(OwnPart[A]):
     """Numbers over the whole."""
 
-    def sum(self, *, deterministic: bool = False) -> Any:
+    @overload
+    def sum(self: Of[np.floating], *, deterministic: bool = ...) -> np.float64: ...
+    @overload
+    def sum(self: Of[np.complexfloating], *, deterministic: bool = ...) -> np.complex128: ...
+    @overload
+    def sum(self, *, deterministic: bool = ...) -> Any: ...
+    def sum(self, *, deterministic: bool = False) -> object:
         """The sum over the whole: floats are added in float64. Collective.
 
         Args:
@@ -30,11 +46,17 @@ class Numbers(OwnPart[A]):
         """
         return self._total(lambda a: a, deterministic)
 
-    def mean(self, *, deterministic: bool = False) -> Any:
+    @overload
+    def mean(self: Of[np.floating | np.integer | np.bool_], *, deterministic: bool = ...) -> np.float64: ...
+    @overload
+    def mean(self: Of[np.complexfloating], *, deterministic: bool = ...) -> np.complex128: ...
+    @overload
+    def mean(self, *, deterministic: bool = ...) -> Any: ...
+    def mean(self, *, deterministic: bool = False) -> object:
         """The mean over the whole. Collective. deterministic: as of sum."""
         return self.sum(deterministic=deterministic) / math.prod(self.shape)
 
-    def var(self, *, ddof: float = 0, deterministic: bool = False) -> Any:
+    def var(self, *, ddof: float = 0, deterministic: bool = False) -> np.float64:
         """The variance over the whole, in two passes. Collective.
 
         Args:
@@ -45,15 +67,23 @@ class Numbers(OwnPart[A]):
         squares = self._total(lambda a: abs(a - mean) ** 2, deterministic)
         return np.float64(squares) / max(math.prod(self.shape) - ddof, 0)
 
-    def std(self, *, ddof: float = 0, deterministic: bool = False) -> Any:
+    def std(self, *, ddof: float = 0, deterministic: bool = False) -> np.float64:
         """The square root of the variance. Collective."""
-        return np.sqrt(self.var(ddof=ddof, deterministic=deterministic))
+        return np.float64(np.sqrt(self.var(ddof=ddof, deterministic=deterministic)))
 
-    def min(self) -> Any:
+    @overload
+    def min(self: Of[np.floating]) -> np.float64: ...
+    @overload
+    def min(self) -> Any: ...
+    def min(self) -> object:
         """The least element. Collective. As numpy, it refuses a field without elements."""
         return self._extreme("min")
 
-    def max(self) -> Any:
+    @overload
+    def max(self: Of[np.floating]) -> np.float64: ...
+    @overload
+    def max(self) -> Any: ...
+    def max(self) -> object:
         """The greatest element, as min. Collective."""
         return self._extreme("max")
 
@@ -75,7 +105,15 @@ class Numbers(OwnPart[A]):
         """The square root of the sum of squared magnitudes. Collective. deterministic: as of sum."""
         return math.sqrt(self._total(lambda a: abs(a).astype(np.float64) ** 2, deterministic))
 
-    def dot(self, other: Self, *, deterministic: bool = False) -> Any:
+    @overload
+    def dot(self: Of[np.floating], other: Numbers[Any], *, deterministic: bool = ...) -> np.float64: ...
+    @overload
+    def dot(
+        self: Of[np.complexfloating], other: Numbers[Any], *, deterministic: bool = ...
+    ) -> np.complex128: ...
+    @overload
+    def dot(self, other: Numbers[Any], *, deterministic: bool = ...) -> Any: ...
+    def dot(self, other: Numbers[Any], *, deterministic: bool = False) -> object:
         """The sum of conj(self) * other over the whole; both in the same partition. Collective.
 
         Args:
@@ -93,7 +131,7 @@ class Numbers(OwnPart[A]):
             )
         return self._total(lambda a, theirs: a.conj() * theirs, deterministic, other)
 
-    def _total(self, made: Callable[..., Any], deterministic: bool, *others: Self) -> Any:
+    def _total(self, made: Callable[..., Any], deterministic: bool, *others: Numbers[Any]) -> Any:
         """The sum over the whole of what is made of the elements of this field, and of others."""
         self.check_whole("reduction")
         fields = [(each, each.on_host()) for each in (self, *others)]

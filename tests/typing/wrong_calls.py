@@ -34,7 +34,7 @@ def arrays(x: Floats, t: torch.Tensor) -> None:
     comm.send({"a": 1}, dest=1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     comm.isend(x, "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     comm.sendrecv(x)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    comm.scatter_object({1: "a"})  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    comm.scatter_object({1: "a"})  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 def results(x: Floats, t: torch.Tensor) -> None:
@@ -42,13 +42,15 @@ def results(x: Floats, t: torch.Tensor) -> None:
     array: Floats = comm.all_reduce(t)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
     now: Floats = comm.all_reduce(x, async_op=True)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     ints: NDArray[np.int32] = comm.all_gather(x)  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
+    parts: Floats = comm.recv(dtype=torch.float64)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    mean: str = hpcomm.Field(comm, 8).mean()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     whole: Floats = comm.gather(x)  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     comm.reduce(x).sum()  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     request: Request[torch.Tensor] = comm.scan(x, async_op=True)  # type: ignore[call-overload]  # pyright: ignore[reportAssignmentType]
     print(comm.barrier(async_op=True).wait().shape)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     wait_any(comm.barrier(async_op=True))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     print(comm.irecv(x).status.source)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
-    print(tensor, array, now, ints, whole, request)
+    print(tensor, array, now, ints, parts, mean, whole, request)
 
 
 def plans_and_batches(x: Floats) -> None:

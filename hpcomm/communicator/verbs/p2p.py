@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from ..._lazy import MPI, NDArray, np
 from ...agree import message_kinds
@@ -37,9 +37,23 @@ from .timeouts import waited
 from .unknown_length import in_order, recv_at_once, recv_behind, recv_unsized
 
 if TYPE_CHECKING:
+    import torch
+    from numpy.typing import DTypeLike
+
     from ...core.buffer import Buffer, Shape
-    from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
+    from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, NpArray, Scalar
     from ..context import Context
+
+    Number: TypeAlias = int | None  # of a rank, or a tag
+    Kind: TypeAlias = type[Scalar] | np.dtype[Scalar]
+
+    class Options(TypedDict, total=False):
+        """What any message may be received with."""
+
+        shape: Shape | int | None
+        status: AnyStatus | None
+        src: Number
+
 
 # "send" or "recv", or isend or irecv of torch's or of a communicator
 BatchVerb: TypeAlias = Literal["send", "recv", "isend", "irecv"] | Callable[..., object]
@@ -138,41 +152,31 @@ class Messages(Shell):
 
     # fmt: off
     @overload
-    def recv(
-        self, out: Array, source: int | None = ..., tag: int | None = ..., dtype: object = ...,
-        shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Now = ...,
-        src: int | None = ...,
-    ) -> Array: ...
+    def recv(self, out: Array, source: Number = ..., tag: Number = ..., dtype: object = ...,
+             shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Now = ...,
+             src: Number = ...) -> Array: ...
     @overload
-    def recv(
-        self, out: Array, source: int | None = ..., tag: int | None = ..., dtype: object = ...,
-        shape: Shape | int | None = ..., status: AnyStatus | None = ..., *, async_op: Later,
-        src: int | None = ...,
-    ) -> Request[Array]: ...
+    def recv(self, out: Array, source: Number = ..., tag: Number = ..., dtype: object = ...,
+             shape: Shape | int | None = ..., status: AnyStatus | None = ..., *, async_op: Later,
+             src: Number = ...) -> Request[Array]: ...
     @overload
-    def recv(
-        self, out: None = ..., source: int | None = ..., tag: int | None = ..., *,
-        dtype: type[Scalar] | np.dtype[Scalar], shape: Shape | int | None = ...,
-        status: AnyStatus | None = ..., async_op: Now = ..., src: int | None = ...,
-    ) -> NDArray[Scalar]: ...
+    def recv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: Kind[Scalar],
+             async_op: Now = ..., **more: Unpack[Options]) -> NDArray[Scalar]: ...
     @overload
-    def recv(
-        self, out: None = ..., source: int | None = ..., tag: int | None = ..., *,
-        dtype: type[Scalar] | np.dtype[Scalar], shape: Shape | int | None = ...,
-        status: AnyStatus | None = ..., async_op: Later, src: int | None = ...,
-    ) -> Request[NDArray[Scalar]]: ...
+    def recv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: Kind[Scalar],
+             async_op: Later, **more: Unpack[Options]) -> Request[NDArray[Scalar]]: ...
     @overload
-    def recv(
-        self, out: None = ..., source: int | None = ..., tag: int | None = ..., *, dtype: object,
-        shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Now = ...,
-        src: int | None = ...,
-    ) -> Any: ...
+    def recv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: DTypeLike,
+             async_op: Now = ..., **more: Unpack[Options]) -> NpArray: ...
     @overload
-    def recv(
-        self, out: None = ..., source: int | None = ..., tag: int | None = ..., *, dtype: object,
-        shape: Shape | int | None = ..., status: AnyStatus | None = ..., async_op: Later,
-        src: int | None = ...,
-    ) -> Request[Any]: ...
+    def recv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: DTypeLike,
+             async_op: Later, **more: Unpack[Options]) -> Request[NpArray]: ...
+    @overload
+    def recv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: torch.dtype,
+             async_op: Now = ..., **more: Unpack[Options]) -> torch.Tensor: ...
+    @overload
+    def recv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: torch.dtype,
+             async_op: Later, **more: Unpack[Options]) -> Request[torch.Tensor]: ...
     # fmt: on
     def recv(
         self,
@@ -229,20 +233,17 @@ class Messages(Shell):
 
     # fmt: off
     @overload
-    def irecv(
-        self, out: Array, source: int | None = ..., tag: int | None = ..., *, dtype: object = ...,
-        shape: Shape | int | None = ..., src: int | None = ...,
-    ) -> Request[Array]: ...
+    def irecv(self, out: Array, source: Number = ..., tag: Number = ..., *, dtype: object = ...,
+              shape: Shape | int | None = ..., src: Number = ...) -> Request[Array]: ...
     @overload
-    def irecv(
-        self, out: None = ..., source: int | None = ..., tag: int | None = ..., *,
-        dtype: type[Scalar] | np.dtype[Scalar], shape: Shape | int | None = ..., src: int | None = ...,
-    ) -> Request[NDArray[Scalar]]: ...
+    def irecv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: Kind[Scalar],
+              shape: Shape | int | None = ..., src: Number = ...) -> Request[NDArray[Scalar]]: ...
     @overload
-    def irecv(
-        self, out: None = ..., source: int | None = ..., tag: int | None = ..., *, dtype: object,
-        shape: Shape | int | None = ..., src: int | None = ...,
-    ) -> Request[Any]: ...
+    def irecv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: DTypeLike,
+              shape: Shape | int | None = ..., src: Number = ...) -> Request[NpArray]: ...
+    @overload
+    def irecv(self, out: None = ..., source: Number = ..., tag: Number = ..., *, dtype: torch.dtype,
+              shape: Shape | int | None = ..., src: Number = ...) -> Request[torch.Tensor]: ...
     # fmt: on
     def irecv(
         self,
