@@ -21,9 +21,10 @@ def recipe():
     return yaml.safe_load((ROOT / "recipe/recipe.yaml").read_text())
 
 
-def test_citation_and_recipe_name_this_version_and_licence(recipe):
+def test_citation_recipe_and_pkg_config_name_this_version_and_licence(recipe):
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert citation["version"] == recipe["context"]["version"] == hpcomm.__version__
+    assert f"\nVersion: {hpcomm.__version__}\n" in (ROOT / "hpcomm/mpmd/fortran/hpcomm.pc").read_text()
     assert citation["license"] == recipe["about"]["license"] == PROJECT["license"]
     assert citation["repository-code"] == recipe["about"]["homepage"] == PROJECT["urls"]["Source"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from processes import finish
 
+from hpcomm import __version__ as version
 from hpcomm.tools.fortran import FOLDER
 
 PAGE = Path(__file__).parents[2] / "docs" / "fortran.md"
@@ -611,6 +612,26 @@ def test_cmake_names_the_language_that_it_needs(tmp_path):
     done = finish(["cmake", f"-Dhpcomm_DIR={FOLDER}", "."], 100, tmp_path)
     assert done.returncode == 1
     assert "hpcomm is compiled from C: project(... LANGUAGES C ...)" in " ".join(done.stderr.split())
+
+
+@pytest.mark.once
+@pytest.mark.skipif(not shutil.which("cmake"), reason="no cmake here")
+def test_cmake_takes_the_version_that_it_is_asked_for(tmp_path):
+    """Whatever else is missing."""
+    major, minor, _ = version.split(".")
+    others = (f"{major}.{int(minor) - 1}", f"{major}.{int(minor) + 1}", f"{int(major) + 1}")
+    for asked, fits in {
+        f"{major}.{minor}": True,
+        f"{version} EXACT": True,
+        **dict.fromkeys(others, False),
+    }.items():
+        (tmp_path / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.16)\nproject(p LANGUAGES NONE)\n"
+            f"find_package(hpcomm {asked} QUIET)\n"
+            'message("${hpcomm_CONSIDERED_VERSIONS}: ${hpcomm_VERSION}.")\n'
+        )
+        said = finish(["cmake", f"-Dhpcomm_DIR={FOLDER}", "."], 100, tmp_path).stderr
+        assert f"{version}: {version if fits else ''}." in said, asked
 
 
 @pytest.mark.once
