@@ -45,6 +45,7 @@ _BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_bi
 # UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
 _UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
 _NO_UCX_WINDOWS = {"OMPI_MCA_osc": "^ucx"}  # which without such a network complains at each window
+_THREADS = "OMP_NUM_THREADS"
 
 
 class Program(NamedTuple):
@@ -107,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         )
     )
     machine = here()
-    if shows(launcher_command(job, mpi, machine), job.dry_run, job.verbose):
+    if shows(launcher_command(job, mpi, machine), job.dry_run, job.verbose, _THREADS in job.env):
         return 0
 
     # One that the user names may have been told to let the others live, and gets the commands as they are.
@@ -149,10 +150,17 @@ def check_folder() -> None:
         ) from None
 
 
-def shows(composed: Composition, dry_run: bool, verbose: bool) -> bool:
-    """Print what is started, as one could type it, if that is asked for; whether that is all."""
+def shows(composed: Composition, dry_run: bool, verbose: bool, has_threads: bool) -> bool:
+    """Print what is started, as one could type it, if that is asked for; whether that is all.
+
+    On a terminal, say how many threads each rank gets, which may slow a program down. has_threads: the job
+    says so itself.
+    """
     if dry_run or verbose:
         print(shown(composed), file=sys.stdout if dry_run else sys.stderr)
+    elif _THREADS in composed.environ and not has_threads and sys.stderr.isatty():
+        what = f"{_THREADS}={composed.environ[_THREADS]} in each rank: its share of the cores"
+        print(f"hpcomm run: {what} (set {_THREADS} for another number)", file=sys.stderr)
     return dry_run
 
 
@@ -183,7 +191,7 @@ def parser() -> Command:
     add("--stall", **_setting("SECONDS", _read_stall, what))
     what = "set a variable for every rank (NAME alone: hand over its present value)"
     add("-x", "--env", **_setting("NAME=VALUE", _read_env, what))
-    what = "OMP_NUM_THREADS, of each rank (default, on one host: its cores divided by its ranks)"
+    what = f"{_THREADS}, of each rank (default, on one host: its cores divided by its ranks)"
     add("--threads", **_setting("N", _read_threads, what))
     what = "let each rank use all cores (default: as the MPI binds it; under MPICH, to its share of them)"
     add("--bind", choices=["none"], help=what)
@@ -277,7 +285,7 @@ def seconds(option: str, text: str, may_be_none: bool = False) -> float:
 def _read_threads(text: str) -> dict[str, str]:
     if not text.isdecimal() or int(text) < 1:
         raise refusal(f"--threads {text}: a rank has 1 thread or more.", "--threads 2")
-    return {"OMP_NUM_THREADS": text}
+    return {_THREADS: text}
 
 
 def _read_stall(text: str) -> dict[str, str]:
@@ -451,7 +459,7 @@ def _threads(job: Job, machine: Machine) -> dict[str, str]:
     """The cores of a rank, for OpenMP's threads and those of BLAS, where all ranks are on this machine."""
     ranks = _ranks(job, machine)
     each = str(max(1, machine.cores // ranks))
-    return {"OMP_NUM_THREADS": each} if ranks > 1 and _is_local(job, machine) else {}
+    return {_THREADS: each} if ranks > 1 and _is_local(job, machine) else {}
 
 
 def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:

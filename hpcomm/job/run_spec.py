@@ -43,7 +43,8 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
         check_mpi(program, mpi)
     machine = _machine(kind)
     composed = job_command(spec, mpi, machine, options)
-    if launch.shows(composed, asked.dry_run, asked.verbose):
+    has_threads = all(program.threads for program in spec.programs.values())
+    if launch.shows(composed, asked.dry_run, asked.verbose, has_threads):
         return 0
     _make_folder("--files", asked.files)
     _make_folder("--record", asked.record)

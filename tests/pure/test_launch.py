@@ -18,6 +18,7 @@ from hpcomm.job.launch import (
     launcher_command,
     main,
     parse,
+    shows,
 )
 from hpcomm.job.launcher import forget, is_ours
 from hpcomm.mpmd.spec import draw_spec
@@ -232,6 +233,19 @@ def test_ranks_of_one_host_share_its_cores_among_their_threads(mpi):
     assert threads(parse(["--threads", "3", "-n", "2", "python", "x.py"]), OMP_NUM_THREADS="4") == "3"
     with pytest.raises(ConfigError, match="--threads none: a rank has 1 thread or more"):
         parse(["--threads", "none", "python", "x.py"])
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_number_of_threads_is_said_once_where_somebody_looks(is_terminal, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    set_here = launcher_command(job(3), MPICH, machine(cores=8))
+    what = "OMP_NUM_THREADS=2 in each rank: its share of the cores (set OMP_NUM_THREADS for another number)"
+    assert not shows(set_here, dry_run=False, verbose=False, has_threads=False)
+    assert capsys.readouterr() == ("", f"hpcomm run: {what}\n" if is_terminal else "")
+    assert not shows(set_here, dry_run=False, verbose=False, has_threads=True)
+    users = launcher_command(job(3), MPICH, machine(cores=8, OMP_NUM_THREADS="4"))
+    assert not shows(users, dry_run=False, verbose=False, has_threads=False)
+    assert capsys.readouterr().err == ""
 
 
 # -- telling MPICH ---------------------------------------------------------------------------------
