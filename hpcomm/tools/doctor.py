@@ -94,6 +94,7 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     findings += _about_core(mpi)
     findings += _about_mpi(mpi, environ)
     findings += _about_nodes(nodes, environ) if in_job else []
+    findings += _about_shared_gpus(mpi["gpus"]) if in_job and mpi else []
     findings += _about_gpu(gpu, packages)
     findings += _about_environment(environ, packages, mpi)
     return {
@@ -337,6 +338,14 @@ def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
     if limit is not None and limit < 2**30 and any(Path("/sys/class/infiniband").glob("*")):
         what = f"only {size(limit)} may be locked in memory, but InfiniBand needs its buffers locked."
         yield Finding("advice", what, "ulimit -l unlimited (or memlock in /etc/security/limits.conf)")
+
+
+def _about_shared_gpus(gpus: Iterable[str | None]) -> Iterator[Finding]:
+    for ranks in _who_says(gpus).values():
+        if len(ranks) > 1:
+            what = f"{named(ranks)} share a GPU without MPS: their work takes turns there."
+            hint = "fewer ranks per node, or nvidia-cuda-mps-control -d on it before the job"
+            yield Finding("advice", what, hint)
 
 
 def _about_gpu(gpu: Mapping[str, object], packages: Mapping[str, str | None]) -> Iterator[Finding]:

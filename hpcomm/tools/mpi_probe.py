@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from .._lazy import MPI
@@ -27,6 +29,7 @@ class Mpi(TypedDict):
     reads_memory_of_peers: bool | None
     reads_cuda_memory: bool | None
     device_paths: list[str] | None
+    gpus: list[str | None]  # which one a rank takes for itself; None: it has none, or MPS shares it
     core_lacks: Sequence[Sequence[str] | None]  # why a rank has no node core, and what to do
     ranks: NotRequired[list[dict[str, Any]]]
 
@@ -40,7 +43,7 @@ def probe() -> None:
 
     world = MPI.COMM_WORLD
     everyone = world.allgather({"host": MPI.Get_processor_name(), "cores": sorted(core_names())})
-    paths = _device_paths(world, [each["host"] for each in everyone])
+    paths, gpus = _devices(world, [each["host"] for each in everyone])
     lacks, readable = zip(*_meet(world), strict=True)
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
@@ -54,6 +57,7 @@ def probe() -> None:
             "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
             "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
             "device_paths": paths,
+            "gpus": gpus,
             "core_lacks": lacks,
             "ranks": everyone,
         }
@@ -82,27 +86,37 @@ def _meet(world: MPI.Intracomm) -> list[tuple[tuple[str, str] | None, bool | Non
         return world.allgather((lack, there and there.direct))
 
 
-def _device_paths(world: MPI.Intracomm, hosts: list[str]) -> list[str] | None:
-    """For each rank, which path a large broadcast on devices takes and why no better one; None: no device."""
+def _devices(world: MPI.Intracomm, hosts: list[str]) -> tuple[list[str] | None, list[str | None]]:
+    """For each rank, which path a large broadcast on devices takes and why no better one (None: no device);
+    and which GPU it takes where it is dealt the next one of its host, if MPS does not share that.
+    """
     from ..device import driver
 
     if not world.allreduce(driver.possible()):
-        return None
+        return None, []
     from ..communicator.communicator import Communicator
     from ..device.kernels import Bytes
     from ..errors import HpcommError
 
+    gpu = None
     try:
         known = driver.driver()
         device = known.device(hosts[: world.rank].count(hosts[world.rank]) % max(known.count(), 1))
+        gpu = None if _has_mps() else device.identity().hex()
         block, why = Bytes(device.allocate(_TRIED), _TRIED), ""
     except HpcommError as error:
         block, why = None, error.what
+    gpus: list[str | None] = world.allgather(gpu)
     whys: list[str] = world.allgather(why)
     if any(whys) or block is None:
-        return whys
+        return whys, gpus
     with Communicator(world, name="doctor") as comm, comm.plan("broadcast", block, out=block) as step:
-        return [str(each) for each in world.allgather(step.explain().partition(": ")[2])]
+        return [str(each) for each in world.allgather(step.explain().partition(": ")[2])], gpus
+
+
+def _has_mps() -> bool:
+    """Whether NVIDIA's Multi-Process Service runs here: its daemon listens at a pipe of this name."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
 
 
 _TRIED = 4 << 20  # bytes

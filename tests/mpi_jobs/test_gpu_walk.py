@@ -66,13 +66,19 @@ def test_what_is_for_gpus_runs_on_the_stand_ins(tmp_path: Path, words: list[str]
         "HPCOMM_NCCL": str(tmp_path / "none.so"),  # not that of such a torch
         "PYTHONPATH": str(PURE / "stand_in"),
     }
-    command = [sys.executable, "-m", "hpcomm", "run", "-n", "2", sys.executable, *words]
+    ranks = "3" if words[-1] == "doctor" else "2"  # of two GPUs
+    command = [sys.executable, "-m", "hpcomm", "run", "-n", ranks, sys.executable, *words]
     done = finish(command, 160, ROOT, environ)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     if words[-1] == "doctor":
         assert "by ipc (an own schedule, all messages from device to device)" in done.stdout
         assert "nccl: refused, rank 0: NCCL cannot be loaded" in done.stdout
-        assert "from rank 1: device to device" in done.stdout
+        assert "from rank 1, 2: device to device" in done.stdout
+        assert "ranks 0, 2 share a GPU without MPS" in done.stdout
+        (tmp_path / "control").touch()
+        done = finish(command, 160, ROOT, {**environ, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+        assert done.returncode == 0
+        assert "share a GPU" not in done.stdout
     elif "pytest" in words:
         assert " passed" in done.stdout
     elif words[0].endswith(PAGE):
