@@ -36,6 +36,7 @@ class Lack(NamedTuple):
 
 
 OFF = Lack("HPCOMM_NODE=off", "unset HPCOMM_NODE")
+LINUX = Lack("it needs Linux", "Linux in a container or a virtual machine")
 NO_ROOM = Lack("there is no room in /dev/shm", _ROOM)
 REFUSED = {  # by what the system says
     errno.ENOMEM: Lack("there is no address space left for it (ulimit -v)", "ulimit -v unlimited"),
@@ -56,6 +57,8 @@ def _found() -> tuple[ModuleType | None, Lack | None]:
     try:
         found = import_module(f"{__package__}._native.core")
     except ModuleNotFoundError:
+        if sys.platform != "linux":
+            return None, LINUX
         if sysconfig.get_config_var("Py_GIL_DISABLED"):
             return None, Lack("it needs the global lock, which this Python lacks", "another build of Python")
         return None, Lack("this installation was built without it", _AGAIN)

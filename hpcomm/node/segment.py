@@ -373,9 +373,9 @@ def all_of(tell: Tell, here: bool) -> bool:
 
 
 def _say_lack(tell: Tell, world_rank: int) -> None:
-    """Say on one rank why those of a node share no memory, unless somebody wants to do without."""
+    """Say on one rank why those of a node share no memory, unless somebody wants to do without, or has to."""
     lack = native.missing()
-    said = tell(bytes([lack is None, lack is not native.OFF]))
+    said = tell(bytes([lack is None, lack not in (native.OFF, native.LINUX)]))
     have_all, is_wanted = (all(each) for each in zip(*said, strict=True))
     if is_wanted and world_rank == 0 and len(said) > 1:
         native.warn(native.refused if have_all else lack or native.ELSEWHERE)
