@@ -14,7 +14,7 @@ from ..node.call_log import CallLog
 from ..node.segment import Region
 from .blocked import IN_CORE, core_calls, logs
 from .doing import Doing, ask
-from .present_calls import describe_call, verb_now
+from .present_calls import INSIDE, OUTSIDE, describe_call, verb_now
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -59,7 +59,8 @@ class Other(NamedTuple):
         if doing is None:
             return self.call
         has_left = self.has_gone_on or (self.call and not doing.comm)  # it has been told of this call before
-        return f"{self.call}, and has gone on to {doing.text}" if has_left else doing.text
+        goes = "is" if doing.text.startswith((INSIDE, OUTSIDE)) else "has gone on to"
+        return f"{self.call}, and {goes} {doing.text}" if has_left else doing.text
 
 
 def past_call(log: CallLog, number: int, size: int) -> str | None:

@@ -22,7 +22,7 @@ from . import runtime
 if TYPE_CHECKING:
     from ..core.comm import Comm
 
-OUTSIDE = "not in a call of hpcomm,"
+INSIDE, OUTSIDE = "in hpcomm,", "not in a call of hpcomm,"  # where no call is known
 _MESSAGES = ("recv", "send")  # of a node
 _SHOWN = 60  # characters of what a program does that is in no call of ours
 _DEBUGGERS = ("bdb", "pydevd", "_pydevd_bundle.pydevd_frame")
@@ -99,8 +99,8 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
         verb: what it calls, where nothing is noted.
     """
     call, end = call_of(thread), ""
-    frame = sys._current_frames().get(_whose(thread))
-    inside = "in hpcomm," if frame is not None and is_ours(frame.f_code) else OUTSIDE
+    frame = _outside_libraries(sys._current_frames().get(_whose(thread)))
+    inside = INSIDE if frame is not None and is_ours(frame.f_code) else OUTSIDE
     words = str(call) if call else f"{verb}()" if verb else inside
     if call is None and runtime.uncaught is not None:
         error, trace = runtime.uncaught
@@ -115,6 +115,18 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
         words += doing
     here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
     return f"{words} at {here}{end}"
+
+
+def _outside_libraries(frame: FrameType | None) -> FrameType | None:
+    """The frame of ours that has called the code of a library that runs, as an import; else frame itself."""
+    from traceback import walk_stack
+
+    for each, _ in walk_stack(frame) if frame is not None else ():
+        if is_ours(each.f_code):
+            return each
+        if not _is_library(each.f_code.co_filename):
+            break
+    return frame
 
 
 def _of_program(frame: FrameType) -> tuple[FrameType | None, str]:

@@ -18,6 +18,7 @@ from hpcomm.agree.present_calls import call_of, describe_call
 from hpcomm.core import present as general
 from hpcomm.core.present import MESSAGE, calling, messaging, saying, waiting
 from hpcomm.core.verbs import receives
+from hpcomm.core.waiting import wait_all
 from hpcomm.errors import UsageError
 from hpcomm.node import present
 
@@ -132,6 +133,22 @@ def test_another_thread_reads_it(noted: Any) -> None:
     go_on.set()
     thread.join()
     assert call_of(thread.ident) is None
+
+
+def test_code_of_a_library_that_we_call_is_not_the_programs_line() -> None:
+    begun, over = threading.Lock(), threading.Lock()
+    begun.acquire()
+    over.acquire()
+    source, space = "def wait():\n    begun.release()\n    over.acquire()", {"begun": begun, "over": over}
+    eval(compile(source, threading.__file__, "exec"), space)
+    request: Any = SimpleNamespace(wait=space["wait"], _call=None)
+    thread = threading.Thread(target=lambda: wait_all([request]))
+    thread.start()
+    begun.acquire()
+    said = describe_call(thread.ident)
+    over.release()
+    thread.join()
+    assert said.startswith("in hpcomm, at test_present_calls.py:"), said
 
 
 def test_an_array_is_held_no_longer_than_its_call(noted: Any) -> None:
