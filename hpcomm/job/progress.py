@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 
 PIPE = "HPCOMM_PROGRESS"  # the file descriptor to say it to
@@ -18,18 +19,22 @@ class Progress:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._count = 0
+        self._count = self._said = 0
         self._time: float | None = None
         self._due = 0.0
         self._say(JOINED)
 
-    def note(self, now: float, time: float | None) -> None:
-        """A put, get or exchange for this time of the model is done; now: of perf_counter."""
+    def note(self, at: float | None) -> None:
+        """A put, get or exchange for this time of the model is done."""
         self._count += 1
-        if time is not None:
-            self._time = time
-        if now >= self._due:
-            self._due = now + _PERIOD_S
+        if at is not None:
+            self._time = at
+
+    def look(self) -> None:
+        """Say what is new; called now and then, so also while this rank waits in its next exchange."""
+        if self._count != self._said and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _PERIOD_S
+            self._said = self._count
             self._say_count()
 
     def end(self, status: int) -> None:

@@ -299,7 +299,7 @@ class Link:
             now = perf_counter()
             self.busy_s += now - began
             if self.progress is not None:
-                self.progress.note(now, at)
+                self.progress.note(at)
 
     def _side(self, verb: str, field: Field, sides: dict[str, S]) -> S:
         found = sides.get(field.name)

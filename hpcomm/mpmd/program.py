@@ -65,11 +65,11 @@ class Program:
         self._about = self._programs.get(name)
         self.member = self._about.member if self._about is not None else 0
         self.members = {each.ensemble: each.members for each in self._programs.values() if each.member}
-        self.is_connected = False
         self._clock = Clock(self.spec.calendar if self.spec is not None else None)
-        self._start_s = 0.0
+        self.is_connected, self._start_s = False, 0.0
         self._progress = progress = progress_of(os.environ)
         if progress is not None:
+            runtime.looks.append(progress.look)
             runtime.farewells.append(lambda: progress.end(runtime.status))
         self._links: dict[str, Link] = {}
         self._gives: dict[str, Field] = {}

@@ -109,3 +109,42 @@ def test_programs_that_may_fail_leave_the_others_running(spec):
     assert "program 'disk' (rank 0 of 1) was killed by SIGKILL; the others go on without it" in done.stderr
     assert re.search(r"hpcomm: after \d+ s: viewer .*; solver has made \d exchanges?\n", done.stderr)
     assert "BAD TERMINATION" not in done.stdout + done.stderr
+
+
+def test_progress_says_how_far_a_program_is_that_waits_for_another_one(spec):
+    text = """
+        [program.a]
+        command = "python a.py"
+        ranks = 1
+        [program.b]
+        command = "python b.py"
+        ranks = 1
+        [[field]]
+        name = "f"
+        from = "a"
+        to = "b"
+    """
+    a = """
+        import pathlib, time
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join()
+        f = me.gives("f", np.zeros(4))
+        for step in range(3):
+            me.put(f)
+        while not pathlib.Path("said").exists():
+            time.sleep(0.01)
+        me.put(f)
+    """
+    b = """
+        import pathlib, threading
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join()
+        f = me.takes("f", np.zeros(4))
+        threading.Timer(3.0, pathlib.Path("said").touch).start()
+        for step in range(4):
+            me.get(f)
+    """
+    done = spec(text, "--progress", "0.5", files={"a.py": a, "b.py": b})
+    assert "b has made 3 exchanges\n" in done.stderr, done.stderr
