@@ -299,7 +299,7 @@ def silent(p: int) -> Any:
     from hpcomm.torch_backend import store_reports
 
     store: Any = Said(p)
-    assert store_reports.silent(store, "here/1", p) == [5, p - 1]
+    assert store_reports.silent(store, "here/1", p, []) == [5, p - 1]
     return store, {"messages": store.asked}
 
 

@@ -91,6 +91,13 @@ def lost(comm: Comm, needed: Container[int]) -> list[int]:
     return sorted(gone.union(rank for rank in far if rank in needed))
 
 
+def unanswered(comm: Comm, peer: int | None, call: str, where: str) -> None:
+    """Raise if no message can come: its rank has ended, or all others have where it may be anybody's."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank] if peer is None else [peer]
+    if others and lost(comm, others) == others:
+        raise has_ended(f"{call} on '{comm.name}'", where, others)
+
+
 _stays: weakref.WeakSet[Stay] = weakref.WeakSet()
 
 

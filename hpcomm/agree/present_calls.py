@@ -91,6 +91,12 @@ def verb_now() -> str:
     return "a call" if call is None else call.verb
 
 
+def words_now() -> str:
+    """The same with its arguments; of a wait, what it waits for."""
+    call = call_of(threading.get_ident())
+    return call.what.call if isinstance(call, waiting) else str(call)
+
+
 def describe_call(thread: int | None = None, verb: str = "") -> str:
     """`all_reduce(float32 (3, 5), op='max') at train.py:41`, or where the program's own code is.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..agree import doing, shutdown
+from ..agree.deadline import unanswered
 from ..core.limits import WORK_LOOK_S
 from ..core.patience import Pause
 from ..core.present import MESSAGE, looking
@@ -128,9 +129,11 @@ class MessageWork(Work):
         return self._group.seconds if seconds is None else min(seconds, self._group.seconds)
 
     def _check_peer(self) -> None:
-        error = self._group.entry.gone(self._peer, self._words)
-        if error is not None and not self.poll():
-            raise as_torch(error)
+        try:
+            unanswered(self._group.comm.context, self._peer, self._words, self._group.where)
+        except PeerFailedError as error:
+            if not self.poll():  # what it has sent before
+                raise as_torch(error) from None
 
     def _late(self, waited: float, seconds: float | None) -> HpcommError:
         group, rows, hint = self._group, [], "wait again, or look at what that rank does"

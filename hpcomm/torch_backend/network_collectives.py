@@ -10,12 +10,15 @@ from typing import Any
 import torch
 
 from ..agree.deadline import Stay
+from ..agree.present_calls import words_now
 from ..core import dtypes
 from ..core.limits import TORCH_CUT, TORCH_CUT_PIECE
 from ..core.op import Op
+from ..errors import MismatchError
 from .calls import WHOLE, nothing
-from .entry_barrier import EntryBarrier, words
+from .entry_barrier import EntryBarrier
 from .ranks import Ranks
+from .torch_errors import as_torch
 
 Tensor = torch.Tensor
 HALVES = (torch.float16, torch.bfloat16)
@@ -180,15 +183,18 @@ def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -
     comm.all_reduce(balance, "sum", out=balance)
     if not balance.item():
         return
-    sent = torch.empty((comm.size, comm.size), dtype=torch.int64)
-    comm.all_gather(torch.tensor(here), out=sent)
-    odd = [
-        f"expects {mine} elements of rank {r}, which sends {theirs}"
-        for r, (mine, theirs) in enumerate(zip(there, sent[:, me].tolist(), strict=True))
-        if mine != theirs
+    said = torch.empty((comm.size, 2, comm.size), dtype=torch.int64)
+    comm.all_gather(torch.tensor([there, here]), out=said)
+    (expected, sent), ranks = said.transpose(0, 1).tolist(), range(comm.size)
+    rows = [
+        f"\n  rank {q}: expects {expected[q][r]} elements of rank {r}, which sends {sent[r][q]}"
+        for q in ranks
+        for r in ranks
+        if expected[q][r] != sent[r][q]
     ]
+    what = f"ranks disagree about {words_now()} on '{comm.entry.comm.name}'.{''.join(rows)}"
     hint = "what a rank expects of another one has to be as long as what that sends to it"
-    raise comm.entry.disagree(words(), "; ".join(odd), hint=hint)
+    raise as_torch(MismatchError(what, comm.entry.where, hint))
 
 
 def _spec(x: Tensor, counts: list[int], kind: object) -> Sequence[object]:

@@ -48,8 +48,8 @@ def come(store: Store, keys: list[str], seconds: float) -> bool:
     return True
 
 
-def silent(store: Store, key: str, size: int) -> list[int] | None:
-    """The first ranks that have said nothing, a few more than are named; None: the store does not answer."""
+def silent(store: Store, key: str, size: int, otherwise: list[int]) -> list[int]:
+    """The first ranks that have said nothing, a few more than are named; otherwise: it does not answer."""
     keys = [f"{key}/{rank}" for rank in range(size)]
 
     def absent(first: int, end: int) -> Iterator[int]:
@@ -62,9 +62,9 @@ def silent(store: Store, key: str, size: int) -> list[int] | None:
         yield from absent(first, half)
         yield from absent(half, end)
 
-    found: list[list[int]] = []
+    found = [otherwise]
     _ask(lambda: found.append([*islice(absent(0, size), NAMED + 2)])).join(_STORE_S)
-    return found[0] if found else None
+    return found[-1]
 
 
 def _ask(store: Callable[[], object]) -> threading.Thread:
