@@ -44,9 +44,10 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from .._lazy import MPI
+from ..core.comm import Comm
 from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
@@ -69,9 +70,6 @@ from .differences import (
 )
 from .present_calls import describe_call, verb_now
 from .values import Values
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 Error = TypeVar("Error", bound=Exception)
 _WHY = 1024  # bytes of what a refusal says between two groups

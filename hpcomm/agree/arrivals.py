@@ -17,20 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import current_thread, get_ident
-from typing import TYPE_CHECKING
 
+from ..core.comm import Comm
 from ..core.present import is_own
 from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
+from ..node.call_log import CallLog
 from .blocked import IN_CORE, logs
 from .differences import Other, call_number, disagreement, first_difference, open_node, present_number, told
 from .doing import doings
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-    from ..node.call_log import CallLog
 
 
 class Arrivals:

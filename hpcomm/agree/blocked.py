@@ -11,18 +11,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ..core.comm import Comm
 from ..core.present import MESSAGE, NEXT, NONE, calling
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
+from ..node.call_log import CallLog
+from ..node.segment import Region
 from . import runtime
 from .letters import FEW
 from .present_calls import call_of
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-    from ..node.call_log import CallLog
-    from ..node.segment import Region
 
 IN_CORE = -2
 ELSEWHERE = -1

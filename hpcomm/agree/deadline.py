@@ -12,15 +12,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Container, Iterator
-from typing import TYPE_CHECKING
 
+from ..core.comm import Comm
 from ..core.limits import NETWORK_PATIENCE_S
 from ..errors import HpcommError, WaitTimeoutError, has_ended
 from . import runtime
 from .doing import doings
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 
 @contextlib.contextmanager

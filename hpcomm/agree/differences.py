@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._lazy import MPI
+from ..core.comm import Comm
 from ..core.signature import LEFT, REFUSED, describe
 from ..core.verbs import RAGGED
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, named, where
@@ -15,9 +16,6 @@ from ..node.segment import Region
 from .blocked import IN_CORE, core_calls, logs
 from .doing import Doing, ask
 from .present_calls import INSIDE, OUTSIDE, describe_call, verb_now
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own
 

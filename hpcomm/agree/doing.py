@@ -11,24 +11,21 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Container, Mapping, Sequence
 from textwrap import indent
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ..core.comm import Comm
 from ..core.limits import DESCRIPTION_S
 from ..core.present import MESSAGE, is_own
 from ..core.request import Request
 from ..core.verbs import receives
 from ..errors import NAMED
 from ..node import segment
+from ..node.segment import Region
 from . import runtime
 from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, counted, needed
 from .present_calls import OUTSIDE, describe_call, program_stack
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
-
-    from ..core.comm import Comm
-    from ..node.segment import Region
 
 ANY = -1
 _SERVED = 64  # messages in the background that are told

@@ -16,17 +16,15 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import MPI
+from ..core.comm import Comm
+from ..core.operation import Call
+from ..node.segment import NodeSegment
 from . import runtime
 from .letters import FEW, Letters
 from .levels import depth
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-    from ..core.operation import Call
-    from ..node.segment import NodeSegment
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .._lazy import MPI
 from ..core.limits import GRACE_S, NETWORK_PATIENCE_S
 from ..node import segment
+from ..node.segment import NodeSegment, Region
 from . import runtime
-
-if TYPE_CHECKING:
-    from ..node.segment import NodeSegment, Region
 
 _LAST_S = 2.0  # for a rank that aborts to end
 _LOOK_S = 0.01

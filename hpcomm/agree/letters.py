@@ -6,13 +6,10 @@ Nobody waits for one: who looks now and then finds those that have come.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from .._lazy import MPI
 from . import survival
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FEW = 64  # ranks up to which each tells each
 

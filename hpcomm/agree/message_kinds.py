@@ -16,20 +16,16 @@ that its message has not been sent, and one of the other sort has: see instead()
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ..core import buffer
+from ..core.buffer import Buffer
+from ..core.comm import Comm
+from ..core.dtypes import Dtype
 from ..errors import HpcommError, MismatchError, at_line, where
 from ..node.call_log import KINDS
 from ..node.words import Words, words_of_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from ..core.buffer import Buffer
-    from ..core.comm import Comm
-    from ..core.dtypes import Dtype
 
 _PLACES = 32  # words of each sort
 _TEXT = 120  # bytes of a first call that is kept, behind a word that says which it is

@@ -10,15 +10,12 @@ unnoticed, and cost nothing more. The watchdog ends a job two of whose threads a
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
+from ..core.comm import Comm
 from ..core.present import is_own
 from ..core.signature import VERBS
 from ..errors import UsageError, where
 from .present_calls import call_of, describe_call, verb_now
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 _WHY = "may be out of step since two threads of one called at once"
 

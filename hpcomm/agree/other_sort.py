@@ -9,9 +9,9 @@ sent, the receive waits in vain.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from .._lazy import MPI
+from ..core.comm import Comm
 from ..core.present import calling, is_own
 from ..core.request import rounds_under_way
 from ..core.untaken import untaken
@@ -19,9 +19,6 @@ from ..core.verbs import receives
 from ..errors import MismatchError, where
 from . import runtime
 from .present_calls import describe_call
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 _SORTS = "an array", "an object or a ragged array"
 

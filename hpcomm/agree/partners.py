@@ -19,18 +19,16 @@ import struct
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import MPI
+from ..core.comm import Comm
 from ..job.host import host_mark
 from ..job.launcher import began_of
 from ..node import segment
+from ..node.segment import Region
 from . import runtime, survival
 from .letters import FEW, Letters
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-    from ..node.segment import Region
 
 _BYE = 32099  # tag
 _ASK, _ANSWER = 1, 2  # those within a program

@@ -10,17 +10,15 @@ import threading
 from itertools import islice
 from linecache import getline
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..core.comm import Comm
 from ..core.present import calling, innermost, is_own, looking, messaging, waiting
 from ..core.signature import words_of
 from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, calling_frame, is_ours, source_line
 from ..node.present import present
 from . import runtime
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 INSIDE, OUTSIDE = "in hpcomm,", "not in a call of hpcomm,"  # where no call is known
 _MESSAGES = ("recv", "send")  # of a node

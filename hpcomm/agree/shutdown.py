@@ -12,13 +12,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Container
-from typing import TYPE_CHECKING
 
+from ..core.comm import Comm
 from ..node.segment import Region
 from . import runtime
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 _LOOK_S = 0.02
 _LOOKS = 50  # that find it so, one after the other; not time: this rank may have been stopped, too

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from .._lazy import MPI
 from ..core import present
+from ..core.comm import Comm
 from ..errors import PeerFailedError, named, where
 from ..node import segment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..core.comm import Comm
 
 _Found = TypeVar("_Found")
 

@@ -15,17 +15,15 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zlib import crc32
 
 from .._lazy import MPI, np
+from ..core.comm import Comm
 from ..core.signature import VERB, VERBS, describe
+from ..core.types import AnyArray
 from ..errors import calling_frame, line_number, passing, source_line
 from .differences import Call, calls_of, holding
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-    from ..core.types import AnyArray
 
 _EQUAL = frozenset(("broadcast", "all_reduce", "all_gather"))  # verbs whose results are the same on all ranks
 _KEPT = 1000  # results of which is known where they came from

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import MPI, np
+from ..core.dtypes import Dtype
+from ..core.operation import Call
+from ..core.reduction import Reduction
+from ..core.types import AnyArray
 from ..core.verbs import PREFIXES
 from ..errors import calling_frame
-
-if TYPE_CHECKING:
-    from ..core.dtypes import Dtype
-    from ..core.operation import Call
-    from ..core.reduction import Reduction
-    from ..core.types import AnyArray
 
 _PIECE = 1 << 18  # elements that are looked at together
 

@@ -28,7 +28,8 @@ from inspect import signature
 from itertools import count
 from math import prod
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 from zlib import crc32
 
 from .._lazy import np
@@ -56,9 +57,6 @@ from .program_calls import (
 )
 from .shell import FINGERPRINT
 from .verbs.leaves import leaves
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 CALL = Struct("<IIQ")
 KINDS, CALLS = ".kinds", ".calls"  # endings of names of files

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import compress, count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import MPI, loaded
 from ..agree.agreement import refusing
@@ -17,11 +17,9 @@ from ..core.html import grid, sheet
 from ..core.partition import integers
 from ..errors import ConfigError, LayoutError, RankError, UsageError, demand, where
 from .communicator import Communicator, over
+from .context import Context
 from .making.groups import agreed, made
 from .topology import Cart, fill_in, node_order, nodes_of
-
-if TYPE_CHECKING:
-    from .context import Context
 
 MOST_DRAWN = 1024  # ranks, in a notebook
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._lazy import MPI, NDArray, loaded, np
@@ -23,9 +24,6 @@ from ..core.request import Request
 from ..core.signature import NEIGHBOURS
 from ..core.verbs import TABLE
 from ..errors import ConfigError, calling_frame, is_ours
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 
 def _table(same: str = "", parts: str = "", each: str = "") -> dict[str, str]:

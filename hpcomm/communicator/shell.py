@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from .context import Context
+from .context import Context
 
 Kind = TypeVar("Kind", bound=type)
 FINGERPRINT, TRACE = "HPCOMM_FINGERPRINT", "HPCOMM_TRACE"

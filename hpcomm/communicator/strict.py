@@ -22,13 +22,16 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import Any
 
 from .._lazy import MPI, np
 from ..agree import runtime
 from ..core.checksum import of_elements
+from ..core.comm import Comm
 from ..core.operation import Call
 from ..core.outstanding import Begun, Outstanding
 from ..core.patience import Pause
@@ -37,12 +40,6 @@ from ..core.request import Request, move_rounds
 from ..core.verbs import receives
 from ..errors import UsageError, at_line, calling_frame, warn, where
 from ..transport.matching import is_awaited
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType
-
-    from ..core.comm import Comm
 
 _MOST = 20  # lines that a rank says at its end
 _GRACE_S = 2e-3  # that a receive of any source waits for a second message once the first is there

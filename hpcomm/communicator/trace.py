@@ -35,21 +35,18 @@ from inspect import signature
 from itertools import count
 from struct import Struct
 from threading import current_thread, get_ident, main_thread
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from ..core.request import Request
 from ..errors import UsageError, demand, source_line
 from ..job.host import host_mark
 from . import shell
 from .payloads import pickling
+from .payloads.payload import Payload
 from .program_calls import Rows, alone, later, methods, outside, program, ranks_of, words_of
 
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from .payloads.payload import Payload
-
-    Find = Callable[[FrameType], FrameType | None]
+Find = Callable[[FrameType], FrameType | None]
 
 RECORD = Struct("<QQQiiiI")
 ROWS, RECORDS = ".rows", ".trace"  # endings of names of files

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard
+from typing import Any, SupportsIndex, TypeGuard
 
 from .._lazy import NDArray, np
+from ..core.types import AnyArray
 from ..errors import LayoutError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ..core.types import AnyArray
 
 # Bytes before a rank's array, as long as a line of the cache: they begin with the word of its lock.
 HEAD = 64

@@ -14,12 +14,9 @@ import signal
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+from .comm import Comm
 from .limits import PAUSE_YIELDS
-
-if TYPE_CHECKING:
-    from .comm import Comm
 
 _SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM)
 _numbers = tuple(map(int, _SIGNALS))

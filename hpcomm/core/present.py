@@ -21,13 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread, get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import HpcommError
+from .comm import Comm
 from .verbs import receives
-
-if TYPE_CHECKING:
-    from .comm import Comm
 
 MESSAGE, NONE, NEXT = 0, -1, -3
 

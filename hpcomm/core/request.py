@@ -19,7 +19,8 @@ import weakref
 from collections.abc import Callable, Generator, Sequence
 from numbers import Real
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from types import CodeType, FrameType
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from .._lazy import MPI
 from ..errors import (
@@ -31,18 +32,14 @@ from ..errors import (
     line_number,
     source_line,
 )
+from .comm import Comm
 from .limits import WATCHDOG_TICK_S
 from .patience import Pause, patience
 from .present import MESSAGE, NONE, waiting
+from .status import Status
+from .types import AnyStatus
 from .untaken import untaken
 from .verbs import receives
-
-if TYPE_CHECKING:
-    from types import CodeType, FrameType
-
-    from .comm import Comm
-    from .status import Status
-    from .types import AnyStatus
 
 T_co = TypeVar("T_co", covariant=True)
 # What is waited for, as core/present.py has it: communicator, peer, number, verb, tag.

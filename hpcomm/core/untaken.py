@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .._lazy import MPI
 from ..job import process_role
-
-if TYPE_CHECKING:
-    from .comm import Comm
+from .comm import Comm
 
 
 def untaken(comm: Comm, of_objects: bool, source: int | None) -> str:

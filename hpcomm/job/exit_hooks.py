@@ -21,11 +21,9 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
+from .._lazy import MPI
 
 _HAS_CODE = sys.version_info >= (3, 12)
 _last: list[Callable[[], None]] = []

@@ -20,21 +20,19 @@ import re
 import stat
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from select import PIPE_BUF
 from threading import Lock, Thread
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, NamedTuple
 from zlib import crc32
 
 from ..errors import in_package, named, spans
 from .launcher import reader_of
 from .process_role import world_rank
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 VARIABLE = "HPCOMM_TRACEBACK"
 SENT = "HPCOMM_SENT"  # set: who has started the job takes tracebacks from what its launcher writes

@@ -6,21 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from ..core import dtypes, reduction
 from ..core.signature import head
+from ..core.types import Operator
 from ..core.verbs import ROOTED
 from ..errors import LayoutError
 from .names import dist, options
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..core.types import Operator
 
 
 class Call(NamedTuple):

@@ -11,17 +11,15 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..device.driver import possible
 from ..errors import HpcommError, LayoutError
 from .calls import array, flat
 from .torch_errors import as_torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Look = TypeVar("Look", bound=Callable[..., object])
 

@@ -8,9 +8,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch._C._distributed_c10d import Store
 
 from ..agree.deadline import Stay
+from ..communicator.communicator import Communicator
 from ..communicator.making.groups import short_list
 from ..core.present import calling
 from ..errors import ConfigError, HpcommError
@@ -19,11 +22,6 @@ from .names import backends, c10d, dist, label
 from .process_group import ProcessGroupMPI
 from .ranks import NodeWorld, Ranks
 from .torch_errors import is_unknown, moved
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-    from ..communicator.communicator import Communicator
 
 _making: list[dict[str, Any]] = []  # what the group that torch is just making is to be; innermost last
 

@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import Store
 
 from ..errors import NAMED
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 _STORE_S = 5.0  # for the store to answer
 _LOOK_S = 0.05  # at most between two looks

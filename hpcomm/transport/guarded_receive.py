@@ -20,15 +20,13 @@ from __future__ import annotations
 import ctypes
 import sys
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from .._lazy import MPI
+from ..core.comm import Comm
 from ..core.limits import GUARD_LEFT, GUARD_PROBED
 
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-
-    Part = tuple[Any, int, MPI.Datatype]
+Part: TypeAlias = "tuple[Any, int, MPI.Datatype]"
 
 _KEPT = 1 << 16  # datatypes of one kind, of 0.9 KB each: all lengths below 64 KiB
 

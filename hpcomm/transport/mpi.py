@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
 from .._lazy import NDArray, np
 from ..agree import message_kinds, runtime, survival
-from ..core.buffer import as_buffer, detached
+from ..core.buffer import Buffer, as_buffer, detached
+from ..core.comm import Comm
+from ..core.dtypes import Dtype
 from ..core.limits import BACKGROUND_COPIED
+from ..core.operation import Call
 from ..core.request import Request, Stages, abandon
+from ..core.types import AnyArray
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
@@ -25,14 +29,7 @@ from .between_groups import have_counted
 from .matching import Ends
 from .progress import StreamRequest
 
-if TYPE_CHECKING:
-    from ..core.buffer import Buffer
-    from ..core.comm import Comm
-    from ..core.dtypes import Dtype
-    from ..core.operation import Call
-    from ..core.types import AnyArray
-
-    Spec = tuple[NDArray[Any], int, MPI.Datatype]
+Spec: TypeAlias = "tuple[NDArray[Any], int, MPI.Datatype]"
 
 _NAMES = {verb: row.mpi for verb, row in TABLE.items()} | {"recv": "Recv", "send": "Send"}
 _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none

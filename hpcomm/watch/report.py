@@ -17,10 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from ..agree import blocked, doing, runtime
-from ..agree.blocked import ELSEWHERE
+from ..agree.blocked import ELSEWHERE, Blocked
 from ..agree.doing import Doing
 from ..agree.other_sort import passed_over
 from ..agree.present_calls import describe_call
@@ -28,9 +27,6 @@ from ..core.limits import SILENT_S
 from ..core.present import MESSAGE
 from ..node import segment
 from . import stuck
-
-if TYPE_CHECKING:
-    from ..agree.blocked import Blocked
 
 _SHOWN = 8  # ranks, or groups of ranks, of which a report speaks
 _AGAIN_S = 1.5  # between two looks at all ranks,

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
+from .._lazy import MPI
 from ..agree import mistakes, runtime, survival
 from ..agree.job_ends import ByMPI, ByRecords
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
+from ..node.segment import NodeSegment
 from . import watchdog
 from .report import own_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mpi4py import MPI
-
-    from ..node.segment import NodeSegment
 
 _failed: Exception | None = None  # why it could not be started
 

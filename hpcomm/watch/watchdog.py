@@ -27,7 +27,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from ..agree import doing, runtime
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
@@ -37,6 +36,7 @@ from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
 from ..core import patience
 from ..core import request as requests
+from ..core.comm import Comm
 from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
 from ..core.present import MESSAGE
 from ..core.request import Request
@@ -47,9 +47,6 @@ from ..node import segment
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from .report import Reporter
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
 
 _PATIENT = 4  # looks that find the same call before it is judged: what is needed may still be on its way
 _idle = threading.Event()  # set while the thread sleeps

@@ -10,13 +10,11 @@ communicator of the user's a receive of any tag took them, or one of the same ta
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._lazy import MPI
+from ...core.comm import Comm
 from ...transport.late import transport
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
 
 _serial = count()
 

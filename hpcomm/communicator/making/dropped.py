@@ -8,14 +8,11 @@ a group, and two groups that are joined, do so when they make another one of the
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
 
 from ..._lazy import once
+from ...core.comm import Comm
 from ...core.request import birth
 from .carriers import Carriers, Spare
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
 
 NOTHING = -1  # in place of a number
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce

@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._lazy import MPI
+from ...core.comm import Comm
+from ...core.request import Stages
 from .payload import cut, pooled
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
-    from ...core.request import Stages
 
 FEW = 16  # ranks of a group up to which each sends to all: nothing passes through others
 _ALIGN, _ALIGN_SHORT, _SHORT = 64, 16, 1024  # bytes on which a block begins; one of less than so many

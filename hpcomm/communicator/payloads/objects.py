@@ -6,13 +6,15 @@ import functools
 import operator
 import pickle
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from ...core.patience import patience
 from ...core.present import calling
 from ...core.request import Request
+from ...core.types import AnyStatus, Later, Now
 from ...errors import UsageError
 from ...transport.late import reduction
+from ..context import Context
 from ..shell import Shell
 from ..verbs.timeouts import waited
 from . import payload_transport
@@ -26,10 +28,6 @@ from .payload_agreement import (
     send,
 )
 from .pickling import decode
-
-if TYPE_CHECKING:
-    from ...core.types import AnyStatus, Later, Now
-    from ..context import Context
 
 _OBJECTS = Form("_object", None, decode, lambda own, payload: own)
 T = TypeVar("T")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..._lazy import MPI
 from ...agree.agreement import refused
@@ -14,19 +14,17 @@ from ...core.present import calling, messaging
 from ...core.request import Request, Stages, StagesOf, rounds_under_way
 from ...core.signature import BACKGROUND, head
 from ...core.status import Status
+from ...core.types import AnyStatus
 from ...core.verbs import RAGGED, ROOT_SENDS, TABLE
 from ...errors import HpcommError, UsageError
 from ...node.present import enter, leave
 from ...transport.late import transport
 from ...transport.matching import add_tag, fill, is_root, peer_rank, source_and_tag, tag_number
+from ..context import Context
 from ..verbs.direct import NO_DIRECT
 from ..verbs.timeouts import waited
 from . import payload_transport
 from .payload import DevicePayload, Payload, pooled, refusal
-
-if TYPE_CHECKING:
-    from ...core.types import AnyStatus
-    from ..context import Context
 
 T = TypeVar("T")
 

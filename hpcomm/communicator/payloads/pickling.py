@@ -14,16 +14,14 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from zlib import crc32
 
+from ..._lazy import np
 from ...core.limits import OUT_OF_BAND
 from ...errors import ConfigError, HpcommError, UsageError
 from ...transport.late import buffer
 from .payload import DevicePayload, OnDevice, Payload, check_came
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _PICKLED = 0x80  # how every pickle begins
 heard: Callable[[Payload, bool], object] | None = None  # of a trace: is told what is made of objects, or came

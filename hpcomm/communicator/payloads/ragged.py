@@ -10,10 +10,12 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ..._lazy import NDArray, loaded, np
+from ...core.buffer import DeviceBuffer, Shape
 from ...core.request import Request
+from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
 from ...errors import DtypeError, UsageError
 from ...transport.late import buffer, dtypes
 from ..shell import Shell
@@ -27,10 +29,6 @@ from .payload_agreement import (
     receive,
     send,
 )
-
-if TYPE_CHECKING:
-    from ...core.buffer import DeviceBuffer, Shape
-    from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, Scalar
 
 _ON_DEVICE = "device"  # in place of a library: the block is an array
 

@@ -12,25 +12,21 @@ under a schedule's name; all others go through the hosts' memory then (docs/gpu.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
+from ..._lazy import MPI, NDArray
 from ...agree.agreement import refused, refusing
 from ...core.operation import Arguments, Call, Carrier
 from ...core.present import calling
+from ...core.request import Request
 from ...core.signature import BACKGROUND, head, marked
+from ...core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Scalar
 from ...core.verbs import ROOTED
 from ...errors import HpcommError, UsageError
 from ...transport.late import host_calls, host_copy, prepare, schedule_transport, transport
+from ..context import Context
 from ..shell import Shell
 from . import direct, timeouts
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-    from numpy.typing import NDArray
-
-    from ...core.request import Request
-    from ...core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Scalar
-    from ..context import Context
 
 
 class Collectives(Shell):

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from ..._lazy import MPI, NDArray, np
 from ...core import result_memory
+from ...core.comm import Comm
 from ...core.limits import BACKGROUND_COPIED
+from ...core.operation import Arguments
 from ...core.signature import BACKGROUND, DTYPE, SCHEDULED, head
+from ...core.types import AnyArray
 from ...core.verbs import TABLE, Verb
 from ...errors import HpcommError
 from ...node.present import enter, leave
@@ -36,11 +39,6 @@ from ...transport.late import (
     transport,
     wrapping,
 )
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
-    from ...core.operation import Arguments
-    from ...core.types import AnyArray
 
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 _IN_PLACE = ("broadcast", "all_reduce")

@@ -15,24 +15,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from ..._lazy import MPI, loaded
-from ...agree.message_kinds import tag_place
+from ...agree.message_kinds import Kind, tag_place
+from ...core.comm import Comm
+from ...core.dtypes import Dtype
 from ...core.limits import GUARD_PROBED
 from ...core.patience import patience
 from ...transport import guarded_receive
 from ...transport.late import transport
 from ...transport.matching import add_tag, is_awaited, is_plain_tag
 
-if TYPE_CHECKING:
-    from ...agree.message_kinds import Kind
-    from ...core.comm import Comm
-    from ...core.dtypes import Dtype
-
-    Part = tuple[Any, int, MPI.Datatype]  # memory, elements, type: what mpi4py takes
-    Look = Callable[[Any], Part | None]
-    Known = tuple[Part, int, set[Any]]
+Part: TypeAlias = "tuple[Any, int, MPI.Datatype]"  # memory, elements, type: what mpi4py takes
+Look: TypeAlias = "Callable[[Any], Part | None]"
+Known: TypeAlias = "tuple[Part, int, set[Any]]"
 
 _MOST = 1024  # kinds of calls
 

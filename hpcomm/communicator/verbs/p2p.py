@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Unpack, ov
 
 from ..._lazy import MPI, NDArray, np
 from ...agree import message_kinds
+from ...core.buffer import Buffer, Shape
 from ...core.operation import Call
 from ...core.patience import patience
 from ...core.present import messaging
 from ...core.request import Request
 from ...core.status import Status
+from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, NpArray, Scalar
 from ...errors import HpcommError, LayoutError, UsageError, located
 from ...node.present import enter, leave
 from ...transport import guarded_receive
@@ -30,6 +32,7 @@ from ...transport.matching import (
     source_and_tag,
     tag_number,
 )
+from ..context import Context
 from ..shell import Shell
 from . import collectives
 from .known_messages import check_known, known_receive, known_send, remember_receive, remember_send
@@ -39,10 +42,6 @@ from .unknown_length import in_order, recv_at_once, recv_behind, recv_unsized
 if TYPE_CHECKING:
     import torch
     from numpy.typing import DTypeLike
-
-    from ...core.buffer import Buffer, Shape
-    from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, NpArray, Scalar
-    from ..context import Context
 
     Number: TypeAlias = int | None  # of a rank, or a tag
     Kind: TypeAlias = type[Scalar] | np.dtype[Scalar]

@@ -5,33 +5,30 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from typing import TYPE_CHECKING, Any, Generic, Literal, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, overload
 
 from ..._lazy import MPI, NDArray
 from ...agree.agreement import refused
 from ...agree.end_notices import awaited
+from ...core import types
 from ...core.closing import ClosedByAll
 from ...core.operation import Arguments, Call
 from ...core.patience import Pause, patience
 from ...core.present import calling, waiting
 from ...core.request import Again, Needs, Request, Stages, T_co, abandon, deadline
 from ...core.signature import NEIGHBOURS, head, operator, words_of
+from ...core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
 from ...core.verbs import REDUCTIONS, TABLE
 from ...errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, located, where
 from ...node.present import enter, leave
 from ...transport import matching
 from ...transport.late import buffer, prepare, schedule_transport, transport
+from ..context import Context
 from ..shell import Shell, watched
 from .collectives import scheduled
 from .planned_message import planned_receive, planned_send, taking
 from .unknown_length import in_order, recv_behind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ...core import types
-    from ...core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
-    from ..context import Context
 
 _PLANNED = [*TABLE, *NEIGHBOURS, "send", "recv"]
 _AMERICAN = {name.replace("neighbour", "neighbor"): name for name in NEIGHBOURS}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..._lazy import MPI
 from ...agree import message_kinds
+from ...core.buffer import Buffer
 from ...core.operation import Call
 from ...errors import UsageError
 from ...transport import guarded_receive, matching
 from ...transport.late import buffer, transport
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...core.buffer import Buffer
-    from ..context import Context
+from ..context import Context
 
 
 def planned_send(comm: Context, x: object, dest: int | None, tag: int | None) -> Call:

@@ -6,22 +6,18 @@ Objects and ragged arrays travel on a communicator of their own, so they have pr
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..._lazy import MPI
 from ...core.patience import Pause, patience
 from ...core.present import messaging
+from ...core.request import Stages
 from ...core.status import Status
 from ...errors import WaitTimeoutError, where
 from ...transport.matching import fill, is_awaited, is_there, source_and_tag
 from ...transport.progress import Until, drive
+from ..context import Context
 from ..shell import Shell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ...core.request import Stages
-    from ..context import Context
 
 
 class Probes(Shell):

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TypeVar, overload
 
+from ..._lazy import NDArray
 from ...agree.agreement import refusing
 from ...core.operation import Arguments
 from ...core.present import calling
 from ...core.request import Request, StagesOf
+from ...core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
 from ...transport.late import buffer, reduction
 from ..payloads.payload_agreement import each_of
 from ..shell import Shell
 from .collectives import careful
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ...core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 
 class Reductions(Shell):

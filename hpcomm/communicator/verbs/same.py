@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 from ..._lazy import np
 from ...agree.agreement import refusing
 from ...agree.differences import Call, alone, holding, joined
 from ...agree.values import bits, crc_of
+from ...core.types import AnyArray
 from ...errors import MismatchError, at_line, demand, where
 from ..payloads.objects import Objects
 from .collectives import Collectives
 from .leaves import Leaf, array_of, leaves
 from .reductions import Reductions
-
-if TYPE_CHECKING:
-    from ...core.types import AnyArray
 
 T = TypeVar("T")
 _BLOCK = 1 << 13  # elements whose checksum is compared, and that are sent in the end

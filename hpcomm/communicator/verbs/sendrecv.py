@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..._lazy import MPI, np
 from ...agree import message_kinds
 from ...core import result_memory
+from ...core.buffer import Buffer
 from ...core.operation import Call
 from ...core.patience import patience
 from ...core.present import messaging
 from ...core.request import abandon
+from ...core.types import AnyArray, AnyStatus, Array
 from ...errors import LayoutError, located
 from ...node.present import enter, leave
 from ...transport import guarded_receive
 from ...transport.late import buffer, prepare, transport
 from ...transport.matching import Ends, Envelope, fill, is_awaited, peer_rank, tag_number
+from ..context import Context
 from ..shell import Shell
 from . import timeouts
 from .known_messages import check_known, known_receive, known_send, remember_receive, remember_send
 from .p2p import check_writable, receive_into, send_carefully
-
-if TYPE_CHECKING:
-    from ...core.buffer import Buffer
-    from ...core.types import AnyArray, AnyStatus, Array
-    from ..context import Context
 
 
 class SendRecv(Shell):

@@ -8,14 +8,12 @@ signals its messages go the same way (core/patience.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...core.comm import Comm
 from ...core.patience import patience
 from ...core.request import Request, abandon, other_message
 from ...errors import WaitTimeoutError, where
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
 
 _HINT = "look for the rank that did not make the matching call; comm.timeout sets the time"
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Schema = dict[str, Any]
 TEXT = Path(__file__).with_name("spec.json").read_text(encoding="utf-8")

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from ...core import dtypes, reduction
+from ...core.comm import Comm
+from ...core.dtypes import Dtype
 from ...core.limits import SCHEDULE_IN_OUT
-from ...core.operation import Carrier
+from ...core.operation import Call, Carrier
+from ...core.reduction import Reduction
+from ...core.request import Stages
 from ...core.signature import marked
+from ...core.types import NpArray
 from ...core.ufuncs import UFUNCS
 from ...core.verbs import GATHERING, ROOT_RECEIVES, ROOT_SENDS, ROOTED, SCATTERING
 from ...errors import UsageError
+from ...schedule.rank_program import Program
 from ...schedule.registry import algorithms, build, cut
 from .. import mpi_control_variables, rank_order
 from ..library_algorithms import library_call
@@ -28,17 +34,7 @@ from .executor import Channel, Executor, Memory, Operator, memory_for
 from .proved import Which, in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release
 
-if TYPE_CHECKING:
-    from ...core.comm import Comm
-    from ...core.dtypes import Dtype
-    from ...core.operation import Call
-    from ...core.reduction import Reduction
-    from ...core.request import Stages
-    from ...core.types import NpArray
-    from ...schedule.rank_program import Program
-
-    # verb, name, root, count, dtype, code of the reduction, wire, operator of the user
-    Key = tuple[str, str, int, int, Any, int, Any, int]
+Key = tuple[str, str, int, int, Any, int, Any, int]
 
 _CALM = {
     name: np.errstate(all="ignore")(ufunc) for name, ufunc in UFUNCS.items()
