@@ -21,6 +21,7 @@ from typing import Any
 from .._lazy import MPI
 from ..core.comm import Comm
 from ..core.operation import Call
+from ..core.patience import until
 from ..node.segment import NodeSegment
 from . import runtime
 from .letters import FEW, Letters
@@ -186,9 +187,7 @@ class EndNotices:
         gone = self._letters.failed() | (set() if self.all_hear else self.ended())
         others = [rank for rank in range(self._mpi.size) if rank != self._mpi.rank and rank not in gone]
         self._letters.send(others, _END, self.begun())
-        end = time.monotonic() + _LAST_WORDS_S
-        while not self.ended().issuperset(others) and time.monotonic() < end:
-            time.sleep(1e-3)
+        until(lambda: self.ended().issuperset(others), _LAST_WORDS_S)
 
     def stop(self) -> None:
         """Hear no more: MPI is about to be finalized."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from .._lazy import MPI
 from ..core.limits import GRACE_S, NETWORK_PATIENCE_S
+from ..core.patience import until
 from ..node import segment
 from ..node.segment import NodeSegment, Region
 from . import runtime
@@ -93,7 +94,5 @@ class ByRecords:
     def _follow(self, region: Region, status: int) -> None:
         """End after the rank of this record: whoever started them takes the first for the cause."""
         self._mine.aborted = status  # which it waits for
-        end = time.monotonic() + _LAST_S
-        while region.is_held and time.monotonic() < end:
-            time.sleep(_LOOK_S)
+        until(lambda: not region.is_held, _LAST_S)
         runtime.follow(status)

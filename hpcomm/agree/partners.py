@@ -23,6 +23,7 @@ from typing import Any
 
 from .._lazy import MPI
 from ..core.comm import Comm
+from ..core.patience import until
 from ..job.host import host_mark
 from ..job.launcher import began_of
 from ..node import segment
@@ -150,9 +151,7 @@ class Partners:
             return  # it has parted
         others = _informed(self._inter.remote_size) - self._dead()
         self._letters.send(others, _BYE, struct.pack("q", self._comm.begun))
-        deadline = time.monotonic() + _LAST_WORDS_S * self._foreign
-        while time.monotonic() < deadline and len(self.gone()) < self._inter.remote_size:
-            time.sleep(_POLL_S)
+        until(lambda: len(self.gone()) >= self._inter.remote_size, _LAST_WORDS_S * self._foreign)
 
     def part(self) -> None:
         """Say that this rank ends or closes what joins both, and wait for the others, but not at a failure.

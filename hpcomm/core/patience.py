@@ -59,3 +59,13 @@ class Pause:
             os.sched_yield()  # time.sleep(0) takes 60 us since Python 3.11
         else:
             time.sleep(min(2e-6 * (self._turns - PAUSE_YIELDS), 5e-4))
+
+
+def until(is_so: Callable[[], object], seconds: float = math.inf) -> bool:
+    """Ask again and again until it is so; False: it was not within seconds."""
+    end, pause = time.monotonic() + seconds, Pause()
+    while not is_so():
+        if time.monotonic() >= end:
+            return False
+        pause.sleep()
+    return True

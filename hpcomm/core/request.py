@@ -34,7 +34,7 @@ from ..errors import (
 )
 from .comm import Comm
 from .limits import WATCHDOG_TICK_S
-from .patience import Pause, patience
+from .patience import Pause, patience, until
 from .present import MESSAGE, NONE, waiting
 from .status import Status
 from .types import AnyStatus
@@ -292,9 +292,7 @@ class Request(Generic[T_co]):
 
     def _wait_beside_others(self) -> None:
         """Wait while there are others to be progressed: their ranks may be what this one waits for."""
-        pause = Pause()
-        while self._stages is not None and move_rounds(self) and not self._ask():
-            pause.sleep()
+        until(lambda: self._stages is None or not move_rounds(self) or self._ask())
 
     def _wait_for_ever(self) -> None:
         while self._stages is not None:

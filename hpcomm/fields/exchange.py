@@ -33,7 +33,7 @@ from .._lazy import MPI, np
 from ..communicator.making.groups import Channel, channel
 from ..communicator.verbs.persistent import Plans
 from ..core.limits import STARTED_ALONE
-from ..core.patience import Pause, patience
+from ..core.patience import patience, until
 from ..core.present import calling
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
 from ..node.present import enter, leave
@@ -360,15 +360,12 @@ class Exchange:
         return described, copies
 
     def _poll(self, timeout: float) -> None:
-        deadline, pause = time.monotonic() + timeout, Pause()
-        while not self._is_due():
-            if time.monotonic() >= deadline:
-                raise WaitTimeoutError(
-                    f"the {self._verb} was not complete after {timeout:g} s",
-                    where(self._verb, self._comm),
-                    "wait again, or look for the rank that did not start its exchange",
-                )
-            pause.sleep()
+        if not until(self._is_due, timeout):
+            raise WaitTimeoutError(
+                f"the {self._verb} was not complete after {timeout:g} s",
+                where(self._verb, self._comm),
+                "wait again, or look for the rank that did not start its exchange",
+            )
 
     def _is_due(self) -> bool:
         try:

@@ -14,7 +14,7 @@ import torch
 from ..agree import doing, shutdown
 from ..agree.deadline import unanswered
 from ..core.limits import WORK_LOOK_S
-from ..core.patience import Pause
+from ..core.patience import Pause, until
 from ..core.present import MESSAGE, looking
 from ..core.untaken import untaken
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
@@ -204,9 +204,7 @@ class NodeMessageWork(MessageWork):
         if self._is_all():
             self._group.under_way.discard(self)
             return True
-        pause = Pause()
-        while not self.poll():  # another thread ends it
-            pause.sleep()
+        until(self.poll)  # another thread ends it
         return super().wait()
 
     def _wait_in_core(self, seconds: float | None) -> None:

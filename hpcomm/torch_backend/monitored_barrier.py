@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from ..agree import shutdown
 from ..errors import WaitTimeoutError
+from .process_group_base import CommProcessGroup
 from .store_reports import come
 from .torch_errors import as_torch
-
-if TYPE_CHECKING:
-    from .process_group import ProcessGroupMPI
 
 _GRACE_S = 5.0  # that the others give rank 0 to judge beyond the time they were told
 
 
-def wait_for_all(group: ProcessGroupMPI, timeout: timedelta | float | None, wait_all_ranks: bool) -> None:
+def wait_for_all(group: CommProcessGroup, timeout: timedelta | float | None, wait_all_ranks: bool) -> None:
     """Rank 0 waits for every rank, then says who came; all ranks raise if one did not.
 
     Args:

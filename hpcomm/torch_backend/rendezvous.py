@@ -74,11 +74,8 @@ def _number(word: str | int, by: str) -> int:
 
 def _is_announced() -> bool:
     """Whether what env:// reads is of our making, here or in the rank that started this process."""
-    return _TOLD in os.environ and os.environ[_TOLD] == _announced()
-
-
-def _announced() -> str:
-    return "/".join(os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    names = "RANK", "WORLD_SIZE", "MASTER_PORT"
+    return os.environ.get(_TOLD) == "/".join(os.environ.get(name, "") for name in names)
 
 
 def is_launched() -> bool:

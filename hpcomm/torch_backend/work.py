@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from torch.futures import Future
 
 from ..agree import doing
-from ..core.patience import Pause
+from ..core.patience import until
 from ..core.present import NEXT, saying
 from ..core.verbs import ROOTED
 from ..errors import HpcommError, WaitTimeoutError
@@ -243,21 +242,14 @@ class NodeWork(Work):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self._over:
-            if timeout:
-                self._wait_so_long(timeout.total_seconds())
-            else:
+            if not timeout:
                 self._wait_for_it()
+            elif not until(self.poll, seconds := timeout.total_seconds()):
+                raise _late(self.call, seconds, self._group.where)
         return super().wait()
 
     def _wait_for_it(self) -> None:
         self._asked(self._going.Wait)
-
-    def _wait_so_long(self, seconds: float) -> None:
-        begin, pause = time.monotonic(), Pause()
-        while not self._asked(self._going.Test):
-            if time.monotonic() - begin > seconds:
-                raise _late(self.call, seconds, self._group.where)
-            pause.sleep()
 
     def is_completed(self) -> bool:
         return self._over or self.poll()

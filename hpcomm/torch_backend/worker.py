@@ -7,6 +7,7 @@ import time
 from queue import SimpleQueue
 
 from ..core.limits import WORKER_POLL_S
+from ..core.patience import until
 from .message_work import MessageWork
 from .work import NodeWork, QueuedWork
 
@@ -93,9 +94,7 @@ class Poller:
 
     def finish(self, seconds: float) -> None:
         """Wait until nothing is under way, at most seconds."""
-        deadline = time.monotonic() + seconds
-        while self.under_way and time.monotonic() < deadline:
-            time.sleep(WORKER_POLL_S)
+        until(lambda: not self.under_way, seconds)
 
     def _serve(self) -> None:
         while True:

@@ -19,7 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._lazy import MPI, LazyModule, np
-from ..core.patience import Pause
+from ..core.patience import until
 from ..core.status import Status
 from ..errors import HpcommError, RankError, UsageError, known_ranks
 
@@ -96,10 +96,7 @@ class Arrival:
             finally:
                 self._is_inside = False
             return self._is_here()
-        pause = Pause()
-        while not self.Test():
-            pause.sleep()
-        return True
+        return until(self.Test)
 
     def withdraw(self) -> bool:
         """Leave what comes to others; whether none has come before."""

@@ -5,11 +5,10 @@ Objects and ragged arrays travel on a communicator of their own, so they have pr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from ..._lazy import MPI
-from ...core.patience import Pause, patience
+from ...core.patience import patience, until
 from ...core.present import messaging
 from ...core.request import Stages
 from ...core.status import Status
@@ -62,12 +61,9 @@ def _waited(comm: Context, verb: str, of_objects: bool, source: int | None, tag:
     mpi = comm.object_comm if of_objects else comm.mpi_handle
     with messaging(comm, verb, None, *wanted):
         if (limit := patience(comm, True)) is not None:
-            end, pause = time.monotonic() + limit, Pause()
-            while not _is_there(comm, of_objects, *wanted, seen):
-                if time.monotonic() >= end:
-                    hint = "look for the rank that did not send; comm.timeout sets the time"
-                    raise WaitTimeoutError(f"no message came in {limit:g} s", where(verb, comm), hint)
-                pause.sleep()
+            if not until(lambda: _is_there(comm, of_objects, *wanted, seen), limit):
+                hint = "look for the rank that did not send; comm.timeout sets the time"
+                raise WaitTimeoutError(f"no message came in {limit:g} s", where(verb, comm), hint)
         elif (of_objects or comm.devices is None) and not is_awaited(mpi, *wanted):
             mpi.Probe(*wanted, seen)
         else:
