@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-__all__ = ["MPI", "LazyModule", "NDArray", "loaded", "np", "once", "undisturbed"]
+__all__ = ["MPI", "ArrayLike", "DTypeLike", "LazyModule", "NDArray", "loaded", "np", "once", "undisturbed"]
 
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ class LazyModule:
 if TYPE_CHECKING:
     import numpy as np
     from mpi4py import MPI
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 else:
     np = LazyModule("numpy")
     MPI = LazyModule("mpi4py.MPI")
-    NDArray = Any  # for annotations, which nobody evaluates
+    ArrayLike = DTypeLike = NDArray = Any  # for annotations, which nobody evaluates
 
 
 class once(Generic[T]):  # noqa: N801  a decorator

@@ -27,26 +27,23 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._lazy import MPI, np
+from ..communicator.communicator import Communicator
 from ..communicator.making.groups import Channel, channel
-from ..communicator.verbs.persistent import Plans
+from ..communicator.verbs.persistent import Plan, Plans
 from ..core.limits import STARTED_ALONE
 from ..core.patience import patience, until
 from ..core.present import calling
+from ..core.types import AnyArray
 from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from ..node.native import native_core as core
 from ..node.present import enter, leave
 from ..transport.datatypes import divided, gathered, gathers, spec
 from ..transport.endpoints import Rows, block, copying, count, in_one_piece, on_device, sites
 from ..transport.late import buffer, transport
 from .negotiation import Capabilities, agreed
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
-    from ..communicator.verbs.persistent import Plan
-    from ..core.types import AnyArray
-    from ..node._native import core
 
 Act = Callable[[], Any]
 Place = tuple[Any, "bool | None"]  # a view, and whether what arrives is added to it; None: it is sent

@@ -12,17 +12,13 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
-from .._lazy import np
+from .._lazy import DTypeLike, np
+from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, where
 from ..transport.late import dtypes
 from .own_part import A, OwnPart
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from ..core.types import AnyArray
 
 _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",

@@ -8,12 +8,15 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._lazy import ArrayLike
 from ..agree import runtime
 from ..agree.deadline import within
+from ..communicator.communicator import Communicator
 from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, named, warn
+from ..grids.grid import Grid
 from ..job.progress import progress_of
 from ..job.spec.calendar import Time
 from ..job.spec.programs import called
@@ -31,12 +34,6 @@ from .spec.spec_file import FieldSpec, JobSpec
 from .spec.spec_reader import started_from
 from .spec.wish import wished
 from .verdict import Refusal, first_refusal, judge
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from ..communicator.communicator import Communicator
-    from ..grids.grid import Grid
 
 _LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are
 

@@ -10,12 +10,9 @@ that go by MPI. Beside it a rank leaves words: why it has refused a call, and of
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from .native import native_core as core
 from .words import Words, words_of_text
-
-if TYPE_CHECKING:
-    from ._native import core
 
 KINDS = 136  # words for message types
 _REFUSED, _WHY, _WHY_BYTES = 0, 1, 376

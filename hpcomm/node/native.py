@@ -16,8 +16,12 @@ from ..core.limits import NODE_SPINS
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ._native import core as native_core
+    from ._native import core as _core
     from .segment import NodeSegment
+
+    native_core = _core  # which others import from here
+else:
+    native_core = None  # for annotations, which nobody evaluates
 
 VERSION = 12  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ._native import core
+from .native import native_core as core
 
 _LOOKS = 1000  # at a text that its writer changes
 # Threads of this process write to the same words, also through Words of their own.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,13 +19,11 @@ from ..core.op import Op
 from ..core.types import Operator
 from ..errors import ConfigError, DtypeError, LayoutError, RankError, UsageError
 from ..node import native
+from ..node.native import native_core as core
 from .calls import Run, array, in_turn, is_even, is_misfit, nothing, unfit
 from .cuda_streams import check_layout, is_onboard, staged
 from .network_collectives import NetworkCollectives, compare_parts
 from .node_collectives import bytes_of
-
-if TYPE_CHECKING:
-    from ..node._native import core
 
 Tensor = torch.Tensor
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.buffer import Buffer, as_buffer, tensor_memory
 from ..core.reduction import is_always_exact
 from ..core.signature import head
+from ..core.types import AnyArray
 from ..errors import HpcommError
 from ..node import native
+from ..node.native import native_core as core
 from .entry_barrier import EntryBarrier
 from .network_collectives import NetworkCollectives
 from .ranks import Ranks
-
-if TYPE_CHECKING:
-    from ..core.types import AnyArray
-    from ..node._native import core
 
 Tensor = torch.Tensor
 _LAID = 4224  # bytes, NODE_CELL: a longer block is read where its giver has it

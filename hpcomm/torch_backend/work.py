@@ -122,10 +122,6 @@ def _late(call: str, seconds: float, place: str) -> HpcommError:
     return as_torch(WaitTimeoutError(f"{call} was not complete after {seconds:g} s", place, hint))
 
 
-def _over() -> str:
-    return "a call that has just ended"
-
-
 class QueuedWork(Work):
     """A call that the group's worker carries out; words() says it in messages.
 
@@ -160,7 +156,7 @@ class QueuedWork(Work):
             self._error = error
         del self._run
         promise = self._ended()
-        self._words = _over  # and so lets go of what went in
+        self._words = lambda: "a call that has just ended"  # and so lets go of what went in
         self._under_way.release()
         self._fill(promise)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 from mpi4py import MPI
 
@@ -20,15 +20,11 @@ from ..core.present import NONE
 from ..core.request import Needs, Request, birth, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, passing
+from ..node.native import native_core as core
 from ..node.present import enter, leave
 from . import mpi as transport
 from . import progress
 from .matching import add_tag, fill
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from ..node._native import core
 
 _WORDS = SimpleNamespace(stages=None)  # in place of a Call, of which only this is asked
 _UNDER_WAY: Any = object()  # in place of stages: there is one only

@@ -12,24 +12,21 @@ import struct
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from ..._lazy import MPI
 from ...agree.arrivals import Arrivals
 from ...agree.levels import LEVELS, depth
+from ...core.comm import Comm
 from ...core.signature import head
 from ...device import driver
 from ...errors import MismatchError, where
 from ...node import native, segment
-from ...node.call_log import CallLogs
+from ...node.call_log import CallLog, CallLogs
+from ...node.native import native_core as core
+from ...node.segment import NodeSegment, Region
 from ..payloads.pickling import mark_of
 from .dropped import NOTHING
-
-if TYPE_CHECKING:
-    from ...core.comm import Comm
-    from ...node._native import core
-    from ...node.call_log import CallLog
-    from ...node.segment import NodeSegment, Region
 
 _FEW = 4096  # bytes that go by the core
 _MARK = 4  # bytes of a communicator's mark

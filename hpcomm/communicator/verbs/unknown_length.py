@@ -7,22 +7,18 @@ could take the same message.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..._lazy import MPI, np
+from ..._lazy import MPI, DTypeLike, np
 from ...agree import message_kinds
+from ...core.buffer import Buffer
+from ...core.dtypes import Dtype
 from ...core.operation import Call
 from ...core.request import Request, Stages
 from ...errors import MismatchError, where
 from ...transport.late import buffer, dtypes, transport
 from ...transport.matching import Arrival, Envelope, fill
-
-if TYPE_CHECKING:
-    from numpy.typing import DTypeLike
-
-    from ...core.buffer import Buffer
-    from ...core.dtypes import Dtype
-    from ..context import Context
+from ..context import Context
 
 
 def in_order(comm: Context, stages: Stages, envelope: Envelope, async_op: bool) -> Any:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from ...errors import ConfigError, did_you_mean
 from .schema import Schema, example_of, fits, misfit
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PART = r"\"[^\"]*\"|'[^']*'|[A-Za-z0-9_\-]+"  # of a key with dots
 

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...core.types import AnyArray
 from ...errors import UsageError
 from ..coupled_field import host
+from ..link import Link
+from ..spec.spec_file import FieldSpec
 from .coupler import Incoming, Outgoing
 from .coupling_clock import NEAR, Schedule
-
-if TYPE_CHECKING:
-    from ..link import Link
-    from ..spec.spec_file import FieldSpec
 
 
 class Sample(NamedTuple):
