@@ -174,6 +174,14 @@ def has_ended(what: str, where: str, ranks: Sequence[int]) -> PeerFailedError:
     return PeerFailedError(f"{what} needs {named(ranks)}, which {have} ended", where, hint, ranks)
 
 
+def incomplete(
+    call: str, seconds: float, place: str, lack: str = "make the matching call"
+) -> WaitTimeoutError:
+    """The error where a call is not complete in time. lack: what another rank may not have done."""
+    hint = f"wait again, or look for the rank that did not {lack}"
+    return WaitTimeoutError(f"{call} was not complete after {float(seconds):g} s", place, hint)
+
+
 def named(ranks: Collection[int], most: int = NAMED) -> str:
     """`rank 2`, `ranks 2, 5-8`, `ranks 2, 5 and others`: at most so many runs of them."""
     runs = spans(sorted(ranks)).split(", ")

@@ -27,8 +27,8 @@ from ..errors import (
     HpcommError,
     PeerFailedError,
     UsageError,
-    WaitTimeoutError,
     calling_frame,
+    incomplete,
     line_number,
     source_line,
 )
@@ -132,12 +132,9 @@ class Request(Generic[T_co]):
                 with self._moving:
                     self._wait_for_ever()
             elif not self._poll(end):
-                raise WaitTimeoutError(
-                    f"{self.call} was not complete after {float(timeout):g} s",
-                    f"started at {self.birth}",
-                    other_message(self)
-                    or "wait again, or look for the rank that did not make the matching call",
-                )
+                late = incomplete(self.call, timeout, f"started at {self.birth}")
+                late.hint = other_message(self) or late.hint
+                raise late
         return self._outcome()
 
     def done(self) -> bool:

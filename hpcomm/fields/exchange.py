@@ -37,7 +37,7 @@ from ..core.limits import STARTED_ALONE
 from ..core.patience import patience, until
 from ..core.present import calling
 from ..core.types import AnyArray
-from ..errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, where
+from ..errors import HpcommError, LayoutError, UsageError, incomplete, where
 from ..node.native import native_core as core
 from ..node.present import enter, leave
 from ..transport.datatypes import divided, gathered, gathers, spec
@@ -358,11 +358,8 @@ class Exchange:
 
     def _poll(self, timeout: float) -> None:
         if not until(self._is_due, timeout):
-            raise WaitTimeoutError(
-                f"the {self._verb} was not complete after {timeout:g} s",
-                where(self._verb, self._comm),
-                "wait again, or look for the rank that did not start its exchange",
-            )
+            place = where(self._verb, self._comm)
+            raise incomplete(f"the {self._verb}", timeout, place, "start its exchange")
 
     def _is_due(self) -> bool:
         try:

@@ -15,7 +15,7 @@ from ..agree import doing
 from ..core.patience import until
 from ..core.present import NEXT, saying
 from ..core.verbs import ROOTED
-from ..errors import HpcommError, WaitTimeoutError
+from ..errors import HpcommError, incomplete
 from ..node.present import enter, leave
 from .calls import Call, flat
 from .names import dist
@@ -118,8 +118,7 @@ doing.kinds.append(Work)
 
 
 def _late(call: str, seconds: float, place: str) -> HpcommError:
-    hint = "wait again, or look for the rank that did not make this call"
-    return as_torch(WaitTimeoutError(f"{call} was not complete after {seconds:g} s", place, hint))
+    return as_torch(incomplete(call, seconds, place, "make this call"))
 
 
 class QueuedWork(Work):

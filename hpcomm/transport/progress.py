@@ -30,7 +30,7 @@ from ..core.request import (
     move_rounds,
     on_rounds,
 )
-from ..errors import WaitTimeoutError, is_ours
+from ..errors import WaitTimeoutError, incomplete, is_ours
 
 
 class After(Protocol):
@@ -81,11 +81,7 @@ class StreamRequest(Request[T_co]):
             move_rounds()
             if self._stages is not None:
                 if end is not None and time.monotonic() >= end:
-                    raise WaitTimeoutError(
-                        f"{self.call} was not complete after {timeout:g} s",
-                        f"started at {self.birth}",
-                        "wait again, or look for the rank that did not make the matching call",
-                    )
+                    raise incomplete(self.call, timeout or 0.0, f"started at {self.birth}")
                 pause.sleep()
 
     def done(self) -> bool:

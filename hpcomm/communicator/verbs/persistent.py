@@ -20,7 +20,7 @@ from ...core.request import Again, Needs, Request, Stages, T_co, abandon, deadli
 from ...core.signature import NEIGHBOURS, head, operator, words_of
 from ...core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
 from ...core.verbs import REDUCTIONS, TABLE
-from ...errors import HpcommError, LayoutError, UsageError, WaitTimeoutError, did_you_mean, located, where
+from ...errors import HpcommError, LayoutError, UsageError, did_you_mean, incomplete, located, where
 from ...node.present import enter, leave
 from ...transport import matching
 from ...transport.late import buffer, prepare, schedule_transport, transport
@@ -237,11 +237,8 @@ class Plan(ClosedByAll, Generic[T_co]):
             if self._prepared[self._complete].Test(status):
                 self._complete += 1
             elif time.monotonic() >= end:
-                raise WaitTimeoutError(
-                    f"the plan of {self._call} was not complete after {float(timeout):g} s",
-                    where(self._call.verb, self._comm),
-                    "wait again, or look for the rank that did not start its plan",
-                )
+                place = where(self._call.verb, self._comm)
+                raise incomplete(f"the plan of {self._call}", timeout, place, "start its plan")
             else:
                 pause.sleep()
 
