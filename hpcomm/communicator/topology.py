@@ -7,22 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import MPI, np
 from ..agree.agreement import refusing
 from ..core.checksum import mixed
 from ..core.partition import integers
+from ..core.request import Pending
+from ..core.types import Spec
 from ..errors import LayoutError, MismatchError, RankError, UsageError, where
 from ..transport.late import transport
 from .communicator import Communicator, over
+from .context import Context
 from .making.groups import agreed, channel, made, mapped
 from .verbs.neighbour_collectives import NeighbourCollectives
-
-if TYPE_CHECKING:
-    from ..core.request import Pending
-    from ..transport.mpi import Spec
-    from .context import Context
 
 
 class Topology(NeighbourCollectives, Communicator):

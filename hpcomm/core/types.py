@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 AnyArray: TypeAlias = "NDArray[np.generic]"  # numpy's arrays of whatever elements
 NpArray: TypeAlias = "NDArray[Any]"  # the same, whose elements go anywhere
+Spec: TypeAlias = "tuple[NDArray[Any], int, MPI.Datatype]"  # memory, elements, type: what mpi4py takes
 Floats: TypeAlias = "NDArray[np.float64]"
 Ints: TypeAlias = "NDArray[np.int64]"
 Scalar = TypeVar("Scalar", bound="np.generic")

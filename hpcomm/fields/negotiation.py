@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .._lazy import MPI
+from ..communicator.communicator import Communicator
+from ..communicator.making.groups import Channel as Lines
 from ..core.limits import CHANNEL_MOST
+from ..core.types import NpArray
 from ..errors import MismatchError
 from ..node.channels import attached, has_memory, reserved
+from ..node.native import native_core as core
 from ..transport.datatypes import alone, is_scattered
 from ..transport.endpoints import count, on_device
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
-    from ..communicator.making.groups import Channel as Lines
-    from ..core.types import NpArray
-    from ..node._native.core import Channel
 
 # Bits of a wish: views as messages of their own, on a device, by a channel:
 _ALONE, _ON_DEVICE, _BY_CHANNEL = 1, 2, 4
@@ -38,7 +36,7 @@ class Capabilities(NamedTuple):
 
     apart: Collection[tuple[int, int]] = ()
     device_side: Collection[tuple[int, int]] = ()
-    channels: Mapping[tuple[int, int], Channel] = {}
+    channels: Mapping[tuple[int, int], core.Channel] = {}
 
 
 def agreed(
@@ -95,7 +93,7 @@ def _wish(views: Sequence[NpArray], sending: bool, is_near: bool) -> tuple[int, 
 
 def _channels(
     comm: Communicator, mpi: MPI.Comm, tag: int, nbytes: Mapping[tuple[int, int], int], verb: str
-) -> dict[tuple[int, int], Channel]:
+) -> dict[tuple[int, int], core.Channel]:
     """The channels of messages of nbytes that go by one, if their source has room, and tells where."""
     me = comm.rank
     laid = {pair: (reserved(most),) for pair, most in nbytes.items() if pair[0] == me}

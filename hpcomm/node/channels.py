@@ -7,16 +7,12 @@ its sender may be one exchange ahead of its receiver, as with MPI, and no furthe
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from ..core.comm import Comm
 from ..core.limits import NODE_SPINS
 from ..errors import has_ended, where
 from . import segment
-from .native import core
-
-if TYPE_CHECKING:
-    from ..core.comm import Comm
-    from ._native.core import Channel
+from .native import core, native_core
 
 
 def has_memory() -> bool:
@@ -29,12 +25,12 @@ def reserved(nbytes: int) -> int:
     return _near().shared.reserve_channel(nbytes) or 0
 
 
-def attached(at: int, comm: Comm, peer: int, verb: str) -> Channel:
+def attached(at: int, comm: Comm, peer: int, verb: str) -> native_core.Channel:
     """One end of a channel, which both ends take once. Its waits raise PeerFailedError."""
     native, near = core(), _near()
     assert native is not None
     hook, spins = _watching(comm, peer, verb), 0 if near.is_crowded else NODE_SPINS
-    made: Channel = native.Channel(near.shared, at, peer, hook, spins, verb=verb)
+    made: native_core.Channel = native.Channel(near.shared, at, peer, hook, spins, verb=verb)
     return made
 
 

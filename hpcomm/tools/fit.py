@@ -19,17 +19,15 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._lazy import MPI, np
+from ..communicator.communicator import Communicator
 from ..errors import ConfigError
 from ..job.command_line import table
 from ..job.cores import usable_cores
 from ..schedule.cost.machine_model import machine
 from ..schedule.cost.simulator import predict
-
-if TYPE_CHECKING:
-    from ..communicator.communicator import Communicator
 
 FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes of the ping-pong
 CHECKED = (512, 16 << 10, 256 << 10, 2 << 20)  # bytes on which nothing was fitted

@@ -14,21 +14,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
+
+from torch._C._distributed_c10d import Store
 
 from ..agree import runtime
 from ..errors import ConfigError, WaitTimeoutError, has_ended, named
 from ..job.host import host_mark
 from ..node import native, segment
+from ..node.native import native_core as core
+from ..node.segment import NodeSegment, Region, Tell
 from ..watch import start_up
 from .store_reports import come
 from .torch_errors import as_torch
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-    from ..node._native import core
-    from ..node.segment import NodeSegment, Region, Tell
 
 _LOOK_S = 0.2  # between two looks who is missing
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from mpi4py import MPI
 
-from .._lazy import NDArray, np
+from .._lazy import np
 from ..agree import message_kinds, runtime, survival
 from ..core.buffer import Buffer, as_buffer, detached
 from ..core.comm import Comm
@@ -21,15 +21,13 @@ from ..core.dtypes import Dtype
 from ..core.limits import BACKGROUND_COPIED
 from ..core.operation import Call
 from ..core.request import Request, Stages, abandon
-from ..core.types import AnyArray
+from ..core.types import AnyArray, Spec
 from ..core.verbs import REDUCTIONS, TABLE
 from ..errors import HpcommError, MismatchError, TransportError, where
 from . import guarded_receive
 from .between_groups import have_counted
 from .matching import Ends
 from .progress import StreamRequest
-
-Spec: TypeAlias = "tuple[NDArray[Any], int, MPI.Datatype]"
 
 _NAMES = {verb: row.mpi for verb, row in TABLE.items()} | {"recv": "Recv", "send": "Send"}
 _IN_PLACE = ("all_reduce", "all_gather", "scan", "exscan")  # those where all ranks are, or none

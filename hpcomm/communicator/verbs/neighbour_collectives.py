@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ..._lazy import MPI, NDArray, np
 from ...agree.agreement import refusing
+from ...core.buffer import Buffer
 from ...core.operation import Call, Carrier
 from ...core.present import calling
 from ...core.request import Again, Request, Stages
 from ...core.signature import head
+from ...core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar, Spec
 from ...device.driver import watching
 from ...errors import HpcommError, LayoutError, where
 from ...transport import progress
@@ -26,11 +28,6 @@ from ..making.groups import channel
 from ..mpi4py_names import also
 from .collectives import carried_in_time
 from .neighbour_ragged import RaggedNeighbours
-
-if TYPE_CHECKING:
-    from ...core.buffer import Buffer
-    from ...core.types import AnyArray, Array, ArrayLike, Later, Now, Scalar
-    from ...transport.mpi import Spec
 
 
 class NeighbourCollectives(RaggedNeighbours):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 from ..._lazy import MPI, NDArray, np
 from ...agree.agreement import refusing
@@ -12,6 +12,7 @@ from ...core.operation import Call, Carrier
 from ...core.present import calling
 from ...core.request import Pending, Request, Stages
 from ...core.signature import head
+from ...core.types import Array, ArrayLike, Later, Now, Spec
 from ...errors import UsageError
 from ...transport import progress
 from ...transport.late import dtypes, transport
@@ -22,10 +23,6 @@ from ..payloads.payload import DevicePayload, Opened, Payload, headed
 from ..shell import Shell
 from .collectives import carry_out
 from .timeouts import waited
-
-if TYPE_CHECKING:
-    from ...core.types import Array, ArrayLike, Later, Now
-    from ...transport.mpi import Spec
 
 
 class RaggedNeighbours(Shell):
