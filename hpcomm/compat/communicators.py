@@ -13,7 +13,7 @@ from .collectives import Collectives
 from .messages import Messages
 from .objects import Objects
 from .requests import Request
-from .surface import Like, Surface, go, known, met, named, theirs
+from .surface import Like, Surface, go, known, met, named, of_ours, theirs
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -74,8 +74,8 @@ class Comm(Messages, Collectives, Objects, metaclass=Like):
     def __reduce__(self) -> str | tuple[Any, ...]:
         for name in ("COMM_WORLD", "COMM_SELF"):
             if self == getattr(MPI, name):
-                first = _named(name)
-                return (_named, (name,)) if self is first else (type(self), (first,))
+                first = of_ours(name)
+                return (of_ours, (name,)) if self is first else (type(self), (first,))
         return super().__reduce__()
 
     def Idup(self, info: MPI.Info | None = None) -> tuple[Self, MPI.Request]:  # noqa: N802
@@ -171,11 +171,3 @@ go(Cartcomm, _makes, "Sub")
 _KINDS: tuple[tuple[type[MPI.Comm], type[Intracomm]], ...] = (
     (MPI.Cartcomm, Cartcomm), (MPI.Graphcomm, Graphcomm), (MPI.Distgraphcomm, Distgraphcomm),
 )  # fmt: skip
-
-
-def _named(name: str) -> MPI.Comm:
-    """A communicator of MPI's own, unpickled."""
-    from . import MPI as ours  # noqa: N811
-
-    made: MPI.Comm = getattr(ours, name)
-    return made

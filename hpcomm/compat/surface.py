@@ -11,6 +11,7 @@ A method of mpi4py's goes one of five ways:
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -26,16 +27,36 @@ F = TypeVar("F", bound=Callable[..., object])  # a method keeps its signature
 
 
 class Like(type):
-    """Of a class that stands for one of mpi4py's: objects of that one count as its instances."""
+    """Of a class that stands for one of mpi4py's: objects of that one count as its instances.
+
+    It says that it is of mpi4py's module, for petsc4py and others look no further than that.
+    """
+
+    is_own: bool
+
+    def __init__(cls, *of: Any) -> None:
+        super().__init__(*of)
+        cls.is_own = cls.__module__.startswith(__package__ or "")  # not one that a program has made of it
+        if cls.is_own:
+            cls.__module__ = MPI.__name__
 
     def __instancecheck__(cls, x: object) -> bool:
-        is_own = cls.__module__.startswith(__package__ or "")  # not one that a program has made of it
-        return type.__instancecheck__(cls, x) or (is_own and isinstance(x, theirs(cls)))
+        return type.__instancecheck__(cls, x) or (cls.is_own and isinstance(x, theirs(cls)))
+
+
+def of_ours(name: str) -> Any:
+    """What hpcomm.compat.MPI has of this name."""
+    from . import MPI as ours  # noqa: N811
+
+    return getattr(ours, name)
+
+
+copyreg.pickle(Like, lambda kind: (of_ours, (kind.__name__,)) if kind.is_own else kind.__qualname__)
 
 
 def theirs(kind: type) -> type:
     """The class of mpi4py's that kind is made of."""
-    return next(each for each in kind.__mro__ if each.__module__ == MPI.__name__)
+    return next(each for each in kind.__mro__ if each.__module__ == MPI.__name__ and type(each) is type)
 
 
 class Surface(MPI.Comm):
