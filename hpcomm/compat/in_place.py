@@ -34,9 +34,10 @@ def put_in_place() -> None:
     ) -> ModuleType:
         found = before(name, globals, locals, fromlist, level)
         asks = str((globals or {}).get("__name__")).partition(".")[0]
-        if level or asks in _OWN or found.__name__ not in ("mpi4py", "mpi4py.MPI"):
+        what = getattr(found, "__name__", "")  # which what stands in for a module may lack
+        if level or asks in _OWN or what not in ("mpi4py", "mpi4py.MPI"):
             return found
-        its: ModuleType = package if found.__name__ == "mpi4py" else package.MPI
+        its: ModuleType = package if what == "mpi4py" else package.MPI
         return its
 
     builtins.__import__ = ours
