@@ -24,6 +24,12 @@ class _Package(ModuleType):
             return MPI
         return getattr(sys.modules["mpi4py"], name)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(sys.modules["mpi4py"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(sys.modules["mpi4py"], name)
+
 
 def put_in_place() -> None:
     """Answer imports of mpi4py from now on."""

@@ -305,6 +305,10 @@ def test_an_mpi4py_program_and_what_it_imports_run_over_hpcomm_as_they_are(tmp_p
     code = """
         import sys
         import mpi4py
+        rc = mpi4py.rc
+        del mpi4py.rc
+        assert not hasattr(sys.modules["mpi4py"], "rc")
+        mpi4py.rc = rc
         mpi4py.rc.thread_level = "serialized"  # which counts, since MPI is not up yet
         from mpi4py import MPI
         import mpi4py.MPI as same
@@ -326,7 +330,7 @@ def test_an_mpi4py_program_and_what_it_imports_run_over_hpcomm_as_they_are(tmp_p
         said = job(2, [*words, "-n", "3"], options=["--check"], expect=1).stderr
         assert "MismatchError: ranks disagree about call #1 on 'world'" in said
         assert "Allreduce on communicator" in said
-        assert "at program.py:17" in said
+        assert "at program.py:21" in said
     for words in (["ls"], ["python", "-c", "pass"], ["python"]):
         said = job(2, words, options=["--check"], expect=2).stderr
         assert f"--check is for a program in Python, not for {' '.join(words)!r}" in said
