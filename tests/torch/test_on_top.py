@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -330,6 +331,25 @@ def test_a_pipeline_of_two_stages(rank: int) -> None:
             torch.testing.assert_close(out, copy.deepcopy(model)(x))
             assert len(losses) == 3
     dist.barrier()
+
+
+@pytest.mark.parametrize("method", ["allgather", "alltoall"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_context_parallel_attention_is_that_of_the_whole_sequence(
+    method: str, causal: bool, rank: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loop over blocks that go round; context_parallel() itself has only operators of accelerators."""
+    cp = pytest.importorskip("torch.distributed.tensor.experimental._attention")
+    ring = sys.modules[cp.set_rotate_method.__module__]
+    cp.set_rotate_method(method)
+    monkeypatch.setattr(ring._cp_options, "enable_load_balance", False)
+    torch.manual_seed(1)
+    whole = torch.randn(3, 2, 4, 8 * size, 16)
+    here = whole.chunk(size, dim=3)[rank]
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    got, _ = ring._templated_ring_attention(dist.group.WORLD, 2, attend, *here, is_causal=causal)
+    expected = nn.functional.scaled_dot_product_attention(*whole, is_causal=causal)
+    torch.testing.assert_close(got, expected.chunk(size, dim=2)[rank])
 
 
 def test_averaged_models_and_statistics(rank: int, size: int) -> None:
