@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, Self, TypeVar, cast
@@ -13,7 +14,7 @@ from .collectives import Collectives
 from .messages import Messages
 from .objects import Objects
 from .requests import Request
-from .surface import Like, Surface, go, known, met, named, of_ours, theirs
+from .surface import Like, Surface, go, known, met, named, theirs
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -171,3 +172,13 @@ go(Cartcomm, _makes, "Sub")
 _KINDS: tuple[tuple[type[MPI.Comm], type[Intracomm]], ...] = (
     (MPI.Cartcomm, Cartcomm), (MPI.Graphcomm, Graphcomm), (MPI.Distgraphcomm, Distgraphcomm),
 )  # fmt: skip
+
+
+def of_ours(name: str) -> Any:
+    """What hpcomm.compat.MPI has of this name."""
+    from . import MPI as ours  # noqa: N811
+
+    return getattr(ours, name)
+
+
+copyreg.pickle(Like, lambda kind: (of_ours, (kind.__name__,)) if kind.is_own else kind.__qualname__)

@@ -11,7 +11,6 @@ A method of mpi4py's goes one of five ways:
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -42,16 +41,6 @@ class Like(type):
 
     def __instancecheck__(cls, x: object) -> bool:
         return type.__instancecheck__(cls, x) or (cls.is_own and isinstance(x, theirs(cls)))
-
-
-def of_ours(name: str) -> Any:
-    """What hpcomm.compat.MPI has of this name."""
-    from . import MPI as ours  # noqa: N811
-
-    return getattr(ours, name)
-
-
-copyreg.pickle(Like, lambda kind: (of_ours, (kind.__name__,)) if kind.is_own else kind.__qualname__)
 
 
 def theirs(kind: type) -> type:
