@@ -30,8 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "accelerate": "accelerate", "trainer": "transformers", "lightning": "lightning", "fabric": "lightning",
     "torchmetrics": "torchmetrics", "ignite": "pytorch-ignite", "deepspeed": "deepspeed", "opacus": "opacus",
-    "ray": "ray[train]",
+    "torchft": "torchft", "torchtitan": "torchtitan", "tyro": "tyro", "ray": "ray[train]",
 }  # fmt: skip
+ALONE = "torchtitan", "spmd_types==0.2.3"  # without what it brings to train: data sets, boards
 LIMIT_S = 240.0
 LAUNCHERS: dict[str, Callable[[Path, int], list[str]]] = {
     "hpcomm run": lambda bin, n: [f"{bin}/hpcomm", "run", "-n", str(n), "python"],
@@ -84,7 +85,8 @@ def environment(mpi: str, torch: str) -> Path:
         subprocess.run(
             [*pip, torch, "setuptools", "-e", str(ROOT) if mpi == "none" else f"{ROOT}[{mpi}]"], check=True
         )
-        subprocess.run([*pip, "-c", home / "constraints.txt", *{*PACKAGES.values()}], check=True)
+        subprocess.run([*pip, "-c", home / "constraints.txt", *{*PACKAGES.values()} - {*ALONE}], check=True)
+        subprocess.run([*pip, "--no-deps", *ALONE], check=True)
         (home / "ready").touch()
     return home / "bin"
 
@@ -366,6 +368,53 @@ def fsdp2() -> None:
     same_everywhere(p.full_tensor() for p in model.parameters())
 
 
+def torchtitan() -> None:
+    """Its meshes, and what it does with gradients; to train it wants an accelerator."""
+    import torchtitan.tools.utils as tools
+
+    tools.device_type = "cpu"  # where there is none it says "cuda"
+    import torch
+    from torch.distributed.fsdp import fully_shard
+    from torchtitan.distributed import ParallelDims, utils
+
+    rank, size = start()
+    dims = ParallelDims(
+        dp_replicate=1, dp_shard=size, cp=1, tp=1, pp=1, ep=1, world_size=size, spmd_backend="partial_dtensor"
+    )
+    dims.build_mesh()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    for layer in (*model, model):
+        fully_shard(layer, mesh=dims.get_mesh("fsdp"))
+    step = torch.optim.Adam(model.parameters(), 0.1)
+    for x, y in torch.utils.data.DataLoader(data(), 8):
+        step.zero_grad()
+        ((model(x) - y) ** 2).mean().backward()
+        assert utils.clip_grad_norm_([*model.parameters()], 1.0) > 0
+        step.step()
+    assert utils.dist_mean(torch.tensor(float(rank)), dims.get_mesh("loss")) == (size - 1) / 2
+    same_everywhere(p.full_tensor() for p in model.parameters())
+
+
+def torchft() -> None:
+    """Its wrappers of a group; they are not given other members."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import AllgatherOptions
+    from torchft.process_group import ErrorSwallowingProcessGroupWrapper
+
+    rank, size = start()
+    group = ErrorSwallowingProcessGroupWrapper(dist.group.WORLD)
+    x = torch.full((3,), rank + 1.0)
+    group.allreduce([x], dist.AllreduceOptions()).wait()
+    assert x[0] == size * (size + 1) / 2
+    rows = [[torch.empty(2) for _ in range(size)]]
+    group.allgather(rows, [torch.full((2,), float(rank))], AllgatherOptions()).wait()
+    assert [row[0].item() for row in rows[0]] == [*range(size)]
+    group.broadcast_one(x := torch.full((2,), float(rank)), size - 1).wait()
+    assert x[1] == size - 1
+    assert group.error() is None
+
+
 def ray() -> None:
     """Starts two workers of its own, without MPI."""
     import ray
@@ -395,7 +444,7 @@ CLIENTS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
         accelerate, trainer, lightning, fabric, torchmetrics, ignite, deepspeed, opacus, fsdp1, fsdp2,
-        ray,
+        torchtitan, torchft, ray,
     )
 }  # fmt: skip
 
