@@ -246,7 +246,7 @@ def mesh(
         if strange:
             raise LayoutError(f"periodic names axes {strange} that the mesh {wanted} does not have")
         found = dict(zip(wanted, fill_in(comm.size, tuple(wanted.values())), strict=True))
-    name = "x".join(found) or "mesh"
+    name = f"mesh({', '.join(found)})"
     with agreed(
         comm,
         "mesh",
@@ -279,5 +279,5 @@ def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:
             f"the DeviceMesh is over ranks {ranks}, the communicator has {comm.size}",
             hint="a communicator of the same ranks",
         ).located("mesh", comm)
-    own = comm.split(0, ranks.index(comm.rank), name="x".join(names))
+    own = comm.split(0, ranks.index(comm.rank), name=f"mesh({', '.join(names)})")
     return Mesh(own, dict(zip(names, grid.shape, strict=True)))
