@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .communicator import Communicator
     from .context import Context
 
-_MOST = 1 << 47  # bytes of address space
+MOST = 1 << 47  # bytes of address space
 _HEAD = 1 << 16  # bytes that a segment needs for itself, beside 1 in 1024
 
 
@@ -110,7 +110,7 @@ class SharedArrays(Shell):
         """
         comm = self.context
         comm.check_one_group("shared_array")
-        with refusing("split_node", comm):
+        with refusing("shared_array", comm):
             lengths = shape_of(shape)
             record, _ = dtypes.parse(dtype)
             kind = np.dtype(record.storage)
@@ -136,7 +136,7 @@ def _array(node: Context, shape: tuple[int, ...], kind: np.dtype[np.generic]) ->
     words = max(-(-count * kind.itemsize // 8), 1)
     nbytes = 8 * words + words // 128 + _HEAD
     tell = telling(node.mpi_handle)
-    memory = opened(tell, node.rank, nbytes) if nbytes < _MOST else None
+    memory = opened(tell, node.rank, nbytes) if nbytes < MOST else None
     at = None
     if memory is not None:
         _spread(node, memory)

@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from math import prod
 from operator import index
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
@@ -33,7 +34,7 @@ from ..errors import (
 from ..node.present import enter, leave
 from ..transport.late import buffer, dtypes, prepare, transport
 from .making.groups import agreed, mapped
-from .shared_array import shape_of
+from .shared_array import MOST, shape_of
 from .shell import Shell
 from .verbs.collectives import Collectives
 from .window_places import HEAD, Places, is_number
@@ -433,6 +434,11 @@ class Windows(Shell):
         with refusing("window", comm):
             lengths = shape_of(shape)
             record, _ = dtypes.parse(dtype)
+            storage = np.dtype(record.storage)
+            nbytes = prod(lengths) * storage.itemsize
+            if nbytes >= MOST:
+                what = f"a window of {nbytes} bytes is larger than any memory"
+                raise LayoutError(what, hint="fewer elements: shape is that of each rank's array")
         with agreed(comm, "window"):
             said = f"ragged {record} in {len(lengths)} dimensions" if ragged else f"{record} {lengths}"
             mark = crc32(said.encode()).to_bytes(4, "little")
@@ -442,17 +448,16 @@ class Windows(Shell):
                 raise MismatchError(
                     f"ranks ask for different windows, this one for {said}", where("window", comm), hint
                 )
-            array = np.empty(lengths, record.storage)
             if MPI.get_vendor()[0] == "MPICH":  # which ends in a segmentation fault where there are no more
                 mapped(comm, "window", comm.mpi_handle.Dup).Free()
             try:
-                mpi = MPI.Win.Allocate(HEAD + array.nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
+                mpi = MPI.Win.Allocate(HEAD + nbytes, 1, comm=comm.mpi_handle)  # type: ignore[arg-type]
             except MPI.Exception as error:
                 raise transport.failure(error, "window", comm) from None
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         memory: Any = mpi.tomemory()
         np.frombuffer(memory, np.uint8).fill(0)
-        array = np.frombuffer(memory, array.dtype, array.size, HEAD).reshape(lengths)
+        array = np.frombuffer(memory, storage, prod(lengths), HEAD).reshape(lengths)
         mpi.Lock_all()
         shapes = Collectives(comm).all_gather(np.array(lengths, np.int64)) if ragged else None
         is_strict = comm.settings.check == "strict"

@@ -250,3 +250,12 @@ def test_ranks_that_ask_for_different_windows_are_all_told(comm: Any) -> None:
     with pytest.raises(hpcomm.LayoutError, match="is no shape of an array"):
         hpcomm.self_.window(-1)
     assert comm.all_reduce(1) == comm.size
+
+
+def test_a_window_larger_than_any_memory_is_refused(comm: Any) -> None:
+    for shape in (2**62, (2**31, 2**31, 2**31)):
+        with pytest.raises(hpcomm.LayoutError, match="is larger than any memory"):
+            comm.window(shape)
+    with pytest.raises(hpcomm.LayoutError, match="is no shape") as caught:
+        comm.shared_array(-1)
+    assert str(caught.value.where).startswith("shared_array on")

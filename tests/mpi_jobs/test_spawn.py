@@ -152,12 +152,19 @@ def test_ranks_that_spawn_different_numbers_are_told(job):
     assert "MismatchError: ranks disagree about call" in done.stdout
 
 
-def test_a_job_of_no_launcher_cannot_spawn(tmp_path):
-    code = f"import hpcomm; hpcomm.world.spawn({__file__!r}, 1)"
+@pytest.mark.parametrize(
+    ("timeout", "words"),
+    [
+        (60, "nobody has started this job, which starts no further ranks"),
+        (-1, "timeout must be a number of seconds above 0, not -1"),
+    ],
+)
+def test_a_job_of_no_launcher_cannot_spawn_and_no_job_in_no_time(timeout, words):
+    code = f"import hpcomm; hpcomm.world.spawn({__file__!r}, 1, timeout={timeout})"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
-    assert "nobody has started this job, which starts no further ranks" in done.stderr
+    assert words in done.stderr
 
 
 def test_ranks_that_do_not_come_end_the_job(job):

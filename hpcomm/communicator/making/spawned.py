@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+from numbers import Real
 from operator import index
 from typing import TYPE_CHECKING, cast
 
@@ -48,6 +49,9 @@ def spawn(comm: Context, program: object, ranks: object, name: str, timeout: flo
     comm.check_one_group("spawn")
     with refusing("spawn", comm):
         words, number = _read(program, ranks)
+        if not (isinstance(timeout, Real) and timeout > 0):
+            what = f"timeout must be a number of seconds above 0, not {timeout!r}"
+            raise UsageError(what, hint="how long the ranks may take to start")
     what = words, number, name
     with agreed(comm, "spawn", what):
         why = Objects(comm).broadcast_object(_why_not(words) if comm.rank == 0 else None)
