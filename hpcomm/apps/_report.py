@@ -75,12 +75,13 @@ class Progress:
         self._what = what
         self._total = total
         self._done = 0
-        self._spoke = time.monotonic()
+        self._began = self._spoke = time.monotonic()
 
     def step(self) -> None:
-        """Count one step; say so when the last word is two seconds old."""
+        """Count one step; say so when the last word is two seconds old, and at the end if any was said."""
         self._done += 1
-        if self._speaks and time.monotonic() - self._spoke > _PATIENCE_S:
+        is_last = self._done == self._total and self._spoke > self._began
+        if self._speaks and (is_last or time.monotonic() - self._spoke > _PATIENCE_S):
             print(f"  {self._what}: {self._done} of {self._total}", file=sys.stderr, flush=True)
             self._spoke = time.monotonic()
 
