@@ -124,5 +124,6 @@ def test_past_two_to_the_31_elements_nothing_is_lost(job: Any) -> None:
 
 
 @pytest.mark.large
+@pytest.mark.once
 def test_past_two_to_the_31_elements_torch_loses_nothing(job: Any) -> None:
     assert result(job, TORCH_JOB, 8) == {what: EXPECTED[what] for what in OF_TORCH}

@@ -126,6 +126,7 @@ def test_a_table_that_cannot_be_read_is_said_on_all_ranks(job: Any, tmp_path: An
     assert "the table of tuned algorithms cannot be read" in done.stderr
 
 
+@pytest.mark.once
 def test_tune_measures_and_keeps_a_table(tmp_path: Any) -> None:
     pytest.importorskip("matplotlib")
     path, chart = tmp_path / "tuned.json", tmp_path / "tuned.svg"

@@ -457,6 +457,7 @@ def two(spec, in_c, in_fortran, tmp_path):
     return run
 
 
+@pytest.mark.once
 def test_an_ocean_in_fortran_and_a_river_in_c_alone_give_the_bits_of_two_programs_in_python(
     two, programs, tmp_path
 ):
@@ -473,6 +474,7 @@ def test_an_ocean_in_fortran_and_a_river_in_c_alone_give_the_bits_of_two_program
     assert said in programs(alone, expect="failure").stderr
 
 
+@pytest.mark.once
 def test_programs_in_fortran_and_c_go_on_from_a_restart_with_the_same_bits(two):
     """On other numbers of ranks, or in Python; with a mean, a lag and an interpolation under way."""
     whole = two("pp", "0 19 -")

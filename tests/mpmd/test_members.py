@@ -139,6 +139,7 @@ FILTER = """
 """
 
 
+@pytest.mark.once
 def test_members_are_coupled_with_one_another_and_with_a_program_for_all(spec, tmp_path):
     for n in (1, 2):
         (tmp_path / f"run{n}").mkdir()
@@ -276,6 +277,7 @@ def test_members_are_recorded_run_alone_and_go_on_after_a_restart(spec, tmp_path
         ),
     ],
 )
+@pytest.mark.once
 def test_what_does_not_fit_to_members_is_refused(spec, taken, given, words):
     other = TAKER.replace('"x", np.zeros((4, 2))', f'"x", np.zeros({taken})')
     text = FEW[: FEW.index("    [[field]]")] if given == "unlisted" else FEW
@@ -394,6 +396,7 @@ def test_a_member_in_c_is_linked_with_that_of_the_same_number(spec, in_c):
     assert "air_0002 [2.]" in out
 
 
+@pytest.mark.once
 def test_members_may_be_in_c_and_a_program_for_all_may_not(spec, in_c):
     in_c(IN_C, "two")
     doubles = """
