@@ -31,7 +31,7 @@ from .spec.spec_file import FieldSpec, JobSpec
 from .verdict import Refusal
 from .virtual_ranks import VirtualRank, VirtualRanks
 
-_VERSION = "1"  # of what both sides say to each other
+_VERSION = "2"  # of what both sides say to each other
 _TOLD, _NUMBERS, _COORDINATES, _PLANS, _ROWS, _WEIGHTS = range(32300, 32306)  # tags
 _KINDS = ("", "points", "cells", "latlon")  # of grids, by hpcomm.h's numbers; "": numbers alone
 _PAUSE_S = 1e-3

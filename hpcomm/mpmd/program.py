@@ -254,7 +254,9 @@ class Program:
         self.is_connected = True
         if self._recorder is not None and self._recorder.replays:
             self._check_fields()
-            replay.connect(self._links.values(), self._gives, self._takes, self.spec, self._recorder)
+            replay.connect(
+                self._links.values(), self._gives, self._takes, self.spec, self._recorder, self._start_s
+            )
             return
         links = self._coupled
         for link in links:
@@ -458,7 +460,7 @@ class Program:
             The time, a date or seconds: start, from which steps goes on.
 
         Raises:
-            UsageError: there is nothing, or fields are connected already.
+            UsageError: nothing was saved, or not for that time; or fields are connected already.
             ConfigError: its time, dates, fields or grids are not those of the other programs, or of this run.
         """
         if self.is_connected:
@@ -466,7 +468,7 @@ class Program:
             raise UsageError(what, "restore", "before the first put, get or connect")
         folder = Path(path) / self.name
         stamp = restart.stamp_of(folder, self.comm, self._clock, time)
-        self._start_s = stamp["seconds"]
+        self._start_s = stamp.seconds
         self.connect()
         restart.restore(folder, self.comm, self._links, stamp, self._clock)
         return self.start

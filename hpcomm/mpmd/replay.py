@@ -73,6 +73,7 @@ def connect(
     takes: dict[str, tuple[Field, FieldSpec]],
     spec: JobSpec | None,
     recorder: Recorder,
+    start_s: float,
 ) -> None:
     """Take every field from its file. Without fields in the spec, from whomever the program names."""
     for link in links:
@@ -80,7 +81,9 @@ def connect(
         for name, field in gives.items():
             each = listed.get((name, link.name, link.peer))
             if each or not listed:
-                schedule = Schedule(each.every, each.lag, each.time, clock=link.clock) if each else Schedule()
+                schedule = (
+                    Schedule(each.every, each.lag, each.time, start_s, link.clock) if each else Schedule()
+                )
                 part = Part(field, [], sent_dtype(field.dtype, schedule.time))
                 link.gives[name] = kinds_of(each)[0](None, part, schedule)
         for name, (field, wish) in takes.items():

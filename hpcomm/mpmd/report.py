@@ -16,6 +16,7 @@ from ..job.command_line import table as laid_out
 from .coupled_field import host, width_of
 from .coupling import trial
 from .coupling.coupler import Incoming, Outgoing
+from .coupling.coupling_clock import NONE
 from .coupling.wire import Wire
 
 _WHOLE = 1e-6  # parts that are missing and not worth a word
@@ -161,7 +162,7 @@ def _about(side: Outgoing | Incoming, local: Communicator, gives: bool) -> dict[
 def _last(side: Outgoing | Incoming) -> str:
     """The date of what was put or taken last, where there are dates."""
     clock = side.schedule.clock
-    if clock.calendar is None or side.schedule.every is None or side.version < 0:
+    if clock.calendar is None or side.schedule.every is None or side.version == NONE:
         return ""
     return f"; last of {clock.said(side.schedule.time_of(side.version))}"
 

@@ -8,9 +8,9 @@ number of ranks reads it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isnan, nan
+from math import isclose, isnan, nan
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -18,18 +18,35 @@ from .._lazy import MPI, NDArray
 from ..communicator.communicator import Communicator
 from ..core.partition import Partition
 from ..core.types import AnyArray
-from ..errors import ConfigError, HpcommError
+from ..errors import ConfigError, HpcommError, UsageError
 from ..fields.field import Field
-from ..fields.files import checkpoints
+from ..fields.files import checkpoints, file_folder
 from ..job.spec.calendar import Time
 from .coupling.coupler import Incoming, Outgoing
-from .coupling.coupling_clock import Clock
+from .coupling.coupling_clock import NONE, Clock, is_number
 from .guest import GuestLink, State, Told
 from .link import Link
 from .route import scattered_points
 from .verdict import first_refusal, judge
 
-_FORM = 2  # of a checkpoint: fields are numbered by their names
+_FORM = 3  # of a checkpoint: from 2 on, fields are numbered by their names
+_NONE_OF_2 = -1  # which stood for NONE in form 2, and no time could have that version
+_SHOWN = 8  # times in a message
+_MICROSECOND = 1e-6  # to which dates are rounded
+
+
+class Stamp(NamedTuple):
+    """A checkpoint, as it says of itself.
+
+    Attributes:
+        seconds: of the model. dates: its calendar and the date of 0 s. fields: sizes, numbers, arrays.
+    """
+
+    path: Path
+    form: int
+    seconds: float
+    dates: list[str] | None
+    fields: dict[str, Any]
 
 
 def _sides(links: Mapping[str, Link]) -> Iterator[tuple[str, Outgoing | Incoming]]:
@@ -131,30 +148,76 @@ def _save(path: Path, comm: Communicator, states: Iterable[State], at: float, cl
             fields.append(Field(comm, whole, array=np.ascontiguousarray(array), name=f"f{i}.{key}"))
             entries[name]["arrays"][key] = [array.dtype.str, list(array.shape[1:]), bounds[-1]]
     stamp = {"form": _FORM, "seconds": at, "dates": clock.dates, "fields": entries}
-    checkpoints.save(path, fields, round(at), stamp)
+    checkpoints.save(path, fields, max(0, round(at)), stamp)  # several times may have one step
 
 
-def stamp_of(path: Path, comm: Communicator, clock: Clock, time: Time | None) -> dict[str, Any]:
-    """What was saved last, or for a time; without a spec, clock gets its dates. Collective over comm."""
+def stamp_of(path: Path, comm: Communicator, clock: Clock, time: Time | None) -> Stamp:
+    """What was saved for the last time, or for this one; without a spec, clock gets its dates.
+
+    Collective over comm. Raises:
+        UsageError: nothing was saved for that time.
+    """
     at = clock.seconds(time, "restore")
-    stamp: dict[str, Any] = checkpoints.newest(path, comm, None if at is None else round(at)).metadata
-    clock.resume(stamp["dates"], path)
-    return stamp
+    near_s = 0.0 if is_number(time) else _MICROSECOND
+    found: Stamp | list[float] = file_folder.from_root(comm, "load", path, lambda: _found(path, at, near_s))
+    if isinstance(found, list):
+        which = "" if at is None else f" for {clock.said(at)}"
+        shown = sorted(sorted(found, key=lambda each: abs(each - (at or 0.0)))[:_SHOWN])
+        hint = f"a time that it has: {', '.join(map(clock.said, shown))}" + ", ..." * (len(found) > _SHOWN)
+        what = f"nothing was saved{which} in {path}"
+        raise UsageError(what, "restore", hint if found else "the folder that save was given")
+    clock.resume(found.dates, path)
+    return found
 
 
-def restore(
-    path: Path, comm: Communicator, links: Mapping[str, Link], stamp: Mapping[str, Any], clock: Clock
-) -> None:
+def _found(path: Path, at: float | None, near_s: float) -> Stamp | list[float]:
+    """Of the checkpoints in path that of this time, or of the last one; else the times that there are."""
+    steps = checkpoints.steps(path)
+    near = steps[-1:] if at is None else [step for step in steps if abs(step - max(0, round(at))) <= 1]
+    stamps, damaged = _stamps(path, near)
+    if damaged and at is None:
+        raise damaged[0]
+    if at is None and stamps:
+        return max(stamps, key=lambda each: each.seconds)
+    fitting = [each for each in stamps if at is not None and _is_near(each.seconds, at, near_s)]
+    if fitting:  # of equal ones, the first is the newest
+        return min(fitting, key=lambda each: abs(each.seconds - (at or 0.0)))
+    if damaged:  # it may have been the one
+        raise damaged[0]
+    return sorted({each.seconds for each in _stamps(path, steps)[0]})
+
+
+def _is_near(a: float, b: float, near_s: float) -> bool:
+    """Whether these are one time but for rounding."""
+    return isclose(a, b, rel_tol=1e-12, abs_tol=near_s)
+
+
+def _stamps(path: Path, steps: Iterable[int]) -> tuple[list[Stamp], list[Exception]]:
+    """Those of these steps, the newest of each first; and what is wrong with those that cannot be read."""
+    stamps: list[Stamp] = []
+    damaged: list[Exception] = []
+    for each in (each for step in steps for each in checkpoints.paths(path, step)):
+        try:
+            said: dict[str, Any] = checkpoints.said(each).metadata
+            if not {"seconds", "dates", "fields"} <= said.keys():
+                raise ValueError(f"{each} has no state of a coupling")
+            stamps.append(Stamp(each, said.get("form", 1), said["seconds"], said["dates"], said["fields"]))
+        except (OSError, ValueError) as error:
+            damaged.append(error)
+    return stamps, damaged
+
+
+def restore(path: Path, comm: Communicator, links: Mapping[str, Link], stamp: Stamp, clock: Clock) -> None:
     """Set the state of all fields to what was saved. Collective over all programs.
 
     Raises:
         ConfigError: the time, the fields or their grids are not those that were saved.
     """
-    at, told, wrong = stamp["seconds"], {}, None
+    at, told, wrong = stamp.seconds, {}, None
     try:
         told = _told(links, Told("restore", at, clock.said(at), str(path), {}))
         sides = dict(_sides(links))
-        found = _restore(path, comm, {name: side.field.points for name, side in sides.items()}, stamp)
+        found = _restore(comm, {name: side.field.points for name, side in sides.items()}, stamp)
         for state in found:
             sides[state.name].resume(dict(state.numbers), dict(state.arrays))
     except HpcommError as error:  # the others wait to hear of it
@@ -176,19 +239,17 @@ def _restore_guests(
             if wrong is None:
                 folder = _folder(told, link)
                 stamp = stamp_of(folder, comm, clock, told[link.peer].at)
-                states = _restore(folder, comm, link.points(stamp["fields"]), stamp)
+                states = _restore(comm, link.points(stamp.fields), stamp)
         except HpcommError as error:
             wrong = error
         link.resume(states)
     _agree("restore", comm, _coupled(links), wrong)
 
 
-def _restore(
-    path: Path, comm: Communicator, wanted: Mapping[str, NDArray[np.int64]], stamp: Mapping[str, Any]
-) -> list[State]:
+def _restore(comm: Communicator, wanted: Mapping[str, NDArray[np.int64]], stamp: Stamp) -> list[State]:
     """The state of the fields with these points here."""
-    entries = stamp["fields"]
-    if stamp.get("form") != _FORM:
+    entries, path = stamp.fields, stamp.path.parent
+    if stamp.form not in (2, _FORM):
         what = f"{path} was saved by another version of hpcomm, which numbered the fields otherwise"
         raise ConfigError(what, "restore", "start anew, from what the models have kept")
     if sorted(entries) != sorted(wanted):
@@ -206,10 +267,13 @@ def _restore(
         }
         arrays = {}
         if blocks:  # else nobody has a point
-            checkpoints.load(path, [*blocks.values()], round(stamp["seconds"]))
+            checkpoints.load_from(stamp.path, [*blocks.values()])
             arrays = {key: np.asarray(each.inner) for key, each in blocks.items()}
             arrays = _moved(comm, arrays.pop("points"), points, arrays, name)
-        states.append(State(name, points, entry["numbers"], arrays))
+        numbers = entry["numbers"]
+        if stamp.form == 2:
+            numbers |= {key: NONE for key in ("version", "last") if numbers.get(key) == _NONE_OF_2}
+        states.append(State(name, points, numbers, arrays))
     return states
 
 

@@ -483,7 +483,75 @@ def test_programs_in_fortran_and_c_go_on_from_a_restart_with_the_same_bits(two):
         for values, *both in zip(whole, *parts, strict=True):
             assert values.tobytes() == np.concatenate(both).tobytes(), (first, then)
     done = two("fc", "13 19 restore", 2, 1, expect="failure")
-    assert "there is no checkpoint of step 12" in done.stderr
+    assert re.search("nothing was saved for 12 s in .*kept/.*a time that it has: 7 s", done.stderr, re.DOTALL)
+
+
+EARLY = """
+#include "hpcomm.h"
+#include <stdio.h>
+int main(int argc, char **argv) {
+  int64_t numbers[1] = {0};
+  double x, y, start = atof(argv[1]);
+  hpcomm_init("ocean", NULL);
+  int grid = hpcomm_grid(1, numbers), sst = hpcomm_field("sst", HPCOMM_GIVES, grid, 8, 1);
+  int heat = hpcomm_field("heat", HPCOMM_TAKES, grid, 8, 1);
+  if (argc > 2) hpcomm_restore("kept", start - 0.25);
+  else hpcomm_connect(start);
+  for (double t = start; t < start + 1.1; t += 0.25) {
+    x = t;
+    hpcomm_put(sst, &x, 1, t);
+    hpcomm_get(heat, &y, 1, t);
+    if (y < t || y > t) return 1;
+    hpcomm_save("kept", t);
+  }
+  hpcomm_end();
+  return 0;
+}
+"""
+MATE_EARLY = """
+    import sys
+    import numpy as np
+    import hpcomm
+    start = float(sys.argv[1])
+    me = hpcomm.join("air")
+    sst, heat = me.takes("sst", np.zeros(1), every=0.25), me.gives("heat", np.zeros(1))
+    if sys.argv[2:]:
+        assert me.restore("kept", start - 0.25) == start - 0.25
+        assert sst.values == start - 0.25
+    else:
+        me.connect(start)
+    for t in start + 0.25 * np.arange(5):
+        heat.values[:] = t
+        me.put(heat, t)
+        assert me.get(sst, t) == t
+        me.save("kept", t)
+"""
+
+
+@pytest.mark.once
+def test_times_below_zero_and_several_in_a_second_are_exchanged_saved_and_found(spec, in_c, tmp_path):
+    in_c(EARLY, "ocean")
+    for words in ("-1.25", "-1.0 again", "-0.25 again"):
+        text = f"""
+            [program.ocean]
+            command = "./ocean {words}"
+            ranks = 1
+            [program.air]
+            command = "python air.py {words}"
+            ranks = 1
+            first = "put"
+            [[field]]
+            name = "sst"
+            from = "ocean"
+            to = "air"
+            every = 0.25
+            [[field]]
+            name = "heat"
+            from = "air"
+            to = "ocean"
+            every = 0.25
+        """
+        spec(text, files={"air.py": MATE_EARLY})
 
 
 UNLISTED = """

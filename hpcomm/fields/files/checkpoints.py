@@ -113,27 +113,36 @@ def load(
     raise AssertionError("unreachable")
 
 
-def newest(folder: file_folder.PathLike, comm: Communicator, step: int | None = None) -> Checkpoint:
-    """The newest checkpoint, or that of step, as it says of itself. Collective over comm.
+def load_from(path: Path, fields: Sequence[Field]) -> Checkpoint:
+    """Fill fields from the checkpoint at path, as load does. Collective."""
+    return _load(fields[0].comm, path, fields)
+
+
+def said(path: Path) -> Checkpoint:
+    """The checkpoint at path, as it says of itself. Not collective.
 
     Raises:
-        UsageError: there is none.
-        TransportError: it is damaged.
+        ValueError, OSError: it is damaged.
     """
-    path = _found(comm, file_folder.target_path(folder, "load", comm), step)[0]
-    manifest = file_folder.from_root(comm, "load", path, lambda: _manifest(path))
+    manifest = _manifest(path)
     return Checkpoint(manifest["step"], manifest["metadata"], path)
 
 
 def steps(folder: file_folder.PathLike) -> list[int]:
     """The steps whose checkpoints are in folder, ascending. Not collective."""
-    return sorted({_number(path)[0] for path in _paths(file_folder.target_path(folder, "steps"), None)})
+    return sorted({_number(path)[0] for path in paths(file_folder.target_path(folder, "steps"), None)})
+
+
+def paths(folder: Path, step: int | None) -> list[Path]:
+    """The checkpoints in folder, or those of step, the newest first. Not collective."""
+    found = [path for path in folder.glob("step-*") if _number(path)[0] >= 0]
+    return sorted((p for p in found if step in (None, _number(p)[0])), key=_number, reverse=True)
 
 
 # -- how ----------------------------------------------------------------------------------------------------
 def _found(comm: Communicator, folder: Path, step: int | None) -> list[Path]:
     """Checkpoints in folder, the newest first."""
-    found: list[Path] = file_folder.from_root(comm, "load", folder, lambda: _paths(folder, step))
+    found: list[Path] = file_folder.from_root(comm, "load", folder, lambda: paths(folder, step))
     if not found:
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise UsageError(f"there is no {what} in {folder}", where("load", comm), "checkpoint.steps(folder)")
@@ -177,11 +186,11 @@ def _publish(folder: Path, part: Path, step: int, manifest: Mapping[str, object]
         file.flush()
         os.fsync(file.fileno())
     final = folder / f"step-{step:08d}"
-    if older := _paths(folder, step):  # the same step once more: the older one stays until this one is there
+    if older := paths(folder, step):  # the same step once more: the older one stays until this one is there
         final = folder / f"step-{step:08d}.{_number(older[0])[1] + 1}"
     part.rename(final)
     file_folder.flush(folder)  # the new name itself must reach the disk
-    for old in _paths(folder, None)[keep:] if keep else []:
+    for old in paths(folder, None)[keep:] if keep else []:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -189,12 +198,6 @@ def _publish(folder: Path, part: Path, step: int, manifest: Mapping[str, object]
 def _number(path: Path) -> tuple[int, int]:
     found = _NAME.fullmatch(path.name)
     return (int(found[1]), int(found[2] or 0)) if found else (-1, 0)
-
-
-def _paths(folder: Path, step: int | None) -> list[Path]:
-    """Checkpoints, the newest first."""
-    found = [path for path in folder.glob("step-*") if _number(path)[0] >= 0]
-    return sorted((p for p in found if step in (None, _number(p)[0])), key=_number, reverse=True)
 
 
 def _load(comm: Communicator, path: Path, fields: Sequence[Field]) -> Checkpoint:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from bisect import bisect_right
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ...errors import ConfigError
@@ -111,7 +110,7 @@ class Calendar:
         self._cftime = load("cftime", "dates of the model need cftime", "calendar", hint)
         self.name: str = self._cftime.datetime(1, 1, 1, calendar=name).calendar  # 365_day is noleap
         self.start = self._date(start)
-        self._starts: dict[int, list[float]] = {}
+        self._starts: dict[tuple[int, int], float] = {}
 
     def __str__(self) -> str:
         return f"the calendar {self.name} from {self.said(0.0)} on"
@@ -137,20 +136,22 @@ class Calendar:
         return str(self.date(seconds).isoformat()).removesuffix("T00:00:00")
 
     def start_of(self, number: int, months: int) -> float:
-        """Seconds at which a period of so many months begins, the number-th from 0."""
-        found = self._starts.setdefault(months, [])
-        while len(found) <= number:
-            year, month = divmod(self.start.month - 1 + months * len(found), 12)
+        """Seconds at which a period of so many months begins, the number-th from 0; below 0: before it."""
+        found = self._starts.get((number, months))
+        if found is None:
+            year, month = divmod(self.start.month - 1 + months * number, 12)
             there = self.start.replace(year=self.start.year + year, month=month + 1)
-            found.append((there - self.start).total_seconds())
-        return found[number]
+            found = self._starts[number, months] = float((there - self.start).total_seconds())
+        return found
 
     def periods(self, seconds: float, months: int) -> float:
         """How many periods of so many months there are from the start on; of the last one, the share."""
-        n = max(0, round(seconds / (months * _MONTH_S)))
-        while self.start_of(n, months) <= seconds:
+        there = self.date(seconds)
+        n: int = (12 * (there.year - self.start.year) + there.month - self.start.month) // months
+        while self.start_of(n, months) > seconds:
+            n -= 1
+        while self.start_of(n + 1, months) <= seconds:
             n += 1
-        n = max(0, bisect_right(self._starts[months], seconds) - 1)
         low, high = self.start_of(n, months), self.start_of(n + 1, months)
         return n + (seconds - low) / (high - low)
 

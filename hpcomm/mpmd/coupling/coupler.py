@@ -16,7 +16,7 @@ from ..coupled_field import Field, chooses, copied, host, scatter
 from ..record import Recorder
 from ..route.coupled_route import Selection
 from .coupling_channel import Channel, Turns, goes_aboard
-from .coupling_clock import Schedule
+from .coupling_clock import NONE, Schedule
 from .device_operations import DeviceOperations, Mapped, Picked
 from .fixer import Fixer
 from .wire import TIMEOUT_S, Lane, Part
@@ -31,14 +31,19 @@ class _Side:
     mapping = "none"
     turn: Turn | None = None  # of vectors, into space or back
     fixer: Fixer | None = None
-    version = -1  # that was put, or taken, last
+    version: int  # that was put, or taken, last
     verb = ""
 
     def __init__(self, lane: Lane | None, part: Part, schedule: Schedule) -> None:
         self.field, self.part, self.schedule = part.field, part, schedule
         self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
         self._timed = schedule.every is not None
+        self.version = NONE if self._timed else -1  # else they are counted from 0 on
         self._stamps = schedule.clock if self._timed else None
+
+    def _set_version(self, version: int) -> None:
+        if version != NONE:
+            self.version = version
 
     def check(self, t: float | None) -> None:
         """Refuse a call without the time that it needs."""
@@ -99,7 +104,7 @@ class Outgoing(_Side):
         self.check(t)
         assert t is not None  # by check
         version, said = self.schedule.is_due(t), self.schedule.clock.said
-        if self.version < 0 and version is None:
+        if self.version == NONE and version is None:
             what = f"the first put of {self.field.name!r} is at {said(t)}, which is no coupling time"
             every = self.schedule.clock.lasts(self.schedule.period)
             hint = f"put the first values at the start: a multiple of {every}"
@@ -126,7 +131,8 @@ class Outgoing(_Side):
 
     def resume(self, numbers: dict[str, int], arrays: dict[str, AnyArray]) -> None:
         """Go on from such a state."""
-        self.version, self._count = numbers["version"], numbers["count"]
+        self._set_version(numbers["version"])
+        self._count = numbers["count"]
         self._joined = _as(arrays["joined"], self.part.dtype) if "joined" in arrays else None
 
     def settle(self) -> None:
@@ -316,7 +322,8 @@ class Incoming(_Side):
             with self._there:
                 up = self._there.up
                 arrays = {key: up(np.ascontiguousarray(got[self._came.rows])) for key, got in arrays.items()}
-        self.version, self._first = numbers["version"], numbers["first"]
+        self._set_version(numbers["version"])
+        self._first = numbers["first"]
         self._older, self._newer = arrays.get("older"), arrays.get("newer")
         n, last = numbers["waiting"], numbers["last"]
         self._waiting = [(last + 1 - n + i, arrays[f"next{i}"]) for i in range(n)]

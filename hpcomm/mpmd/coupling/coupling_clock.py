@@ -20,6 +20,7 @@ from ...job.spec.calendar import NO_TIME, Calendar, Duration, Time
 
 _AHEAD = 64  # versions that are kept for a taker at most
 NEAR = 1e-6  # of a period: times are floats
+NONE = -(1 << 62)  # in place of a version, of which there is none yet; hpcomm_plan.h has it, too
 
 
 def is_number(x: Any, *, above: float = -math.inf) -> TypeGuard[float]:
@@ -134,7 +135,7 @@ class Schedule(NamedTuple):
         return round(n) if abs(n - round(n)) < NEAR else None
 
     def wanted(self, t: float) -> tuple[int, float]:
-        """(version, share of the next one) that a get at time t takes; version < 0: none yet."""
+        """(version, share of the next one) that a get at time t takes; it may be before the first."""
         late = self.lag.seconds / self.period.seconds  # months of both are equally long
         n = self.position(t) - late if self.lag.months else self.position(t - self.lag.seconds)
         whole = round(n) if abs(n - round(n)) < NEAR else int(n // 1)

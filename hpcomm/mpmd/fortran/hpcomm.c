@@ -133,7 +133,7 @@ static void put_over(struct field *f, struct side *s, const void *values, int ki
   }
   double at = time / s->every, whole = nearbyint(at);
   int is_due = fabs(at - whole) < NEAR, joins = strcmp(s->how, "instant") && strcmp(s->how, "linear");
-  if (s->version < 0 && !is_due)
+  if (s->version == NONE && !is_due)
     fail(of("put", f), "put the first values at the start: a multiple of the period",
          "the first put of '%s' is at %g s, which is no coupling time: its period is %g s", f->name, time,
          s->every);
@@ -353,11 +353,13 @@ static void hear_state(struct link *link) {
     for (struct field *f = field; f < field + fields; f++)
       for (struct side *s = f->side; s < f->side + f->sides; s++) {
         if (strcmp(f->name, name) || strcmp(s->link->name, peer) || f->role != !strcmp(role, "takes")) continue;
-        s->version = was.version, s->joined = was.joined, s->first = was.first, s->last = was.last;
+        if (was.version != NONE) s->version = was.version;
+        if (was.last != NONE) s->last = was.last;
+        s->joined = was.joined, s->first = was.first;
         s->waits = was.waits, s->waiting = memory((size_t)s->waits * sizeof *s->waiting);
         for (int i = 0; i < s->waits; i++)
           s->waiting[i] = memory((size_t)(grid[f->grid].count * f->width) * sizeof(double));
-        if (s->every > 0 && s->version >= 0) s->time = (double)s->version * s->every;
+        if (s->every > 0 && s->version != NONE) s->time = (double)s->version * s->every;
         double **arrays = memory((size_t)(2 + s->waits) * sizeof *arrays);
         for (int i = 0, n = arrays_of(f, s, arrays); i < n; i++)
           for (int64_t j = 0; j < grid[f->grid].count; j++)

@@ -7,8 +7,9 @@
  *                <─ lines, rows, weights ────── what goes where, for each field
  *                                              swap 3: have all planned it?
  */
-#define VERSION 1 /* of what guest.py and this file say to each other */
+#define VERSION 2 /* of what guest.py and this file say to each other */
 #define NEAR 1e-6 /* of a period: times are floats */
+#define NONE (-(1L << 62)) /* in place of a version, of which there is none yet (coupling_clock.py) */
 #define HEADER 2  /* doubles before the values of a field with a period: number of the time, the time */
 
 enum { TOLD = 32300, NUMBERS, COORDINATES, PLANS, ROWS, WEIGHTS };
@@ -244,7 +245,7 @@ static void take_plan(struct link *planner, char *line, int64_t **rows, double *
     fail("connect", "hpcomm.c of the hpcomm there", "'%s' plans a field '%s'", planner->name, name);
   size_t n = (size_t)grid[f->grid].count * (size_t)f->width;
   s.first = s.every > 0 ? (long)ceil(s.start / s.every - NEAR) : 0;
-  s.link = link_of(peer), s.version = s.last = -1, s.time = -1, s.fills = strcmp(fill, "keep") != 0,
+  s.link = link_of(peer), s.version = s.last = s.every > 0 ? NONE : -1, s.time = -1, s.fills = strcmp(fill, "keep") != 0,
   s.fill = strtod(fill, NULL);
   s.partners = (int)*(*rows)++;
   s.rank = memory((size_t)s.partners * sizeof *s.rank);
