@@ -739,8 +739,13 @@ int main(int argc, char **argv) {
   if (what == 14) hpcomm_field("ice", HPCOMM_GIVES, grid, 8, 1);
   if (what == 15) hpcomm_put(sst, x, 6, NAN);
   if (what == 16) hpcomm_init("ocean", NULL);
+  if (what == 24) MPI_Finalize();
   hpcomm_put(sst, x, 6, 0.0);
   hpcomm_end();
+  if (what == 20) hpcomm_end();
+  if (what == 21) hpcomm_put(sst, x, 6, 1.0);
+  if (what == 22) hpcomm_save("kept", 1.0);
+  if (what == 23) hpcomm_link("ice");
   return 0;
 }
 """
@@ -766,6 +771,11 @@ SAYS = [
     "field 'ice' has the role 0, the kind 8 and the width 0",
     "'a/b' is no name for a field",
     "cells of 2 corners",
+    "end was called after end",
+    "put was called after end",
+    "save was called after end",
+    "link was called after end",
+    "put was called after MPI_Finalize",
 ]
 
 

@@ -28,7 +28,10 @@ void hpcomm_init(const char *name, MPI_Comm *comm) {
   if (comm) *comm = own;
 }
 
-MPI_Comm hpcomm_link(const char *peer) { return link_of(peer)->inter; }
+MPI_Comm hpcomm_link(const char *peer) {
+  check_begun("link");
+  return link_of(peer)->inter;
+}
 
 void hpcomm_exit_at_once(int status) {
   if (*own_name) leave(status);
@@ -67,6 +70,7 @@ static int64_t place(const struct field *f, int64_t point, int component) {
 }
 
 static struct field *checked(const char *verb, int number, int role, int kind, long count, double time) {
+  check_begun(verb);
   if (!is_connected) hpcomm_connect(0.0);
   if (number < 0 || number >= fields)
     fail(verb, "what hpcomm_field returned", "there is no field %d", number);
@@ -387,6 +391,7 @@ void hpcomm_save(const char *path, double time) {
 }
 
 void hpcomm_restore(const char *path, double time) {
+  check_begun("restore");
   if (is_connected) fail("restore", "before the first put, get or connect", "fields are connected already");
   hpcomm_connect(time);
   meet("restore", path, time);
@@ -419,6 +424,7 @@ void hpcomm_end(void) {
   for (struct field *f = field; f < field + fields; f++)
     for (int i = 0; i < f->sides; i++) settle_puts(f, f->side + i);
   note(0.0, 1);
+  has_ended = 1;
   if (has_begun_mpi) MPI_Finalize();
 }
 

@@ -48,7 +48,7 @@ struct field {
   struct side *side;
 };
 
-static int grids, fields, is_connected;
+static int grids, fields, is_connected, has_ended;
 static struct grid *grid;
 static struct field *field;
 
@@ -56,7 +56,11 @@ static struct field *field;
  */
 
 static void check_begun(const char *verb) {
+  int is_over = 0;
   if (own == MPI_COMM_NULL) fail(verb, "hpcomm_init first", "%s was called before init", verb);
+  if (has_ended) fail(verb, "hpcomm_end last, and once", "%s was called after end", verb);
+  if (fields || strcmp(verb, "end")) MPI_Finalized(&is_over);
+  if (is_over) fail(verb, "MPI_Finalize last", "%s was called after MPI_Finalize", verb);
 }
 
 static int add_grid(int kind, long count, const int64_t *numbers, int corners, const double *lonlat) {
