@@ -32,6 +32,7 @@ _LOOK_S = 0.05
 _MPI_S = 30.0  # both are there by then: MPI needs much less
 _ENTRY = {"hpcomm": int, "name": str, "library": str, "programs": list, "port": str, "on": str, "tcp": bool}
 _ANSWER = {"error": str}
+_OURS = {"hpcomm": int}  # that of any version
 _FITTING = "a name of its own for each program, and the same MPI for both jobs"
 
 
@@ -48,7 +49,7 @@ def accept(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
     Afterwards me.link(its name) returns the same link. It takes fields like any other.
 
     Args:
-        path: a file in a folder that both jobs see. It is made here and removed afterwards.
+        path: a new file in a folder that both jobs see. It is made here and removed afterwards.
         timeout: seconds to wait for the other program.
 
     Raises:
@@ -125,12 +126,14 @@ def meet_by_file(
 
 def _host(path: Path, entry: dict[str, Any], deadline: float) -> Meeting:
     hello, answer = _beside(path)
+    for old, kinds in ((path, _OURS), (hello, _OURS), (answer, _ANSWER)):
+        _read(old, kinds, "accept")  # which refuses what no earlier job can have left
     for old in (hello, answer):
         old.unlink(missing_ok=True)
     _write(path, entry)
     try:
         late = f"nobody has connected at {path}", "accept", "start the other job, too"
-        guest = _await(lambda: _read(hello, _ENTRY), deadline, *late)
+        guest = _await(lambda: _read(hello, _ENTRY, "accept"), deadline, *late)
         error = _why_not(entry, guest)
         _write(answer, {"error": error})
     finally:
@@ -143,12 +146,13 @@ def _host(path: Path, entry: dict[str, Any], deadline: float) -> Meeting:
 def _guest(path: Path, entry: dict[str, object], deadline: float) -> Meeting:
     hello, answer = _beside(path)
     late = f"nobody accepts at {path}", "connect", "start the other job, too"
-    host = _await(lambda: _read(path, _ENTRY), deadline, *late)
+    host = _await(lambda: _read(path, _ENTRY, "connect"), deadline, *late)
+    _read(answer, _ANSWER, "connect")  # for it is removed at the end
     late = f"somebody else is connecting at {path}", "connect", "a path of its own for each pair of jobs"
     _await(lambda: _write(hello, entry, is_new=True), deadline, *late)
     try:
         late = f"{path} is there, but nobody answers", "connect", "remove it, if an earlier job has left it"
-        error = _await(lambda: _read(answer, _ANSWER), deadline, *late)["error"]
+        error = _await(lambda: _read(answer, _ANSWER, "connect"), deadline, *late)["error"]
     finally:
         for ours in (hello, answer):
             ours.unlink(missing_ok=True)
@@ -190,8 +194,8 @@ def _write(path: Path, what: dict[str, object], is_new: bool = False) -> bool:
     return True
 
 
-def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any] | None:
-    """What _write has written; None if there is nothing yet. kinds: of its values.
+def _read(path: Path, kinds: Mapping[str, type], verb: str) -> dict[str, Any] | None:
+    """What _write has written; None if there is nothing yet. kinds: of its values. verb: for errors.
 
     Raises:
         ConfigError: it is something else, or somebody else's: whoever answers gets our messages.
@@ -202,13 +206,13 @@ def _read(path: Path, kinds: Mapping[str, type]) -> dict[str, Any] | None:
         return None
     except PermissionError as error:
         hint = "both jobs are one user's; take a folder of your own"
-        raise ConfigError(str(error), "connect", hint) from None
+        raise ConfigError(str(error), verb, hint) from None
     except (ValueError, RecursionError):
         found = None
     said: dict[str, Any] = found if isinstance(found, dict) else {}
     is_whole = all(isinstance(said.get(key), kinds[key]) for key in kinds)
     if not is_whole or not all(isinstance(name, str) for name in said.get("programs", ())):
-        raise ConfigError(f"{path} is something else than a port of hpcomm's", "connect", "another path")
+        raise ConfigError(f"{path} is something else than a port of hpcomm's", verb, "another path")
     return said
 
 

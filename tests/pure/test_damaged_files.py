@@ -61,7 +61,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "recorded": recorded,
     "verdicts": recorded,
     "weights": Weights.load,
-    "port": lambda path: jobs._read(path, jobs._ENTRY),
+    "port": lambda path: jobs._read(path, jobs._ENTRY, "connect"),
     "schedules": lambda path: registry.load(str(path)),
 }
 NAMES = {"recorded": "a.0.T", "verdicts": f"a.0.{VERDICTS}", "schedules": "own.py"}

@@ -106,9 +106,28 @@ def test_a_fifo_at_the_name_of_the_meeting_holds_nobody_up(tmp_path, monkeypatch
     assert "is not a file of this user's alone" in str(error)
 
 
-def test_fifos_from_earlier_are_out_of_the_hosts_way(tmp_path):
-    for name in ("port", "port.hello", "port.answer"):
-        os.mkfifo(tmp_path / name)
+@pytest.mark.parametrize("name", ["port", "port.hello", "port.answer"])
+@pytest.mark.parametrize("is_host", [True, False])
+def test_a_file_of_the_users_at_a_name_of_the_meeting_is_refused_and_kept(tmp_path, name, is_host):
+    (tmp_path / "port").write_text(json.dumps(entry("ocean")))
+    for text in ("mine\n", "", "[1]", "{}"):
+        (tmp_path / name).write_text(text)
+        error = meet_by_file(tmp_path / "port", entry("air"), 0.1, is_host=is_host)
+        if name != "port.hello" or is_host:
+            assert f"{tmp_path / name} is something else than a port" in str(error)
+            assert error.where == ("accept" if is_host else "connect")
+        assert (tmp_path / name).read_text() == text
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    error = meet_by_file(tmp_path / "port", entry("air"), 0.1, is_host=is_host)
+    assert "is not a file of this user's alone" in str(error) or (name == "port.hello" and not is_host)
+    assert (tmp_path / name).is_fifo()
+
+
+def test_what_an_earlier_job_has_left_is_out_of_the_hosts_way(tmp_path):
+    (tmp_path / "port").write_text('{"hpcomm": 1}')
+    (tmp_path / "port.hello").write_text(json.dumps(entry("air")))
+    (tmp_path / "port.answer").write_text('{"error": ""}')
     assert "nobody has connected" in str(meet_by_file(tmp_path / "port", entry("ocean"), 0.1, is_host=True))
     assert list(tmp_path.iterdir()) == []
 
