@@ -29,9 +29,10 @@ class Progress:
         self._count += 1
         if at is not None:
             self._time = at
+        self.look()
 
     def look(self) -> None:
-        """Say what is new; called now and then, so also while this rank waits in its next exchange."""
+        """Say what is new; the watchdog calls it, too, so that it is said while this rank waits."""
         if self._count != self._said and time.monotonic() >= self._due:
             self._due = time.monotonic() + _PERIOD_S
             self._said = self._count

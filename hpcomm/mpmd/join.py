@@ -129,6 +129,8 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
             runtime.at_abort.append(end)
         if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
             runtime.count_hasty_exits()
+        if runtime.end_notices is None:  # alone, so that nobody but `hpcomm run` hears of its end
+            exit_hooks.last(runtime.say_end)
         own = Context(group(world, programs[name], _OWN_TAG), name)
         comm = give("world", own) or over(own)
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))

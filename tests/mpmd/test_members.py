@@ -244,12 +244,16 @@ TAKER = """
 
 @pytest.mark.once
 def test_members_are_recorded_run_alone_and_go_on_after_a_restart(spec, tmp_path):
-    files = {"ocean.py": MEMBER, "filter.py": TAKER}
+    files, ends = {"ocean.py": MEMBER, "filter.py": TAKER}, []
 
     def said(text, *options):
         grids = "".join(f'[grid.{name}]\nkind = "plane"\nnx = 2\nny = 2\n' for name in "ab")
         mapped = text.replace("every = 2", 'every = 2\nmapping = "nearest"\nfrom_grid = "a"\nto_grid = "b"')
-        return set(re.findall(r"\d\.0 of .*", spec(dedent(mapped) + grids, *options, files=files).stdout))
+        done = spec(dedent(mapped) + grids, *options, files=files)
+        ends.append(
+            dict(re.findall(r"program '(\w+)' has ended after .* s, with (\d+) exchanges", done.stderr))
+        )
+        return set(re.findall(r"\d\.0 of .*", done.stdout))
 
     whole = said(FEW, "--record", "recorded")
     assert len(whole) == 18
@@ -257,6 +261,8 @@ def test_members_are_recorded_run_alone_and_go_on_after_a_restart(spec, tmp_path
     for name, more in (("filter", set()), ("ocean_0002", {"0.0 of 2: no ensemble"})):
         alone = said(FEW, "--record", "recorded", "--only", name)
         assert alone == more | {each for each in whole if f"of {name[-1].replace('r', 'all')}:" in each}
+        assert int(ends[-1][name]) >= 12
+        assert ends[-1][name] == ends[0][name]
     half = said(FEW.replace("ocean.py", "ocean.py half").replace("filter.py", "filter.py half"))
     assert len(half) == 9
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
