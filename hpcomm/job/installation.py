@@ -209,7 +209,9 @@ def check_python(command: str, mpi: Mpi, environ: Mapping[str, str] = os.environ
     brought = vendor_in(Path(path).parent.parent / "lib")
     if Path(path).name.startswith("python") and brought and mpi.vendor and brought != mpi.vendor:
         both = f"{path} loads {VENDORS[brought]}", f"{mpi.launcher} is {VENDORS[mpi.vendor]}"
-        hint = f"{path} -m hpcomm run ..., or install the same MPI in both environments"
+        import shlex
+
+        hint = f"{shlex.quote(path)} -m hpcomm run ..., or install the same MPI in both environments"
         raise unlike(*both, hint)
 
 
@@ -218,6 +220,6 @@ def which(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     folders = [""] if "/" in name else environ.get("PATH", os.defpath).split(os.pathsep)
     for folder in folders:
         path = os.path.join(folder, name)  # noqa: PTH118 - Path would strip the "./" that launchers go by
-        if Path(path).is_file() and os.access(path, os.X_OK):
+        if os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113 - Path's raises for a long name
             return path
     return None

@@ -247,9 +247,11 @@ def test_fields_that_are_implicit_or_go_in_a_circle_are_refused_by_the_names_of_
         read(write(folder, MEMBERS.replace('name = "sst"', 'name = "sst"\nimplicit = true')))
 
 
+LONG = "x" * 300
 VALUES = st.sampled_from(
-    ["0", "-1", "1e300", "nan", "true", '""', '"x"', '"ocean"', '"sea"', "[]", "[0]", '["x"]', "[[1]]", "{}"]
-)
+    ["0", "-1", "1e300", "nan", "true", '""', '"x"', '"ocean"', '"sea"', "[]", "[0]", '["x"]', "[[1]]", "{}",
+     '["nearest", true]', f'"{LONG}"', f'"./{LONG} y"']
+)  # fmt: skip
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -318,6 +320,24 @@ WRONG = {
         '"./viewer --all"',
         "command not found: ./viewer",
         'command = "./viewer --all"',
+    ),
+    "a command of a long name": (
+        '"python view.py"',
+        f'"./{"x" * 300}"',
+        "command not found: ./xxx",
+        f'command = "./{"x" * 300}"',
+    ),
+    "a script of a long name": (
+        '"python view.py"',
+        f'"python {"x" * 300}.py"',
+        "File name too long",
+        f'command = "python {"x" * 300}.py"',
+    ),
+    "a mapping that is true": (
+        'mapping = "bilinear"',
+        'mapping = ["nearest", true]',
+        "there is no mapping True",
+        'mapping = ["nearest", true]',
     ),
     "a script that is not there": (
         '"python view.py"',
@@ -965,7 +985,8 @@ bounds = [2.0, 3.0, 0.0, 1.0]
 BEYOND = """
 a name that is a member's: a name too long for members: other numbers of members: hosts for one member:
 a folder that a member has not:
-quotes left open in a command: a command that is not there: a script that is not there: a variable of
+quotes left open in a command: a command that is not there: a command of a long name:
+a script that is not there: a script of a long name: a variable of
 hpcomm's: a folder that is not there: hosts that hold too few: a field of no program: a field to itself: a
 field twice: a field to a program that does not join: an unknown grid: a mapping that does not fit: a sphere
 onto a plane: no mapping between sizes: weights that are not there: weights in a file that is something
@@ -1239,6 +1260,7 @@ def test_dry_run_shows_the_line_for_any_launcher_and_runs_nothing(folder, capsys
         (["--only", "ocaen"], "there is no program 'ocaen'\n.*\n.*did you mean 'ocean'"),
         (["--files", __file__], "there is a file of that name"),
         (["--only", "ocean"], "nothing is recorded for 'ocean'"),
+        (["--only", "ocean", "--record", "a b"], r"hpcomm run --record '\S*/a b' \S*job.toml first"),
         (["-n", "2"], r"-n does not go with a spec[^$]*write ranks = "),
         (["other.toml"], "two specs: other.toml says all of a job"),
         (["other.toml", "--verbose"], "two specs"),
@@ -1263,7 +1285,7 @@ def test_commands_that_read_a_spec_take_all_their_words_or_refuse_them(folder, c
         (
             draw_spec.main,
             ["draw", path, "-o", str(folder / "none" / "a.svg")],
-            "a.svg cannot be written: No such file",
+            "there is no folder .*none",
         ),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -209,13 +210,15 @@ def _filled(text: str, n: int) -> str:
 
 def _check_here(tables: Tables, program: ProgramSpec) -> None:
     """That what it needs is on this machine."""
-    if not program.workdir.is_dir():
+    if not os.path.isdir(program.workdir):  # noqa: PTH112 - Path's raises for a long name
         hint = "workdir counts from the folder of the spec"
         tables.fail(f"there is no folder {program.workdir}", hint, "workdir")
     try:
         spec_command.check([*program.command], program.workdir, program.env)
     except ConfigError as error:
         tables.fail(error.what, error.hint or "", "command")
+    except OSError as error:  # as of a long name
+        tables.fail(f"{error.filename}: {error.strerror}", "check its spelling", "command")
 
 
 def _command(tables: Tables, given: dict[str, Any]) -> tuple[str, ...]:

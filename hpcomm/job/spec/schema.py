@@ -53,7 +53,7 @@ def misfit(key: str, value: object, schema: Schema) -> tuple[str, str] | None:
     if fits(value, schema):
         return None
     if "anyOf" in schema and "title" not in schema:  # that of its type, or the first
-        of_type = (each for each in schema["anyOf"] if isinstance(value, _TYPES[each["type"]]))
+        of_type = (each for each in schema["anyOf"] if fits(value, {"type": each["type"]}))
         return misfit(key, value, next(of_type, schema["anyOf"][0]))
     if "enum" in schema:
         return f"there is no {key} {value!r}", did_you_mean(value, schema["enum"], wanted(schema))
@@ -87,9 +87,9 @@ def wanted(schema: Schema) -> str:
     if "anyOf" in schema:
         return ", or ".join(map(wanted, schema["anyOf"]))
     least = schema.get("minimum")
-    return {"boolean": "true or false", "string": "a text", "integer": f"a whole number from {least}"}[
-        schema["type"]
-    ]
+    words = {"boolean": "true or false", "string": "a text", "array": "a list", "object": "a table"}
+    number = "a whole number" if schema["type"] == "integer" else "a number"
+    return words.get(schema["type"], number + (f" from {least}" if least is not None else ""))
 
 
 def example_of(key: str, schema: Schema) -> str:

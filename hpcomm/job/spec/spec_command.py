@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,10 +61,14 @@ def _not_found(word: str, path: Path) -> tuple[str, str, str]:
         return f"command begins with a variable: {word}", "", f'env = {{ {name} = "{value}" }}'
     if word.startswith(("~", "$")):
         return f"command not found: {word}", "", "no shell reads it: write the full path"
-    if "/" in word and path.is_dir():
+    if "/" in word and os.path.isdir(path):  # noqa: PTH112 - Path's raises for a long name
         return f"command {word} is a folder", "", "the path of a program in it"
-    if "/" in word and path.is_file():
-        return f"command {word} may not be executed", "", f"chmod +x {word}, or python {word}"
+    if "/" in word and os.path.isfile(path):  # noqa: PTH113
+        return (
+            f"command {word} may not be executed",
+            "",
+            f"chmod +x {shlex.quote(word)}, or python {shlex.quote(word)}",
+        )
     return f"command not found: {word}", "", "check its spelling, or give its full path"
 
 
