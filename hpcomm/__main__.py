@@ -37,13 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _dispatch(words[0], words[1:])
         print(end="", flush=True)  # there may be no stdout at all
     except HpcommError as error:
-        if not is_another_rank():
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return MISUSED
+        return _misused(error)
     except BrokenPipeError:  # whoever read it, as head does, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python says so at its end
         return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        what, where = f"{error.filename}: {error.strerror}", f"hpcomm {words[0]}"
+        return _misused(ConfigError(what, where, "look at that path, or name another one"))
     return status
+
+
+def _misused(error: HpcommError) -> int:
+    """Say why this is not done; the exit status."""
+    if not is_another_rank():
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return MISUSED
 
 
 def _dispatch(name: str, words: list[str]) -> int:

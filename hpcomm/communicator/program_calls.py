@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -224,7 +225,7 @@ def read(
 def nothing(folder: Path, command: str, option: str) -> ConfigError:
     """That there is none."""
     what = f"{folder} has no {option}s" if folder.is_dir() else f"there is no folder {folder}"
-    return ConfigError(what, command, f"hpcomm run --{option} {folder} ...")
+    return ConfigError(what, command, f"hpcomm run --{option} {shlex.quote(str(folder))} ...")
 
 
 alone = Lock()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import time
 from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, NoReturn
 from zlib import crc32
 
@@ -108,6 +110,34 @@ class Command(Parser):
         raise ConfigError(message, self.prog, " or ".join([*near, f"{self.prog} --help"]))
 
 
+def check_file(out: Path) -> None:
+    """Refuse, before anything is computed, a file that cannot be written."""
+    from tempfile import TemporaryFile
+
+    try:
+        if not out.parent.is_dir():
+            raise ConfigError(
+                f"there is no folder {out.parent}", hint=shlex.join(["mkdir", "-p", str(out.parent)])
+            )
+        with out.open("r+b") if out.exists() else TemporaryFile(dir=out.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}", hint="another place") from None
+
+
+def make_folder(option: str, path: str | Path | None) -> None:
+    """So that a folder that cannot be is refused before anything is computed. None: no folder."""
+    if path is None:
+        return
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
+        raise ConfigError(
+            f"{option} {path}: {why}", hint=f"{option} FOLDER, of one that can be made"
+        ) from None
+
+
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,), rule: bool = True
 ) -> str:
@@ -129,6 +159,11 @@ def table(
     if rule:
         lines.insert(1, "-" * (sum(widths) + 2 * (len(widths) - 1)))
     return "\n".join(lines)
+
+
+def counted(n: int, what: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -24,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from . import room, supervise, survive, tracebacks
-from .command_line import Command, Option, option
+from .command_line import Command, Option, make_folder, option
 from .cores import Machine, here
 from .installation import Mpi, check_python, find_mpi, refusal, which
 from .launcher import begun, host_and_slots, programs_of, wrong_name
@@ -110,6 +111,7 @@ def main(argv: Sequence[str]) -> int:
     machine = here()
     if shows(launcher_command(job, mpi, machine), job.dry_run, job.verbose, _THREADS in job.env):
         return 0
+    make_folder("--output", job.output)
 
     # One that the user names may have been told to let the others live, and gets the commands as they are.
     def run(restart: tuple[int, int]) -> int:
@@ -166,8 +168,6 @@ def shows(composed: Composition, dry_run: bool, verbose: bool, has_threads: bool
 
 def shown(composed: Composition) -> str:
     """The files, then the line, as one could type them."""
-    import shlex
-
     parts = [f"cat > {name} <<'END'\n{content}END" for name, content in composed.files.items()]
     added = (f"{name}={shlex.quote(value)}" for name, value in sorted(composed.environ.items()))
     line = " ".join([*added, shlex.join(composed.command)])
@@ -338,8 +338,12 @@ def _command(words: list[str]) -> tuple[str, ...]:
     if words[0] == "hpcomm":  # this one, whatever PATH has
         return (sys.executable, "-m", *words)
     if which(words[0]) is None:
-        is_script = words[0].endswith(".py") and Path(words[0]).is_file()
-        hint = f"hpcomm run python {words[0]}" if is_script else "check its spelling, or give its full path"
+        is_script = words[0].endswith(".py") and os.path.isfile(words[0])  # noqa: PTH113
+        hint = (
+            f"hpcomm run python {shlex.quote(words[0])}"
+            if is_script
+            else "check its spelling, or give its full path"
+        )
         raise refusal(f"command not found: {words[0]}", hint)
     return tuple(words)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, did_you_mean
 from . import launch, tracebacks
-from .command_line import Command
+from .command_line import Command, make_folder
 from .cores import Machine, here
 from .installation import VENDORS, Mpi, check_python, find_mpi, refusal, unlike, which
 from .program_watch import Watch
@@ -46,8 +46,8 @@ def run(spec: RunSpec, asked: argparse.Namespace) -> int:
     has_threads = all(program.threads for program in spec.programs.values())
     if launch.shows(composed, asked.dry_run, asked.verbose, has_threads):
         return 0
-    _make_folder("--files", asked.files)
-    _make_folder("--record", asked.record)
+    make_folder("--files", asked.files)
+    make_folder("--record", asked.record)
     timeout_s = spec.timeout_s if asked.timeout_s is None else asked.timeout_s
 
     def once(restart: tuple[int, int]) -> int:
@@ -67,7 +67,7 @@ def _alone(spec: RunSpec, asked: argparse.Namespace, options: list[str]) -> tupl
         raise ConfigError(f"there is no program {name!r}", spec.path.name, hint)
     folder = Path(asked.record or "recorded").resolve()
     if not any(folder.glob(f"{name}.*")):
-        hint = f"hpcomm run --record {folder} {asked.spec} first"
+        hint = f"{shlex.join(['hpcomm', 'run', '--record', str(folder), str(asked.spec)])} first"
         raise refusal(f"nothing is recorded for {name!r} in {folder}", hint)
     return replace(spec, programs={name: spec.programs[name]}), [*options, "--replay", str(folder)]
 
@@ -100,11 +100,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     launch.check_folder()
     asked = parser().parse_intermixed_args(argv)
     if not asked.spec:
-        raise refusal("which spec?", f"hpcomm run {' '.join(argv[:-1])} ... SPEC.toml")
+        raise refusal("which spec?", f"hpcomm run {shlex.join(argv[:-1])} ... SPEC.toml")
     if len(asked.spec) > 1:
         first, word, *_ = asked.spec
         what = "two specs" if word.endswith(".toml") else f"{word!r} behind a spec"
-        raise refusal(f"{what}: {first} says all of a job.", f"hpcomm run {first}")
+        raise refusal(f"{what}: {first} says all of a job.", f"hpcomm run {shlex.quote(first)}")
     asked.spec = Path(asked.spec[0])
     if asked.kind is not None and (asked.kind not in _KINDS or not asked.dry_run):
         raise refusal(f"--as {asked.kind} is not possible.", f"with --dry-run, one of {', '.join(_KINDS)}")
@@ -137,17 +137,6 @@ def _options(asked: argparse.Namespace) -> list[str]:
     host, port = master(None, "SLURM_JOB_ID" not in os.environ, os.environ)
     flags = ["--head", *["--sends"] * (os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL)]
     return [*flags, *["--colour"] * shows_colour, *words, "--master", f"{host}:{port}"]
-
-
-def _make_folder(option: str, path: str | None) -> None:
-    """So that a folder that cannot be is refused here, and not by each rank."""
-    if path is None:
-        return
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
-        raise refusal(f"{option} {path}: {why}", f"{option} FOLDER") from None
 
 
 def check_mpi(program: ProgramSpec, mpi: Mpi) -> None:

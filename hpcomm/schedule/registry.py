@@ -176,10 +176,12 @@ def load(path: str) -> None:
     except HpcommError:
         raise
     except Exception as error:
+        import shlex
+
         lines = [each.lineno for each in extract_tb(error.__traceback__) if each.filename == path]
         line = f", line {lines[-1]}" if lines else ""
         what = f"{path}{line} does not run: {type(error).__name__}: {error}"
-        raise UsageError(what, hint=f"python {path} runs it alone") from error
+        raise UsageError(what, hint=f"{shlex.join(['python', path])} runs it alone") from error
 
 
 def cut(verb: str, algorithm: str, nbytes: int) -> str:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..job.command_line import size
+from ..job.command_line import check_file, size
 from ..job.optional_packages import load
 
 if TYPE_CHECKING:
@@ -42,15 +42,7 @@ def writable(out: Path, kinds: Sequence[str] = PICTURES) -> None:
     """Refuse, before anything is computed, a name that no picture can be kept under."""
     if out.suffix not in kinds:
         raise UsageError(f"{out} is no picture", hint=f"a name ending in {', '.join(kinds)}")
-    from tempfile import TemporaryFile
-
-    try:
-        if not out.parent.is_dir():
-            raise UsageError(f"there is no folder {out.parent}", hint=f"mkdir -p {out.parent}")
-        with out.open("r+b") if out.exists() else TemporaryFile(dir=out.parent):
-            pass
-    except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}", hint="another place") from None
+    check_file(out)
 
 
 def save(figure: Figure, out: Path) -> None:

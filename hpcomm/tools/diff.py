@@ -15,7 +15,7 @@ from .._lazy import NDArray
 from ..communicator import program_calls
 from ..communicator.fingerprint import CALL, CALLS, KINDS
 from ..errors import named
-from ..job.command_line import Command, option
+from ..job.command_line import Command, counted, option
 
 parser = partial(
     Command,
@@ -55,7 +55,7 @@ class Rank(NamedTuple):
     def words(self, n: int) -> str:
         """Call n, with its line."""
         if n >= len(self.calls):
-            return f"nothing more: {len(self.calls)} calls"
+            return f"nothing more: {counted(len(self.calls), 'call')}"
         if not (its := self.kind(n)):
             return "a call that has not ended, or was not waited for"
         return f"{its['call']} on '{its['on']}' at {its['line']}"
@@ -73,8 +73,10 @@ def main(argv: Sequence[str]) -> int:
     for name in sorted(runs[0].keys() & runs[1].keys()):
         a, b = runs[0][name], runs[1][name]
         for which, ranks in (("A", a), ("B", b)):
-            about, n = ranks[min(ranks)].kinds[0], sum(len(each.calls) for each in ranks.values())
-            print(f"{which}{f' {name}' * bool(name)}: {about['ranks']} ranks, {about['mpi']}, {n} calls")
+            about = ranks[min(ranks)].kinds[0]
+            calls = counted(sum(len(each.calls) for each in ranks.values()), "call")
+            size = counted(about["ranks"], "rank")
+            print(f"{which}{f' {name}' * bool(name)}: {size}, {about['mpi']}, {calls}")
         same = a[min(a)].size == b[min(b)].size
         said = _first(a, b) if same else _first_of_all(a, b)
         if said:

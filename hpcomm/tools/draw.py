@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import UsageError
-from ..job.command_line import LOAD, Command, option
+from ..job.command_line import LOAD, Command, counted, option
 from ..schedule.assured import assured
 from ..schedule.cost.machine_model import Machine, machine
 from ..schedule.cost.simulator import Simulation, meant, simulate
@@ -76,7 +76,8 @@ def main(words: Sequence[str]) -> int:
         print(json.dumps(records, indent=1) if options.json else draw_steps.table(records).rstrip("\n"))
         return 0
     _draw(schedule, options.view, out, nbytes, on)
-    print(f"{out}: {schedule.verb} by {schedule.name}, {schedule.size} ranks, {schedule.iterations} steps")
+    size, steps = counted(schedule.size, "rank"), counted(schedule.iterations, "step")
+    print(f"{out}: {schedule.verb} by {schedule.name}, {size}, {steps}")
     return 0
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..job.command_line import counted
 from ..schedule.steps import messages
 from .canvas import arrow, pyplot, rank_axis, step_bar, step_colour, whole_numbers
 
@@ -26,7 +27,7 @@ _TREE_VERBS = ("all_reduce", "barrier", "broadcast", "reduce")
 
 def schedule_picture(schedule: Schedule, heading: str = "") -> Figure:
     """Who sends to whom: trees as trees, rings as rings, all else as ranks over steps."""
-    heading = heading or f"{schedule.verb} by {schedule.name}: {schedule.size} ranks"
+    heading = heading or f"{schedule.verb} by {schedule.name}: {counted(schedule.size, 'rank')}"
     found = trees(schedule)
     if found:
         return _trees(schedule, found, heading)
@@ -170,7 +171,7 @@ def _ring(schedule: Schedule, heading: str) -> Figure:
     axes.set_aspect("equal")
     axes.margins(0.15)
     axes.set_axis_off()
-    figure.suptitle(f"{heading}, {schedule.iterations} steps", fontsize=10)
+    figure.suptitle(f"{heading}, {counted(schedule.iterations, 'step')}", fontsize=10)
     return figure
 
 

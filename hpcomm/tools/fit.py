@@ -24,7 +24,7 @@ from typing import Any
 from .._lazy import MPI, np
 from ..communicator.communicator import Communicator
 from ..errors import ConfigError
-from ..job.command_line import table
+from ..job.command_line import check_file, table
 from ..job.cores import usable_cores
 from ..schedule.cost.machine_model import machine
 from ..schedule.cost.simulator import predict
@@ -37,8 +37,7 @@ LIMIT_S = 120
 
 def report(path: str, as_json: bool = False) -> int:
     """Measure, write the machine to path, print its errors; returns the exit status."""
-    if not Path(path).parent.is_dir():
-        raise ConfigError(f"there is no folder {Path(path).parent}", hint=f"mkdir -p {Path(path).parent}")
+    check_file(Path(path))
     points = job(2, "fit.pingpong", limit_s=LIMIT_S)
     on = fitted(points)
     Path(path).write_text(json.dumps(on, indent=1) + "\n")

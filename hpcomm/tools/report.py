@@ -15,7 +15,17 @@ from numpy.typing import NDArray
 from ..communicator.trace import RANGE
 from ..core.verbs import INPUT_BLOCKS, TABLE
 from ..errors import ConfigError
-from ..job.command_line import AS_JSON, Command, duration, option, size, table
+from ..job.command_line import (
+    AS_JSON,
+    Command,
+    check_file,
+    counted,
+    duration,
+    make_folder,
+    option,
+    size,
+    table,
+)
 from ..schedule.cost.machine_model import Machine, lower_bound, machine
 from . import trace_files
 from .trace_page import page
@@ -63,7 +73,10 @@ def main(words: Sequence[str]) -> int:
     out = Path(options.output or "")
     if options.output and out.suffix not in (".html", ".json"):
         raise ConfigError(f"-o {out}: a report is a page or a trace", "hpcomm report", ".html or .json")
+    if options.output:
+        check_file(out)
     trace = read(Path(options.folder))
+    make_folder("--torch", options.torch)
     found = lines(trace, machine(options.machine) if options.machine else None)
     if options.torch:
         trace_files.write_for_torch(trace, Path(options.torch))
@@ -161,8 +174,9 @@ def _said(trace: Trace, found: list[Line], record: dict[str, Any]) -> Iterator[s
     ranks, error_s = record["ranks"], trace.error_s
     said = "not aligned" if error_s is None else f"aligned within {_time(error_s)}"
     clocks = f"; clocks of {len(set(trace.hosts))} hosts, {said}" if error_s != 0 else ""
+    calls = sum(each["calls"] for each in ranks)
     span = float(trace.events["until"].max(initial=0)) / 1e9
-    yield f"{len(ranks)} ranks, {_time(span)}, {sum(each['calls'] for each in ranks)} calls{clocks}\n"
+    yield f"{counted(len(ranks), 'rank')}, {_time(span)}, {counted(calls, 'call')}{clocks}\n"
     least = ["at least"] * any(each.least_s is not None for each in found)
     head = ["operation", "line", "calls", "bytes", "time", "moving", "waiting", *least, "for"]
     rows: list[tuple[object, ...]] = []

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from ..communicator.trace import RANGE
+from ..job.command_line import counted
 from .trace_reader import Trace, plain
 
 _PAGE = """<!doctype html>
@@ -110,7 +111,9 @@ def page(trace: Trace, text: str) -> str:
         "ranks": trace.names,
         "span": float(events["until"].max(initial=0) / 1e3),
     }
-    made = _PAGE.replace("@title@", f"what {len(trace.names)} ranks did").replace("@report@", escape(text))
+    made = _PAGE.replace("@title@", f"what {counted(len(trace.names), 'rank')} did").replace(
+        "@report@", escape(text)
+    )
     return made.replace("@data@", json.dumps(data).replace("</", "<\\/"))  # which would end the script
 
 

@@ -27,7 +27,7 @@ from ..communicator.communicator import Communicator
 from ..core.types import AnyArray
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
 from ..errors import ConfigError, TransportError, UsageError
-from ..job.command_line import AS_JSON, LOAD, Command, option
+from ..job.command_line import AS_JSON, LOAD, Command, check_file, make_folder, option
 from ..job.command_line import table as laid_out
 from ..schedule.cost.machine_model import machine
 from ..schedule.cost.simulator import predict
@@ -99,6 +99,8 @@ def main(words: Sequence[str]) -> int:
     if options.load:
         load(options.load)
     if own := options.output or os.environ.get("HPCOMM_TUNED"):
+        make_folder("-o", Path(own).parent)
+        check_file(Path(own))
         tuned.kept(Path(own))
     asked = verbs, sizes, options.rounds, options.load
     found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)

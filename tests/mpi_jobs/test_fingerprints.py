@@ -444,7 +444,7 @@ def ended_early(capsys: Any, once: Path, cut: Path) -> None:
     status, text = said(capsys, once, cut)
     assert status == 1
     assert told(text) == "call 2 of rank 0: a run that ended early"
-    assert "nothing more: 1 calls" in text
+    assert "nothing more: 1 call\n" in text
     assert "B: 3 ranks, another MPI" in text
     for file in cut.iterdir():
         file.unlink()

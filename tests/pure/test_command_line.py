@@ -130,6 +130,34 @@ def test_a_table_comes_as_json_too(words: str, tmp_path: Path) -> None:
     assert json.loads(done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("report none -o {none}/a.html", "  try:   mkdir -p {none}\n"),
+        ("report none -o {file}/a.json", "there is no folder {file}"),
+        ("report none -o /proc/a.json", "/proc/a.json cannot be written: "),
+        ("mpmd draw {spec} -o {none}/a.svg", "there is no folder {none}"),
+        ("mpmd draw {spec} -o /proc/a.svg", "/proc/a.svg cannot be written: "),
+        ("sim --fit {none}/here.json", "there is no folder {none}"),
+        ("tune -o {file}/table.json", "-o {file}: there is a file of that name"),
+        ("run -n 1 --output {file}/out true", "--output {file}/out: Not a directory"),
+        ("run -n 1 --trace {long} true", "{long}: File name too long"),
+    ],
+)
+def test_what_cannot_be_written_is_named_before_anything_is_done(
+    words: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    names = {"none": tmp_path / "none", "file": tmp_path / "file", "long": tmp_path / ("x" * 300)}
+    names["spec"] = ROOT / "mpmd_configs" / "heat_coupled.toml"
+    assert main([each.format(**names) for each in words.split()]) == 2
+    told = capsys.readouterr().err
+    assert said.format(**names) in told
+    assert told.startswith("ConfigError: ")
+    assert "\n  try:   " in told
+    assert [*tmp_path.iterdir()] == [tmp_path / "file"]
+
+
 def test_a_picture_without_a_name_gets_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -284,13 +285,14 @@ def test_what_is_timed_is_what_the_simulator_predicts(
     ("ring --view cost -o x.gif", "x.gif is no picture"),
     ("ring -o x.txt", "x.txt is no picture"),
     ("ring -o nowhere/x.svg", "there is no folder nowhere"),
+    ("ring -o 'no where/x.svg'", "mkdir -p 'no where'"),
     ("ring -o /proc/x.svg", "/proc/x.svg cannot be written: "),
 ])  # fmt: skip
 def test_bad_input_is_refused_in_one_sentence(
     words: str, said: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["draw", "-o", "x.svg", *words.split()]) == 2
+    assert main(["draw", "-o", "x.svg", *shlex.split(words)]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 

@@ -135,10 +135,17 @@ def test_nothing_starts_in_a_folder_that_is_gone(tmp_path, monkeypatch):
 
 
 def test_a_script_without_its_python_is_told_so(tmp_path):
-    script = tmp_path / "solver.py"
-    script.write_text("")
-    with pytest.raises(ConfigError, match=f"hpcomm run python {script}"):
-        parse([str(script)])
+    for name in ("solver.py", "my solver.py"):
+        script = tmp_path / name
+        script.write_text("")
+        with pytest.raises(ConfigError, match=f"hpcomm run python {shlex.quote(str(script))}$"):
+            parse([str(script)])
+
+
+@pytest.mark.parametrize("word", ["x" * 300, f"./{'x' * 300}", f"{'x' * 300}.py"])
+def test_a_name_that_is_too_long_is_not_found_and_ends_no_command(word):
+    with pytest.raises(ConfigError, match="command not found"):
+        parse([word])
 
 
 # -- telling Open MPI ------------------------------------------------------------------------------

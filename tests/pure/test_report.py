@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,14 @@ def test_a_browser_draws_every_call_of_the_page(tmp_path: Path) -> None:
     done = finish(command, 60, tmp_path)
     assert 'data-drawn="2000"' in done.stdout
     assert "all_reduce('&lt;/script&gt;') on world\na.py:1\n5 us, begun at 0 us" in done.stdout
+
+
+def test_a_report_of_one_rank_and_one_call_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, "0", 0, [{"verb": "barrier"}], [(0, 5, 1)], size=1)
+    assert report.main([str(tmp_path)]) == 0
+    assert re.match(r"1 rank, [\d.]+ us, 1 call\n", capsys.readouterr().out)
 
 
 def test_a_folder_without_a_trace_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError, named
 from ...job import run_spec
-from ...job.command_line import AS_JSON, Command, option
+from ...job.command_line import AS_JSON, Command, check_file, option
 from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
@@ -101,11 +102,8 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"cannot draw into {file.name}", "hpcomm mpmd draw", "a file called .svg or .html")
     picture = svg(spec)
     page = f"<!doctype html><title>{html.escape(spec.name)}</title>\n{picture}"
-    try:
-        file.write_text(picture if file.suffix == ".svg" else page, encoding="utf-8")
-    except OSError as error:
-        what = f"{file} cannot be written: {error.strerror}"
-        raise ConfigError(what, "hpcomm mpmd draw", "a folder that is there") from None
+    check_file(file)
+    file.write_text(picture if file.suffix == ".svg" else page, encoding="utf-8")
     print(f"drawn: {file}")
     return 0
 
@@ -135,7 +133,9 @@ def _read(argv: Sequence[str], command: str) -> JobSpec:
         what = f"{argv[0]!r} is no spec: its name ends with .toml" if argv and argv[0] else "which spec?"
         raise ConfigError(what, f"hpcomm {command}", f"hpcomm {command} SPEC.toml")
     if len(argv) > 1:
-        raise ConfigError(f"what is {argv[1]!r}?", f"hpcomm {command}", f"hpcomm {command} {argv[0]}")
+        raise ConfigError(
+            f"what is {argv[1]!r}?", f"hpcomm {command}", f"hpcomm {command} {shlex.quote(argv[0])}"
+        )
     return read(Path(argv[0]), command=f"hpcomm {command}")
 
 
