@@ -28,7 +28,10 @@ def test_a_date_is_so_many_seconds_and_a_month_as_long_as_its_calendar_has_it(na
         assert calendar.date(t) == there
         assert calendar.said(t) == f"{there.year}-{there.month:02}-01T06:00:00"
         assert (monthly.is_due(t), monthly.is_due(t + DAY), monthly.time_of(n)) == (n, None, t)
-        assert (monthly.wanted(t)[0], monthly.wanted(t + 27 * DAY)[0]) == (n - 2, n - 2)
+        assert [monthly.wanted(t + 27 * DAY * k)[0] for k in (0, 1)] == [n - 2] * 2
+        assert monthly.position(t - 3600.0) == pytest.approx(
+            n - 3600.0 / (t - monthly.time_of(n - 1)), abs=1e-9
+        )
     year = monthly.time_of(14) - monthly.time_of(2)  # of 2000
     other = {"noleap": 365, "365_day": 365, "360_day": 360}
     assert year == DAY * other.get(name, 366)
