@@ -14,7 +14,7 @@ import weakref
 from typing import NamedTuple
 
 from ..core.comm import Comm
-from ..core.present import MESSAGE, NEXT, NONE, calling
+from ..core.present import MESSAGE, NEXT, NONE, calling, several, waiting
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
 from ..node.call_log import CallLog
 from ..node.segment import Region
@@ -51,6 +51,18 @@ def blocked_call() -> Blocked | None:
     call = call_of(threading.main_thread().ident, of_comm=True)
     if call is None or call.ends:  # what ends by itself is told: see core/request.py
         return None
+    return _blocked(call)
+
+
+def parts(call: Blocked) -> list[Blocked]:
+    """The call; of one that asks several requests a wait for each of them, as far as it is known for whom."""
+    if not isinstance(call.call, several):
+        return [call]
+    needing = [each for each in call.call.asked.requests if getattr(each, "waits_for", None)]
+    return [part for each in needing if (part := _blocked(waiting(each))) is not None]
+
+
+def _blocked(call: calling) -> Blocked | None:
     comm = call.comm
     if comm is None or not hasattr(comm, "near"):
         return None

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from ..core.comm import Comm
 from ..core.limits import DESCRIPTION_S
-from ..core.present import MESSAGE, is_own
+from ..core.present import MESSAGE, is_own, several
 from ..core.request import Request
 from ..core.verbs import receives
 from ..errors import NAMED
 from ..node import segment
 from ..node.segment import Region
 from . import runtime
-from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, counted, needed
+from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, counted, needed, parts
 from .present_calls import OUTSIDE, describe_call, program_stack
 
 ANY = -1
@@ -72,10 +72,10 @@ class Doing(NamedTuple):
         text: its call, and the line.
         waited_s: for how long it has waited in this call, at least; 0: it does not wait.
         needs: those without which the call cannot end; blocked.ELSEWHERE: of other nodes, or not known.
-            Of a counted call those, too, that may have come: see known().
+            Of a counted call, or messages that are all needed, those, too, that may have come: see known().
         is_any: whether one of them is enough.
         comm: the name of its communicator; "": it is in no call of one.
-        messages: what it waits for, if these are messages: one of them is missing.
+        messages: what it waits for, if these are messages: is_any: none has come; else at least one has not.
         begun: messages in the background.
         others: whether threads, or other calls in the background, may do more than that.
         stack: lines of the program's own code, the innermost last.
@@ -144,15 +144,15 @@ def own() -> Doing:
     if call is None or waits is None or not waits.times or waits.mark != call.mark:
         return told
     numbers = numbers_of(call.comm)
-    needs, is_any = needed(call)
+    needs, is_any, messages = _missing(call)
     begun, others = _begun()
     is_at, notices = counted(call), runtime.end_notices
     counts = () if notices is None else tuple(notices.counts.items())
     return told._replace(
         waited_s=round(max(waits.waited_s, _BRIEF_S), 3),
-        needs=tuple(dict.fromkeys(numbers.get(rank, ELSEWHERE) for rank in needs)),
+        needs=needs,
         is_any=is_any,
-        messages=_messages(call),
+        messages=messages,
         begun=begun,
         others=others or "hpcomm.compat.MPI" in sys.modules,
         counted=is_at and (*is_at[:2], numbers.get(is_at[2], ELSEWHERE)),
@@ -161,9 +161,23 @@ def own() -> Doing:
 
 
 def known(doings: Mapping[int, Doing]) -> dict[int, Doing]:
-    """doings, by their ranks: the needs of counted calls are those that have not come."""
+    """doings, by their ranks: needs are without those that have come to a counted call, or to a message."""
     begun = {rank: dict(each.counts) for rank, each in doings.items()}
-    return {rank: _without_those_there(each, begun) for rank, each in doings.items()}
+    told = {rank: _without_those_there(each, begun) for rank, each in doings.items()}
+    for rank, each in doings.items():
+        if each.messages and not each.is_any:
+            missing = [message.peer for message in each.messages if not is_met(message, rank, doings)]
+            told[rank] = each._replace(needs=tuple(dict.fromkeys(missing)))
+    return told
+
+
+def is_met(message: Message, rank: int, doings: Mapping[int, Doing]) -> bool:
+    """Whether the other end of what rank waits for is there, in the foreground or in the background."""
+    return any(
+        message.meets(rank, end, other)
+        for other, its in doings.items()
+        for end in ((*its.messages, *its.begun) if other != rank else its.begun)
+    )
 
 
 def _without_those_there(doing: Doing, begun: Mapping[int, Mapping[int, int]]) -> Doing:
@@ -193,6 +207,26 @@ def numbers_of(comm: Comm) -> dict[int, int]:
     records = comm.near.others if comm.is_inter else comm.near.regions
     found = {rank: here.regions.index(region) for rank, region in records.items()}
     return found if comm.is_inter else {**found, comm.rank: here.here}
+
+
+def _missing(call: Blocked) -> tuple[tuple[int, ...], bool, tuple[Message, ...]]:
+    """Doing's needs, is_any and messages of a call."""
+    asked = call.call.asked if isinstance(call.call, several) else None
+    waits = [(part, *needed(part)) for part in parts(call)[:_SERVED]]
+    is_any = waits[0][2] if asked is None else asked.is_any
+    found = []
+    if asked is not None and is_any:
+        waits = [(part, ranks or [ELSEWHERE], one) for part, ranks, one in waits]
+        found = [ELSEWHERE] * (len(waits) < len(asked.requests))
+    elif asked is not None:  # without those of which it is not certain which rank is missing
+        waits = [
+            each for each in waits if each[0].comm.partners is None and (len(each[1]) == 1 or not each[2])
+        ]
+    for part, ranks, _ in waits:
+        numbers = numbers_of(part.comm)
+        found += [numbers.get(rank, ELSEWHERE) for rank in ranks]
+    messages = [message for part, _, _ in waits for message in _messages(part)]
+    return tuple(dict.fromkeys(found)), is_any, tuple(messages)
 
 
 def _messages(call: Blocked) -> tuple[Message, ...]:

@@ -152,6 +152,33 @@ class waiting(calling):  # noqa: N801
         return f"{self.word}({self.what.call})"
 
 
+class several(calling):  # noqa: N801
+    """While the calling thread asks several requests again and again, until all are complete, or any.
+
+    Args:
+        asked: a Polled: its requests are those that are not complete; is_any: whether one is enough.
+        ends: whether only for a time.
+    """
+
+    __slots__ = ("asked", "ends")
+    looks, number = True, NONE
+
+    def __init__(self, verb: str, asked: Any, ends: bool) -> None:
+        super().__init__(None, verb)
+        self.asked, self.ends = asked, ends
+        self.note()
+
+    def note(self) -> None:
+        """Note that asked has other requests now: this is another wait, as it has made progress."""
+        needs = (getattr(each, "waits_for", None) for each in self.asked.requests)
+        self.comm, self.noted = next((each[0] for each in needs if each), None), object()
+
+    def __str__(self) -> str:
+        requests = self.asked.requests
+        more = f" and {len(requests) - 1} more" * (len(requests) > 1)
+        return f"{self.verb}({requests[0].call if requests else ''}{more})"
+
+
 class saying(calling):  # noqa: N801
     """While the calling thread makes a call that words() tell."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from ..errors import UsageError, WaitTimeoutError
 from .patience import Pause
-from .present import calling
+from .present import several
 from .request import Polled, Request, deadline
 
 T = TypeVar("T")
@@ -54,9 +55,13 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
 def _move_on(pending: Sequence[object], end: float | None) -> None:
     """Ask all requests in turn, until they are complete or it is time: some progress only if asked."""
     polled, pause = Polled([each for each in pending if isinstance(each, Request)]), Pause()  # not plans
-    with calling(None, "wait_all", f"{len(pending)} requests"):
+    told = several("wait_all", polled, end not in (None, math.inf))
+    with told:
         while True:
-            polled.requests = [request for request in polled.requests if not _has_ended(request)]
+            left = [request for request in polled.requests if not _has_ended(request)]
+            if len(left) < len(polled.requests):
+                polled.requests = left
+                told.note()
             if not polled.requests or (end is not None and time.monotonic() >= end):
                 return
             polled.turn()
@@ -85,7 +90,7 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
         raise UsageError(what, "wait_any", "at least one; wait_all takes none, too")
     end = None if timeout is None else deadline(timeout)
     polled, pause = Polled(pending, is_any=True), Pause()
-    with calling(None, "wait_any", f"{len(pending)} requests"):
+    with several("wait_any", polled, end not in (None, math.inf)):
         while True:
             for i, request in enumerate(pending):
                 if request.done():

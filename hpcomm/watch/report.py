@@ -170,7 +170,7 @@ def never(held: list[int], doings: Mapping[int, Doing], call: Blocked | None = N
     if others:
         lines.append(f"  and for these wait {some(others)}")
     own = doing.own_number()
-    if call is not None and own in held and (there := passed_over(call.comm, call.call)):
+    if call is not None and own in held and (there := _passed_over(call)):
         lines.append(f"  {doings[own].who}: {there}")
     hint = "make the calls of all communicators in the same order on all ranks"
     if any(doings[rank].messages for rank in inside):
@@ -185,30 +185,38 @@ def some(who: list[str]) -> str:
 def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
     """What a call waits for, what the other ranks are doing, and which hosts do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
-    numbers, named = doing.numbers_of(call.comm), {doing.own_number()}
-    regions = call.comm.near.others if call.comm.is_inter else call.comm.near.regions
-    late = blocked.late(call) or _elsewhere(call, numbers, doings)
-    for rank in late[:_SHOWN]:
-        its = doings.get(numbers.get(rank, ELSEWHERE))
+    named, late, parts = {doing.own_number()}, {}, blocked.parts(call)
+    for part in parts:
+        for rank in blocked.late(part) or _elsewhere(part, doings):
+            late[part.comm.name, rank] = part.comm
+    for (name, rank), comm in itertools.islice(late.items(), _SHOWN):
+        number = doing.numbers_of(comm).get(rank, ELSEWHERE)
+        regions, its = comm.near.others if comm.is_inter else comm.near.regions, doings.get(number)
         what = its.words if its else doing.no_answer(regions[rank]) if rank in regions else ""
-        lines.append(f"  for rank {rank}" + f": {what}" * bool(what))
-        named.add(numbers.get(rank, ELSEWHERE))
-    if late[_SHOWN:]:
+        whose = f" of '{name}'" * (comm is not call.comm)
+        lines.append(f"  for rank {rank}{whose}" + f": {what}" * bool(what))
+        named.add(number)
+    if len(late) > _SHOWN:
         lines.append(f"  and {len(late) - _SHOWN} more ranks")
-    is_far = not (late or call.number == MESSAGE or call.comm.is_inter)
+    is_far = not (late or any(part.number == MESSAGE or part.comm.is_inter for part in parts))
     if is_far and len(call.comm.near.ranks) < call.comm.size:
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
-    if there := passed_over(call.comm, call.call):
+    if there := _passed_over(call):
         lines.append(f"  {there}")
     lines += _others({number: each for number, each in doings.items() if number not in named})
     lines += [f"  {line}" for line in doing.silent().splitlines()]
     return "\n".join(lines)
 
 
-def _elsewhere(call: Blocked, numbers: Mapping[int, int], doings: Mapping[int, Doing]) -> list[int]:
+def _passed_over(call: Blocked) -> str:
+    return next(filter(None, (passed_over(part.comm, part.call) for part in blocked.parts(call))), "")
+
+
+def _elsewhere(call: Blocked, doings: Mapping[int, Doing]) -> list[int]:
     """Ranks of other hosts that a collective call waits for, as far as known: they are in other calls."""
     if call.number == MESSAGE or call.comm.is_inter:
         return []
+    numbers = doing.numbers_of(call.comm)
     if blocked.counted(call):
         needs = doings[doing.own_number()].needs
         return [rank for rank, its in numbers.items() if its in needs]

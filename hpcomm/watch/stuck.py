@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..agree.doing import Doing
+from ..agree.doing import Doing, is_met
 
 PATIENT_S = 3.0  # in one call: what a rank needs may still be on its way
 
@@ -34,13 +34,9 @@ def _may_go_on(doing: Doing, held: set[int]) -> bool:
 
 
 def _is_met(rank: int, doing: Doing, doings: Mapping[int, Doing]) -> bool:
-    """Whether the other end of a message is there, in the foreground or in the background."""
-    return any(
-        message.meets(rank, end, other)
-        for message in doing.messages
-        for other, its in doings.items()
-        for end in ((*its.messages, *its.begun) if other != rank else its.begun)
-    )
+    """Whether the other end is there of one message that is waited for, or of all where all are."""
+    met = [is_met(message, rank, doings) for message in doing.messages]
+    return bool(met) and (any(met) if doing.is_any else all(met))
 
 
 def circles(held: list[int], doings: Mapping[int, Doing]) -> list[list[int]]:

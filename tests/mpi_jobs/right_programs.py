@@ -175,6 +175,25 @@ if rank == 0:
 with comm.pool() as pool:
     if pool is not None:
         list(pool.map(time.sleep, [W, 0.1, 0.1]))
+=== any and all of several messages, one of them late | 3
+import hpcomm
+if rank == 2:
+    time.sleep(W)
+    [comm.send(x, dest=k) for k in range(2)]
+else:
+    got = [comm.irecv(np.empty(6), source=k) for k in (1 - rank, 2)]
+    hpcomm.wait_any(got)
+    comm.send(x, dest=1 - rank)
+    hpcomm.wait_all(got)
+    got = [comm.irecv(np.empty(6), source=1 - rank, tag=k) for k in range(3)]
+    for k in range(3):  # rank 1 answers what it has got
+        if rank == 0:
+            time.sleep(W / 2)
+            comm.send(x, dest=1, tag=k)
+    if rank == 1:
+        hpcomm.wait_all(got)
+        [comm.send(x, dest=0, tag=k) for k in range(3)]
+    hpcomm.wait_all(got)
 === eight ranks, one late | 8
 for k in range(20):
     comm.all_reduce(x)

@@ -155,6 +155,31 @@ FOR_EVER = {  # what two ranks do, and what ends the job
             r"HPCOMM_TIMEOUT=\d+ ends the job"
         ),
     ),
+    "several messages": (  # of two communicators; one has come
+        (
+            "import hpcomm\nother, two = 1 - comm.rank, comm.dup('two')\n"
+            "got = [each.irecv(np.empty(3), other, tag=k) for k, each in enumerate((comm, two, two))]\n"
+            "sent = comm.isend(x, other, tag=0)\n"
+            "hpcomm.wait_all(got) if comm.rank == 0 else hpcomm.wait_any(got[1:])"
+        ),
+        (
+            r"these calls can never end, since each waits for the next one:\n"
+            r"  rank 0: wait_all\(recv\(.*, source=1, tag=1\) and 1 more\) at several_messages.py:8 on 'two'"
+            r" waits for rank 1\n"
+            r"  rank 1: wait_any\(recv\(.*, source=0, tag=1\) and 1 more\) at several_messages.py:8 on 'two'"
+            r" waits for rank 0\n"
+        ),
+    ),
+    "sends that buffers save": (
+        (
+            "import hpcomm\nhalo = comm.dup('halo', check='strict')\n"
+            "hpcomm.wait_all([halo.isend(x, dest=1 - comm.rank) for _ in range(2)])"
+        ),
+        (
+            r"  rank 0: wait_all\(send\(.*, dest=1, tag=0\) and 1 more\) at .*:6 on 'halo' waits for rank 1\n"
+            r"  rank 1: wait_all\(send\(.*, dest=0, tag=0\) and 1 more\) at .*:6 on 'halo' waits for rank 0\n"
+        ),
+    ),
     "tags that differ": (
         "if comm.rank == 0:\n    comm.send(x, 1, tag=1)\nelse:\n    comm.recv(np.empty(3), 0, tag=2)",
         r"recv\(.*tag=2\) at .* on 'world' waits for rank 0, which has ended",

@@ -16,7 +16,7 @@ import pytest
 from hpcomm.agree import present_calls
 from hpcomm.agree.present_calls import call_of, describe_call
 from hpcomm.core import present as general
-from hpcomm.core.present import MESSAGE, calling, messaging, saying, waiting
+from hpcomm.core.present import MESSAGE, calling, messaging, saying, several, waiting
 from hpcomm.core.verbs import receives
 from hpcomm.core.waiting import wait_all
 from hpcomm.errors import UsageError
@@ -93,6 +93,21 @@ def test_a_wait_is_for_what_its_request_has_noted() -> None:
         COMM, 3, MESSAGE, "irecv_object", 5, True,
     )  # fmt: skip
     assert str(wait) == "wait(irecv_object(source=3))"
+
+
+def test_a_wait_for_several_requests_is_another_one_after_each_of_them() -> None:
+    first, last = (
+        SimpleNamespace(waits_for=needs, call=f"recv(source={source})")
+        for source, needs in ((1, None), (2, (COMM, 2, MESSAGE, "recv", 5)))
+    )
+    asked = SimpleNamespace(requests=[first, last], is_any=False)
+    wait = several("wait_all", asked, ends=False)
+    before = wait.noted
+    assert (wait.comm, wait.ends, str(wait)) == (COMM, False, "wait_all(recv(source=1) and 1 more)")
+    asked.requests = [first]
+    wait.note()
+    assert wait.noted not in (None, before)
+    assert (wait.comm, str(wait)) == (None, "wait_all(recv(source=1))")
 
 
 def test_a_message_that_was_known_is_noted_until_it_ends(noted: Any) -> None:

@@ -33,6 +33,19 @@ def recv_any(others: list[int], **more: Any) -> Doing:
     return waiting(*others, is_any=True, messages=(Message(7, False, False, ANY, 0),), **more)
 
 
+def several(*of: Message, is_any: bool = False, **more: Any) -> Doing:
+    """In wait_all or wait_any of these messages."""
+    return waiting(*(each.peer for each in of), is_any=is_any, messages=of, **more)
+
+
+def r(by: int, tag: int = 0) -> Message:
+    return Message(7, False, False, by, tag)
+
+
+def s(to: int, tag: int = 0) -> Message:
+    return Message(7, True, False, to, tag)
+
+
 def counted(*needs: int, call: int = 1, root: int = ELSEWHERE, **more: Any) -> Doing:
     """In a collective call of communicator 7, which is one of several hosts."""
     return waiting(*needs, **{"counted": (7, call, root), "counts": ((7, call),), **more})
@@ -70,6 +83,23 @@ CASES: dict[str, tuple[list[Doing], list[int]]] = {
     "one of several waits back": ([waiting(1, 2), computing(), recv(0)], [0, 2]),
     "one of several is stuck": ([waiting(1, 2), computing(), recv(2)], [0, 2]),
     "nobody is missing any more": ([waiting(is_any=True), waiting()], []),
+    "two wait for all of two receives": ([several(r(1), r(1, 1)), several(r(0), r(0, 1))], [0, 1]),
+    "two wait for any of two receives": (
+        [several(r(1), r(1, 1), is_any=True), several(r(0), r(0, 1), is_any=True)], [0, 1]
+    ),
+    "two wait for all of two sends": ([several(s(1), s(1)), several(s(0), s(0))], [0, 1]),
+    "all, of which one has come": ([several(r(1), r(1, 1)), recv(0, begun=(s(0),))], [0, 1]),
+    "any, of which one has come": ([several(r(1), r(1, 1), is_any=True), recv(0, begun=(s(0),))], []),
+    "all, of which each has come": ([several(r(1), r(1, 1)), recv(0, begun=(s(0), s(0, 1)))], []),
+    "all, of which one is of who computes": ([several(r(1), r(2)), recv(0), computing()], [0, 1]),
+    "all, of which what has come is of who waits": (
+        [several(r(1), r(2)), recv(0, begun=(s(0),)), computing()], []
+    ),
+    "any, of which one is of who computes": ([several(r(1), r(2), is_any=True), recv(0), computing()], []),
+    "all, of which one is of any rank": ([several(r(ANY), r(1)), recv(0)], [0, 1]),
+    "any, of which one is not known": (
+        [several(r(1), is_any=True)._replace(needs=(1, ELSEWHERE)), recv(0)], []
+    ),
     "a barrier over hosts against a receive": ([counted(1), recv(0, counts=((7, 0),))], [0, 1]),
     "who receives has come to it": ([counted(1), recv(0, counts=((7, 1),))], []),
     "who receives does not say whether it has come": ([counted(1), recv(0)], []),
