@@ -24,7 +24,16 @@ from ..core.signature import LEFT, REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
 from ..node.call_log import CallLog
 from .blocked import IN_CORE, logs
-from .differences import Other, call_number, disagreement, first_difference, open_node, present_number, told
+from .differences import (
+    Other,
+    call_number,
+    disagreement,
+    first_difference,
+    open_node,
+    past_call,
+    present_number,
+    told,
+)
 from .doing import doings
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
@@ -102,12 +111,12 @@ class Arrivals:
         comm = self.comm
         if begun := _other_call(comm, rank):  # it made, or refused, another call before
             return _elsewhere(comm, rank, begun)
-        total = call_number(comm)
+        total, own = call_number(comm), _refused_here(comm, rank)
         comm.fall_out()
         node = open_node(comm, verb_now())
         calls = node.calls()
         number = present_number(comm)
-        own = describe(mine, comm.size) if node.number > number else None
+        own = own or (describe(mine, comm.size) if node.number > number else None)
         others = {}
         for other, (theirs_number, signature, _, _) in enumerate(calls):
             if other == comm.rank or (theirs_number == number and signature == mine):
@@ -185,6 +194,13 @@ def _other_call(comm: Comm, rank: int) -> int:
     number = 0 if mine is None or log is None else first_difference(mine, log, IN_CORE)
     # To what it has begun in the background before that one it may still come.
     return 0 if number and (comm.node is None or comm.node.queued(rank)) else number
+
+
+def _refused_here(comm: Comm, rank: int) -> str | None:
+    """A call that this rank has refused, and that another one has not come to: it makes that in the core."""
+    (mine, _), log = logs(comm), _log_of(comm, rank)
+    number = 0 if mine is None or log is None else first_difference(log, mine, IN_CORE)
+    return past_call(mine, number, comm.size) if mine and mine.posted(number) == REFUSED else None
 
 
 def _elsewhere(comm: Comm, rank: int, number: int) -> HpcommError:

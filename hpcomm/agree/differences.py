@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from .._lazy import MPI
 from ..core.comm import Comm
 from ..core.signature import LEFT, REFUSED, describe
-from ..core.verbs import RAGGED
+from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, named, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
@@ -56,7 +56,11 @@ class Other(NamedTuple):
             return f"{self.call or 'another call'}, and {end}"
         if doing is None:
             return self.call
-        has_left = self.has_gone_on or (self.call and not doing.comm)  # it has been told of this call before
+        verb = doing.text.partition("(")[0]
+        is_another = (
+            verb in TABLE and verb != self.call.partition("(")[0]
+        )  # to which it has not come in the core
+        has_left = self.has_gone_on or (self.call and (is_another or not doing.comm))
         goes = "is" if doing.text.startswith((INSIDE, OUTSIDE)) else "has gone on to"
         return f"{self.call}, and {goes} {doing.text}" if has_left else doing.text
 

@@ -240,6 +240,34 @@ def test_full_that_nobody_catches_ends_the_job_with_every_rank_named(job: Any) -
         assert shape in done.stderr
 
 
+def test_a_rank_that_has_refused_a_call_and_goes_on_says_so_in_the_next_one(job: Any) -> None:
+    source = (
+        PROLOGUE.format(calls=4)
+        + """
+from mpi4py import MPI
+try:
+    comm.scatter(np.arange(3.0) if comm.rank == 0 else None, root=0)
+except hpcomm.UsageError:
+    pass
+MPI.COMM_WORLD.Barrier()
+try:
+    comm.all_reduce(np.float32(1.0))
+except hpcomm.HpcommError as error:
+    print(f"=== {comm.rank}\\n{error}", flush=True)
+MPI.COMM_WORLD.Barrier()
+"""
+    )
+    said = job(3, source).stdout
+    for rank in (1, 2):
+        told = re.search(rf"=== {rank}\n([^=]|=(?!==))*", said)
+        assert told is not None, said
+        row = (
+            rf"rank {rank}: scatter\(root=0\) at .* refused: UsageError: .*, and has gone on to all_reduce\("
+        )
+        assert re.search(row, told[0]), told[0]
+        assert re.search(r"rank 0: scatter\(.*, and ", told[0]), told[0]
+
+
 def test_who_is_inside_mpi_ends_with_the_job_in_the_words_of_the_rank_that_refused(job: Any) -> None:
     code = """
     import time, hpcomm

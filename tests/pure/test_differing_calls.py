@@ -1,10 +1,12 @@
 """Reports of calls that differ: a line for each of a few ranks, and few lines for any number."""
 
 from functools import reduce
+from types import SimpleNamespace
 
 import pytest
 
-from hpcomm.agree.differences import Call, alone, joined, refusers, rows
+from hpcomm.agree.differences import Call, Other, alone, joined, refusers, rows
+from hpcomm.agree.doing import Doing
 
 SUM, BARRIER = Call("all_reduce(float64[8], sum)"), Call("barrier()")
 
@@ -48,3 +50,19 @@ def test_a_rank_that_refuses_is_named_however_many_there_are():
     found = all_of(calls)
     assert refusers(found) == [777]
     assert "  rank 777: all_reduce(text) refused: DtypeError" in rows(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        (
+            "all_reduce(float32 ()) at a.py:8",
+            "scatter(float64), and has gone on to all_reduce(float32 ()) at a.py:8",
+        ),
+        ("scatter(float64 (3,)) at a.py:5", "scatter(float64 (3,)) at a.py:5"),
+        ("mean(float64 (3,)) at a.py:5", "mean(float64 (3,)) at a.py:5"),  # which may have made it
+    ],
+)
+def test_a_rank_in_another_call_has_gone_on_to_that(text, row):
+    region = SimpleNamespace(ended=False)
+    assert Other(region, "scatter(float64)").row(Doing("rank 0", 1, text, comm="world")) == row
