@@ -34,6 +34,22 @@ def test_a_long_wait_is_reported_once_with_what_the_late_rank_does(job: Any) -> 
                      rf"  meanwhile rank [02]: {call} on 'world'\n", done.stderr), done.stderr  # fmt: skip
 
 
+@pytest.mark.once
+def test_a_wait_for_several_requests_is_reported_with_all_for_whom_it_still_waits(job: Any) -> None:
+    source = LATE.replace("comm.barrier()", "two = comm.dup('two')").format(late=3.5) + (
+        "requests = [each.irecv(np.empty(1), k) for k in (2, 1) for each in (comm, two)]\n"
+        "[each.send(np.ones(1), k) for k in range(3) for each in (comm, two)]\n"
+        "hpcomm.wait_all(requests)\n"
+        "[each.recv(np.empty(1), 0) for each in (comm, two)]\n"
+    )
+    done = job(3, source, timeout=60, env={"HPCOMM_STALL": "1.5"})
+    assert done.stderr.count("has waited") == 1, done.stderr
+    late = r"not in a call of hpcomm, in time.sleep\(3.5\) at device_call.py:11\n"
+    call = r"wait_all\(recv\(.*source=1.*\) and 1 more\) at device_call.py:14 on 'world'"
+    rows = rf"  for rank 1: {late}  for rank 1 of 'two': {late}"
+    assert re.search(rf"hpcomm: rank [02]: {call} has waited \d s\n{rows}", done.stderr), done.stderr
+
+
 WAITS = {
     "a collective": "comm.all_reduce(np.ones(2_000_000))",
     "a halo": "hpcomm.Field(comm, (8,), halo=1, periodic=True).update_halo()",
