@@ -180,19 +180,17 @@ import hpcomm
 if rank == 2:
     time.sleep(W)
     [comm.send(x, dest=k) for k in range(2)]
+    time.sleep(W)
 else:
     got = [comm.irecv(np.empty(6), source=k) for k in (1 - rank, 2)]
     hpcomm.wait_any(got)
     comm.send(x, dest=1 - rank)
     hpcomm.wait_all(got)
-    got = [comm.irecv(np.empty(6), source=1 - rank, tag=k) for k in range(3)]
-    for k in range(3):  # rank 1 answers what it has got
+    got = [comm.irecv(np.empty(6), source=0, tag=k) for k in range(3) if rank == 1]
+    for k in range(3):  # longer than a report waits in all, and each of them not
         if rank == 0:
-            time.sleep(W / 2)
+            time.sleep(W / 4)
             comm.send(x, dest=1, tag=k)
-    if rank == 1:
-        hpcomm.wait_all(got)
-        [comm.send(x, dest=0, tag=k) for k in range(3)]
     hpcomm.wait_all(got)
 === eight ranks, one late | 8
 for k in range(20):
