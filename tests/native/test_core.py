@@ -8,6 +8,7 @@ import platform
 import signal
 import struct
 import sys
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -152,6 +153,69 @@ def test_a_first_message_without_room_for_its_queue_is_refused():
     with pytest.raises(OSError, match="No space"):
         node.isend(np.ones(1), 0, 0)
     node.close()
+
+
+@pytest.mark.parametrize("source", [1, None], ids=["of a rank", "of anybody"])
+@pytest.mark.parametrize("next_is", ["later", "there"])
+@pytest.mark.parametrize("when", ["before it comes", "in its memory", "in memory of the core", "complete"])
+def test_a_receive_that_is_taken_back_leaves_its_message_to_the_next_one(when, next_is, source):
+    n = 3 if when == "complete" else 300_000  # more than the slots of a queue hold
+
+    def body(node):
+        node.timeout = 30
+        if node.rank == 1:
+            if when != "in memory of the core":
+                node.barrier()
+            going = node.isend(np.arange(n, dtype=np.float32), 0, 5)
+            assert node.isend(np.ones(1), 0, 6) is going is None or when != "complete"
+            if when != "before it comes":
+                node.barrier()
+            node.barrier()
+            assert going is None or going.wait(30)
+            return
+        if when == "in memory of the core":
+            node.barrier()
+            node.move_messages()
+        first = node.irecv(x := np.full(n, -1, np.float32), source, 5)
+        later = [node.irecv(y := np.full(n, -1, np.float32), source, 5)] if next_is == "there" else []
+        if when in ("in its memory", "complete"):
+            node.barrier()
+            node.barrier()
+            assert first.done() == (when == "complete")
+            assert (x[0], x[-1]) == (0, 2 if when == "complete" else -1)
+        assert first.cancel() == (when != "complete")
+        assert first.done()
+        assert first.state == (1 if when == "complete" else 4)
+        assert not first.cancel()
+        if when == "before it comes":
+            node.barrier()
+        taken = x.copy()
+        node.barrier()
+        if when == "complete":
+            return
+        second = later[0] if later else node.irecv(y := np.full(n, -1, np.float32), source, 5)
+        assert second.wait(30)
+        assert (second.state, second.source, second.came) == (1, 1, 4 * n)
+        assert (y == np.arange(n)).all()
+        assert (x == taken).all()
+
+    ranks.together(2, body, direct=False)
+
+
+def test_who_waits_in_another_thread_sees_that_a_receive_is_taken_back():
+    def body(node):
+        node.timeout, message, waits = 30, node.irecv(np.zeros(1), 0, 5), ranks.waits(node)
+        waiter = threading.Thread(target=message.wait, args=(60,))
+        waiter.start()
+        waits.wait()
+        assert message.cancel()
+        waiter.join(30)
+        assert not waiter.is_alive()
+        going = node.isend(np.zeros(100_000), 1 - node.rank, 6)
+        assert not going.cancel()  # a send stays
+        node.barrier()
+
+    ranks.together(2, body)
 
 
 def test_a_message_that_is_too_long_late_or_lost_says_so():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,6 +17,7 @@ import hpcomm
 from hpcomm.agree import deadline, doing, runtime
 from hpcomm.errors import named
 from hpcomm.torch_backend import store_reports
+from hpcomm.torch_backend.message_work import MessageWork, NodeMessageWork
 from hpcomm.torch_backend.network_collectives import NetworkCollectives
 from hpcomm.watch import watchdog
 
@@ -167,6 +169,83 @@ def test_a_groups_timeout_can_be_set_later(world: Any, rank: int, size: int) -> 
     with pytest.raises(hpcomm.WaitTimeoutError, match="in 50 ms"):
         dist.monitored_barrier(groups[3], timeout=SHORT)
     give_up(*groups[:3])
+    dist.barrier()
+
+
+class InterruptedWaitError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("source", [1, None], ids=["of a rank", "of anybody"])
+@pytest.mark.parametrize("by", ["memory", "messages"])
+def test_a_blocking_receive_that_ends_without_its_message_leaves_it_to_the_next_one(
+    by: str, source: int | None, rank: int
+) -> None:
+    """And one that its caller holds stays under way."""
+    group: Any = dist.new_group(timeout=LONG)
+    if by == "messages":
+        group._mail = None
+    if rank == 0:
+        given_up = [torch.zeros(1) for _ in range(2)]
+        group.set_timeout(SHORT)
+        with pytest.raises(hpcomm.WaitTimeoutError, match=r"recv\("):
+            dist.recv(given_up[0], source, group)
+        group.set_timeout(LONG)
+
+        def interrupt(*_: object) -> None:
+            raise InterruptedWaitError
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(InterruptedWaitError):
+                dist.recv(given_up[1], source, group)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert not group.under_way
+        held: Any = dist.irecv(x := torch.zeros(1), source, group)
+        with pytest.raises(hpcomm.WaitTimeoutError):
+            held.wait(SHORT)
+    dist.barrier()
+    if rank == 1:
+        for i in (1.0, 2.0):
+            dist.send(torch.full((1,), i), 0, group)
+    elif rank == 0:
+        held.wait()
+        dist.recv(y := torch.zeros(1), source, group)
+        assert (x.item(), y.item()) == (1, 2)
+        assert not any(given_up)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("error", [None, hpcomm.WaitTimeoutError("late"), InterruptedWaitError()], ids=str)
+def test_a_message_that_comes_as_its_receive_is_taken_back_counts(
+    error: Exception | None, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait ends when the message is there already."""
+    store, key = c10d._get_default_store(), f"rank 0 waits, {error}"
+    if rank == 1:
+        store.wait([key])
+        dist.send(torch.ones(1), 0)
+    elif rank == 0:
+
+        def ends(work: Any, *_: object) -> None:
+            store.set(key, "yes")
+            while not work._request.done():
+                time.sleep(1e-3)
+            if error is not None:
+                raise error
+
+        for kind, wait in ((MessageWork, "_poll_until"), (NodeMessageWork, "_wait_in_core")):
+            monkeypatch.setattr(kind, wait, ends)
+        x = torch.zeros(1)
+        if isinstance(error, InterruptedWaitError):
+            with pytest.raises(InterruptedWaitError) as told:
+                dist.recv(x, 1)
+            assert "was interrupted, but is complete" in told.value.__notes__[0]
+        else:
+            assert dist.recv(x, 1) == 1
+        assert x.item() == 1
     dist.barrier()
 
 

@@ -101,11 +101,12 @@ class Node:
 
 class Message:
     source: int  # of one to be received: its sender, -1 while that may be anybody; else its receiver
-    state: int  # 0: under way, 1: complete, 2: longer than its memory, 3: lost with the other rank
+    state: int  # 0: under way, 1: complete, 2: longer than its memory, 3: lost with its rank, 4: taken back
     nbytes: int  # of its memory
     came: int  # of one that is received: its length
     def done(self) -> bool: ...
     def wait(self, seconds: float, /) -> bool: ...
+    def cancel(self) -> bool: ...
 
 class Request:
     result: Any  # once it is over

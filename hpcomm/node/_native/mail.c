@@ -270,6 +270,46 @@ void mail_receive(struct mailbox *b, struct message *m) {
   }
 }
 
+/* A message that was coming for a receive goes to the next one that it fits, or is unexpected. */
+static void give_to_next(struct mailbox *b, struct message *from) {
+  struct message *m = from->into = found(&b->receives, from->peer, from->tag);
+  if (!m) return;
+  take_out(&b->receives, m);
+  m->peer = from->peer;
+}
+
+/* The same of one that is being copied to m from the queue's slots: what has come of it moves to memory of our own. */
+static int move_away(struct mailbox *b, const struct message *m) {
+  if (m->peer == MAIL_ANYBODY || b->peer[m->peer].coming != m || m->came > m->nbytes) return 0;
+  struct message *from = malloc(sizeof *from + m->came);
+  if (!from) return 0;
+  *from = *m;
+  from->at = (char *)(from + 1);
+  from->nbytes = m->came;
+  from->is_unexpected = 1;
+  memcpy(from->at, m->at, m->moved);
+  append(&b->unexpected, from);
+  b->peer[m->peer].coming = from;
+  give_to_next(b, from);
+  return 1;
+}
+
+int mail_take_back(struct mailbox *b, struct message *m) {
+  if (!b->place || m->state) return 0;
+  struct message *at = b->receives.first, *from = b->unexpected.first;
+  while (at && at != m) at = at->next;
+  while (from && from->into != m) from = from->next;
+  if (at)
+    take_out(&b->receives, m);
+  else if (from)
+    give_to_next(b, from);
+  else if (!move_away(b, m))
+    return 0;
+  complete(b, m, MAIL_BACK);
+  ring(b, b->rank); /* other threads that wait for it */
+  return 1;
+}
+
 /* -- both --------------------------------------------------------------------------------------------------------- */
 void mail_move(struct mailbox *b) {
   if (!b->place) return;

@@ -177,7 +177,19 @@ static PyObject *message_wait(PyObject *me, PyObject *given) {
   return PyBool_FromLong(self->message.state);
 }
 
+/* cancel(): whether a receive was taken back; else it is complete, or a message for it is being copied. */
+static PyObject *message_cancel(PyObject *me, PyObject *none) {
+  Message *self = (Message *)me;
+  (void)none;
+  if (self->verb != word(0) || self->message.state) Py_RETURN_FALSE;
+  if (!is_ours(self->node)) return NULL;
+  const int is_back = mail_take_back(self->node->mail, &self->message);
+  drop_over(self->node->mail);
+  return PyBool_FromLong(is_back);
+}
+
 static PyMethodDef message_methods[] = {{"done", message_done, METH_NOARGS, NULL},
+                                        {"cancel", message_cancel, METH_NOARGS, NULL},
                                         {"wait", message_wait, METH_O, NULL},
                                         {0}};
 static PyMemberDef message_members[] = {

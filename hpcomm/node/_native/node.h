@@ -38,7 +38,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 12        /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 13        /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
@@ -275,7 +275,8 @@ struct message {
   int is_unexpected;
   struct message *into; /* of one that was not expected when it began to come: the receive that it is for */
 };
-enum { MAIL_UNDER_WAY, MAIL_DONE, MAIL_LONGER, MAIL_LOST }; /* states; LONGER than its memory, LOST with its sender */
+/* states; LONGER than its memory, LOST with its sender, taken BACK */
+enum { MAIL_UNDER_WAY, MAIL_DONE, MAIL_LONGER, MAIL_LOST, MAIL_BACK };
 enum { MAIL_ANYBODY = -1 };
 struct mail_list {
   struct message *first, *last;
@@ -403,6 +404,7 @@ int mail_connect(struct mailbox *, int dest);   /* before the first message to i
 int mail_send_now(struct mailbox *, int dest, uint64_t tag, const char *at, uint64_t nbytes); /* 0: not at once */
 void mail_send(struct mailbox *, struct message *);
 void mail_receive(struct mailbox *, struct message *);
+int mail_take_back(struct mailbox *, struct message *); /* 0: that receive is complete, or will be */
 void mail_move(struct mailbox *);               /* all that can be moved */
 int mail_wait(struct mailbox *, const struct message *, struct node *, double seconds);
 
