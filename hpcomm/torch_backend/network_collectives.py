@@ -110,7 +110,7 @@ class NetworkCollectives:
             self.reduce_scatter(summed, "sum", out=total)
             out.copy_(self._of_sum(total, op))
         else:
-            self.comm.reduce_scatter(x, op, out=out)
+            self.comm.reduce_scatter(apart(x, out, 1), op, out=out)
 
     def broadcast(self, x: Tensor, root: int, *, out: Tensor) -> None:
         """In place: out is x."""
@@ -120,20 +120,24 @@ class NetworkCollectives:
 
     def all_gather(self, x: Tensor, *, out: Tensor) -> None:
         self.arrive()
+        x = apart(x, out, self.rank * x.nbytes)
         self.comm.all_gather(as_bits(x), out=as_bits(out))
 
     def gather(self, x: Tensor, root: int, *, out: Tensor | None = None) -> None:
         """out: at the root."""
         self.arrive()
+        x = x if out is None else apart(x, out, root * x.nbytes)
         self.comm.gather(x, root, out=out)
 
     def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
         """x: at the root."""
         self.arrive()
+        x = None if x is None else apart(x, out, -root * out.nbytes)
         self.comm.scatter(x, root, out=out)
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
         self.arrive()
+        x = apart(x, out, 0)
         self.comm.all_to_all(as_bits(x), out=as_bits(out))
 
     # -- of unequal lengths --------------------------------------------------------------------------
@@ -147,6 +151,7 @@ class NetworkCollectives:
         from mpi4py import MPI
 
         self.arrive()
+        x = apart(x, out, 1)
         if max(out.numel(), x.numel()) > _LARGEST:
             parts = list(x.split(here))
             for part, came in zip(out.split(there), self.comm.all_to_all_ragged(parts), strict=True):
@@ -161,6 +166,13 @@ class NetworkCollectives:
 def as_bits(x: Tensor) -> Tensor:
     """Halves as integers, which MPI has a type for; what is only moved is not looked at."""
     return x.view(torch.int16) if x.dtype in HALVES else x
+
+
+def apart(x: Tensor, out: Tensor, at: int) -> Tensor:
+    """x, or a copy of it where it lies in the memory of out, and not at that byte of it."""
+    first, there = x.data_ptr(), out.data_ptr()
+    overlaps = first < there + out.nbytes and there < first + x.nbytes
+    return x.clone() if overlaps and first != there + at else x
 
 
 def compare_parts(comm: NetworkCollectives, there: list[int], here: list[int]) -> None:

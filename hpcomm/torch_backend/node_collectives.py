@@ -16,7 +16,7 @@ from ..errors import HpcommError
 from ..node import native
 from ..node.native import native_core as core
 from .entry_barrier import EntryBarrier
-from .network_collectives import NetworkCollectives
+from .network_collectives import NetworkCollectives, apart
 from .ranks import Ranks
 
 Tensor = torch.Tensor
@@ -78,21 +78,21 @@ class NodeCollectives(NetworkCollectives):
             super().broadcast(x, root, out=out)
 
     def all_gather(self, x: Tensor, *, out: Tensor) -> None:
-        if not self._moves("all_gather", _apart(x, out, self.rank * x.nbytes), out):
+        if not self._moves("all_gather", apart(x, out, self.rank * x.nbytes), out):
             super().all_gather(x, out=out)
 
     def gather(self, x: Tensor, root: int, *, out: Tensor | None = None) -> None:
-        x = x if out is None else _apart(x, out, root * x.nbytes)
+        x = x if out is None else apart(x, out, root * x.nbytes)
         if not self._moves("gather", x, root, out):
             super().gather(x, root, out=out)
 
     def scatter(self, x: Tensor | None, root: int, *, out: Tensor) -> None:
-        x = None if x is None else _apart(x, out, -root * out.nbytes)
+        x = None if x is None else apart(x, out, -root * out.nbytes)
         if not self._moves("scatter", x, root, out):
             super().scatter(x, root, out=out)
 
     def all_to_all(self, x: Tensor, *, out: Tensor) -> None:
-        if not self._moves("all_to_all", _apart(x, out, 0), out):
+        if not self._moves("all_to_all", apart(x, out, 0), out):
             super().all_to_all(x, out=out)
 
     # -- of unequal lengths --------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class NodeCollectives(NetworkCollectives):
 
     def exchange(self, out: Tensor, there: list[int], x: Tensor, here: list[int]) -> None:
         self.arrive()
-        going, places = _apart(x, out, 1).split(here), out.split(there)
+        going, places = apart(x, out, 1).split(here), out.split(there)
         places[self.rank].copy_(going[self.rank])
         if not self._node.direct:
             self._exchange_padded(places, going)
@@ -162,10 +162,3 @@ def _as_arrays(arguments: tuple[object, ...]) -> tuple[object, ...]:
         codes = [x.dtype.code for x in looks if isinstance(x, Buffer)]
         return *(x.array if isinstance(x, Buffer) else x for x in looks), codes[0]
     return arguments
-
-
-def _apart(x: Tensor, out: Tensor, at: int) -> Tensor:
-    """x, or a copy of it where it lies in the memory of out, and not at that byte of it."""
-    first, there = x.data_ptr(), out.data_ptr()
-    overlaps = first < there + out.nbytes and there < first + x.nbytes
-    return x.clone() if overlaps and first != there + at else x

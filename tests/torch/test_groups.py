@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import hpcomm
 from hpcomm.torch_backend import factory, torch_errors
+from hpcomm.torch_backend.network_collectives import NetworkCollectives
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:
@@ -431,3 +432,41 @@ def test_a_group_of_one_rank_goes_by_the_core_where_larger_ones_do(world: Any, r
     dist.all_gather_into_tensor(out, x, group=mine)
     assert out[0].tolist() == [0, 1, 2]
     dist.destroy_process_group(mine)
+
+
+@pytest.mark.parametrize("by", ["memory", "messages"])
+def test_an_input_that_overlaps_the_output_on_one_rank_only_counts_as_it_was(
+    by: str, rank: int, size: int
+) -> None:
+    group: Any = dist.new_group()
+    if by == "messages":
+        group.entry.node = group._node = None
+        group._by = NetworkCollectives(group.comm, group.entry)
+    n = 2 * size
+
+    def own(root: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        memory = torch.arange(2.0 * n) + 100 * rank
+        return (memory[:n], memory[1 : n + 1]) if rank == root else (memory[:n], memory[n:])
+
+    ways = {
+        "all_gather": lambda x, out: dist.all_gather(list(out.chunk(size)), x[:2], group),
+        "all_gather_single": lambda x, out: dist.all_gather_into_tensor(out, x[:2], group),
+        "gather": lambda x, out: dist.gather(x[:2], None if rank else [*out.chunk(size)], 0, group),
+        "scatter": lambda x, out: dist.scatter(
+            out[:2], [*x.chunk(size)] if not rank else None, 0, group=group
+        ),
+        "all_to_all": lambda x, out: dist.all_to_all_single(out, x, group=group),
+        "exchange": lambda x, out: dist.all_to_all_single(out, x, [2] * size, [2] * size, group=group),
+        "reduce_scatter": lambda x, out: dist.reduce_scatter(out[:2], list(x.chunk(size)), group=group),
+        "reduce_scatter_single": lambda x, out: dist.reduce_scatter_tensor(out[:2], x, group=group),
+    }
+    for verb, way in ways.items():
+        x, out = own(root=-1)
+        way(x, out)
+        same, into = own()
+        if rank:
+            assert same.data_ptr() + same.nbytes <= into.data_ptr()
+        way(same, into)
+        filled = 2 if "scatter" in verb else n
+        if verb != "gather" or not rank:
+            assert into[:filled].tolist() == out[:filled].tolist(), verb
