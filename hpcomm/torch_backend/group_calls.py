@@ -18,6 +18,7 @@ from ..core.limits import TORCH_LIST_COPIED
 from ..core.op import Op
 from ..core.types import Operator
 from ..errors import ConfigError, DtypeError, LayoutError, RankError, UsageError
+from ..job import process_role
 from ..node import native
 from ..node.native import native_core as core
 from .calls import Run, array, in_turn, is_even, is_misfit, nothing, unfit
@@ -374,6 +375,7 @@ def _by_node(
             f"the first message to rank {peer} needs memory: {why.why}", hint=why.hint
         ) from error
     except ValueError as error:
+        process_role.check_process(f"i{verb}")
         if peer is None or 0 <= peer < node.size:
             raise UsageError("the process group has been destroyed", hint="init_process_group()") from error
         raise RankError(f"rank {peer} is not one of {node.size}", hint=f"0 to {node.size - 1}") from None

@@ -26,6 +26,7 @@ from ..communicator.shell import FINGERPRINT
 from ..core.present import saying
 from ..core.signature import BACKGROUND, head, signature
 from ..errors import HpcommError
+from ..job import process_role
 from . import rendezvous
 from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds
 from .cuda_streams import Aside, is_onboard
@@ -191,7 +192,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         if self._node is None or self.worker.waiting or self._together is not None:
             return NotImplemented
-        if opts.timeout > UNSET or self.entry.failed is not None or recording():
+        if opts.timeout > UNSET or self.entry.failed is not None or recording() or process_role.forked:
             return NotImplemented
         if opts.asyncOp:
             return self._begun_by_core(verb, x, out, how)
@@ -238,6 +239,11 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """
         like = [] if call.like is None else [call.like]
         inputs = like if inputs is None else inputs
+        if process_role.forked:
+            try:
+                process_role.check_process("")
+            except HpcommError as error:
+                raise as_torch(error, str(call), self.where) from None
         try:
             mine = self._signature(call)
         except HpcommError as error:

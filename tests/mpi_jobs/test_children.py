@@ -52,6 +52,24 @@ POOLS = """
         again = [sys.executable, "-m", "hpcomm", "run", "-n", "1", "python", "-c", code]
         show("a job of its own", [subprocess.run(again).returncode], [])
 """
+FORKED = """
+    import os, torch, torch.distributed as dist, hpcomm.torch_backend
+    dist.init_process_group("mpi")
+    dist.barrier()
+    x, other = torch.ones(1), 1 - dist.get_rank()
+    calls = [lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, async_op=True).wait(), dist.barrier]
+    calls += [lambda: dist.send(x, other), lambda: dist.irecv(x, other).wait()]
+    if os.fork() == 0:
+        for call in calls:
+            try:
+                call()
+            except hpcomm.UsageError as error:
+                print(f"refused {'is a child of rank' in str(error)}\\n", end="", flush=True)
+        os._exit(0)
+    os.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+"""
 LOADERS = """
     from hpcomm import world as comm
     import torch
@@ -115,3 +133,10 @@ def test_a_rank_under_another_launcher_is_told_that_it_is_alone(tmp_path: Path, 
         return
     assert "launcher started 2 ranks, but this program's MPI (" in done.stderr
     assert "start it with its own MPI's launcher" in done.stderr
+
+
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_a_forked_child_of_a_rank_of_torch_says_so(job: Any, node: str) -> None:
+    pytest.importorskip("torch")
+    said = job(2, FORKED, timeout=90, env={"HPCOMM_NODE": node}).stdout.split("\n")
+    assert said.count("refused True") == 10, said
