@@ -275,6 +275,11 @@ def test_an_operator_that_changes_its_left_side_cannot_change_the_users_object(c
     assert mine == [comm.rank]
 
 
+def test_tensors_that_pickle_alone_cannot_copy_are_reduced(comm: Any) -> None:
+    got = comm.all_reduce_object([torch.ones(3).to(torch.float8_e5m2)], operator.add)
+    assert [x.float().tolist() for x in got] == [[1, 1, 1]] * comm.size
+
+
 def test_an_object_sent_in_the_background_is_what_it_was_at_the_call(comm: Any) -> None:
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     mine = [comm.rank]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
@@ -27,7 +26,7 @@ from .payload_agreement import (
     receive,
     send,
 )
-from .pickling import decode
+from .pickling import copied, decode
 
 _OBJECTS = Form("_object", None, decode, lambda own, payload: own)
 T = TypeVar("T")
@@ -210,7 +209,7 @@ def _reduce(comm: Context, op: Callable[[T, T], T], objs: list[T]) -> T:
     """Reduce in rank order; op may change its first argument, so this rank's own object is copied."""
     if not comm.is_inter:
         rank = comm.rank
-        objs[rank] = pickle.loads((comm.settings.pickler or pickle).dumps(objs[rank], 5))
+        objs[rank] = copied(objs[rank], comm.settings.pickler)
     return functools.reduce(op, objs)
 
 

@@ -97,6 +97,15 @@ def encode(obj: object, pickler: Pickler | None = None) -> Payload:
     return made
 
 
+def copied(obj: Any, pickler: Pickler | None = None) -> Any:
+    """A copy of obj with memory of its own, pickled as what travels."""
+    from . import device_payload
+
+    first, *blocks = _Wrapping(pickler).wrap(obj)
+    own = [device_payload.copied(x) if isinstance(x, OnDevice) else bytearray(x) for x in blocks]
+    return pickle.loads(first, buffers=own)
+
+
 class Ways(dict[type, Any]):
     """How types are pickled: some in a way of our own, all else as the pickler, or copyreg, says.
 
