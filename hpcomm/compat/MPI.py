@@ -18,6 +18,7 @@ else:
     _theirs = load_mpi("hpcomm.compat.MPI")
 
 from ..communicator.communicator import Communicator
+from ..errors import UsageError
 from .communicators import (
     Cartcomm,
     Comm,
@@ -52,8 +53,15 @@ def of(comm: Communicator | _theirs.Comm) -> _theirs.Comm:
     Example:
         >>> comm = MPI.of(hpcomm.world.split(hpcomm.world.rank % 2))
         >>> comm.Allreduce(x, y)
+
+    Raises:
+        UsageError: comm is neither.
     """
-    return over(comm) if isinstance(comm, Communicator) else wrapped(comm, None)
+    if isinstance(comm, Communicator):
+        return over(comm)
+    if not isinstance(comm, _theirs.Comm):
+        raise UsageError(f"{comm!r} is no communicator", "MPI.of", "MPI.COMM_WORLD, or hpcomm.world")
+    return wrapped(comm, None)
 
 
 _making = Lock()

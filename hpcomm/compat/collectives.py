@@ -221,6 +221,8 @@ def _is_same(sendbuf: object, recvbuf: object) -> bool:
 
 def _known(op: MPI.Op, spec: Block) -> str | None:
     """hpcomm's name of the operator; None: only MPI knows it, or how it works on such elements."""
+    if not isinstance(op, MPI.Op):
+        raise TypeError(f"Argument 'op' has incorrect type (expected mpi4py.MPI.Op, got {type(op).__name__})")
     return _NAMES.get(op.handle) if type(spec) is np.ndarray or typed(spec) else None
 
 

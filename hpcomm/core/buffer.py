@@ -293,6 +293,8 @@ def _torch(x: Tensor, torch: ModuleType) -> Buffer:
         if (seen := arrays.place(x)) is not None:
             return DeviceBuffer(x, seen)
         raise _on_device(str(x.device))
+    if x.is_nested:
+        raise LayoutError("x is a nested tensor", hint="x.to_padded_tensor(0.0), or each of x.unbind()")
     if x.layout is not torch.strided:
         raise LayoutError(f"x is a {x.layout} tensor", hint="x.to_dense()")
     if x.is_quantized:

@@ -149,14 +149,15 @@ def named(op: Op) -> Op:
     if isinstance(op, Op):
         return op
     module = type(op).__module__
-    if module.startswith("mpi4py"):
+    if module.startswith("mpi4py") and isinstance(op, MPI.Op):
         return _from_mpi(op)
-    if module.startswith("torch"):
+    if module.startswith("torch") and isinstance(getattr(getattr(op, "op", op), "name", None), str):
         return _from_torch(op)
     if callable(op):
         known = name_of_function(op)
         return Op(known) if known else Op(getattr(op, "__name__", "function"), function=op)
-    raise UsageError(f"op is a {type(op).__name__}", hint="a name such as 'sum', or a function f(a, b)")
+    hint = "a name such as 'sum', or a function f(a, b); an array that receives goes by its name, out="
+    raise UsageError(f"op is a {type(op).__name__}", hint=hint)
 
 
 def name_of_function(op: Callable[..., object]) -> str | None:

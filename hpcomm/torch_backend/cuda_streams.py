@@ -92,10 +92,12 @@ def check_layout(x: Any, takes_sparse: bool = False) -> None:
     """Refuse a tensor whose elements do not lie in memory, each in its place.
 
     Raises:
-        LayoutError: it is sparse, or has no elements.
+        LayoutError: it is sparse or nested, or has no elements.
     """
     if getattr(x, "is_meta", False):
         raise LayoutError(f"{array(x)} has no elements", hint="torch.empty_like(tensor, device='cpu')")
+    if getattr(x, "is_nested", False):
+        raise LayoutError("the tensor is nested", hint="tensor.to_padded_tensor(0.0), or each of unbind()")
     layout = getattr(x, "layout", torch.strided)
     if layout is not torch.strided and not (takes_sparse and layout is torch.sparse_coo):
         verbs = f"takes dense tensors{' and those of torch.sparse_coo' * takes_sparse}"

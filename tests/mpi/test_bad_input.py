@@ -112,3 +112,13 @@ def test_what_has_no_gradient(comm: Any, field: Field, bad: Any) -> None:
     refused(*(lambda verb=verb: verb(bad, x) for verb in verbs))
     refused(*(lambda verb=verb: verb(comm, bad) for verb in verbs))
     refused(lambda: d.send(bad, x, 0), lambda: d.recv(bad, x, 0))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_is_no_operator_or_no_plain_tensor_is_named(comm: Any) -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(hpcomm.UsageError, match=r"op is a Tensor\n(.*\n)*.*by its name, out="):
+        comm.all_reduce(torch.ones(2), torch.ones(2))
+    x = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(hpcomm.LayoutError, match=r"x is a nested tensor"):
+        comm.all_reduce(x)

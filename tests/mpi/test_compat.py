@@ -431,3 +431,12 @@ def test_what_no_buffer_is_gets_an_error_that_says_so(comm: Any) -> None:
         comm.Send(np.ones(2), comm.size)
     with pytest.raises(hpcomm.UsageError, match="has no Communicator"):
         MPI.Intracomm().Barrier()
+
+
+def test_what_is_no_communicator_or_operator_is_named() -> None:
+    for x in ("x", None):
+        with pytest.raises(hpcomm.UsageError, match=f"{x!r} is no communicator"):
+            MPI.of(x)
+    for op in (None, max):
+        with pytest.raises(TypeError, match=r"expected mpi4py.MPI.Op, got (NoneType|builtin_function)"):
+            MPI.COMM_WORLD.Allreduce(np.ones(2), np.ones(2), op=op)
