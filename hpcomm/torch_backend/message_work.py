@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
+from inspect import unwrap
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,7 +122,7 @@ class MessageWork(Work):
 
         Nobody else has its Work, so it takes the receive back: or the next message would come there.
         """
-        if not (caller.f_code.co_name == "recv" and caller.f_globals is vars(c10d)) or self._take_back():
+        if caller.f_code is not unwrap(c10d.recv).__code__ or self._take_back():
             return False
         is_complete = until(self.poll, _BRIEF_S)
         if is_complete and isinstance(raised, HpcommError):
