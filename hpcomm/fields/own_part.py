@@ -118,7 +118,7 @@ class OwnPart(Generic[A]):
     def from_host(self, data: AnyArray) -> None:
         """Fill inner with an array as on_host gives them."""
         if self.look.place is None:
-            self.look.array[self._own()] = data
+            self._owned().view(self.look.dtype.storage)[...] = data.view(self.look.dtype.storage)
         else:
             host_copy.from_host(data, buffer.as_buffer(self._owned()))
 
@@ -138,7 +138,7 @@ class OwnPart(Generic[A]):
         Args:
             owned: what this rank owns, if not yet in the field.
         """
-        own = self.on_host() if owned is None else owned
+        own = (self.on_host() if owned is None else owned).view(self.look.dtype.storage)
         if not own.size or not self.is_first:
             return 0
         if isinstance(self.partition, Points):

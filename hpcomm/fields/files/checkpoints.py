@@ -64,10 +64,12 @@ def save(
     Raises:
         UsageError: fields have no names or equal ones, JSON cannot hold metadata, or step or keep is not a
             valid number.
+        MismatchError: on every rank, if they do not give the same folder, fields and numbers.
         TransportError: on every rank, if any could not write; older checkpoints are untouched.
     """
     comm, fields = file_folder.named(fields, "save")
-    folder = file_folder.target_path(folder, "save", comm)
+    folder = file_folder.target_path(folder, "save", comm, fields, step=step, keep=keep, sync=bool(sync))
+    npy.check_kept(fields)
     for name, number, least in (("step", step, 0), ("keep", 1 if keep is None else keep, 1)):
         if not hasattr(number, "__index__") or number < least:
             raise UsageError(f"{name} is {number!r}", where("save", comm), f"an integer, {least} or more")
@@ -100,7 +102,7 @@ def load(
         TransportError: it is damaged.
     """
     comm, fields = file_folder.named(fields, "load")
-    folder = file_folder.target_path(folder, "load", comm)
+    folder = file_folder.target_path(folder, "load", comm, fields, step=step)
     found = _found(comm, folder, step)
     for path in found:
         try:

@@ -52,7 +52,7 @@ class Reader:
 
     def _stored(self, comm: Communicator, path: PathLike, name: str | None) -> file_folder.Stored:
         self.need()
-        path = file_folder.target_path(path, "load", comm)
+        path = file_folder.target_path(path, "load", comm, name=name)
         found: Found = file_folder.from_root(comm, "load", path, lambda: self.look(path, name))
         read, last = partial(self.read, path, found), found.name.rpartition("/")[2]
         return file_folder.Stored(path, found.shape, found.dtype, read, last, found.unit)

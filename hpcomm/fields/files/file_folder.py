@@ -28,6 +28,7 @@ from ...errors import (
     DtypeError,
     HpcommError,
     LayoutError,
+    MismatchError,
     MissingFileError,
     TransportError,
     UsageError,
@@ -87,13 +88,33 @@ def from_root(comm: Communicator, verb: str, path: PathLike, deed: Callable[[], 
 
 
 # -- names ----------------------------------------------------------------------------------------------
-def target_path(path: PathLike, verb: str, comm: Communicator | None = None) -> Path:
-    """The path of a file or folder that a verb was given."""
-    try:
-        return Path(path)
-    except TypeError:
+def target_path(
+    path: PathLike,
+    verb: str,
+    comm: Communicator | None = None,
+    fields: Sequence[Field] = (),
+    **said: object,
+) -> Path:
+    """The path of a file or folder that a verb was given. Collective over comm, if one is given.
+
+    Raises:
+        MismatchError: ranks give different paths, or say something else differently. Every rank raises.
+    """
+    found = Path(path) if isinstance(path, (str, os.PathLike)) else None
+    if comm is not None:
+        told: dict[str, str] = {"path": str(found.absolute()) if found else repr(path)}
+        told |= {key: str(value) for key, value in said.items()}
+        for i, field in enumerate(fields):
+            told[f"field {i}"] = f"{field.name!r} [{field.unit}] {field.look.dtype} {field.shape}"
+        try:
+            comm.same(told, f"the arguments of {verb}")
+        except MismatchError as error:
+            error.where = where(verb, comm)
+            raise
+    if found is None:
         hint = "text, or a pathlib.Path, the same on all ranks"
-        raise UsageError(f"the path is {path!r}", where(verb, comm), hint) from None
+        raise UsageError(f"the path is {path!r}", where(verb, comm), hint)
+    return found
 
 
 @contextmanager
@@ -231,6 +252,32 @@ def storage_of(field: Field) -> np.dtype[np.generic]:
     if look.dtype.kind in "hq" and look.dtype.name != "float16":
         return np.dtype(look.dtype.storage)
     return dtypes.numpy_dtype(look.dtype)
+
+
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of a field for elements of a file, in this machine's byte order."""
+    made = dtype.newbyteorder("=")
+    if dtype.hasobject or dtype.subdtype or not dtype.itemsize:
+        raise ValueError(f"it holds {dtype}, which no field does")
+    return made if made.names else np.dtype(made.str)  # without what h5py notes with it
+
+
+def check_kept(fields: Sequence[Field], kind: str, kept: Callable[[Any], object]) -> None:
+    """Refuse fields whose elements a kind of file does not give back: kept(dtype) is what it would give."""
+    for field in fields:
+        due, gives = storage_of(field), ""
+        try:
+            found = kept(due)
+            if found == due:
+                continue
+            gives = f", but {found}"
+        except (TypeError, ValueError) as error:
+            gives = f": {error}"
+        raise DtypeError(
+            f"field {field.name!r} holds {due}, which {kind} does not give back{gives}",
+            where("save", field.comm),
+            "a field for each component" if due.names else "a field of another dtype",
+        )
 
 
 def meant(name: str | None, names: Sequence[str], kind: str) -> str:

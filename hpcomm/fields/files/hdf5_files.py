@@ -62,6 +62,7 @@ def save(
     Raises:
         MissingError: h5py is not installed.
         UsageError: names that are missing or equal, or another mode.
+        DtypeError: elements that HDF5 does not give back, such as dates in records.
         LayoutError: chunks that do not fit, or a partial field.
         TransportError: on every rank, if any of them could not write, or mode or a name does not fit what is
             there.
@@ -70,7 +71,19 @@ def save(
     comm, fields = file_folder.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
-    path = file_folder.target_path(path, "save", comm)
+    path = file_folder.target_path(
+        path,
+        "save",
+        comm,
+        fields,
+        mode=mode,
+        chunks=chunks,
+        compressed=compression is not None,
+        sync=bool(sync),
+    )
+    file_folder.check_kept(
+        fields, "an HDF5 file", lambda dtype: h5py.h5t.py_create(_kept(dtype), logical=True).dtype
+    )
     with located("save", comm):
         shapes = [_chunks(field, chunks) for field in fields]
     if mode not in _MODES:
@@ -159,19 +172,29 @@ def _room(field: Field, chunks: tuple[int, ...] | None) -> int:
     return many * (math.prod(chunks) * field.look.dtype.itemsize + _ENTRY)
 
 
+def _kept(dtype: np.dtype[Any]) -> Any:
+    """dtype for h5py, which keeps dates, and text of 32 bits a letter, as opaque bytes with a tag."""
+    return h5py.opaque_dtype(dtype) if dtype.kind in "mMU" else dtype
+
+
+def _share(field: Field, chunks: tuple[int, ...]) -> tuple[Box, AnyArray] | None:
+    own = share(field, chunks)
+    return own and (own[0], own[1].view(_kept(own[1].dtype)))
+
+
 def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object = None) -> Any:
     if chunks is None:
         early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that its place in the file is known now
         early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        kind = h5py.h5t.py_create(file_folder.storage_of(field), logical=True)
+        kind = h5py.h5t.py_create(_kept(file_folder.storage_of(field)), logical=True)
         space = h5py.h5s.create_simple(field.shape) if field.shape else h5py.h5s.create(h5py.h5s.SCALAR)
         made = h5py.Dataset(h5py.h5d.create(file.id, field.name.encode(), kind, space, early))
     else:
         made = file.create_dataset(
             field.name,
             field.shape,
-            file_folder.storage_of(field),
+            _kept(file_folder.storage_of(field)),
             chunks=chunks,
             compression=compression,
             fillvalue=None,
@@ -188,7 +211,7 @@ def _write_chunks(
     path: Path,
 ) -> None:
     """Each rank opens the file when those before it have closed it."""
-    shares = [(f, c, share(f, c)) for f, c in fields]
+    shares = [(f, c, _share(f, c)) for f, c in fields]
     packed: list[list[Packed]] = []
     if compression is not None:
         failed = file_folder.attempt(
@@ -264,7 +287,7 @@ def _write_together(
     try:
         file_folder.agree(comm, file_folder.attempt(begin), "save", path)
         for field, chunks in zip(fields, shapes, strict=True):
-            own = share(field, chunks or chunk_shape(boxes(field), 1))
+            own = _share(field, chunks or chunk_shape(boxes(field), 1))
             file_folder.agree(comm, file_folder.attempt(partial(write, field, chunks)), "save", path)
     finally:
         failed = file_folder.attempt(opened[0].close) if opened else ""
@@ -298,15 +321,15 @@ def _look(path: Path, name: str | None) -> Found:
     external link is another one)."""
     with h5py.File(path, "r") as file:
         wanted, dataset = _dataset_called(file, name)
-        if dataset.dtype.kind not in "biufc":
-            raise ValueError(f"it holds {dataset.dtype}, which no field does")
+        dtype = file_folder.native(dataset.dtype)
+        if dataset.shape is None:
+            raise ValueError(f"{wanted!r} is empty (h5py.Empty): it has no shape")
         plist = dataset.id.get_create_plist()
         contiguous = plist.get_layout() == h5py.h5d.CONTIGUOUS and not plist.get_external_count()
         # Integers may have fewer bits than bytes, or lie shifted: only what is as in memory is a range.
         plain = dataset.id.get_type() == h5py.h5t.py_create(dataset.dtype, logical=True)
         offset = dataset.id.get_offset() if contiguous and plain and dataset.dtype.isnative else None
         unit = dataset.attrs.get("unit", "")
-        dtype = np.dtype(dataset.dtype.str).newbyteorder("=")
         unit = unit if isinstance(unit, str) else ""
         return Found(wanted, tuple(dataset.shape), dtype, unit, (offset, dataset.file.filename))
 

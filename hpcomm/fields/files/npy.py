@@ -39,8 +39,9 @@ def save(field: Field, path: file_folder.PathLike, *, collective: bool = True, s
 
     Raises:
         TransportError: on every rank, if any of them could not write (a full disk, no permission).
+        MismatchError: on every rank, if they do not give the same path and options.
     """
-    path = _checked(field, "save", path)
+    path = _checked(field, "save", path, collective=bool(collective), sync=bool(sync))
     comm = field.comm
     head = _header(field, field.shape)
     with file_folder.beside(comm, path) as part:
@@ -68,7 +69,7 @@ def append(field: Field, path: file_folder.PathLike, *, collective: bool = True,
         >>> numpy.load("T.npy", mmap_mode="r").shape
         (3, 512, 512)
     """
-    path = _checked(field, "append", path)
+    path = _checked(field, "append", path, collective=bool(collective), sync=bool(sync))
     comm = field.comm
     head, end = file_folder.from_root(comm, "append", path, lambda: _behind(field, path))
     with opened(comm, path, "append", writing=True) as file:
@@ -137,7 +138,7 @@ def write_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, coll
 
     The rest of the file stays; so there is nothing atomic about it.
     """
-    path = _checked(field, "write_raw", path)
+    path = _checked(field, "write_raw", path, collective=bool(collective), offset=offset)
     _check_offset(field, offset)
     comm = field.comm
     file_folder.from_root(comm, "write_raw", path, lambda: file_folder.reserve(path, nbytes(field), offset))
@@ -152,6 +153,7 @@ def read_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, colle
         TransportError: on every rank, and the field stays as it was, if the file ends too early.
     """
     _check(field, "read_raw")
+    path = file_folder.target_path(path, "read_raw", field.comm, collective=bool(collective), offset=offset)
     _check_offset(field, offset)
     field.from_host(values(field, path, offset, collective))
 
@@ -161,11 +163,23 @@ def _check(field: Field, verb: str) -> None:
     demand(field, Field, f"what {verb} was given", verb, hint)
 
 
-def _checked(field: Field, verb: str, path: file_folder.PathLike) -> Path:
+def _checked(field: Field, verb: str, path: file_folder.PathLike, **said: object) -> Path:
     """The path where a field is to be written that can be."""
     _check(field, verb)
     field.check_whole(verb)
-    return file_folder.target_path(path, verb, field.comm)
+    path = file_folder.target_path(path, verb, field.comm, [field], **said)
+    if verb != "write_raw":
+        check_kept([field])
+    return path
+
+
+def check_kept(fields: Sequence[Field]) -> None:
+    """Refuse fields whose dtype the header of a .npy file does not tell."""
+
+    def kept(dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(dtype))
+
+    file_folder.check_kept(fields, "a .npy file", kept)
 
 
 def _check_offset(field: Field, offset: int) -> None:
@@ -199,8 +213,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[np.generic], int
     with path.open("rb") as file:
         version = np.lib.format.read_magic(file)
         shape, fortran, dtype = (first if version == (1, 0) else later)(file)
-        if dtype.kind not in "biufc":
-            raise ValueError(f"it holds {dtype}, which no field does")
+        file_folder.native(dtype)
         if any(n < 0 for n in shape):
             raise ValueError(f"its shape is {shape}")
         _check_length(path, file.tell() + math.prod(shape) * dtype.itemsize)
@@ -235,13 +248,15 @@ def opened(
 # -- data -------------------------------------------------------------------------------------------------
 def found(comm: Communicator, path: file_folder.PathLike, collective: bool = True) -> file_folder.Stored:
     """What a .npy file holds. Collective."""
-    path = file_folder.target_path(path, "load", comm)
+    path = file_folder.target_path(path, "load", comm, collective=bool(collective))
     shape, dtype, offset, fortran = file_folder.from_root(comm, "load", path, lambda: _read_header(path))
-    native = dtype.newbyteorder("=")
+    native = file_folder.native(dtype)
 
     def read(field: Field, out: object) -> Any:
         data = values(field, path, offset, collective, out, fortran)
-        return data if dtype == native else data.byteswap(inplace=True)
+        if dtype != native:
+            data.view(native)[...] = data.view(dtype)
+        return data
 
     return file_folder.Stored(path, shape, native, read)
 
@@ -262,16 +277,16 @@ def values(
     Raises:
         TransportError: on every rank, if the file ends too early for any.
     """
-    path = file_folder.target_path(path, "load", field.comm)
+    path = Path(path)
     need = offset + nbytes(field)
     file_folder.from_root(field.comm, "load", path, lambda: _check_length(path, need))
     with opened(field.comm, path, "load", writing=False) as file:
         if not fortran:
             return move(field, file, offset, collective, writing=False, out=out)
-        data = move(field, file, offset, collective, writing=False, fortran=True)
+        data: Any = move(field, file, offset, collective, writing=False, fortran=True)
     if out is None:
         return data
-    out[...] = data
+    out.view(data.dtype)[...] = data
     return out
 
 
@@ -291,7 +306,7 @@ def move(
     """
     order, displacement, kind = _view(field, offset, fortran)
     if writing and field.is_first:
-        own = field.on_host()
+        own = field.on_host().view(field.look.dtype.storage)  # numpy leaves out what lies between components
         data = np.ascontiguousarray(own if order is None else own[order])
     elif writing:  # copies are written once
         data = np.empty(0, field.look.dtype.storage)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 from ..._lazy import LazyModule, np
-from ...errors import MissingError, located
+from ...communicator.communicator import Communicator
+from ...errors import MissingError, UsageError, did_you_mean, located, where
 from ...job.optional_packages import load as load_package
 from ..field import Field
 from . import file_folder
@@ -34,13 +37,16 @@ def save(
 
     Raises:
         MissingError: zarr is not installed, or is older than 3.
-        UsageError: names that are missing or equal.
+        UsageError: names that are missing or equal, or an option that zarr does not have.
+        DtypeError: elements that zarr does not give back.
         LayoutError: chunks that do not fit, or a partial field.
         TransportError: on every rank, if any of them could not write, or if path is something else.
     """
     _library()
     comm, fields = file_folder.named(fields, "save")
-    path = file_folder.target_path(path, "save", comm)
+    path = file_folder.target_path(path, "save", comm, fields, chunks=chunks, options=sorted(options))
+    _check_options(options, comm)
+    file_folder.check_kept([f for f in fields if f.look.dtype.kind not in "biuhq"], "a zarr store", _kept)
     with located("save", comm):
         shapes = [chunk_shape(boxes(field), field.look.dtype.itemsize, chunks) for field in fields]
 
@@ -81,6 +87,20 @@ def _library() -> None:
         raise MissingError(f"zarr is version {version}, 3 is needed", "hpcomm.zarr", hint)
 
 
+def _check_options(options: dict[str, Any], comm: Communicator) -> None:
+    known = {*signature(zarr.Group.create_array).parameters} - {"self", "name", "shape", "dtype", "data"}
+    for name in sorted(options.keys() - known):
+        hint = "all fields of a group in one call: save replaces a group that is there"
+        hint = hint if name == "mode" else did_you_mean(name, known, "zarr's create_array has others")
+        raise UsageError(f"zarr.save has no option {name!r}", where("save", comm), hint)
+
+
+def _kept(dtype: np.dtype[Any]) -> Any:
+    """What zarr makes of a dtype, seen in memory."""
+    with catch_warnings(action="ignore"):  # that other programs may not know it, which saving says
+        return zarr.create_array({}, shape=(1,), dtype=dtype).dtype
+
+
 def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
     return values(field, lambda box: np.asarray(_array(found.place, found.name)[box.slices()]), path)
 
@@ -95,14 +115,12 @@ def _look(path: Path, name: str | None) -> Found:
     if isinstance(store, zarr.Group):
         wanted = file_folder.meant(name, sorted(each for each, _ in store.arrays()), "array")
         store = store[wanted]
-    dtype = np.dtype(store.dtype)
-    if dtype.kind not in "biufc":
-        raise ValueError(f"it holds {dtype}, which no field does")
+    dtype = file_folder.native(np.dtype(store.dtype))
     lost = store.nchunks - store.nchunks_initialized if store.attrs.get(_COMPLETE) else 0
     if lost:
         raise ValueError(f"{lost} of its {store.nchunks} chunks are lost")
     unit = str(store.attrs.get("unit", ""))
-    return Found(wanted, tuple(store.shape), np.dtype(dtype.newbyteorder("=").str), unit, path)
+    return Found(wanted, tuple(store.shape), dtype, unit, path)
 
 
 def _array(path: Path, name: str) -> Any:
