@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 _LOW, _EXPONENTS, _LIMBS = -1073, 2098, 3  # of float64, as frexp gives them; a mantissa in limbs of 18 bits
+_OF = {  # what is defined for which elements: kinds of numpy's
+    "argmax": "biufmM", "argmin": "biufmM", "max": "biufmM", "min": "biufmM",
+    "mean": "biufcm", "sum": "biufcm",
+}  # fmt: skip
 PIECE = 1 << 17  # elements that are added at once: bincount adds in float64, exactly up to 2**53
 
 
@@ -44,7 +48,7 @@ class Numbers(OwnPart[A]):
                 of ranks and any partition. Takes ten times as long for the elements, and a message of 50 kB.
                 HPCOMM_DETERMINISTIC=1 does so everywhere.
         """
-        return self._total(lambda a: a, deterministic)
+        return self._total("sum", lambda a: a, deterministic)
 
     @overload
     def mean(self: Of[np.floating | np.integer | np.bool_], *, deterministic: bool = ...) -> np.float64: ...
@@ -53,8 +57,12 @@ class Numbers(OwnPart[A]):
     @overload
     def mean(self, *, deterministic: bool = ...) -> Any: ...
     def mean(self, *, deterministic: bool = False) -> object:
-        """The mean over the whole. Collective. deterministic: as of sum."""
-        return self.sum(deterministic=deterministic) / math.prod(self.shape)
+        """The mean over the whole: whole numbers are added in float64. Collective.
+
+        deterministic: as of sum.
+        """
+        total = self._total("mean", lambda a: a + 0.0 if a.dtype.kind in "iu" else a, deterministic)
+        return total / math.prod(self.shape)
 
     def var(self, *, ddof: float = 0, deterministic: bool = False) -> np.float64:
         """The variance over the whole, in two passes. Collective.
@@ -63,12 +71,14 @@ class Numbers(OwnPart[A]):
             ddof: the sum of squares is divided by the number of elements less this, as numpy's.
             deterministic: as of sum.
         """
+        self._check("var")
         mean = self.mean(deterministic=deterministic)
-        squares = self._total(lambda a: abs(a - mean) ** 2, deterministic)
+        squares = self._total("var", lambda a: abs(a - mean) ** 2, deterministic)
         return np.float64(squares) / max(math.prod(self.shape) - ddof, 0)
 
     def std(self, *, ddof: float = 0, deterministic: bool = False) -> np.float64:
         """The square root of the variance. Collective."""
+        self._check("std")
         return np.float64(np.sqrt(self.var(ddof=ddof, deterministic=deterministic)))
 
     @overload
@@ -103,7 +113,7 @@ class Numbers(OwnPart[A]):
 
     def norm(self, *, deterministic: bool = False) -> float:
         """The square root of the sum of squared magnitudes. Collective. deterministic: as of sum."""
-        return math.sqrt(self._total(lambda a: abs(a).astype(np.float64) ** 2, deterministic))
+        return math.sqrt(self._total("norm", lambda a: abs(a).astype(np.float64) ** 2, deterministic))
 
     @overload
     def dot(self: Of[np.floating], other: Numbers[Any], *, deterministic: bool = ...) -> np.float64: ...
@@ -129,14 +139,28 @@ class Numbers(OwnPart[A]):
                 where("dot", self.comm),
                 "redistribute one to the other's",
             )
-        return self._total(lambda a, theirs: a.conj() * theirs, deterministic, other)
+        return self._total("dot", lambda a, theirs: a.conj() * theirs, deterministic, other)
 
-    def _total(self, made: Callable[..., Any], deterministic: bool, *others: Numbers[Any]) -> Any:
+    def all(self) -> bool:
+        """Whether no element of the whole is zero, or False. Collective."""
+        return not self._total("all", lambda a: a == 0)
+
+    def any(self) -> bool:
+        """Whether an element of the whole is not zero, or True. Collective."""
+        return bool(self._total("any", lambda a: a != 0))
+
+    def _total(
+        self, verb: str, made: Callable[..., Any], deterministic: bool = False, *others: Numbers[Any]
+    ) -> Any:
         """The sum over the whole of what is made of the elements of this field, and of others."""
+        for each in (self, *others):
+            each._check(verb)
         self.check_whole("reduction")
         fields = [(each, each.on_host()) for each in (self, *others)]
         first = made(*(each._wide(own[:0] if own.ndim else own) for each, own in fields))
         kind, n = np.asarray(first).dtype.kind, fields[0][1].size if self.is_first else 0
+        if kind == "m":
+            return sum(self.comm.all_gather_object(fields[0][1].sum() if n else first.sum()), first.sum())
         # Whole numbers are exact, or wrap alike:
         if kind in "biu" or not (deterministic or reduction.is_always_exact()):
             mine: Any = np.asarray(made(*(each._wide(own) for each, own in fields)))
@@ -159,8 +183,25 @@ class Numbers(OwnPart[A]):
             here = [each.reshape(-1)[k] for each, k in zip(self.indices, at, strict=False)]  # points have one
             index = np.ravel_multi_index((*here, *at[len(here) :]), self.shape or (1,)).min()
             is_nan = bool(best != best)  # then it is the least and the greatest
-            mine = not is_nan, 0 if is_nan else best.item() * (-1 if op == "max" else 1), int(index)
+            value = (best.view(np.int64) if best.dtype.kind in "mM" else best).item()
+            mine = not is_nan, 0 if is_nan else value * (-1 if op == "max" else 1), int(index)
         return min(each for each in self.comm.all_gather_object(mine) if each is not None)[2]
+
+    def _check(self, verb: str) -> None:
+        """Refuse a field of whose elements there is no such number."""
+        dtype = self.look.dtype
+        kind = {"h": "f"}.get(dtype.kind, dtype.kind if dtype.given is None else dtype.given.kind)
+        if kind in _OF.get(verb, "biufc"):
+            return
+        what, hint = (
+            f"there is no {verb} of {dtype}",
+            "numpy on field.all_gather(), or a field of one component",
+        )
+        if kind == "c":
+            what, hint = f"complex numbers have no {verb[-3:]}", "of abs(field.inner), or of its real part"
+        elif kind == "q":
+            hint = "of a field of field.inner.float()"
+        raise DtypeError(what, where(verb, self.comm), hint)
 
     def _ordered(self, verb: str) -> None:
         """Refuse a field of which no element is the least."""
@@ -168,18 +209,17 @@ class Numbers(OwnPart[A]):
             raise UsageError(
                 f"{self!r} has no elements", where(verb, self.comm), "a look at field.size before"
             )
-        if self.look.dtype.kind == "c":
-            hint = "of abs(field.inner), or of its real part"
-            raise DtypeError(f"complex numbers have no {verb[-3:]}", where(verb, self.comm), hint)
+        self._check(verb)
 
     def _extreme(self, op: Literal["min", "max"]) -> Any:
         self._ordered(op)
         self.check_whole("reduction")
         wide = self._wide(self.on_host())
-        if self.is_first and wide.size:
-            mine = getattr(wide, op)()
-        else:
-            mine = reduction.identity(Op(op), dtypes.from_numpy(wide.dtype))
+        counts = self.is_first and wide.size > 0
+        if wide.dtype.kind in "mM":
+            parts = self.comm.all_gather_object(getattr(wide, op)() if counts else None)
+            return getattr(np.array([each for each in parts if each is not None]), op)()
+        mine = getattr(wide, op)() if counts else reduction.identity(Op(op), dtypes.from_numpy(wide.dtype))
         return self.comm.all_reduce(mine, op)
 
     def _wide(self, own: AnyArray) -> AnyArray:

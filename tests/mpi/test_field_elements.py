@@ -167,3 +167,46 @@ def test_ranks_that_say_different_things_of_a_file_are_told(comm: Any, folder: P
     assert [each.name for each in folder.iterdir()] == ["u.npy"] or comm.size == 1
     with pytest.raises(hpcomm.UsageError, match="the path is None"):
         io.save(field, None)  # type: ignore[arg-type]
+
+
+# -- numbers ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int8", "bool"])
+def test_means_of_whole_numbers_do_not_wrap(comm: Any, dtype: str) -> None:
+    field = Field(comm, (5,), dtype=dtype)
+    most = 1 if dtype == "bool" else np.iinfo(dtype).max
+    field.inner[...] = most - (field.indices[0] % 2).astype(dtype)
+    whole = field.all_gather()
+    for exact in (False, True):
+        assert field.mean(deterministic=exact) == pytest.approx(whole.mean(), rel=1e-15)
+        assert field.var(deterministic=exact) == pytest.approx(whole.var(), rel=1e-9)
+    assert field.std(ddof=1) == pytest.approx(whole.std(ddof=1), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[ns]"])
+@pytest.mark.parametrize("gap", [None, 2])
+def test_times_have_the_numbers_that_numpy_gives(comm: Any, dtype: str, gap: int | None) -> None:
+    whole = np.array([5, -3, 9, 9, -3], dtype)
+    if gap is not None:
+        whole[gap] = "NaT"
+    field = made_of(comm, whole)
+    verbs = ["min", "max", "argmin", "argmax"] + ["sum", "mean"] * (dtype[0] == "m")
+    for verb in verbs:
+        found, due = getattr(field, verb)(), getattr(whole, verb)()
+        assert np.array_equal(found, due, equal_nan=verb[:3] != "arg"), verb
+        assert np.asarray(found).dtype == np.asarray(due).dtype
+
+
+VERBS = ["sum", "mean", "var", "std", "norm", "min", "max", "argmin", "argmax", "all", "any"]
+
+
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", "S3", "U2", "V5", PADDED, "complex64"], ids=str)
+def test_numbers_that_do_not_exist_are_refused_by_all_ranks_alike(comm: Any, dtype: Any) -> None:
+    field: Any = Field(comm, (1,), dtype=dtype)  # which one rank holds
+    is_time = np.dtype(dtype).kind in "mM"
+    exist = ["min", "max", "argmin", "argmax"] * is_time + ["sum", "mean"] * (np.dtype(dtype).kind == "m")
+    exist = [verb for verb in VERBS if verb[-3:] not in ("min", "max")] if dtype == "complex64" else exist
+    for verb in sorted({*VERBS} - {*exist}):
+        words = verb[-3:] if dtype == "complex64" else f"there is no {verb} of "
+        refused(comm, hpcomm.DtypeError, getattr(field, verb), words)
+    if dtype != "complex64":
+        refused(comm, hpcomm.DtypeError, lambda: Field(comm, (1,)).dot(field), "there is no dot of ")
