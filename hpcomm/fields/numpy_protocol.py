@@ -4,6 +4,7 @@ numpy.asarray(field)          this rank's own part
 numpy.sqrt(field), ...        a field in the same partition, element by element; not collective
 numpy.sum(field), ...         over the whole, as field.sum(): collective
 field + field, field += 1     a field in the same partition, without a halo; what is changed keeps its own
+field == field, field > 1     the same of truth values
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from .own_part import A, OwnPart
 _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",
     "norm": "norm", "vdot": "dot", "std": "std", "var": "var", "argmin": "argmin", "argmax": "argmax",
+    "all": "all", "any": "any",
 }  # fmt: skip
 _OF_THE_WHOLE = ("shape", "ndim", "size")
 _PYTHONS: dict[str, Callable[..., Any]] = {  # of numpy's functions
     "absolute": operator.abs, "add": operator.add, "divide": operator.truediv, "multiply": operator.mul,
     "negative": operator.neg, "power": operator.pow, "subtract": operator.sub,
+    "equal": operator.eq, "not_equal": operator.ne, "less": operator.lt, "less_equal": operator.le,
+    "greater": operator.gt, "greater_equal": operator.ge,
 }  # fmt: skip
 
 S = TypeVar("S", bound="Arithmetic[Any]")
@@ -69,6 +73,14 @@ class NumpyLike(OwnPart[A]):
         if copy is False and not shares:
             raise ValueError("what this rank owns cannot be seen as such an array without a copy")
         return made.copy() if copy and shares else made
+
+    def __bool__(self) -> NoReturn:
+        raise UsageError(
+            f"{self!r} as a whole is neither true nor false",
+            where("truth value", self.comm),
+            "(a == b).all() or .any() of the whole, collective; numpy.array_equal of what two ranks own; "
+            "`a is b`, `x is not None`",
+        )
 
     def __iter__(self) -> NoReturn:
         raise UsageError(
@@ -181,6 +193,11 @@ def _in_place(name: str) -> Callable[[S, object], S]:
     return lambda self, other: self._made(name, self, other, out=self)
 
 
+def _comparison(name: str) -> Any:  # what object says of == is otherwise
+    """field == x, as the arrays' own operators, which compare records and text, too."""
+    return lambda self, other: self._compared(name, other)
+
+
 def _of_one(name: str) -> Callable[[S], S]:
     return lambda self: self._made(name, self)
 
@@ -202,6 +219,13 @@ class Arithmetic(NumpyLike[A]):
         target.inner[...] = made
         return target  # type: ignore[no-any-return]  # of this kind
 
+    def _compared(self, name: str, other: object) -> Self:
+        """The same of a comparison; numpy's operators take records, of which its functions know nothing."""
+        if type(self.array) is not np.ndarray:
+            return self._made(name, self, other)
+        mine, theirs = (self._operand(f"numpy.{name}", each) for each in (self, other))
+        return self._as_field(name, np.asarray(_PYTHONS[name](mine, theirs)), None)
+
     def _part_of(self, name: str, given: Any) -> object:
         if not isinstance(given, type(self)):
             return self._operand(name, given)
@@ -216,4 +240,8 @@ class Arithmetic(NumpyLike[A]):
     __mul__, __rmul__, __imul__ = _of_two("multiply"), _turned("multiply"), _in_place("multiply")
     __truediv__, __rtruediv__, __itruediv__ = _of_two("divide"), _turned("divide"), _in_place("divide")
     __pow__, __rpow__, __ipow__ = _of_two("power"), _turned("power"), _in_place("power")
+    __eq__, __ne__ = _comparison("equal"), _comparison("not_equal")
+    __lt__, __le__ = _comparison("less"), _comparison("less_equal")
+    __gt__, __ge__ = _comparison("greater"), _comparison("greater_equal")
+    __hash__ = object.__hash__  # by identity: in a dict or set a field is itself
     __neg__, __abs__ = _of_one("negative"), _of_one("absolute")

@@ -210,3 +210,43 @@ def test_numbers_that_do_not_exist_are_refused_by_all_ranks_alike(comm: Any, dty
         refused(comm, hpcomm.DtypeError, getattr(field, verb), words)
     if dtype != "complex64":
         refused(comm, hpcomm.DtypeError, lambda: Field(comm, (1,)).dot(field), "there is no dot of ")
+
+
+# -- comparisons ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_comparisons_are_fields_of_truth_values(comm: Any, library: str) -> None:
+    torch = pytest.importorskip("torch")
+    own = {"like": torch.zeros(1)} if library == "torch" else {"dtype": "float32"}
+    u, v = (Field(comm, (6,), **own) for _ in "uv")  # type: ignore[call-overload]
+    x, y = np.arange(6.0), np.array([0, 2, 2, 2, 5, np.nan])
+    u.scatter(torch.tensor(x).float() if library == "torch" else x.astype("f4"))
+    v.scatter(torch.tensor(y).float() if library == "torch" else y.astype("f4"))
+    pairs: list[tuple[Any, Any]] = [
+        (u == v, x == y), (u != v, x != y), (u < v, x < y), (u <= v, x <= y), (u > v, x > y),
+        (u >= v, x >= y),
+        (u == 2, x == 2), (u != 2, x != 2), (3 < u, x > 3), (3 >= u, x <= 3),  # noqa: SIM300
+    ]  # fmt: skip
+    for made, due in pairs:
+        assert isinstance(made, Field)
+        assert np.asarray(made.all_gather()).dtype == bool
+        assert np.array_equal(made.all_gather(), due)
+    assert ((u == u).all(), (u == v).all(), (u == v).any(), (u == 9).any()) == (True, False, True, False)
+    assert {u: 1, v: 2}[v] == 2
+    assert u in [v, u][1:]
+    assert len({u, v, u}) == 2
+    with pytest.raises(hpcomm.UsageError, match=r"neither true nor false[\s\S]*\.all\(\)"):
+        bool(u == v)
+    with pytest.raises(hpcomm.LayoutError, match="which part of it is this rank's"):
+        u == x  # noqa: B015
+
+
+def test_records_text_and_times_are_compared(comm: Any) -> None:
+    for dtype in DTYPES:
+        whole = whole_of(dtype)
+        turned = whole[::-1].copy()
+        u, v = made_of(comm, whole), made_of(comm, turned)
+        assert np.array_equal((u == v).all_gather(), whole == turned)
+        assert np.array_equal((u != v).all_gather(), whole != turned)
+    assert not (Field(comm, (4,)) == "T").any()
+    assert np.all(Field(comm, (), dtype="int32") == 0)
+    assert not np.any(Field(comm, (3,)))
