@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from .._lazy import np
@@ -11,7 +11,7 @@ from ..communicator.mesh import Mesh, axes_of, ranks_of
 from ..core.buffer import refuse_masked
 from ..core.html import sheet
 from ..core.partition import Partition
-from ..errors import LayoutError, UsageError, where
+from ..errors import LayoutError, UsageError, demand, where
 from ..job.optional_packages import load
 
 F = TypeVar("F")
@@ -37,7 +37,12 @@ class Labelled:
         """
         xarray = _xarray("to_xarray")
         own, indices = self.__array__(), self.indices
+        hint = "to_xarray(dims=['y', 'x'], coords={'x': an array of one axis})"
+        demand(() if dims is None else dims, Iterable, "dims", "to_xarray", hint)
+        demand({} if coords is None else coords, Mapping, "coords", "to_xarray", hint)
         names = [*dims] if dims is not None else _names(self)
+        for name in names:
+            demand(name, str, "the name of an axis", "to_xarray", hint)
         if not len({*names}) == len(names) == own.ndim:
             raise LayoutError(
                 f"{own.ndim} axes have the names {names}",
@@ -49,14 +54,19 @@ class Labelled:
             made[name], whole = index.ravel(), coords.get(name)
             if whole is None:
                 continue
-            if len(whole) != n:
-                raise LayoutError(
-                    f"axis {name} has {n} elements, and {len(whole)} coordinates",
-                    where("to_xarray", self.comm),
-                    "coordinates of the whole",
-                )
             refuse_masked(whole, f"coordinates of axis {name} are", where("to_xarray", self.comm))
-            made[name] = np.asarray(whole)[made[name]]
+            try:
+                found = np.asarray(whole)
+            except ValueError:  # lists of different lengths
+                found = np.empty(())
+            if found.shape != (n,):
+                held = f"{found.size} coordinates" if found.ndim == 1 else f"the coordinates {whole!r:.40}"
+                raise LayoutError(
+                    f"axis {name} has {n} elements, and {held}",
+                    where("to_xarray", self.comm),
+                    "coordinates of the whole: an array of one axis",
+                )
+            made[name] = found[made[name]]
         if unknown := [*{*coords} - {*made}]:
             raise LayoutError(f"there is no axis {unknown[0]!r}", where("to_xarray", self.comm), f"{names}")
         attrs = {"units": self.unit} if self.unit else {}

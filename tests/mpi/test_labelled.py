@@ -48,6 +48,15 @@ def test_what_does_not_fit_is_refused(comm: Any, field: Any) -> None:
     ):
         with pytest.raises(hpcomm.LayoutError, match=what):
             field.to_xarray(**options)
+    options: dict[str, Any]
+    for options, what in (
+        ({"coords": {"lat": 5}}, "axis lat has 6 elements, and the coordinates 5"),
+        ({"coords": {"lat": ("lat", range(6))}}, "axis lat has 6 elements, and the coordinates"),
+        ({"coords": {"lat": np.ones((6, 2))}}, "axis lat has 6 elements, and the coordinates"),
+        ({"coords": [1]}, "coords"), ({"dims": (1, 2)}, "the name of an axis"), ({"dims": 5}, "dims"),
+    ):  # fmt: skip
+        with pytest.raises(hpcomm.UsageError, match=what):
+            field.to_xarray(**options)
     with pytest.raises(hpcomm.LayoutError, match="the value is a masked array, whose mask would be lost"):
         field[0] = [np.ma.masked_equal(range(field.shape[1]), 1)]
     with pytest.raises(hpcomm.UsageError, match="ndarray is no DataArray"):
