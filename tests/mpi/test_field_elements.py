@@ -212,6 +212,12 @@ def test_numbers_that_do_not_exist_are_refused_by_all_ranks_alike(comm: Any, dty
         refused(comm, hpcomm.DtypeError, lambda: Field(comm, (1,)).dot(field), "there is no dot of ")
 
 
+def test_numbers_of_8_bit_floats_are_not_those_of_their_bits(comm: Any) -> None:
+    torch = pytest.importorskip("torch")
+    field: Any = Field(comm, (4,), dtype=torch.float8_e4m3fn)
+    refused(comm, hpcomm.DtypeError, field.sum, "there is no sum of float8_e4m3fn", "field.inner.float()")
+
+
 # -- comparisons ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("library", ["numpy", "torch"])
 def test_comparisons_are_fields_of_truth_values(comm: Any, library: str) -> None:
