@@ -167,7 +167,8 @@ def _checked(field: Field, verb: str, path: file_folder.PathLike, **said: object
     """The path where a field is to be written that can be."""
     _check(field, verb)
     field.check_whole(verb)
-    path = file_folder.target_path(path, verb, field.comm, [field], **said)
+    said |= {"shape": field.shape, "dtype": field.look.dtype}  # names are not in the file
+    path = file_folder.target_path(path, verb, field.comm, (), **said)
     if verb != "write_raw":
         check_kept([field])
     return path
