@@ -116,6 +116,7 @@ def test_what_a_kind_of_file_does_not_give_back_is_refused_before_it_is_made(com
     hdf5_words = "which an HDF5 file does not give back", "No conversion path"
     refused(comm, hpcomm.DtypeError, lambda: hdf5.save(dated, folder / "t.h5"), *hdf5_words)
     assert not [*folder.iterdir()]
+    comm.barrier()
     if comm.rank == 0:
         np.save(folder / "t.npy", np.array([None]), allow_pickle=True)
     comm.barrier()
