@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
@@ -13,6 +14,7 @@ from ..agree.partners import Partners
 from ..communicator.communicator import Communicator, over
 from ..communicator.context import Context
 from ..communicator.shell import watched
+from ..core.present import saying
 from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
 from ..job.progress import Progress
 from ..job.spec.calendar import Time
@@ -139,7 +141,7 @@ class Link:
             WaitTimeoutError: an earlier put was not taken within timeout_s.
             PeerFailedError: an earlier put was not taken, and the other program has ended.
         """
-        with self._moving("put", time) as at:
+        with self._moving("put", time, fields) as at:
             for field in _each(fields, "put"):
                 self._side("put", field, self.gives).put(at)
 
@@ -152,7 +154,7 @@ class Link:
             PeerFailedError: it has ended.
         """
         values: Any = None
-        with self._moving("get", time) as at:
+        with self._moving("get", time, fields) as at:
             for field in _each(fields, "get"):
                 values = self._side("get", field, self.takes).get(at)
         last: A = values
@@ -288,18 +290,26 @@ class Link:
         return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, swapped))
 
     @contextmanager
-    def _moving(self, verb: str, time: Time | None) -> Iterator[float | None]:
+    def _moving(self, verb: str, time: Time | None, fields: object = ()) -> Iterator[float | None]:
         """A call that moves fields, of which is noted how long it takes; gives the time in seconds."""
         at = self.clock.seconds(time, verb)
         self.connect()
         began = perf_counter()
         try:
-            yield at
+            with saying(partial(self._words, verb, fields, at)):
+                yield at
         finally:
             now = perf_counter()
             self.busy_s += now - began
             if self.progress is not None:
                 self.progress.note(at)
+
+    def _words(self, verb: str, fields: object, at: float | None) -> str:
+        """`get('flux', 8 s) with program 'air'`."""
+        named = fields if isinstance(fields, (list, tuple)) else (fields,)
+        words = [repr(field.name) for field in named if isinstance(field, Field)]
+        words += [] if at is None else [self.clock.said(at)]
+        return f"{verb}({', '.join(words)}) with program '{self.peer}'"
 
     def _side(self, verb: str, field: Field, sides: dict[str, S]) -> S:
         found = sides.get(field.name)

@@ -24,6 +24,7 @@ import array_api_strict
 import ml_dtypes
 import numpy as np
 import torch
+from steady import steady_time
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 HALVES = ("float16", "bfloat16")
@@ -244,8 +245,8 @@ def settled(before: dict[str, Any], look: Callable[[], dict[str, Any]]) -> list[
     Threads that watch what this rank waits in hold its last call, and so its arrays, for a moment; where they
     look at each other while they do so, until Python collects garbage.
     """
-    end = time.monotonic() + 2.0
-    while (found := changed(before, look())) and time.monotonic() < end:
+    end = steady_time() + 5.0
+    while (found := changed(before, look())) and steady_time() < end:
         time.sleep(1e-3)
     if found:
         gc.collect()

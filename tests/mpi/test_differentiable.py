@@ -271,7 +271,8 @@ def test_mpi4pys_words_and_files_lose_no_gradient(comm: Any, tmp_path: Path) -> 
     assert compat.allgather(made.detach().requires_grad_())[0].requires_grad
     field = Field(comm, (4 * comm.size,), dtype=torch.float64, name="x")
     field[...] = torch.ones(4 * comm.size, dtype=torch.float64, requires_grad=True) * 2
-    names = [tmp_path / "x.npy", tmp_path / "x.h5", tmp_path / "x.zarr", tmp_path / "x"]
+    folder = comm.broadcast_object(tmp_path)
+    names = [folder / "x.npy", folder / "x.h5", folder / "x.zarr", folder / "x"]
     for save, path in zip((io.save, hdf5.save, zarr.save, checkpoint.save), names, strict=True):
         given = (path, field) if save is checkpoint.save else (field, path)
         with pytest.raises(hpcomm.UsageError, match="needs a gradient"):

@@ -378,3 +378,41 @@ def test_a_spec_whose_job_fails_is_started_again_as_often_as_it_may(spec):
     done = spec(text, "--restarts", "1", files={"fails.py": source}, expect=3)
     assert [line for line in done.stdout.splitlines() if "count" in line] == ["[a] count 0", "[a] count 1"]
     assert done.stderr.count("it is started again (1 of 1)") == 1, done.stderr
+
+
+def test_a_program_that_waits_for_a_field_says_for_which_of_whom_and_for_when(spec):
+    text = """
+        [program.air]
+        command = "python air.py"
+        ranks = 1
+        [program.sea]
+        command = "python sea.py"
+        ranks = 1
+        [[field]]
+        name = "flux"
+        from = "air"
+        to = "sea"
+        every = 4
+    """
+    air = """
+        import time
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join()
+        me.put(me.gives("flux", np.zeros(3)), 0)
+        time.sleep(1000)
+    """
+    sea = """
+        import numpy as np
+        import hpcomm
+        me = hpcomm.join()
+        flux = me.takes("flux", np.zeros(3))
+        for now in (0, 4, 8):
+            me.get(flux, now)
+    """
+    for limit_s in (4, 8, 32):  # on a busy machine they have not begun when the first is over
+        options = ("--timeout", str(limit_s))
+        done = spec(text, *options, files={"air.py": air, "sea.py": sea}, expect=124)
+        if "with program" in done.stderr:
+            break
+    assert re.search(r"get\('flux', 4 s\) with program 'air' at sea.py:\d", done.stderr), done.stderr
