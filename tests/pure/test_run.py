@@ -125,7 +125,7 @@ STEPS = [
     *("a, 1 rank", "a, 2 ranks", "a, 3 ranks", "a, 4 ranks", "a, 5 ranks"),
     "a, 2 ranks, no core",
     *("a, torch, 4 ranks", "a, timed", "a, jobs", "a, hosts"),
-    *("b, 1 rank", "b, 2 ranks", "b, 3 ranks, no core"),
+    *("b, 2 ranks", "b, 3 ranks, no core"),
     *("b, timed", "b, jobs", "b, hosts"),
 ]
 
