@@ -20,7 +20,7 @@ from threading import current_thread, get_ident
 
 from ..core.comm import Comm
 from ..core.present import is_own
-from ..core.signature import LEFT, REFUSED, describe
+from ..core.signature import LEFT, REFUSED, describe, verb_of
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
 from ..node.call_log import CallLog
 from .blocked import IN_CORE, logs
@@ -122,8 +122,9 @@ class Arrivals:
             if other == comm.rank or (theirs_number == number and signature == mine):
                 continue
             if theirs_number == number or other == rank:
-                called = describe(theirs if other == rank else signature, comm.size)
-                others[other] = Other(comm.near.regions[other], called, theirs_number > number)
+                its = theirs if other == rank else signature
+                called, has_gone_on = describe(its, comm.size), theirs_number > number
+                others[other] = Other(comm.near.regions[other], called, has_gone_on, verb=verb_of(its))
         return told(comm, total, own, others)
 
     def late(self, ranks: Sequence[int]) -> HpcommError:

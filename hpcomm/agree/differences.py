@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 from .._lazy import MPI
 from ..core.comm import Comm
-from ..core.signature import LEFT, REFUSED, describe
+from ..core.signature import LEFT, REFUSED, describe, verb_of
 from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, named, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from .blocked import IN_CORE, core_calls, logs
 from .doing import Doing, ask
-from .present_calls import INSIDE, OUTSIDE, describe_call, verb_now
+from .present_calls import describe_call, verb_now
 
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own
 
@@ -40,12 +40,14 @@ class Other(NamedTuple):
     Attributes:
         call: which one, or why it refuses its part; "": not known.
         has_gone_on: whether it has left that call since.
+        verb: of that call.
     """
 
     region: Region
     call: str = ""
     has_gone_on: bool = False
     refuses: bool = False
+    verb: str = ""
 
     def row(self, doing: Doing | None) -> str:
         """What is to be said of it. doing: its own answer, if one has come."""
@@ -56,12 +58,9 @@ class Other(NamedTuple):
             return f"{self.call or 'another call'}, and {end}"
         if doing is None:
             return self.call
-        verb = doing.text.partition("(")[0]
-        is_another = (
-            verb in TABLE and verb != self.call.partition("(")[0]
-        )  # to which it has not come in the core
+        is_another = doing.verb in TABLE and doing.verb != self.verb  # it has not come to that in the core
         has_left = self.has_gone_on or (self.call and (is_another or not doing.comm))
-        goes = "is" if doing.text.startswith((INSIDE, OUTSIDE)) else "has gone on to"
+        goes = "has gone on to" if doing.verb else "is"
         return f"{self.call}, and {goes} {doing.text}" if has_left else doing.text
 
 
@@ -87,7 +86,7 @@ def disagreement(
     for rank, region, log in peers:
         past, called = past_call(log, number, comm.size), log.posted(number)
         call = describe(called or 0, comm.size) if past is None else past
-        others[rank] = Other(region, call, past is not None, called == REFUSED)
+        others[rank] = Other(region, call, past is not None, called == REFUSED, verb_of(called or 0))
     own = None if mine is None else past_call(mine, number, comm.size)
     if is_over:
         comm.fall_out()

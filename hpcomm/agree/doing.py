@@ -25,7 +25,7 @@ from ..node import segment
 from ..node.segment import Region
 from . import runtime
 from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, counted, needed, parts
-from .present_calls import OUTSIDE, describe_call, program_stack
+from .present_calls import OUTSIDE, call_of, describe_call, program_stack
 
 ANY = -1
 _SERVED = 64  # messages in the background that are told
@@ -83,6 +83,7 @@ class Doing(NamedTuple):
         counted: of a collective call, see blocked.counted.
         counts: of collective calls that it has begun, where they are counted: a communicator's number, calls.
         quiet_s: since it has last reported a wait, and so what all ranks do.
+        verb: of its call; "": it is in none.
     """
 
     who: str
@@ -100,6 +101,7 @@ class Doing(NamedTuple):
     counted: tuple[int, int, int] | None = None
     counts: tuple[tuple[int, int], ...] = ()
     quiet_s: float = _NEVER_S
+    verb: str = ""
 
     @property
     def words(self) -> str:
@@ -135,11 +137,11 @@ class Doing(NamedTuple):
 
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
-    stack, call = program_stack(_FRAMES), blocked_call()
+    stack, call, now = program_stack(_FRAMES), blocked_call(), call_of(threading.main_thread().ident)
     told = Doing(
         runtime.name, runtime.process, describe_call(threading.main_thread().ident),
         comm="" if call is None else call.comm.name, stack=stack, number=own_number(),
-        quiet_s=round(time.monotonic() - reported_at, 3),
+        quiet_s=round(time.monotonic() - reported_at, 3), verb="" if now is None else now.verb,
     )  # fmt: skip
     if call is None or waits is None or not waits.times or waits.mark != call.mark:
         return told

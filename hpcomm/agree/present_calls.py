@@ -20,7 +20,7 @@ from ..errors import HpcommError, calling_frame, is_ours, source_line
 from ..node.present import present
 from . import runtime
 
-INSIDE, OUTSIDE = "in hpcomm,", "not in a call of hpcomm,"  # where no call is known
+OUTSIDE = "not in a call of hpcomm,"
 _MESSAGES = ("recv", "send")  # of a node
 _SHOWN = 60  # characters of what a program does that is in no call of ours
 _DEBUGGERS = ("bdb", "pydevd", "_pydevd_bundle.pydevd_frame")
@@ -104,7 +104,7 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
     """
     call, end = call_of(thread), ""
     frame = _outside_libraries(sys._current_frames().get(_whose(thread)))
-    inside = INSIDE if frame is not None and is_ours(frame.f_code) else OUTSIDE
+    inside = "in hpcomm," if frame is not None and is_ours(frame.f_code) else OUTSIDE
     words = str(call) if call else f"{verb}()" if verb else inside
     if call is None and runtime.uncaught is not None:
         error, trace = runtime.uncaught

@@ -87,6 +87,11 @@ def words_of(verb: str, code: int) -> dict[str, object]:
     }
 
 
+def verb_of(signature: int) -> str:
+    """The verb of a call with this signature; "?" of none that we know."""
+    return dict(enumerate(VERBS)).get(signature & VERB, "?")
+
+
 def describe(signature: int, size: int = 0) -> str:
     """`all_reduce(float64, 4 elements, op='max')`.
 
@@ -94,7 +99,7 @@ def describe(signature: int, size: int = 0) -> str:
     """
     if signature in _NO_CALL:
         return _NO_CALL[signature]
-    verb = dict(enumerate(VERBS)).get(signature & VERB, "?")
+    verb = verb_of(signature)
     dtype, root = signature >> 11 & 255, signature >> 19 & 0xFFF
     scheduled = dtype < 128 and signature & SCHEDULED
     is_rooted = verb.removesuffix("_object").removesuffix("_ragged") in ROOTED

@@ -53,16 +53,18 @@ def test_a_rank_that_refuses_is_named_however_many_there_are():
 
 
 @pytest.mark.parametrize(
-    ("text", "row"),
+    ("doing", "row"),
     [
         (
-            "all_reduce(float32 ()) at a.py:8",
-            "scatter(float64), and has gone on to all_reduce(float32 ()) at a.py:8",
+            Doing("rank 0", 1, "all_reduce(x) at a.py:8", comm="world", verb="all_reduce"),
+            "scatter(y), and has gone on to all_reduce(x) at a.py:8",
         ),
-        ("scatter(float64 (3,)) at a.py:5", "scatter(float64 (3,)) at a.py:5"),
-        ("mean(float64 (3,)) at a.py:5", "mean(float64 (3,)) at a.py:5"),  # which may have made it
+        (Doing("rank 0", 1, "scatter(x) at a.py:5", comm="world", verb="scatter"), "scatter(x) at a.py:5"),
+        # which may have made it
+        (Doing("rank 0", 1, "mean(x) at a.py:5", comm="world", verb="mean"), "mean(x) at a.py:5"),
+        (Doing("rank 0", 1, "in hpcomm, at a.py:9"), "scatter(y), and is in hpcomm, at a.py:9"),
     ],
 )
-def test_a_rank_in_another_call_has_gone_on_to_that(text, row):
+def test_a_rank_in_another_call_has_gone_on_to_that(doing, row):
     region = SimpleNamespace(ended=False)
-    assert Other(region, "scatter(float64)").row(Doing("rank 0", 1, text, comm="world")) == row
+    assert Other(region, "scatter(y)", verb="scatter").row(doing) == row
