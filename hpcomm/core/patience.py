@@ -32,6 +32,16 @@ def look() -> bool:
     return is_signalled
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised error, and not what was waited for."""
+    handlers = [handler for handler in map(_handler_of, _numbers) if callable(handler)]
+    codes = [getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in handlers]
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    return trace is not None or not isinstance(error, Exception)
+
+
 def patience(comm: Comm | None, closely: bool = False) -> float | None:
     """Seconds that a wait for a message or a request may last: comm.timeout, or None for as long as it takes.
 

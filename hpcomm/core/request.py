@@ -18,7 +18,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from numbers import Real
-from threading import Lock
 from types import CodeType, FrameType
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -33,10 +32,11 @@ from ..errors import (
     source_line,
 )
 from .comm import Comm
-from .limits import WATCHDOG_TICK_S
-from .patience import Pause, patience, until
+from .limits import REQUEST_PAUSE_S, WATCHDOG_TICK_S
+from .patience import Pause, is_interrupt, patience, until
 from .present import MESSAGE, NONE, waiting
 from .status import Status
+from .turn import Turn
 from .types import AnyStatus
 from .untaken import untaken
 from .verbs import receives
@@ -60,7 +60,7 @@ _abandoned: list[object] = []  # requests dropped unfinished: MPI still writes i
 # Requests that are progressed by whoever waits for any request, and in other blocking calls by a thread.
 rounds_under_way: dict[int, weakref.ref[Request[object]]] = {}
 on_rounds: list[Callable[[], None]] = []  # to call when there are some: see transport.progress
-_BRIEF_S = 0.1  # in which a thread that only asks has asked
+BRIEF_S = 1.0  # in which a thread that only asks has asked
 _next_sweep = 0.0  # s, by time.monotonic(): not before that they are asked again
 
 
@@ -80,10 +80,10 @@ class Request(Generic[T_co]):
         "_call",
         "_error",
         "_has_failed",
-        "_moving",
         "_pending",
         "_stages",
         "_statuses",
+        "_turn",
         "result",
         "status",
         "waits_for",
@@ -102,7 +102,7 @@ class Request(Generic[T_co]):
         self._statuses: list[MPI.Status] = []
         self._born = birth(sys._getframe(1))
         self._pending: list[Any] = []
-        self._moving = Lock()  # one thread at a time: MPI does not let two wait for one of its requests
+        self._turn = Turn()  # MPI does not let two threads wait for one of its requests
         try:
             self._pending = next(stages)
             self._stages = stages
@@ -129,8 +129,8 @@ class Request(Generic[T_co]):
             if timeout is None or end is None:
                 if rounds_under_way:
                     self._wait_beside_others()
-                with self._moving:
-                    self._wait_for_ever()
+                while self._stages is not None and not self._turn.take(self._wait_for_ever):
+                    time.sleep(REQUEST_PAUSE_S)
             elif not self._poll(end):
                 late = incomplete(self.call, timeout, f"started at {self.birth}")
                 late.hint = other_message(self) or late.hint
@@ -147,12 +147,7 @@ class Request(Generic[T_co]):
 
     def _ask(self) -> bool:
         """done(), without looking at other requests."""
-        if not self._moving.acquire(blocking=False):  # another thread progresses it
-            return False
-        try:
-            return self._move_on()
-        finally:
-            self._moving.release()
+        return bool(self._turn.take(self._move_on))
 
     def _move_on(self) -> bool:
         while self._stages is not None:
@@ -162,12 +157,9 @@ class Request(Generic[T_co]):
                     if not self._pending[i].Test(status):
                         return False
                     self._pending.pop()
-                except Exception as error:
-                    self._throw(error)
+                except BaseException as error:
+                    self._throw(i, error)
                     return True
-                except BaseException:
-                    self._keep(i)
-                    raise
             self._next_stage()
         return True
 
@@ -180,30 +172,31 @@ class Request(Generic[T_co]):
         Returns:
             Whether it was taken back. Then it is complete, and wait() returns None.
         """
-        if not self._moving.acquire(timeout=_BRIEF_S):
+        end = time.monotonic() + BRIEF_S
+        while (is_back := self._turn.take(self._take_back)) is None and time.monotonic() < end:
+            time.sleep(REQUEST_PAUSE_S)
+        return bool(is_back)
+
+    def _take_back(self) -> bool:
+        if self._stages is None or len(self._pending) != 1:
             return False
-        try:
-            if self._stages is None or len(self._pending) != 1:
-                return False
-            each = self._pending[0]
-            if hasattr(each, "withdraw"):  # an Arrival
-                is_back = each.withdraw()
-            elif getattr(self._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
-                seen = self._status_of(0)
-                each.Cancel()
-                each.Wait(seen)
-                is_back = seen.Is_cancelled()
-                if not is_back:
-                    self._pending.clear()
-                    self._next_stage()
-            else:
-                return False
-            if is_back:
-                self._stages.close()
-                self._stages, self._pending = None, []
-            return bool(is_back)
-        finally:
-            self._moving.release()
+        each = self._pending[0]
+        if hasattr(each, "withdraw"):  # an Arrival
+            is_back = each.withdraw()
+        elif getattr(self._call, "verb", "") == "recv" and hasattr(each, "Cancel"):
+            seen = self._status_of(0)
+            each.Cancel()
+            each.Wait(seen)
+            is_back = seen.Is_cancelled()
+            if not is_back:
+                self._pending.clear()
+                self._next_stage()
+        else:
+            return False
+        if is_back:
+            self._stages.close()
+            self._stages, self._pending = None, []
+        return bool(is_back)
 
     def synchronize(self) -> None:
         """Block the host until the call is complete. On host memory this is wait()."""
@@ -221,10 +214,14 @@ class Request(Generic[T_co]):
     def compares(self, leave: Any) -> None:
         """Wait first for the comparison with another group, if leave is one (agree/agreement.py)."""
         if hasattr(leave, "keeps"):
-            with self._moving:
+
+            def add() -> bool:
                 if self._stages is not None:
                     leave.keeps = [self._call, self._stages, *self._pending]
                     self._pending.append(leave)
+                return True
+
+            until(lambda: self._turn.take(add))
 
     def in_rounds(self) -> None:
         """Note that it progresses only while it is asked: who waits for another request must ask it, too."""
@@ -291,19 +288,17 @@ class Request(Generic[T_co]):
         """Wait while there are others to be progressed: their ranks may be what this one waits for."""
         until(lambda: self._stages is None or not move_rounds(self) or self._ask())
 
-    def _wait_for_ever(self) -> None:
+    def _wait_for_ever(self) -> bool:
         while self._stages is not None:
             try:
                 for i in range(len(self._pending) - 1, -1, -1):
                     self._pending[i].Wait(self._status_of(i))
                     self._pending.pop()
-            except Exception as error:
-                self._throw(error)
-                return
-            except BaseException:
-                self._keep(i)
-                raise
+            except BaseException as error:
+                self._throw(i, error)
+                return True
             self._next_stage()
+        return True
 
     def _poll(self, end: float) -> bool:
         polled, pause = Polled([self]), Pause()
@@ -331,14 +326,17 @@ class Request(Generic[T_co]):
             if not isinstance(error, Exception):
                 raise
 
-    def _keep(self, i: int) -> None:
-        """Ctrl-C came before MPI's call for a message, or after it: whoever waits again gets the message."""
-        if len(self._pending) > i and not self._pending[i]:  # MPI's null: it is complete, its status is known
-            self._pending.pop()
+    def _throw(self, i: int, error: BaseException) -> None:
+        """Hand a failure of MPI to the generator, which knows how to say it.
 
-    def _throw(self, error: Exception) -> None:
-        """Hand a failure of MPI to the generator, which knows how to say it."""
+        An error of a signal's handler, such as Ctrl-C, goes to the program. It came before MPI's call for a
+        message, or after it: whoever waits again gets the message.
+        """
         assert self._stages is not None
+        if is_interrupt(error):
+            if len(self._pending) > i and not self._pending[i]:  # MPI's null: complete, its status is known
+                self._pending.pop()
+            raise error
         try:
             self._stages.throw(error)
         except BaseException as said:

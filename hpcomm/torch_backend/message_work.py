@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,6 +17,7 @@ from ..agree.deadline import unanswered
 from ..core.limits import WORK_LOOK_S
 from ..core.patience import Pause, until
 from ..core.present import MESSAGE, looking
+from ..core.turn import Turn
 from ..core.untaken import untaken
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
 from .calls import array
@@ -51,7 +51,7 @@ class MessageWork(Work):
 
     give: Callable[[], object] | None = None
     close: Callable[[], None] | None = None
-    _over = False
+    _over = _is_back = False
     _source: int | None = None  # where its request does not tell
 
     def __init__(
@@ -66,7 +66,7 @@ class MessageWork(Work):
         super().__init__([x] if verb == "recv" else ())
         self._group, self._verb, self._x, self._peer, self._tag = group, verb, x, peer, tag
         self._request = request
-        self._turn = threading.Lock()
+        self._turn = Turn()
 
     @property
     def _words(self) -> str:
@@ -74,18 +74,11 @@ class MessageWork(Work):
 
     def poll(self) -> bool:
         """Move the message on; True once it is complete."""
+        return self._over or bool(self._request.done() and self._turn.take(self._finish))
+
+    def _finish(self) -> bool:
         if self._over:
             return True
-        if not (self._request.done() and self._turn.acquire(False)):
-            return False
-        try:
-            if not self._over:
-                self._finish()
-        finally:
-            self._turn.release()
-        return True
-
-    def _finish(self) -> None:
         try:
             self._end()
             if self.give is not None:
@@ -97,6 +90,7 @@ class MessageWork(Work):
         if self.close is not None:
             self.close()
         self._fill(self._ended())
+        return True
 
     def _end(self) -> None:
         """Raise what went wrong with a message that is complete."""
@@ -122,7 +116,10 @@ class MessageWork(Work):
 
         Nobody else has its Work, so it takes the receive back: or the next message would come there.
         """
-        if caller.f_code is not unwrap(c10d.recv).__code__ or self._take_back():
+        if caller.f_code is not unwrap(c10d.recv).__code__:
+            return False
+        until(lambda: self._over or self._turn.take(self._take_back) is not None, _BRIEF_S)
+        if self._is_back:
             return False
         is_complete = until(self.poll, _BRIEF_S)
         if is_complete and isinstance(raised, HpcommError):
@@ -132,10 +129,9 @@ class MessageWork(Work):
         return False
 
     def _take_back(self) -> bool:
-        with self._turn:
-            if self._over or not self._request.cancel():
-                return False
-            self._over = True
+        if self._over or not self._request.cancel():
+            return False
+        self._over = self._is_back = True
         self._group.under_way.discard(self)
         if self.close is not None:
             self.close()

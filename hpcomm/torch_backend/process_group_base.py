@@ -196,15 +196,11 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return NotImplemented
         if opts.asyncOp:
             return self._begun_by_core(verb, x, out, how)
-        turn = self._turn
-        turn.acquire()  # with its release, half as long as `with`
-        try:
+        with self._turn:
             if how is None:
                 made = getattr(self._node, verb)(x, out)
             else:
                 made = getattr(self._node, verb)(x, how, out)
-        finally:
-            turn.release()
         self._calls += made is not NotImplemented
         return made if made is NotImplemented else None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,9 @@ from mpi4py import MPI
 from ..core import buffer, patience
 from ..core.comm import Comm
 from ..core.limits import REQUEST_PAUSE_S
+from ..core.patience import until
 from ..core.present import NONE
-from ..core.request import Needs, Request, birth, rounds_under_way
+from ..core.request import BRIEF_S, Needs, Request, birth, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, passing
 from ..node.native import native_core as core
@@ -103,12 +105,16 @@ class Message(Request[Any]):
         return True
 
     def cancel(self) -> bool:
-        try:
-            going = self._pending.pop() if self._tags is not None else None
-        except IndexError:  # another thread waits
+        taken: list[MPI.Request] = []
+
+        def take() -> bool:
+            with suppress(IndexError):  # another thread asks, or waits
+                taken.append(self._pending.pop())
+            return self._stages is None or bool(taken)
+
+        if self._tags is None or not until(take, BRIEF_S) or not taken:
             return False
-        if going is None:
-            return False
+        (going,) = taken
         seen = MPI.Status()
         try:
             going.Cancel()
@@ -132,8 +138,8 @@ class Message(Request[Any]):
             fill(self._status, seen)
 
     def _failed(self, error: BaseException, seen: MPI.Status | None) -> None:
-        """End by an error of MPI's or ours. Ctrl-C leaves the message as it is, to be waited for again."""
-        if not isinstance(error, Exception):
+        """End by an error of MPI's or ours. Ctrl-C and its like leave the message to the next wait."""
+        if patience.is_interrupt(error):
             if not self._going:  # it is there
                 try:
                     self._arrived(seen)
@@ -259,7 +265,7 @@ class OfNode(Message):
 
     def _raised(self, error: BaseException) -> None:
         """It has failed, unless a signal's handler has raised: then it goes on."""
-        if not self._going.over or not isinstance(error, Exception):
+        if not self._going.over or patience.is_interrupt(error):
             raise error
         self._error, self._stages = self._located(error), None
 

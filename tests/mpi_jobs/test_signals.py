@@ -158,6 +158,71 @@ def test_a_handler_that_raises_leaves_the_rank_in_step(job: Any, tmp_path: Path,
     assert "dropped before it was complete" not in done.stderr
 
 
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_a_handler_that_raises_at_any_moment_leaves_its_message_to_the_next_wait(job: Any, node: str) -> None:
+    """Also between two of the waiting function's own steps, where its error is none of MPI's."""
+    job(2, ["python", "-c", dedent(OFTEN)], options=("-x", f"HPCOMM_NODE={node}"))
+
+
+OFTEN = """
+    import signal
+    import numpy as np
+    from hpcomm import wait_all, wait_any, world as comm
+    from hpcomm.core import patience
+
+    class Raised(Exception):
+        pass
+
+    def handle(number, frame):
+        raise Raised
+
+    def often_interrupted(wait):
+        "Wait until it has been interrupted 300 times."
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.001)
+                wait()
+            except Raised:
+                continue
+            raise AssertionError("it ended without its message")
+
+    def known():
+        return comm.irecv(np.zeros(4), 1)
+
+    def objects():
+        return comm.irecv_object(1)
+
+    def ragged():
+        return comm.irecv_ragged(1)
+
+    SENDS = {
+        known: lambda: comm.send(np.full(4, 7.0), 0),
+        objects: lambda: comm.send_object([7.0] * 4, 0),
+        ragged: lambda: comm.send_ragged(np.full(4, 7.0), 0),
+    }
+    WAITS = {
+        "wait": lambda request: request.wait(),
+        "wait, a time": lambda request: request.wait(60),
+        "wait_all": lambda request: wait_all([request]),
+        "wait_any": lambda request: wait_any([request]),
+    }
+    if comm.rank == 0:
+        signal.signal(signal.SIGALRM, handle)
+        patience.look()  # as the watchdog does in time
+    for begin, send in SENDS.items():
+        for name, wait in WAITS.items():
+            if comm.rank == 0:
+                request = begin()
+                often_interrupted(lambda: wait(request))
+                comm.send_object("now", 1)
+                assert [*request.wait()] == [7.0] * 4, (begin, name)
+            else:
+                comm.recv_object(0)
+                send()
+    comm.barrier()
+    """
+
+
 @pytest.mark.parametrize("waits", ["time.sleep(600)", "comm.barrier() if comm.rank else time.sleep(600)"])
 def test_ranks_run_their_finally_blocks_after_ctrl_c(tmp_path: Path, waits: str) -> None:
     """As from a terminal: launcher and `hpcomm run` get it both."""

@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -192,14 +194,17 @@ def test_a_blocking_receive_that_ends_without_its_message_leaves_it_to_the_next_
             dist.recv(given_up[0], source, group)
         group.set_timeout(LONG)
 
-        def interrupt(*_: object) -> None:
-            raise InterruptedWaitError
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if any(each.f_code.co_name == "wait" for each, _ in walk_stack(frame)):
+                raise InterruptedWaitError
+            signal.setitimer(signal.ITIMER_REAL, 0.05)  # it has not come so far yet
 
         before = signal.signal(signal.SIGALRM, interrupt)
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.2)
-            with pytest.raises(InterruptedWaitError):
-                dist.recv(given_up[1], source, group)
+            for _ in range(100):
+                signal.setitimer(signal.ITIMER_REAL, 0.002)
+                with pytest.raises(InterruptedWaitError):
+                    dist.recv(given_up[1], source, group)
         finally:
             signal.signal(signal.SIGALRM, before)
         assert not group.under_way

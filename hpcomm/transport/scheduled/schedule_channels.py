@@ -8,7 +8,6 @@ block, the thread of progress.py does so.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ...core.request import Stages
+from ...core.turn import Turn
 from ...core.types import NpArray
 from .. import progress
 from .executor import Executor
@@ -84,7 +84,7 @@ class Running:
     """Rounds in the background; waits as an MPI request does."""
 
     def __init__(self, rounds: Stages) -> None:
-        self.rounds, self.busy = rounds, threading.Lock()
+        self.rounds, self._turn = rounds, Turn()
         self.error: Exception | None = None  # of whoever moved it on last
         self.pending: list[Any] | None = next(rounds, None)
         under_way.append(self)
@@ -102,8 +102,9 @@ class Running:
 
     def advance(self) -> None:
         """Begin the next rounds as long as the messages of the last one are there."""
-        if not self.busy.acquire(blocking=False):
-            return  # another thread does
+        self._turn.take(self._begin_next)
+
+    def _begin_next(self) -> None:
         try:
             while self.pending is not None and all(each.Test() for each in self.pending):
                 self.pending = next(self.rounds, None)
@@ -112,7 +113,6 @@ class Running:
         finally:
             if self.pending is None and self in under_way:
                 under_way.remove(self)
-            self.busy.release()
 
 
 def advance() -> None:
