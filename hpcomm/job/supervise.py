@@ -131,11 +131,9 @@ def supervise(
         words = [str(folder / word) if word in files else word for word in command]
         tell = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
         environ[LIVING] = str(folder)
-        pipe, streams = subprocess.PIPE, dict[str, int]()
+        streams = {"stderr": subprocess.PIPE}
         if watch is not None:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe}
-        elif tracebacks.SENT in environ:
-            streams = {"stderr": pipe}
+            streams |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
         launcher = start(words, environ, tell, **streams)
         said, take = enumerate((launcher.stdout, launcher.stderr), start=1), watch.take if watch else None
         readers = [tracebacks.read(folder, stream, fd, take) for fd, stream in said if stream is not None]

@@ -41,6 +41,16 @@ FULL, BOTH = "full", "both"  # BOTH: here and on stderr, which goes to a file of
 SOON_S = 3.0
 _LEFT = ".traceback-"
 _SENT_LINE = re.compile(rb"\x1e!(\d+-[0-9a-f]+) ([0-9a-f]+) ([^\n\x1e]*)(?:\n|(?=\x1e)|\Z)")
+_SAID = b"hpcomm: "  # begins what a rank says before it calls MPI_Abort
+# What launchers say of that, and of statuses; Open MPI's writes a byte 0 behind it.
+_OPENMPI = (
+    b"MPI_ABORT was invoked on rank",
+    b"prterun has exited due to process rank",
+    b"prterun detected that one or more processes exited with non-zero status",
+)
+_MPICH = rb"Abort\(\d+\) on node \d+ .*: application called MPI_Abort\(.*\n"
+_BANNER = re.compile(rb"-{70,}\n(?:%b)(?s:.*?)\n-{70,}\n\0?|%b|\A\0" % (b"|".join(_OPENMPI), _MPICH))
+_HEAD = re.compile(rb"(?m:^)(?:-{70,}\n|-+\Z)")
 _saying = Lock()  # the process may end at once when the last of its threads has said it
 _FRAME = re.compile(r'(\s*)File "([^"]+)", line \d+, in ')
 _MOST = 4  # of what ranks say differently in one place
@@ -93,6 +103,8 @@ def _send(text: str) -> bool:
 def read(folder: Path, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes] | None = None) -> Thread:
     """Show what comes, at once. Tracebacks of ranks of other hosts are left in the folder of their job.
 
+    What launchers say of an MPI_Abort or of a status is left out where a rank has said why.
+
     Args:
         fd: where to show it.
         take: what of these lines is to be shown, without what is for us.
@@ -106,14 +118,28 @@ def read(folder: Path, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes
 
 
 def _show(folder: Path, file: int, fd: int, take: Callable[[bytes], bytes]) -> None:
-    said, new = b"", b"\0"
+    said, shown, new, has_said = b"", b"", b"\0", False
     while new:
         new = os.read(file, 1 << 16)
         said += new
-        at = said.find(MARK[:1], said.rfind(b"\n") + 1) if new else -1
+        has_said = has_said or _SAID in shown + said or any(folder.glob(f"{_LEFT}*"))
+        said = _BANNER.sub(b"", said) if has_said else said
+        at = _begun(said, has_said) if new else -1
         whole, said = (said, b"") if at < 0 else (said[:at], said[at:])
+        shown = (shown + whole)[-len(_SAID) :]
         with suppress(OSError):  # nobody reads it any more; the launcher must be able to go on
             os.write(fd, take(_SENT_LINE.sub(partial(_keep, folder), whole)))
+
+
+def _begun(said: bytes, with_banners: bool) -> int:
+    """Where a line for us or a banner begins of which the rest is still to come; -1: nowhere."""
+    for head in _HEAD.finditer(said) if with_banners else ():
+        rest = said[head.end() :]
+        if any(rest.startswith(each) or each.startswith(rest) for each in _OPENMPI):
+            return head.start()
+    last = said.rfind(b"\n") + 1
+    is_banner = with_banners and said[last:] and b"Abort(".startswith(said[last : last + 6])
+    return last if is_banner else said.find(MARK[:1], last)
 
 
 def _keep(folder: Path, found: re.Match[bytes]) -> bytes:

@@ -237,6 +237,8 @@ def test_a_status_that_no_process_can_have_ends_the_job_with_another(
     )
     done = job(2, source, timeout=40, expect=None)
     assert f"rank 1 ends with status {status}, so the job does" in done.stderr
+    its_launchers = re.findall("\0|MPI_Abort|prterun", done.stderr, re.IGNORECASE)
+    assert not its_launchers, done.stderr
     assert done.returncode == 1
     assert "ended without MPI_Finalize" not in done.stderr
     assert plain_launch(2, source, tmp_path).returncode not in (0, 124)

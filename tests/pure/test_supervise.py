@@ -3,6 +3,7 @@
 import mmap
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -439,6 +440,39 @@ def test_a_traceback_of_another_host_is_printed_with_the_others_or_as_it_came(tm
     assert capfd.readouterr().err == f"a prompt: Traceback:\n  othersne\n{rest}"
     tracebacks.say(tmp_path)
     assert capfd.readouterr().err == f"[ranks 1-2] Traceback:\n  one\n{rest}"
+
+
+LINE = "-" * 74 + "\n"
+ABORT = f"{LINE}MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Errorcode: 1\n{LINE}"
+BECAUSE = f'{LINE}prterun has exited due to process rank 1 with PID 0 on node vm calling\n"abort".\n{LINE}\0'
+MPICH = "Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1\n"
+BANNERS = ABORT + BECAUSE + MPICH
+
+
+@pytest.mark.parametrize("cut", [1, 7, 80, 1000])
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (f"hpcomm: rank 1: late\n{BANNERS}a\n", "hpcomm: rank 1: late\na\n"),
+        (f"hpcomm: no\n{LINE}a table\n{LINE}{ABORT}b", f"hpcomm: no\n{LINE}a table\n{LINE}b"),
+        (f"hpcomm: no\n{LINE}MPI_ABORT was invoked on rank 1\n", None),
+        (f"{BANNERS}a\n", None),
+    ],
+    ids=["why", "tables", "cut off", "nobody said why"],
+)
+def test_what_launchers_say_of_an_abort_is_left_out_where_a_rank_has_said_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], said: str, shown: str | None, cut: int
+) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as stream:
+        reader = tracebacks.read(tmp_path, stream, 2)
+        for at in range(0, len(said), cut):
+            os.write(write, said[at : at + cut].encode())
+            while select.select([read], [], [], 0)[0]:  # until it has been taken
+                time.sleep(1e-4)
+        os.close(write)
+        reader.join()
+    assert capfd.readouterr().err == (said if shown is None else shown)
 
 
 def test_a_job_that_a_rank_starts_inherits_nothing_that_is_said_of_the_outer_one():
