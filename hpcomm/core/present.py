@@ -28,6 +28,7 @@ from .comm import Comm
 from .verbs import receives
 
 MESSAGE, NONE, NEXT = 0, -1, -3
+EXCHANGE = "exchange"  # the verb of a wait for fields of another program
 
 innermost: dict[int, calling] = {}  # by thread
 at_error: Callable[[calling, BaseException], None] | None = None  # to call for what ends the outermost

@@ -187,8 +187,6 @@ def parser() -> Command:
     add("--hosts", type=_read_hosts, metavar="A:2,B:2", help="run on these hosts, with so many ranks each")
     for names, how in of_jobs():
         add(*names, **how)
-    what = "end the job when a rank has waited so long in one call, and say for whom (default: wait)"
-    add("--stall", **_setting("SECONDS", _read_stall, what))
     what = "set a variable for every rank (NAME alone: hand over its present value)"
     add("-x", "--env", **_setting("NAME=VALUE", _read_env, what))
     what = f"{_THREADS}, of each rank (default, on one host: its cores divided by its ranks)"
@@ -222,6 +220,8 @@ def of_jobs() -> Iterator[Option]:
     yield option("--timeout", dest="timeout_s", type=limit, metavar="SECONDS", help=what)
     what = f"how long ranks may go on after SIGTERM, which they get (default: {supervise.LEAVE_S:g})"
     yield option("--grace", dest="grace_s", type=grace, metavar="SECONDS", help=what)
+    what = "end the job when a rank has waited so long in one call, and say for whom (default: wait)"
+    yield option("--stall", **_setting("SECONDS", _read_stall, what))
     what = "start the job again up to N times when it fails: TORCHELASTIC_RESTART_COUNT says how often it was"
     times = partial(_whole, "--restarts", "how often", 0)
     yield option("--restarts", type=times, metavar="N", help=what, default=0)

@@ -3,6 +3,7 @@
     python -m hpcomm.job.rank_supervisor [--label] [--output FOLDER] COMMAND...
     python -m hpcomm.job.rank_supervisor [--head] [--sends] [--colour] [--files FOLDER] [--master HOST:PORT]
                                [--restart COUNT/MOST]
+                               [--fingerprint FOLDER] [--trace FOLDER] [--timeout SECONDS]
                                [--record FOLDER | --replay FOLDER] --spec SPEC PROGRAM
 
 Stands between the launcher and the program, as a shell would: the program inherits the launcher's
@@ -92,7 +93,7 @@ def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str])
         environ["CUDA_VISIBLE_DEVICES"] = str(program.gpus[rank % len(program.gpus)])
     elif program.device == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""
-    for option in ("--record", "--replay", "--fingerprint", "--trace"):
+    for option in ("--record", "--replay", "--fingerprint", "--trace", "--timeout"):
         environ |= {f"HPCOMM_{option[2:].upper()}": options[option]} if option in options else {}
     if "--master" in options:
         count, most = map(int, options.get("--restart", "0/0").split("/"))

@@ -129,8 +129,9 @@ def _options(asked: argparse.Namespace) -> list[str]:
     """What each rank's supervisor is told."""
     record = None if asked.only is not None else asked.record
     new = {f"--{name.removeprefix('HPCOMM_').lower()}": of for name, of in launch.merged(asked.env).items()}
-    folders = {"--files": asked.files, "--record": record, **new}.items()
-    words = [word for name, folder in folders if folder for word in (name, str(Path(folder).resolve()))]
+    folders = {"--files": asked.files, "--record": record}
+    new |= {name: str(Path(folder).resolve()) for name, folder in folders.items() if folder}
+    words = [word for setting in new.items() for word in setting]
     if asked.dry_run:
         return words
     shows_colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ

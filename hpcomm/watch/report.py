@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from ..agree import blocked, doing, runtime
 from ..agree.blocked import ELSEWHERE, Blocked
@@ -80,9 +79,7 @@ class Reporter:
         doings = _all()
         held = stuck.stuck(doings)
         is_held = doing.own_number() in held  # and not seen so twice so far, as on a busy machine
-        told = never(held, doings, call) if is_held else _report(call, waited_s, doings)
-        keep(told, doings)
-        return told
+        return keep(never(held, doings, call) if is_held else _report(call, waited_s, doings), doings)
 
     def is_a_person_asked(self) -> bool:
         """Whether a rank goes on when somebody types."""
@@ -120,8 +117,7 @@ class Reporter:
             told = never(held, doings, call)
             if told not in self._said:
                 self._said.add(told)
-                keep(told, doings)
-                self.end(told)
+                self.end(keep(told, doings))
             self._reported = self._reported or doing.own_number() in held
         self._before = said
         return bool(said) or any(0 < each.waited_s < stuck.PATIENT_S for each in doings.values())
@@ -143,16 +139,19 @@ def own_text() -> str:
     return doing.own()._replace(stack=()).as_text()
 
 
-def keep(told: str, doings: Mapping[int, Doing]) -> None:
-    """Keep what is said, and what all ranks do, in a file for programs; where that cannot be, let it be."""
+def keep(told: str, doings: Mapping[int, Doing]) -> str:
+    """Keep what is said, and what all ranks do, in a file for programs, if that can be; what to say."""
     import json
     from pathlib import Path  # few jobs come to it
 
     file = Path(os.environ.get("HPCOMM_STALL_DIR", ""), f"hpcomm-stall-{os.getppid()}.json")
     ranks = [{"record": rank, **each._asdict()} for rank, each in sorted(doings.items())]
     record = {"said": told, "time": time.time(), "ranks": ranks, "can_never_end": stuck.stuck(doings)}
-    with suppress(OSError):
+    try:
         file.write_text(json.dumps(record, indent=1))
+    except OSError:
+        return told
+    return f"{told}\n  stacks of all ranks: {file}"
 
 
 def never(held: list[int], doings: Mapping[int, Doing], call: Blocked | None = None) -> str:

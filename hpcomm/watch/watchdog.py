@@ -38,7 +38,7 @@ from ..core import patience
 from ..core import request as requests
 from ..core.comm import Comm
 from ..core.limits import REPORT_S, WATCHDOG_AFTER_S, WATCHDOG_TICK_S
-from ..core.present import MESSAGE
+from ..core.present import EXCHANGE, MESSAGE
 from ..core.request import Request
 from ..core.signature import LEFT, REFUSED
 from ..errors import PeerFailedError
@@ -93,6 +93,7 @@ class Watchdog:
     def __init__(self) -> None:
         self._patience_s = variables.seconds("HPCOMM_TIMEOUT")
         stall_s = variables.seconds("HPCOMM_STALL")
+        self._says_exchanges = stall_s is not None
         self.reporter = Reporter(runtime.say, REPORT_S if stall_s is None else stall_s)
         if self._patience_s is not None:
             self.reporter.end = lambda told: runtime.abort(f"{told}\n  {self._reason()}")
@@ -131,7 +132,7 @@ class Watchdog:
             runtime.say(what)
 
     def _reason(self) -> str:
-        return f"HPCOMM_TIMEOUT={self._patience_s:g} ends the job"
+        return f"--stall {self._patience_s:g} (HPCOMM_TIMEOUT) ends the job"
 
     def _look(self) -> None:
         runtime.end_if_late()
@@ -146,6 +147,8 @@ class Watchdog:
         call = self._waiting.look()
         if call is not None and (verdict := self._verdict(call)):
             runtime.abort(verdict)
+        if call is not None and call.call.verb == EXCHANGE and not self._says_exchanges:
+            call = None  # coupled programs wait for each other in each of their steps
         self.reporter.look(call, self._waiting.waited_s)
         if not threading.main_thread().is_alive():
             self.reporter.look_at_end(WATCHDOG_TICK_S)

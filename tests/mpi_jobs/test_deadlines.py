@@ -63,7 +63,7 @@ WAITS = {
 def test_a_wait_ends_when_the_user_has_said_so_and_says_for_whom(job: Any, wait: str) -> None:
     source = LATE.format(late=40) + WAITS[wait] + "\n"
     done = job(2, source, timeout=20, expect=1, options=("--stall", "2"))
-    assert "HPCOMM_TIMEOUT=2 ends the job" in done.stderr
+    assert "--stall 2 (HPCOMM_TIMEOUT) ends the job" in done.stderr
     assert "at device_call.py:12 on 'world' has waited" in done.stderr
     there = "  a message of tag 3 from rank 0 is there, which it does not take\n"
     assert (there in done.stderr) == (wait == "another tag")
@@ -84,7 +84,7 @@ def test_a_circle_of_waits_ends_the_job_at_once_if_waits_have_a_limit_also_in_py
     assert "these calls can never end" in done.stderr, done.stderr
     call = "recv(float64 (3,), source=1) at test_it.py:4 on 'world'"
     assert f"\n  rank 0: {call} waits for rank 1\n" in done.stderr
-    assert "HPCOMM_TIMEOUT=600 ends the job" in done.stderr
+    assert "--stall 600 (HPCOMM_TIMEOUT) ends the job" in done.stderr
 
 
 @pytest.mark.once

@@ -152,7 +152,7 @@ FOR_EVER = {  # what two ranks do, and what ends the job
             r"these calls can never end, since each waits for the next one:\n"
             r"  rank 0: recv\(.*source=1\) at both_receive_first.py:4 on 'world' waits for rank 1\n"
             r"  rank 1: recv\(.*source=0\) at both_receive_first.py:4 on 'world' waits for rank 0\n(?s:.*)"
-            r"HPCOMM_TIMEOUT=\d+ ends the job"
+            r"--stall \d+ \(HPCOMM_TIMEOUT\) ends the job"
         ),
     ),
     "several messages": (  # of two communicators; one has come

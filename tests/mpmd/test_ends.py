@@ -380,39 +380,52 @@ def test_a_spec_whose_job_fails_is_started_again_as_often_as_it_may(spec):
     assert done.stderr.count("it is started again (1 of 1)") == 1, done.stderr
 
 
+FLUX = """
+    [program.air]
+    command = "python air.py"
+    ranks = 1
+    [program.sea]
+    command = "python sea.py"
+    ranks = 1
+    [[field]]
+    name = "flux"
+    from = "air"
+    to = "sea"
+    every = 4
+"""
+STOPS = """
+    import time
+    import numpy as np
+    import hpcomm
+    me = hpcomm.join()
+    me.put(me.gives("flux", np.zeros(3)), 0)
+    time.sleep(1000)
+"""
+GETS = """
+    import numpy as np
+    import hpcomm
+    me = hpcomm.join()
+    flux = me.takes("flux", np.zeros(3))
+    for now in (0, 4, 8):
+        me.get(flux, now)
+"""
+GET = r"get\('flux', 4 s\) with program 'air' at sea.py:\d"
+
+
 def test_a_program_that_waits_for_a_field_says_for_which_of_whom_and_for_when(spec):
-    text = """
-        [program.air]
-        command = "python air.py"
-        ranks = 1
-        [program.sea]
-        command = "python sea.py"
-        ranks = 1
-        [[field]]
-        name = "flux"
-        from = "air"
-        to = "sea"
-        every = 4
-    """
-    air = """
-        import time
-        import numpy as np
-        import hpcomm
-        me = hpcomm.join()
-        me.put(me.gives("flux", np.zeros(3)), 0)
-        time.sleep(1000)
-    """
-    sea = """
-        import numpy as np
-        import hpcomm
-        me = hpcomm.join()
-        flux = me.takes("flux", np.zeros(3))
-        for now in (0, 4, 8):
-            me.get(flux, now)
-    """
     for limit_s in (4, 8, 32):  # on a busy machine they have not begun when the first is over
         options = ("--timeout", str(limit_s))
-        done = spec(text, *options, files={"air.py": air, "sea.py": sea}, expect=124)
+        done = spec(FLUX, *options, files={"air.py": STOPS, "sea.py": GETS}, expect=124)
         if "with program" in done.stderr:
             break
-    assert re.search(r"get\('flux', 4 s\) with program 'air' at sea.py:\d", done.stderr), done.stderr
+    assert re.search(GET, done.stderr), done.stderr
+    assert "has waited" not in done.stderr  # as in any step of a model
+
+
+def test_a_wait_for_a_field_is_reported_and_ended_where_that_is_asked_for(spec):
+    files = {"air.py": STOPS, "sea.py": GETS}
+    done = spec(FLUX, "--stall", "4", files=files, env={"HPCOMM_STALL": "2"}, expect="failure")
+    waits = rf"sea.*: {GET} on '.*' has waited {{}} s\n.*meanwhile .*air.*: not in a call of hpcomm, in .* at air.py:7"
+    assert re.search(waits.format(2), done.stderr, re.DOTALL), done.stderr
+    assert re.search(waits.format(4), done.stderr, re.DOTALL), done.stderr
+    assert "--stall 4 (HPCOMM_TIMEOUT) ends the job" in done.stderr

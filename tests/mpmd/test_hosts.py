@@ -291,7 +291,7 @@ def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts, then, call
     assert out.count("these calls can never end") == 1, out
     for rank, call in zip((0, 2), calls, strict=True):
         assert re.search(rf"rank {rank}: {call} waits for rank {2 - rank}\n", out), out
-    assert "HPCOMM_TIMEOUT=14 ends the job" in out
+    assert "--stall 14 (HPCOMM_TIMEOUT) ends the job" in out
 
 
 LOOKS = """

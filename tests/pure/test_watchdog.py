@@ -108,7 +108,7 @@ def test_a_report_that_fails_does_not_keep_a_job_alive(monkeypatch: pytest.Monke
     dog.run()
     assert len(said) == 1
     assert "ValueError: no report" in said[0]
-    assert said[0].endswith("it has waited 7 s; HPCOMM_TIMEOUT=5 ends the job")
+    assert said[0].endswith("it has waited 7 s; --stall 5 (HPCOMM_TIMEOUT) ends the job")
 
 
 def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: 
     answers = lambda: {0: doing.Doing("rank 0", 1, "barrier()", quiet_s=waited_s - 29)}  # noqa: E731
     monkeypatch.setattr(report, "_all", answers)
     monkeypatch.setattr(report, "_report", lambda call, waited_s, *given: f"{waited_s:.0f} s")
-    monkeypatch.setattr(report, "keep", lambda *given: None)
+    monkeypatch.setattr(report, "keep", lambda told, doings: told)
     reporter, call = report.Reporter(said.append, 30.0), SimpleNamespace()
     for waited_s in (33.0, 50.0, 80.0, 90.0, 95.0):
         reporter.look(call, waited_s)

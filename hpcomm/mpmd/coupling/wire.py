@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..._lazy import MPI, np
 from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
-from ...core.present import calling
+from ...core.present import EXCHANGE, calling
 from ...device import driver
 from ..coupled_field import Field
 from ..route.coupled_route import Selection
@@ -19,6 +19,16 @@ TIMEOUT_S = 300.0
 FIRST_TAG = 10  # of fields
 _SPINS = 3  # tests before others may have this core, where ranks are more than cores
 _LOOK_S = 0.2  # between looks at whether the partners still live
+
+
+class _Exchange(calling):
+    """The present call: a wait for the other program, which looks itself whether that lives."""
+
+    __slots__ = ()
+    looks = True
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire.comm.context, EXCHANGE)
 
 
 class Wire:
@@ -69,7 +79,7 @@ class Wire:
         for _ in range(_SPINS):
             if test():
                 return
-        with calling(None, "exchange"):
+        with _Exchange(self):
             self._wait(test, judge)
 
     def _wait(self, test: Callable[[], bool], judge: Callable[[float], None]) -> None:
