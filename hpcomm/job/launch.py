@@ -86,7 +86,7 @@ class Composition(NamedTuple):
 
 def has_spec(argv: Sequence[str]) -> bool:
     """Whether these words run a spec (run_spec.py), and not a command that has one as its argument."""
-    words, valued = list(argv), (*_SPEC_OPTIONS, *parser().valued())
+    words, valued = list(argv), parser().valued()
     while words and words[0].startswith("-"):
         word = words.pop(0)
         if words and word in valued:
@@ -208,6 +208,9 @@ def parser() -> Command:
         hint = "-n N for N ranks in all; --hosts a:2,b:2 says how many on each host"
         refused = refusing(f"{name} {{}} is an option of torchrun's.", hint)
         add(name, type=refused, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for name, hint in _OF_SPECS.items():
+        refused = refusing(f"{name} goes with a spec.", hint)
+        add(name, type=refused, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     what = "what to run; `python` and `hpcomm` are this Python's; -- may stand before it"
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND...", help=what)
     return made
@@ -326,7 +329,11 @@ def _read_hosts(text: str) -> str:
     return text
 
 
-_SPEC_OPTIONS = ("--as", "--only", "--record", "--files", "--progress")  # those of a spec, with a value
+_OF_SPECS = {  # options of `hpcomm run SPEC.toml`, and what goes with a command
+    "--as": "--dry-run shows what is started here",
+    "--files": "--output FOLDER",
+    **{name: f"hpcomm run {name} ... SPEC.toml" for name in ("--only", "--record", "--progress")},
+}
 
 
 def _command(words: list[str]) -> tuple[str, ...]:

@@ -88,6 +88,7 @@ def test_variables_add_up_and_a_bare_name_hands_over_its_value(monkeypatch):
         (["--timeout", "nan", "python"], "--timeout nan", "--timeout 60"),
         (["--timeout"], "argument --timeout: expected one argument", "hpcomm run --help"),
         (["--time", "3", "python"], "unknown option --time.", "--timeout or hpcomm run --help"),
+        (["--as", "pbs", "python"], "--as goes with a spec.", "--dry-run shows what is started here"),
         (["--nproc-per-node", "3", "python"], "--nproc-per-node 3 is an option of torchrun's.", "-n N for N"),
         (["--nnodes=3", "python"], "--nnodes 3 is an option of torchrun's.", "-n N for N"),
         (["--bogus", "3", "python"], "unknown option --bogus.", "hpcomm run --help"),
