@@ -268,10 +268,8 @@ class Program:
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
-        for link in links:
-            for name, taking in link.takes.items():
-                if taking.weights is not None and taking.weights.overlap:
-                    warn(f"field {name} ({link.peer} -> {self.name}): {taking.weights.overlap}")
+        for doubt in reporting.doubts(self.name, self._gives, self._links.values(), self.comm.rank):
+            warn(doubt)
 
     @property
     def _coupled(self) -> list[Link]:

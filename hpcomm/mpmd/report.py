@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,11 @@ from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import NONE
 from .coupling.wire import Wire
 
+if TYPE_CHECKING:
+    from .link import Link
+
 _WHOLE = 1e-6  # parts that are missing and not worth a word
+_NAMED = 4  # fields
 _GAIN = 0.95  # of the time now: less to win is not worth a word
 _PARTS = (("computing", "#7fb77f"), ("waiting", "#d98880"), ("exchanging", "#7fa8d9"))
 
@@ -45,6 +49,18 @@ def row_of(
     waiting = sum(waits)
     whom = dict(zip(waited, waits, strict=True))
     return Row(program, comm.size, total, total - busy, waiting, busy - waiting, whom)
+
+
+def doubts(program: str, gives: Iterable[str], links: Collection[Link], rank: int) -> Iterator[str]:
+    """What may be wrong with a plan that can be carried out. gives: the fields that the program declares."""
+    for link in links:
+        for name, taking in link.takes.items():
+            if taking.weights is not None and taking.weights.overlap:
+                yield f"field {name} ({link.peer} -> {program}): {taking.weights.overlap}"
+    untaken = [repr(name) for name in gives if not any(name in link.gives for link in links)]
+    if untaken and rank == 0:
+        more = f" and {len(untaken) - _NAMED} more" * (len(untaken) > _NAMED)
+        yield f"no program takes {', '.join(untaken[:_NAMED])}{more} of '{program}': its puts go nowhere"
 
 
 def table(rows: Sequence[Row], ensembles: Mapping[str, str]) -> list[str]:

@@ -79,6 +79,23 @@ def test_a_message_that_is_packed_at_one_end_only_is_as_long_as_what_the_other_e
     couple(ONE_END_PACKS, {"a": 1, "b": 1})
 
 
+UNTAKEN = """
+if me.name == "a":
+    fields = [me.gives(name, np.zeros(3)) for name in "fghijkl"]
+    for field in fields:
+        me.put(field)
+else:
+    me.get(me.takes("f", np.zeros(3 * comm.size)))
+"""
+
+
+@pytest.mark.once
+def test_who_gives_fields_that_nobody_takes_is_told_so_once(couple):
+    said = couple(UNTAKEN, {"a": 2, "b": 1}).stderr
+    assert said.count("no program takes 'g', 'h', 'i', 'j' and 2 more of 'a': its puts go nowhere") == 1, said
+    assert said.count("RuntimeWarning") == 1, said
+
+
 @pytest.mark.once
 def test_tensors_are_fields_too(couple):
     pytest.importorskip("torch")
