@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 from ..agree.doing import Doing, known
 from ..errors import ConfigError
 from ..job.command_line import AS_JSON, Command, option, table
+from ..job.launcher import words_of
 from ..watch import outside, report, stuck
 from ..watch.outside import Job, Rank
 
@@ -22,6 +25,7 @@ _ONCE = option("--once", action="store_true", help="show it once")
 parser = partial(Command, "hpcomm where", _WHERE, *_COMMON)
 top_parser = partial(Command, "hpcomm top", _TOP, _ONCE, *_COMMON)
 _EVERY_S = 1.0
+_MOST, _WIDTH = 4, 100  # programs of a job, and characters of one
 _CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 
 
@@ -74,7 +78,12 @@ def _held(job: Job) -> tuple[list[int], dict[int, Doing]]:
 
 
 def _head(job: Job) -> str:
-    return f"job of {len(job.pids)} processes here: {report.some([*map(str, job.pids)])}"
+    """Its processes, and below them the programs that they run."""
+    commands = ((Path(word).name, *words) for word, *words in map(words_of, job.pids))
+    programs = {" ".join(shlex.join(command).split()) for command in commands if any(command)}
+    lines = [each if len(each) <= _WIDTH else f"{each[:_WIDTH]}..." for each in sorted(programs)]
+    head = f"job of {len(job.pids)} processes here: {report.some([*map(str, job.pids)])}"
+    return "\n  ".join([head, *lines[:_MOST]])
 
 
 def _text(found: list[Job]) -> str:

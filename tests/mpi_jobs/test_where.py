@@ -71,6 +71,7 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     assert first["text"] == "recv(float64 (3,), source=1) at device_call.py:12"
     held = "no answer: in code that holds the interpreter lock"
     assert f"process {told['pids'][4]}: {held}\n" in told["where"]
+    assert re.search(r"job of \d+ processes here: \d.*\n  python\S* ", told["where"])
     spy = shutil.which("py-spy", path=Path(sys.executable).parent)
     lines = [line.partition(" at ")[0] for line in found["ranks"][4]["stack"]]
     assert lines == (["<module>", "hold"] if spy else [])
