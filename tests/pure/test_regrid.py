@@ -436,6 +436,18 @@ def test_renormalised_weights_keep_constants_and_leave_points_without_nan_alone(
         assert made[row, 0] == pytest.approx(np.nansum(w * x) / w[~np.isnan(x)].sum(), rel=1e-12)
 
 
+def test_each_level_of_a_field_has_a_mask_of_its_own():
+    """As in an ocean, whose land grows with the depth: the same as a mapping of its own for each level."""
+    source, target = regrid.LatLon(18, 36), regrid.LatLon(9, 18)
+    values = np.stack([with_nan(source, share) for share in (0, 0.2, 0.6)], 1)
+    made = regrid.weights(source, target, "conservative").apply(values, "renormalise")
+    for level, mapped in zip(values.T, made.T, strict=True):
+        wet = np.flatnonzero(~np.isnan(level))
+        own = regrid.weights(source, target, "conservative", given=wet)
+        expected = np.where(own.fraction > 0, own.apply(level[own.sources]), np.nan)
+        assert np.allclose(mapped, expected, rtol=1e-13, equal_nan=True)
+
+
 def test_where_nothing_is_given_nothing_arrives():
     weights = regrid.weights(SMALL, BUOYS, "nearest", given=[])
     assert (weights.columns, len(weights.rows), weights.fraction.tolist()) == (0, 0, [0, 0])
