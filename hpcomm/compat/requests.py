@@ -226,9 +226,8 @@ def _some(requests: Sequence[MPI.Request]) -> list[int]:
 
 
 def _until_any(own: list[OwnRequest[object]]) -> None:
-    needs = own[0].waits_for
     try:
-        wait_any(own, None if needs is None else needs[0].timeout_s)
+        wait_any(own)
     except MismatchError:
         return  # who takes the request hears of it
 

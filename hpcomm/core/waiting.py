@@ -28,12 +28,13 @@ def wait_all(requests: Iterable[Waitable[T]], timeout: float | None = None) -> l
 
     Raises:
         WaitTimeoutError: timeout seconds, for all of them together, are over. Those that are complete stay
-            so.
+            so. Without a timeout the shortest comm.timeout of their communicators counts.
         PeerFailedError: a rank that must send an object or ragged array has ended. With a timeout: any rank
             that is needed.
         UsageError: timeout is not a number of seconds, or requests has something else than requests.
     """
     pending = _requests("wait_all", requests)
+    timeout = min(_limits(pending), default=None) if timeout is None else timeout
     end = None if timeout is None else deadline(timeout)
     if len(pending) > 1 and any(
         getattr(_call(request), "stages", pending) is not None for request in pending
@@ -79,7 +80,8 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
     """Wait until one of the requests is complete; return its place in requests and its result.
 
     Raises:
-        WaitTimeoutError: none was complete after timeout seconds.
+        WaitTimeoutError: none was complete after timeout seconds; without a timeout, after the longest
+            comm.timeout, if all their communicators have one.
         PeerFailedError: the ranks that all of them need have ended.
         UsageError: requests is empty or has something else than requests, or timeout is not a number of
             seconds.
@@ -88,6 +90,8 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
     if not pending:
         what = "wait_any was given no request"
         raise UsageError(what, "wait_any", "at least one; wait_all takes none, too")
+    if timeout is None and len(limits := _limits(pending)) == len(pending):
+        timeout = max(limits)
     end = None if timeout is None else deadline(timeout)
     polled, pause = Polled(pending, is_any=True), Pause()
     with several("wait_any", polled, end not in (None, math.inf)):
@@ -103,6 +107,12 @@ def wait_any(requests: Sequence[Request[T]], timeout: float | None = None) -> tu
                 )
             polled.turn()
             pause.sleep()
+
+
+def _limits(pending: Iterable[object]) -> list[float]:
+    """comm.timeout of the communicators of requests that have one."""
+    needs = (getattr(each, "waits_for", None) for each in pending)
+    return [each[0].timeout_s for each in needs if each and each[0].timeout_s is not None]
 
 
 def _requests(name: str, given: Iterable[Given]) -> list[Given]:

@@ -219,6 +219,26 @@ def test_a_timeout_of_nothing_is_one_look(comm: Any) -> None:
     request.wait(timeout=WAIT_S)
 
 
+@pytest.mark.parametrize("begin", ["irecv_object", "irecv"])
+def test_the_communicators_timeout_counts_for_several_requests(comm: Any, begin: str) -> None:
+    left, right = ring(comm)
+    own = comm.dup()
+    late = [own.irecv_object(left), own.irecv_object(left)]
+    if begin == "irecv":
+        late = [own.irecv(np.zeros(1), left, tag=k) for k in range(2)]
+    own.timeout = 0.05
+    with pytest.raises(hpcomm.WaitTimeoutError, match=r"of 2 requests, was not complete after 0\.05 s"):
+        hpcomm.wait_all(late)
+    with pytest.raises(hpcomm.WaitTimeoutError, match=r"none of 2 requests was complete after 0\.05 s"):
+        hpcomm.wait_any(late)
+    own.timeout = None
+    own.barrier()
+    for k in range(2):
+        own.send_object(k, right) if begin == "irecv_object" else own.send(np.ones(1), right, tag=k)
+    hpcomm.wait_all(late, timeout=WAIT_S)
+    own.close()
+
+
 def test_an_object_on_its_way_times_out_too(comm: Any) -> None:
     left, right = ring(comm)
     request = comm.irecv_object(left, tag=5)
