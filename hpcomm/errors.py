@@ -188,6 +188,11 @@ def named(ranks: Collection[int], most: int = NAMED) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs[:most])}" + " and others" * (len(runs) > most)
 
 
+def counted(n: int, what: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
 def spans(ranks: Iterable[int]) -> str:
     """`0-3, 8`: ascending ranks, with runs drawn together."""
     runs: list[list[int]] = []

@@ -22,6 +22,7 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator
+from ..errors import counted
 from ..schedule.cost.machine_model import Machine, machine
 from ..schedule.cost.simulator import predict
 from ..schedule.prove import prove
@@ -191,7 +192,7 @@ def main(argv: list[str] | None = None) -> int:
     if world.rank == 0:
         why_not = doubts(times, predicted, here)
         rows = rows_of(times, predicted, world.size, not why_not)
-        report.say(f"{options.bytes} bytes on {world.size} ranks\n", bytes=options.bytes)
+        report.say(f"{options.bytes} bytes on {counted(world.size, 'rank')}\n", bytes=options.bytes)
         columns = {"verb": "", "algorithm": "", "rounds": "", "fastest us": ".1f", "median": "+.0%"}
         report.table("algorithms", columns | {"predicted us": ".1f", "off": "+.0%"}, rows)
         report.say(f"\n{told(rows, why_not)}", no_predictions=why_not)

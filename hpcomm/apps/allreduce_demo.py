@@ -17,6 +17,7 @@ import hpcomm
 
 from .. import Communicator
 from ..core.types import Array, Operator
+from ..errors import counted
 from ..tools.fit import seconds_of
 from ._arrays import DTYPES, Kind, kinds_at_hand, values
 from ._definition import OPS, definition, fault, operators
@@ -62,7 +63,7 @@ def check_everything(comm: Communicator, kinds: list[Kind], report: Report) -> t
             total += len(found)
             progress.step()
         rows.append([dtype, *cells])
-    report.say(f"all_reduce on {comm.size} ranks: checks passed, by dtype and kind of array\n")
+    report.say(f"all_reduce on {counted(comm.size, 'rank')}: checks passed, by dtype and kind of array\n")
     report.table("checks", dict.fromkeys(["dtype", *(kind.name for kind in kinds)], ""), rows)
     return total, wrong
 
@@ -94,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         report.table("prices", columns, rows)
     names = ", ".join(kind.name for kind in kinds)
     return report.verdict(
-        wrong, f"\n{total} checks on each of {comm.size} ranks, all passed. Kinds: {names}."
+        wrong, f"\n{total} checks on each of {counted(comm.size, 'rank')}, all passed. Kinds: {names}."
     )
 
 

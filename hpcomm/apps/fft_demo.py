@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator, Field, Partition, Redistribution
+from ..errors import counted
 from ._arguments import positive, require_memory
 from ._report import Parser, Report
 
@@ -106,7 +107,8 @@ def main(argv: list[str] | None = None) -> int:
                 wrong.append(f"{name} differs from numpy.fft by {error:g}")
             rows.append([name, str(last.mesh), took * 1e3, error])
     if comm.rank == 0:
-        report.say(f"{' x '.join(map(str, shape))} complex numbers on {comm.size} ranks\n", shape=shape)
+        words = f"{' x '.join(map(str, shape))} complex numbers on {counted(comm.size, 'rank')}"
+        report.say(f"{words}\n", shape=shape)
         report.table("transforms", {"kind": "", "mesh": "", "ms": ".2f", "error": ".1e"}, rows)
     return report.verdict(wrong, "\nnumpy.fft on rank 0 finds the same.")
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Field, Mesh, Partition
+from ..errors import counted
 from ._arguments import positive, require_memory
 from ._report import Parser, Report
 
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
             rows.append([name, error])
             if not error < 1e-12:
                 wrong.append(f"{name} differs from numpy by {error:g}")
-        report.say(f"on {comm.size} ranks\n")
+        report.say(f"on {counted(comm.size, 'rank')}\n")
         report.table("products", {"product": "", "error": ".1e"}, rows)
     return report.verdict(wrong, "\nnumpy on rank 0 finds the same.")
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 import hpcomm
 
 from .. import Communicator
+from ..errors import counted
 from ._arguments import positive, require_memory
 from ._report import Parser, Report
 
@@ -92,7 +93,8 @@ def main(argv: list[str] | None = None) -> int:
 
     rows = comm.gather_object([comm.rank, left, right, came, not wrong])
     if rows is not None:
-        report.say(f"a ring of {comm.size} ranks, arrays of {options.count} int64\n", count=options.count)
+        ranks, count = counted(comm.size, "rank"), options.count
+        report.say(f"a ring of {ranks}, arrays of {count} int64\n", count=count)
         report.table(
             "ring", dict.fromkeys(["rank", "left", "right", "token came as", "arrays right"], ""), rows
         )

@@ -19,6 +19,7 @@ import numpy as np
 import hpcomm
 
 from .. import Communicator, Field
+from ..errors import counted
 from ..fields.files import checkpoints
 from ._arguments import require_folder
 from ._report import Parser, Report
@@ -65,7 +66,7 @@ def save(writers: Communicator, folder: Path, report: Report) -> None:
     for step in (1, 2):
         path = checkpoints.save(folder, fields_on(writers, step), step, {"writers": writers.size})
     mesh = writers.mesh(y=-1, x=-1).shape
-    report.say(f"{writers.size} ranks saved {path.name} as {mesh}", writers=writers.size)
+    report.say(f"{counted(writers.size, 'rank')} saved {path.name} as {mesh}", writers=writers.size)
 
 
 def spoil(folder: Path) -> None:
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
 
     wrong: list[str] = []
     alone = [("one rank alone", hpcomm.self_)] * (comm.rank == 0)
-    for who, readers in ((f"{comm.size} ranks", comm), *alone):
+    for who, readers in ((counted(comm.size, "rank"), comm), *alone):
         fields = fields_on(readers, None)
         found = checkpoints.load(folder, fields)
         wrong += faults(fields, 2, who)

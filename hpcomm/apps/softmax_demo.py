@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 import hpcomm
 
 from .. import Communicator
+from ..errors import counted
 from ._arguments import moderate, positive, require_memory
 from ._report import Parser, Report
 
@@ -86,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
             if not error <= 1e-12:  # NaN too
                 wrong.append(f"{what}: relative error {error:.1e}")
         shares = np.diff(bounds).tolist()
-        report.say(f"{options.length} elements on {comm.size} ranks: {shares}\n", elements=shares)
+        report.say(f"{options.length} elements on {counted(comm.size, 'rank')}: {shares}\n", elements=shares)
         columns = {"result": "", "all ranks": ".6g", "one process": ".6g", "error": ".1e", "naive": "g"}
         report.table("results", columns, rows)
     return report.verdict(wrong, "\nThe parts make the whole.")

@@ -15,7 +15,7 @@ from .._lazy import MPI, loaded
 from ..agree.agreement import refusing
 from ..core.html import grid, sheet
 from ..core.partition import integers
-from ..errors import ConfigError, LayoutError, RankError, UsageError, demand, where
+from ..errors import ConfigError, LayoutError, RankError, UsageError, counted, demand, where
 from .communicator import Communicator, over
 from .context import Context
 from .making.groups import agreed, made
@@ -121,7 +121,7 @@ class Mesh:
             names = (*(n for n in names if self.shape[n] > 1),) or names[-1:]
         nodes = dict(zip(dict.fromkeys(self._nodes), count(), strict=False))
         title = ", ".join(f"{n}={s}{' (ring)' * (n in self.periodic)}" for n, s in self.shape.items())
-        lines = [f"mesh {title}: {self.size} ranks on {len(nodes)} node{'s' * (len(nodes) > 1)}"]
+        lines = [f"mesh {title}: {counted(self.size, 'rank')} on {counted(len(nodes), 'node')}"]
         labels, heads = self._labels(names[-2:-1]), self._labels(names[-1:])
         for base in range(0, self.size, len(labels) * len(heads)):
             if names[:-2]:
@@ -203,7 +203,8 @@ class Mesh:
         )
         rows = [("axes", size), ("this rank", f"{self.comm.rank}, at {at}")]
         here = divmod(self.comm.rank, wide)
-        return sheet(f"Mesh of {self.size} ranks", rows, grid(ranks, here) if self.size <= MOST_DRAWN else "")
+        drawing = grid(ranks, here) if self.size <= MOST_DRAWN else ""
+        return sheet(f"Mesh of {counted(self.size, 'rank')}", rows, drawing)
 
 
 def ranks_of(ranks: Mesh | Communicator, verb: str) -> Communicator:

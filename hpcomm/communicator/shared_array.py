@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
-from ..errors import ConfigError, HpcommError, LayoutError, UsageError, where
+from ..errors import ConfigError, HpcommError, LayoutError, UsageError, counted, where
 from ..node import native
 from ..node.segment import all_of, opened, telling
 from ..transport.late import dtypes, transport
@@ -83,7 +83,7 @@ class SharedArray(ClosedByAll):
 
     def __repr__(self) -> str:
         closed = ", closed" if self._array is None else ""
-        return f"<SharedArray {self._record} {self.shape} of {self.node.size} ranks{closed}>"
+        return f"<SharedArray {self._record} {self.shape} of {counted(self.node.size, 'rank')}{closed}>"
 
 
 class SharedArrays(Shell):

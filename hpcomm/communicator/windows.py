@@ -28,6 +28,7 @@ from ..errors import (
     RankError,
     UsageError,
     WaitTimeoutError,
+    counted,
     located,
     where,
 )
@@ -224,7 +225,7 @@ class Window(ClosedByAll):
                 return
             found = before if shared else 0
             if limit is not None and time.monotonic() - begin >= limit:
-                who = f"rank {-1 - before}" if before < 0 else f"{before} ranks, shared,"
+                who = f"rank {-1 - before}" if before < 0 else f"{counted(before, 'rank')}, shared,"
                 what = f"{who} had the lock of rank {rank} for {limit:g} s"
                 raise WaitTimeoutError(what, where("lock", self.comm), "a shorter block; comm.timeout")
             pause.sleep()
@@ -285,7 +286,7 @@ class Window(ClosedByAll):
 
     def __repr__(self) -> str:
         closed = ", closed" if self._mpi is None else ""
-        return f"<Window {self.dtype} {self.shape} on each of {self.comm.size} ranks{closed}>"
+        return f"<Window {self.dtype} {self.shape} on each of {counted(self.comm.size, 'rank')}{closed}>"
 
     # -- arguments -----------------------------------------------------------------------------------
     def _open(self, verb: str) -> MPI.Win:

@@ -161,11 +161,6 @@ def table(
     return "\n".join(lines)
 
 
-def counted(n: int, what: str) -> str:
-    """`1 rank`, `2 ranks`."""
-    return f"{n} {what}{'s' * (n != 1)}"
-
-
 def duration(seconds: float) -> str:
     """12.34 us, 4.560 ms, 7.800 s."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):

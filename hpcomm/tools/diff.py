@@ -14,8 +14,8 @@ import numpy as np
 from .._lazy import NDArray
 from ..communicator import program_calls
 from ..communicator.fingerprint import CALL, CALLS, KINDS
-from ..errors import named
-from ..job.command_line import Command, counted, option
+from ..errors import counted, named
+from ..job.command_line import Command, option
 
 parser = partial(
     Command,

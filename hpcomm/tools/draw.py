@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..errors import UsageError
-from ..job.command_line import LOAD, Command, counted, option
+from ..errors import UsageError, counted
+from ..job.command_line import LOAD, Command, option
 from ..schedule.assured import assured
 from ..schedule.cost.machine_model import Machine, machine
 from ..schedule.cost.simulator import Simulation, meant, simulate

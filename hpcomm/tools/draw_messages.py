@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..job.command_line import counted
+from ..errors import counted
 from ..schedule.steps import messages
 from .canvas import arrow, pyplot, rank_axis, step_bar, step_colour, whole_numbers
 

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from ..communicator.trace import RANGE
 from ..core.verbs import INPUT_BLOCKS, TABLE
-from ..errors import ConfigError
+from ..errors import ConfigError, counted
 from ..job.command_line import (
     AS_JSON,
     Command,
     check_file,
-    counted,
     duration,
     make_folder,
     option,

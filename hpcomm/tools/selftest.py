@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..communicator.communicator import Communicator
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, ROOT_SENDS, ROOTED, TABLE
+from ..errors import counted
 from ..job.command_line import Command
 
 Cases = Iterator[tuple[str, Any, Any]]  # what was called, its result, what it should be
@@ -39,7 +40,7 @@ def main(words: Sequence[str]) -> int:
     told = comm.gather_object(wrong)
     if told is not None:
         library = load_mpi("hpcomm selftest").Get_library_version().split("\n")[0].split(",")[0].strip("\0")
-        ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+        ranks = counted(comm.size, "rank")
         core = ", by the node core" if comm.context.node is not None else ""
         print(f"hpcomm {__version__}, {library}, {ranks}{core}")
         for rank, faults in enumerate(told):

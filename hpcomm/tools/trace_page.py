@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from ..communicator.trace import RANGE
-from ..job.command_line import counted
+from ..errors import counted
 from .trace_reader import Trace, plain
 
 _PAGE = """<!doctype html>

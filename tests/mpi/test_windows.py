@@ -152,7 +152,7 @@ def test_who_has_the_lock_of_a_window_is_alone_with_it_and_readers_share(comm: A
                 continue
             comm.barrier()
             window.comm.timeout = 0.05
-            who = "1 ranks, shared," if shared else f"rank {comm.size - 1}"
+            who = "1 rank, shared," if shared else f"rank {comm.size - 1}"
             with pytest.raises(hpcomm.WaitTimeoutError, match=f"{who} had the lock of rank 0 for 0.05 s"):
                 window.lock(0).__enter__()
             window.comm.timeout = None
