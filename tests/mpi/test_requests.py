@@ -223,9 +223,10 @@ def test_a_timeout_of_nothing_is_one_look(comm: Any) -> None:
 def test_the_communicators_timeout_counts_for_several_requests(comm: Any, begin: str) -> None:
     left, right = ring(comm)
     own = comm.dup()
-    late = [own.irecv_object(left), own.irecv_object(left)]
     if begin == "irecv":
         late = [own.irecv(np.zeros(1), left, tag=k) for k in range(2)]
+    else:
+        late = [own.irecv_object(left), own.irecv_object(left)]
     own.timeout = 0.05
     with pytest.raises(hpcomm.WaitTimeoutError, match=r"of 2 requests, was not complete after 0\.05 s"):
         hpcomm.wait_all(late)
