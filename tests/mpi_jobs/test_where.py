@@ -80,7 +80,7 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     line = "rank 1: recv(float64 (3,), source=0) at device_call.py:12 on 'world' waits for rank 0"
     assert line in told["where"]
     assert "rank 2: not in a call of hpcomm, in subprocess.run(...) at " in told["where"]
-    rows = told["top"].splitlines()[3:]
+    rows = told["top"].splitlines()[4:]
     assert [row.split("  ")[0] for row in rows[:3]] == ["rank 0", "rank 1", "rank 2"]
     assert re.match(r"rank 1 +\d+ +\d+\.\d s +\d+ MiB +\d+ s  recv\(", rows[1])
     assert "no job that process 2 belongs to runs on this host" in told["none"]
