@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,9 +26,10 @@ from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, LayoutError, MissingFileError, did_you_mean
 from .cells import Cells
 from .grid import PointCloud, indices
-from .netcdf import File
+from .netcdf import File, Nodes, Span
 
 _EARTH_M = 6.371e6
+Read: TypeAlias = Callable[[Span], Floats]
 
 
 class GridFile:
@@ -83,10 +84,10 @@ class GridFile:
         """Of these cells on the unit sphere, as the model has them; None: the file does not say."""
         return None if self._found.areas is None else self._read(self._found.areas, points)
 
-    def _read(self, read: Callable[[int, int], Floats], points: object) -> Floats:
+    def _read(self, read: Read, points: object) -> Floats:
         which = self.points() if points is None else indices(points, self.size, "points", str(self.path))
         first = int(which.min()) if len(which) else 0
-        return read(first, int(which.max(initial=-1)) + 1)[which - first]
+        return read((first, int(which.max(initial=-1)) + 1))[which - first]
 
 
 def open_grid(path: str | Path, name: str | None = None) -> GridFile:
@@ -120,17 +121,17 @@ def open_grid(path: str | Path, name: str | None = None) -> GridFile:
 
 
 class _Found(NamedTuple):
-    """What reads it, of cells first to last.
+    """What reads it, of some cells.
 
     corners: (cells, corners, 2) in degrees; centres: (cells, 2); areas: (cells). mask: of all.
     """
 
     form: str
     shape: tuple[int, ...]
-    corners: Callable[[int, int], Floats]
-    centres: Callable[[int, int], Floats] | None = None
+    corners: Read
+    centres: Read | None = None
     mask: Callable[[], AnyArray] | None = None
-    areas: Callable[[int, int], Floats] | None = None
+    areas: Read | None = None
     name: str = ""
 
 
@@ -143,7 +144,7 @@ def _scrip(file: File, name: str | None) -> _Found:
     return _Found(
         "SCRIP",
         dims if np.prod(dims) == shape[0] else shape,
-        lambda a, b: file.degrees(("grid_corner_lon", "grid_corner_lat"), a, b, shape),
+        lambda cells: file.degrees(("grid_corner_lon", "grid_corner_lat"), cells, shape),
         _centres(file, "grid_center_lon", "grid_center_lat", shape),
         _mask(file, "grid_imask", shape, lambda mask: mask != 0),
         _areas(file, "grid_area", shape),
@@ -164,7 +165,7 @@ def _oasis(file: File, name: str | None) -> _Found | None:
     return _Found(
         "OASIS",
         shape,
-        lambda a, b: file.degrees((clo, cla), a, b, shape, axis),
+        lambda cells: file.degrees((clo, cla), cells, shape, axis),
         _centres(file, lon, lat, shape),
         None if masks is None else _mask(masks, f"{name}.msk", shape, lambda mask: mask == 0),
         None if areas is None else _areas(areas, f"{name}.srf", shape),
@@ -193,7 +194,7 @@ def _esmf(file: File, name: str | None) -> _Found:
     return _Found(
         "ESMF mesh",
         shape,
-        lambda a, b: file.by_numbers("elementConn", a, b, ("nodeCoords",), start, counts),
+        lambda cells: file.by_numbers("elementConn", cells, Nodes(("nodeCoords",), start), counts),
         None,
         _mask(file, "elementMask", shape, lambda mask: mask != 0),
         _areas(file, "elementArea", shape),
@@ -202,13 +203,13 @@ def _esmf(file: File, name: str | None) -> _Found:
 
 def _mpas(file: File, name: str | None) -> _Found:
     shape = file.shape("nEdgesOnCell")
-    nodes = ("lonVertex", "latVertex")
+    nodes = Nodes(("lonVertex", "latVertex"), 1, radians=True)
     radius = float(getattr(file.data, "sphere_radius", 1.0)) or 1.0
     return _Found(
         "MPAS",
         shape,
-        lambda a, b: file.by_numbers("verticesOnCell", a, b, nodes, 1, "nEdgesOnCell", radians=True),
-        lambda a, b: file.degrees(("lonCell", "latCell"), a, b, shape, radians=True),
+        lambda cells: file.by_numbers("verticesOnCell", cells, nodes, "nEdgesOnCell"),
+        lambda cells: file.degrees(("lonCell", "latCell"), cells, shape, radians=True),
         None,
         _areas(file, "areaCell", shape, radius),
     )
@@ -218,11 +219,11 @@ def _geos(file: File, name: str | None) -> _Found:
     faces, ny, nx = file.shape("corner_lons")
     shape = faces, ny - 1, nx - 1
 
-    def corners(first: int, last: int) -> Floats:
-        per = shape[1] * shape[2]
+    def corners(cells: Span) -> Floats:
+        (first, last), per = cells, shape[1] * shape[2]
         low, high = first // per, -(-last // per)
         size = ny * nx
-        net = file.degrees(("corner_lons", "corner_lats"), low * size, high * size, (faces, ny, nx))
+        net = file.degrees(("corner_lons", "corner_lats"), (low * size, high * size), (faces, ny, nx))
         net = net.reshape(high - low, ny, nx, 2)
         around = [net[:, :-1, :-1], net[:, :-1, 1:], net[:, 1:, 1:], net[:, 1:, :-1]]
         return np.stack(around, axis=3).reshape(-1, 4, 2)[first - low * per : last - low * per]
@@ -232,10 +233,8 @@ def _geos(file: File, name: str | None) -> _Found:
 
 def _fesom(file: File, name: str | None) -> _Found:
     axis, start = int(file.shape("face_nodes")[0] == 3), int(file.attribute("face_nodes", "start_index", 1))
-    shape = (file.shape("face_nodes")[axis],)
-    return _Found(
-        "FESOM", shape, lambda a, b: file.by_numbers("face_nodes", a, b, ("lon", "lat"), start, axis=axis)
-    )
+    shape, nodes = (file.shape("face_nodes")[axis],), Nodes(("lon", "lat"), start)
+    return _Found("FESOM", shape, lambda cells: file.by_numbers("face_nodes", cells, nodes, axis=axis))
 
 
 def _ugrid(file: File, name: str | None) -> _Found | None:
@@ -245,17 +244,15 @@ def _ugrid(file: File, name: str | None) -> _Found | None:
     if mesh is None:
         return None
     faces = str(file.attribute(mesh, "face_node_connectivity"))
-    nodes = tuple(str(file.attribute(mesh, "node_coordinates")).split())
-    if len(nodes) != 2 or not file.has(faces, *nodes):
-        raise file.fault(f"mesh {mesh} names {faces!r} and {nodes}, which are not all there")
-    if "lat" in str(file.attribute(nodes[0], "standard_name")):
-        nodes = nodes[::-1]
+    names = tuple(str(file.attribute(mesh, "node_coordinates")).split())
+    if len(names) != 2 or not file.has(faces, *names):
+        raise file.fault(f"mesh {mesh} names {faces!r} and {names}, which are not all there")
+    if "lat" in str(file.attribute(names[0], "standard_name")):
+        names = names[::-1]
     axis = int(file.attribute(mesh, "face_dimension") == file.variables[faces].dimensions[-1])
-    start = int(file.attribute(faces, "start_index", 0))
+    nodes = Nodes(names, int(file.attribute(faces, "start_index", 0)))
     shape = (file.shape(faces)[axis],)
-    return _Found(
-        "UGRID", shape, lambda a, b: file.by_numbers(faces, a, b, nodes, start, axis=axis), name=mesh
-    )
+    return _Found("UGRID", shape, lambda cells: file.by_numbers(faces, cells, nodes, axis=axis), name=mesh)
 
 
 def _cf(file: File, name: str | None) -> _Found | None:
@@ -273,7 +270,7 @@ def _cf(file: File, name: str | None) -> _Found | None:
         return _rows(file, (lon, lat), bounds)
     areas = _areas(file, "cell_area", shape)
     form = "ICON" if "vertices" in bounds[0] else "CF"
-    return _Found(form, shape, lambda a, b: file.degrees((bounds[0], bounds[1]), a, b, shape),
+    return _Found(form, shape, lambda cells: file.degrees((bounds[0], bounds[1]), cells, shape),
                   _centres(file, lon, lat, shape), None, areas)  # fmt: skip
 
 
@@ -289,17 +286,17 @@ def _coordinate(file: File, kind: str) -> str | None:
 def _rows(file: File, names: tuple[str, str], bounds: tuple[str, ...]) -> _Found:
     nx, ny = (file.shape(name)[0] for name in names)
     (west, east), (south, north) = (
-        np.asarray(file.read(each, 0, n, (n,)), float).T for each, n in zip(bounds, (nx, ny), strict=True)
+        np.asarray(file.read(each, (0, n), (n,)), float).T for each, n in zip(bounds, (nx, ny), strict=True)
     )
-    x, y = (np.asarray(file.read(each, 0, n, (n,)), float) for each, n in zip(names, (nx, ny), strict=True))
+    x, y = (np.asarray(file.read(each, (0, n), (n,)), float) for each, n in zip(names, (nx, ny), strict=True))
 
-    def corners(first: int, last: int) -> Floats:
-        j, i = np.divmod(np.arange(first, last), nx)
+    def corners(cells: Span) -> Floats:
+        j, i = np.divmod(np.arange(*cells), nx)
         around = [(west[i], south[j]), (east[i], south[j]), (east[i], north[j]), (west[i], north[j])]
         return np.stack([np.stack(each, axis=-1) for each in around], axis=1)
 
-    def centres(first: int, last: int) -> Floats:
-        j, i = np.divmod(np.arange(first, last), nx)
+    def centres(cells: Span) -> Floats:
+        j, i = np.divmod(np.arange(*cells), nx)
         return np.stack([x[i], y[j]], axis=-1)
 
     return _Found("CF", (ny, nx), corners, centres)
@@ -317,7 +314,7 @@ def _fesom_text(folder: Path) -> _Found:
         what = f"triangle {cell} of elem2d.out has node {numbers[cell, corner] + 1}"
         raise LayoutError(f"{folder}: {what}, and there are {len(nodes)}", "regrid.open")
     corners = nodes[:, 1:3][numbers]
-    return _Found("FESOM", (len(numbers),), lambda first, last: np.asarray(corners[first:last]))
+    return _Found("FESOM", (len(numbers),), lambda cells: np.asarray(corners[slice(*cells)]))
 
 
 def _table(file: Path, columns: int) -> Floats:
@@ -351,8 +348,8 @@ _FORMS: tuple[tuple[Callable[[File, str | None], _Found | None], tuple[str, ...]
 # -- what all have ------------------------------------------------------------------------------------------
 
 
-def _centres(file: File, lon: str, lat: str, shape: tuple[int, ...]) -> Callable[[int, int], Floats] | None:
-    return (lambda a, b: file.degrees((lon, lat), a, b, shape)) if file.has(lon, lat) else None
+def _centres(file: File, lon: str, lat: str, shape: tuple[int, ...]) -> Read | None:
+    return (lambda cells: file.degrees((lon, lat), cells, shape)) if file.has(lon, lat) else None
 
 
 def _mask(
@@ -360,19 +357,17 @@ def _mask(
 ) -> Callable[[], AnyArray] | None:
     if name not in file.variables:
         return None
-    return lambda: counts(file.read(name, 0, int(np.prod(shape)), shape))
+    return lambda: counts(file.read(name, (0, int(np.prod(shape))), shape))
 
 
-def _areas(
-    file: File, name: str, shape: tuple[int, ...], radius: float = 1.0
-) -> Callable[[int, int], Floats] | None:
+def _areas(file: File, name: str, shape: tuple[int, ...], radius: float = 1.0) -> Read | None:
     """On the unit sphere; those in square metres are of one of 6,371 km, or of the radius that is said."""
     if name not in file.variables:
         return None
     is_metres = str(file.attribute(name, "units")) in ("m2", "m^2", "m**2")
 
-    def read(first: int, last: int) -> Floats:
-        part = np.asarray(file.read(name, first, last, shape), float)
+    def read(cells: Span) -> Floats:
+        part = np.asarray(file.read(name, cells, shape), float)
         is_large = radius == 1.0 and part.max(initial=0.0) > 4 * np.pi
         return part / (_EARTH_M if is_metres or is_large else radius) ** 2
 

@@ -96,28 +96,30 @@ def stack(
     Raises:
         ConfigError: it is neither, or there is no such method.
     """
-    if isinstance(mapping, str):
-        listed: list[object] = [mapping]
-    else:
-        listed = list(mapping) if isinstance(mapping, (list, tuple)) else []
-        last = listed[-1] if listed else None
-        if last == "keep" or (isinstance(last, Real) and not isinstance(last, bool)):
-            end = cast("str | float", listed.pop())
-    if gives := [each for each in AMOUNTS if each in listed]:
-        if len(listed) > 1:
-            what = f"{whose}{gives[0]!r} gives each amount away whole, so no other mapping goes with it"
-            raise ConfigError(what, where, f"{gives[0]!r} alone, or [{gives[0]!r}, 'keep']")
-        return (gives[0],), 0.0 if end == "error" else end
-    for nth, each in enumerate(listed or [mapping]):
+    listed: list[Any] = [*mapping] if isinstance(mapping, (list, tuple)) else [mapping]
+    if listed and _is_end(listed[-1]):
+        end = listed.pop()
+    _check_methods(listed or [mapping], where, whose)
+    return tuple(listed), 0.0 if end == "error" and listed[0] in AMOUNTS else end
+
+
+def _is_end(last: object) -> bool:
+    """Whether it says what becomes of points that no method reaches."""
+    return last == "keep" or (isinstance(last, Real) and not isinstance(last, bool))
+
+
+def _check_methods(listed: Sequence[Any], where: str, whose: str) -> None:
+    """That there are such methods, each at its place in a list."""
+    gives = next((each for each in AMOUNTS if each in listed), None)
+    if gives and len(listed) > 1:
+        what = f"{whose}{gives!r} gives each amount away whole, so no other mapping goes with it"
+        raise ConfigError(what, where, f"{gives!r} alone, or [{gives!r}, 'keep']")
+    for nth, each in enumerate(listed):
         known = (*MAPPINGS, *(("creep",) if nth else AMOUNTS))
         if each not in known:
-            hint = did_you_mean(
-                each, known, f"one of {', '.join(known)}; or a list, as ['bilinear', 'creep', 0.0]"
-            )
-            raise ConfigError(
-                f"{whose}there is no mapping {each!r}{' at this place' * (nth > 0)}", where, hint
-            )
-    return cast("tuple[str, ...]", tuple(listed)), end
+            hint = f"one of {', '.join(known)}; or a list, as ['bilinear', 'creep', 0.0]"
+            what = f"{whose}there is no mapping {each!r}{' at this place' * (nth > 0)}"
+            raise ConfigError(what, where, did_you_mean(each, known, hint))
 
 
 def misfit(mapping: str, source: tuple[str, str], target: tuple[str, str]) -> tuple[str, str, str] | None:

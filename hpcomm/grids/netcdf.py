@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,16 @@ from ..job.optional_packages import load
 
 _MOST_LATITUDE = 90.0 + 1e-6  # of degrees, as numbers of four bytes have it
 _MOST_LONGITUDE = 1080.0
+
+Span: TypeAlias = tuple[int, int]  # cells from the first to before the last
+
+
+class Nodes(NamedTuple):
+    """Corners that cells share, by the variables of their longitudes and latitudes, or one that has both."""
+
+    names: tuple[str, ...]
+    start: int  # the number of the first one
+    radians: bool = False  # whatever their unit says
 
 
 class File:
@@ -48,8 +58,8 @@ class File:
             raise self.fault(f"there is no variable {name!r}")
         return tuple(int(n) for n in self.variables[name].shape)
 
-    def read(self, name: str, first: int, last: int, shape: tuple[int, ...], axis: int = 0) -> AnyArray:
-        """Numbers of cells first..last: (cells, ...).
+    def read(self, name: str, cells: Span, shape: tuple[int, ...], axis: int = 0) -> AnyArray:
+        """Numbers of some cells: (cells, ...).
 
         Args:
             shape: of all cells, which the variable has from this axis on. An axis before or behind is the
@@ -58,7 +68,7 @@ class File:
         found = self.shape(name)
         if found[axis : axis + len(shape)] != shape or len(found) - len(shape) > 1:
             raise self.fault(f"{name} has the shape {found}, and the grid {shape}")
-        per = int(np.prod(shape[1:]))
+        (first, last), per = cells, int(np.prod(shape[1:]))
         low = first // max(per, 1)
         rows = slice(low, -(-last // max(per, 1)))
         try:
@@ -72,41 +82,44 @@ class File:
 
     def whole(self, name: str) -> AnyArray:
         shape = self.shape(name)
-        return self.read(name, 0, int(np.prod(shape)), shape).reshape(shape)
+        return self.read(name, (0, int(np.prod(shape))), shape).reshape(shape)
 
-    def degrees(self, names: tuple[str, str], first: int, last: int, shape: tuple[int, ...], axis: int = 0,
+    def _angles(
+        self, name: str, cells: Span, shape: tuple[int, ...], axis: int = 0, radians: bool = False
+    ) -> Floats:
+        """As read, in degrees."""
+        found = np.asarray(self.read(name, cells, shape, axis), float)
+        is_radians = radians or str(self.attribute(name, "units")).startswith("radian")
+        return np.asarray(np.degrees(found) if is_radians else found)
+
+    def degrees(self, names: tuple[str, str], cells: Span, shape: tuple[int, ...], axis: int = 0,
                 radians: bool = False) -> Floats:  # fmt: skip
         """(cells, ..., 2): longitude and latitude, each finite and in its bounds."""
         parts = []
         for name, most in zip(names, (_MOST_LONGITUDE, _MOST_LATITUDE), strict=True):
-            part = np.asarray(self.read(name, first, last, shape, axis), float)
-            if radians or str(self.attribute(name, "units")).startswith("radian"):
-                part = np.degrees(part)
+            part = self._angles(name, cells, shape, axis, radians)
             wrong = np.argwhere(~(np.abs(part) <= most))
             if len(wrong):
-                at = [first + int(wrong[0][0]), *map(int, wrong[0][1:])]
+                at = [cells[0] + int(wrong[0][0]), *map(int, wrong[0][1:])]
                 raise self.fault(f"{name} of cell {at} is {part[tuple(wrong[0])]:g} degrees")
             parts.append(np.clip(part, -90.0, 90.0) if most < 91.0 else part)
         return np.stack(parts, axis=-1)
 
-    def by_numbers(
-        self, name: str, first: int, last: int, nodes: tuple[str, ...], start: int, counts: str = "",
-        axis: int = 0, radians: bool = False,
-    ) -> Floats:  # fmt: skip
+    def by_numbers(self, name: str, cells: Span, nodes: Nodes, counts: str = "", axis: int = 0) -> Floats:
         """(cells, corners, 2) in degrees of cells that are given by numbers of nodes.
 
         Args:
-            nodes: the variables of their longitudes and latitudes, or one that has both.
-            start: the number of the first node. counts: the variable that says how many each cell has.
+            counts: the variable that says how many each cell has.
         """
+        first, names, start = cells[0], nodes.names, nodes.start
         found = self.shape(name)
         if len(found) != 2:
             raise self.fault(f"{name} has the shape {found}, and not (cells, corners)")
-        numbers = self.read(name, first, last, (found[axis],), axis).astype(np.int64) - start
-        size, most = self.shape(nodes[0])[0], numbers.shape[1]
+        numbers = self.read(name, cells, (found[axis],), axis).astype(np.int64) - start
+        size, most = self.shape(names[0])[0], numbers.shape[1]
         given = numbers >= 0
         if counts:
-            each = self.read(counts, first, last, (found[axis],)).astype(np.int64)
+            each = self.read(counts, cells, (found[axis],)).astype(np.int64)
             given = np.arange(most) < each[:, None]
         wrong = np.argwhere(given & ((numbers < 0) | (numbers >= size)))
         if len(wrong) or (len(given) and not given[:, 0].all()):
@@ -116,11 +129,10 @@ class File:
         last_one = np.maximum.accumulate(np.where(given, np.arange(most), 0), axis=1)
         numbers = np.take_along_axis(numbers, last_one, axis=1)
         low, high = (int(numbers.min()), int(numbers.max()) + 1) if numbers.size else (0, 0)
-        if len(nodes) == 1:
-            pairs = np.asarray(self.read(nodes[0], low, high, (size,)), float)
-            at = np.degrees(pairs) if str(self.attribute(nodes[0], "units")).startswith("radian") else pairs
+        if len(names) == 1:
+            at = self._angles(names[0], (low, high), (size,))
         else:
-            at = self.degrees((nodes[0], nodes[1]), low, high, (size,), radians=radians)
+            at = self.degrees((names[0], names[1]), (low, high), (size,), radians=nodes.radians)
         if not np.isfinite(at).all():
-            raise self.fault(f"{nodes[0]}[{low + int(np.argwhere(~np.isfinite(at))[0][0])}] is not finite")
+            raise self.fault(f"{names[0]}[{low + int(np.argwhere(~np.isfinite(at))[0][0])}] is not finite")
         return np.asarray(at[numbers - low])

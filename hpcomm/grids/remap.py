@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -93,10 +93,10 @@ def weights(
         _check(source, target, each)
     here = np.unique(_indices("given", given, source))
     there = _indices("points", points, target)
-    if "idw" in methods and not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, len(here))):
-        raise ConfigError(
-            f"{neighbours} neighbours of {len(here)} points that are given", "regrid.weights", "neighbours=4"
-        )
+    own = _own_areas(source, target, areas)
+    if "idw" in methods:
+        _check_neighbours(neighbours, len(here))
+    options = Options(neighbours, _number("radius", radius), _norm(normalise))
     all_ = np.arange(target.size) if "creep" in methods else there  # it goes over other points
 
     def make(method: str, which: Ints) -> Weights:
@@ -114,26 +114,41 @@ def weights(
             raise _lie_over(made.overlap, "regrid.weights")
         return made
 
-    own = None if areas is None else _own_areas(source, target, areas)
-    if normalise not in NORMALISE:
-        hint = did_you_mean(normalise, NORMALISE, f"one of {', '.join(NORMALISE)}")
-        raise ConfigError(f"there is no normalise {normalise!r}", "regrid.weights", hint)
-    options = Options(neighbours, _number("radius", radius), normalise)
     part = target if points is None or all_ is not there else target.part(there)
     scale = _scale(target, part.centres(all_)) if "creep" in methods else 1.0
     made = stacked(make, methods, part, all_, scale, lambda said: [said])
     assert made is not None
     made = made if all_ is there else made.part(there)
     made.fill = fill if isinstance(fill, (int, float)) else 0.0
-    looks = (("source", Ends.of(source).doubt()), ("target", Ends.of(target).doubt()))
-    for doubt in [*(f"the {side} grid has {doubt}" for side, doubt in looks if doubt), made.overlap]:
-        if doubt:
-            warnings.warn(doubt, RuntimeWarning, stacklevel=2)
+    for doubt in filter(None, (_doubt("source", source), _doubt("target", target), made.overlap)):
+        warnings.warn(doubt, RuntimeWarning, stacklevel=2)
     return made
 
 
-def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats]:
-    """The models' areas of both grids, divided by those of their cells."""
+def _doubt(side: str, grid: Grid) -> str:
+    """What there is to say of the coordinates of one side; mostly ""."""
+    doubt = Ends.of(grid).doubt()
+    return f"the {side} grid has {doubt}" if doubt else ""
+
+
+def _check_neighbours(neighbours: object, given: int) -> None:
+    if not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, given)):
+        what = f"{neighbours} neighbours of {given} points that are given"
+        raise ConfigError(what, "regrid.weights", "neighbours=4")
+
+
+def _norm(given: str) -> str:
+    """given, if it is one that conservative mappings know."""
+    if given not in NORMALISE:
+        hint = did_you_mean(given, NORMALISE, f"one of {', '.join(NORMALISE)}")
+        raise ConfigError(f"there is no normalise {given!r}", "regrid.weights", hint)
+    return given
+
+
+def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats] | None:
+    """The models' areas of both grids, divided by those of their cells; None: they are not given."""
+    if areas is None:
+        return None
     where = "regrid.weights"
     if not isinstance(areas, (tuple, list)) or len(areas) != 2:
         raise ConfigError("areas are not two arrays", where, "areas=(of the source, of the target)")
@@ -183,11 +198,8 @@ def _scale(grid: Grid, *ends: Floats) -> float:
 
 
 def _lie_over(what: str, where: str) -> LayoutError:
-    return LayoutError(
-        what,
-        where,
-        "each place once: leave copies (halo columns, the fold of a tripolar grid) out of the points given",
-    )
+    hint = "each place once: leave copies (halo columns, the fold of a tripolar grid) out of the points given"
+    return LayoutError(what, where, hint)
 
 
 def _check(source: Any, target: Any, mapping: str) -> None:
@@ -219,37 +231,36 @@ def _indices(name: str, chosen: object, grid: Grid) -> Ints:
     return np.arange(grid.size) if chosen is None else indices(chosen, grid.size, name, "regrid.weights")
 
 
+class Part(NamedTuple):
+    """A rank's part of a grid. areas: what the model says of these cells."""
+
+    grid: Any
+    points: Ints
+    areas: Floats | None
+
+
 def weights_between(
-    comm: MPI.Intracomm,
-    grid: Any,
-    points: Ints,
-    is_giver: bool,
-    mapping: str | Sequence[str],
-    neighbours: int = 4,
-    *,
-    radius: float = 0.0,
-    normalise: str = "fracarea",
-    areas: Floats | None = None,
+    comm: MPI.Intracomm, part: Part, is_giver: bool, mapping: str | Sequence[str], options: Options
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
     Ranks that give send to each rank that takes only those points that are in a box around its own.
 
     Args:
+        part: with areas at both programs, or at none.
         mapping: a method, or several: each further one takes what those before it leave uncovered.
-        neighbours, radius, normalise: as of weights.
-        areas: those that the model has of these cells, at both programs or at none.
 
     Raises:
         LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
     """
+    grid, points, areas = part
 
     def make(method: str, which: Ints) -> Weights | None:
         some = (grid, points, own) if is_giver else (grid.part(which), points[which], own[which])
         return _between(comm, some, is_giver, method, options)
 
     methods = (mapping,) if isinstance(mapping, str) else mapping
-    options, own = Options(neighbours, radius, normalise), np.ones(len(points))
+    own = np.ones(len(points))
     if areas is not None:
         sums = np.zeros((2, 2))
         own, sums[0 if is_giver else 1] = _ratios(grid, points, areas)
@@ -269,30 +280,37 @@ def _between(
     entries = _entries(comm, grid, points, is_giver)
     is_source = entries["is_giver"]
     source = comm.bcast(grid if isinstance(grid, Rows) else None, int(np.argmax(is_source)))
-    if mapping.startswith("cons") and entries["is_cells"].any():
-        _check_widths(bool(entries["is_halved"].any()), "connect")
+    if mapping.startswith("cons"):
+        _check_widths(bool(entries["is_cells"].any() & entries["is_halved"].any()), "connect")
     margin = float(entries["reach"].max()) / (1 + (mapping == "nearest"))
     scale = _scale(grid, entries["low"][is_source], entries["high"][is_source])
     found, made = None, _NOTHING
     shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
     while True:  # until every taker has been given all that may count
         given, near, its = _nearby(comm, entries, (points, shapes, own), margin)
+        lacks = False
         if not is_giver:
             ask = Ask(source, grid, points, options, scale, given, near, (its, own))
             found, made = _made(mapping, ask)
-        if not comm.allreduce(not is_giver and _lacks(grid, points, made.needed, margin)):
+            lacks = _lacks(grid, points, made.needed, margin)
+        if not comm.allreduce(lacks):
             break
         margin *= 2
     if mapping in AMOUNTS:
         parts = {} if is_giver else _parcels(entries, _triples(made, ask), near[made.column, 0])
         got = exchange_sparse(comm, parts)
         return _turned(got, points) if is_giver else None
-    most, turn = comm.allreduce((made.doubled, -comm.rank), MPI.MAX)
+    _agree_on_overlap(comm, found, made.doubled)
+    return found
+
+
+def _agree_on_overlap(comm: MPI.Intracomm, found: Weights | None, doubled: float) -> None:
+    """One rank tells of source cells that lie over each other, the worst; of too much all raise."""
+    most, turn = comm.allreduce((doubled, -comm.rank), MPI.MAX)
     if most > _OVER:
         raise _lie_over(comm.bcast(found and found.overlap, -turn), "connect")
     if found is not None and comm.rank != -turn:
-        found.overlap = ""  # one rank tells the worst
-    return found
+        found.overlap = ""
 
 
 def _triples(made: Entries, ask: Ask) -> Triples:
@@ -325,14 +343,10 @@ def _turned(parts: Sequence[Triples], points: Ints) -> Weights:
 def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> NDArray[np.void]:
     """What all ranks say of their parts: the box around its points, and how far mappings reach from them."""
     ends = [("low", "f8", 3), ("high", "f8", 3)]  # on a plane with a third coordinate, 0
-    entry = np.zeros(
-        1, [*((name, "?") for name in ("is_giver", "is_cells", "is_halved")), ("reach", "f8"), *ends]
-    )
-    entry["is_giver"], entry["is_cells"], entry["is_halved"] = (
-        is_giver,
-        not isinstance(grid, Rows),
-        _is_halved(grid),
-    )
+    flags = {"is_giver": is_giver, "is_cells": not isinstance(grid, Rows), "is_halved": _is_halved(grid)}
+    entry = np.zeros(1, [*((name, "?") for name in flags), ("reach", "f8"), *ends])
+    for name, flag in flags.items():
+        entry[name] = flag
     entry["low"], entry["high"] = np.inf, -np.inf
     if len(points):
         x = grid.centres(points)

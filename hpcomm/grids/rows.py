@@ -76,6 +76,12 @@ class Rows(Grid):
     def place(self, u: Floats, v: Floats) -> Floats:
         return on_sphere(u, v) if self.sphere else np.stack([u, v], axis=-1)
 
+    def _coordinates(self, x: Floats) -> tuple[Floats, Floats]:
+        """(u, v) of places."""
+        if not self.sphere:
+            return x[:, 0], x[:, 1]
+        return np.arctan2(x[:, 1], x[:, 0]), np.arcsin(np.clip(x[:, 2], -1, 1))
+
     def centres(self, points: Ints) -> Floats:
         j, i = self.at(points)
         return self.place(self.middle(j, i), self.v_centres[j])
@@ -157,7 +163,7 @@ class Rows(Grid):
 
     def between(self, x: Floats) -> tuple[Ints, Floats]:
         """(index, share) of the four that each place lies between, (places, 4); index -1: there is none."""
-        u, v = x.T if not self.sphere else (np.arctan2(x[:, 1], x[:, 0]), np.arcsin(np.clip(x[:, 2], -1, 1)))
+        u, v = self._coordinates(x)
         order = -1 if self._descends else 1
         centres = self.v_centres[::order]
         ends = np.sort(self.v_edges[[0, -1]])
@@ -230,12 +236,10 @@ class Plane(Rows):
 
     def __init__(self, nx: int, ny: int, bounds: tuple[float, ...] = (0.0, 1.0, 0.0, 1.0)) -> None:
         check_counts("Plane(nx, ny)", nx, ny)
-        if len(bounds) != 4 or not (
-            np.isfinite(bounds).all() and bounds[0] < bounds[1] and bounds[2] < bounds[3]
-        ):
-            raise ConfigError(
-                f"bounds are no x0, x1, y0, y1: {bounds}", "Plane", "Plane(nx, ny, (0, 1, 0, 1))"
-            )
+        is_box = len(bounds) == 4 and bounds[0] < bounds[1] and bounds[2] < bounds[3]
+        if not (is_box and np.isfinite(bounds).all()):
+            what = f"bounds are no x0, x1, y0, y1: {bounds}"
+            raise ConfigError(what, "Plane", "Plane(nx, ny, (0, 1, 0, 1))")
         super().__init__(_even(bounds[0], bounds[1], nx), _even(bounds[2], bounds[3], ny))
 
 
@@ -271,12 +275,11 @@ class LatLon(Rows):
 
 def _axis(name: str, centres: object, edges: object) -> tuple[Floats, Floats] | None:
     """(edges, centres) in radians; None: neither is given."""
-    if centres is None and edges is None:
-        return None
     is_lon = name == "lon"
-    c, e = (None if each is None else _angles(each, is_lon) for each in (centres, edges))
+    c, e = _angles(centres, is_lon), _angles(edges, is_lon)
     if e is None:
-        assert c is not None
+        if c is None:
+            return None
         e = _half_way(name, c)
     middles = _middles(e)
     c = middles if c is None else c
@@ -290,17 +293,24 @@ def _axis(name: str, centres: object, edges: object) -> tuple[Floats, Floats] | 
         first = beyond.argmax()
         what = f"{name} {np.degrees(c[first]):g} is not between its edges, the first of {beyond.sum()}"
         raise LayoutError(what, "LatLon", f"{name}_edges around each of {name}")
-    wide = float(e[-1] - e[0] - _ROUND if is_lon else np.abs(e).max() - np.pi / 2)
+    return _closed(e, name), c
+
+
+def _closed(e: Floats, name: str) -> Floats:
+    """Edges that are on the sphere; where they reach round it but for rounding, they do."""
+    wide = float(e[-1] - e[0] - _ROUND if name == "lon" else np.abs(e).max() - np.pi / 2)
     if wide > _FULL:
         what = f"{name} reaches {np.degrees(wide):.3g} degrees too far"
         raise LayoutError(what, "LatLon", "90 each way, or once round")
-    if is_lon and wide > -_FULL:
+    if name == "lon" and wide > -_FULL:
         e[-1] = e[0] + _ROUND
-    return e, c
+    return e
 
 
-def _angles(given: object, is_lon: bool) -> Floats:
+def _angles(given: object, is_lon: bool) -> Floats | None:
     """Degrees in radians; of longitudes, that go eastward, a turn more each time they begin anew."""
+    if given is None:
+        return None
     refuse_masked(given, "the coordinates are", "LatLon")
     found = np.atleast_1d(np.radians(np.asarray(given, float)))
     anew = np.cumsum(np.diff(found, prepend=found[:1]) <= 0, axis=0) - 1
@@ -346,9 +356,10 @@ class ReducedGaussian(Rows):
     kind, is_aligned = "reduced_gaussian", False
 
     def __init__(self, N: int | None = None, *, rows: object = None) -> None:  # noqa: N803  # as it is called
-        check_counts("ReducedGaussian(N)", 1 if N is None and rows is not None else N)
+        if rows is None or N is not None:
+            check_counts("ReducedGaussian(N)", N)
         counts = np.asarray(20 + 4 * np.arange(N or 0) if rows is None else rows)
-        if N is not None and len(counts) == N:
+        if len(counts) == N:
             counts = np.concatenate([counts, counts[::-1]])
         wanted = 2 * (N or len(counts) // 2)
         if counts.shape != (wanted,) or counts.dtype.kind not in "iu" or not (counts > 0).all():

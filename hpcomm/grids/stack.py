@@ -46,19 +46,18 @@ def _crept(found: Weights | None, target: Grid, points: Ints, scale: float, gath
 
     All ranks hear of all these points and of their first neighbours, and compute the same.
     """
-    mine = (points[:0], np.empty((0, 3, 3))) if found is None else (points, target.corners(points))
-    rest = points[:0] if found is None else found.uncovered
-    empty = _joined(gather([each[rest] for each in mine]))
-    edge = points[:0]
-    if found is not None and len(empty[0]):
-        seen = _joined([empty, mine])
-        owner, beside = _around(target, *seen, scale)
-        near = seen[0][beside[np.isin(seen[0][owner], empty[0])]]
-        edge = np.setdiff1d(np.flatnonzero(np.isin(points, near)), rest)
-    rows = None if found is None else _listed(found, edge, points)
-    told = gather([*(each[edge] for each in mine), rows])
-    if found is None:
+    if found is None:  # this rank takes nothing: it only makes the others' calls
+        nothing = points[:0], np.empty((0, 3, 3))
+        gather(nothing)
+        gather((*nothing, None))
         return None
+    mine, rest = (points, target.corners(points)), found.uncovered
+    empty = _joined(gather([each[rest] for each in mine]))
+    seen = _joined([empty, mine])
+    owner, beside = _around(target, *seen, scale)
+    near = seen[0][beside[np.isin(seen[0][owner], empty[0])]]
+    edge = np.setdiff1d(np.flatnonzero(np.isin(points, near)), rest)
+    told = gather([*(each[edge] for each in mine), _listed(found, edge, points)])
     index, corners = _joined([empty, *(each[:2] for each in told)])
     row, column, value = (
         np.concatenate(each) for each in zip(*filter(None, (each[2] for each in told)), strict=True)
