@@ -37,7 +37,7 @@ from ..core.limits import STARTED_ALONE
 from ..core.patience import patience, until
 from ..core.present import calling
 from ..core.types import AnyArray
-from ..errors import HpcommError, LayoutError, UsageError, incomplete, where
+from ..errors import HpcommError, LayoutError, UsageError, incomplete, located, where
 from ..node.native import native_core as core
 from ..node.present import enter, leave
 from ..transport.datatypes import divided, gathered, gathers, spec
@@ -112,18 +112,17 @@ class Exchange:
         outgoing = _by_peer(sends, [None] * len(sends))
         own = zip(incoming.pop(comm.rank, []), outgoing.pop(comm.rank, []), strict=True)
         self.sources = [*incoming]
-        nbytes = {peer: [count(x) * x.dtype.itemsize for x, _ in places] for peer, places in outgoing.items()}
-        self.sends = {peer: sum(each) for peer, each in nbytes.items()}
+        self.sends = {
+            peer: sum(count(x) * x.dtype.itemsize for x, _ in places) for peer, places in outgoing.items()
+        }
         try:
-            with calling(comm.context, verb):
+            with located(verb, comm), calling(comm.context, verb):
                 terms = self._terms(lines, outgoing, incoming, tag, device_side)
                 self.device_side = terms.device_side
                 self._sites = sites(self._keep)
                 self._plan(lines, outgoing, incoming, terms)
         except MPI.Exception as error:
             raise transport.failure(error, verb, comm.context) from None
-        except HpcommError as error:
-            raise error.located(verb, comm) from None
         within = [copying(to, view, bool(adds)) for (to, adds), (view, _) in own]
         self._own = len(within)
         self._first(within)

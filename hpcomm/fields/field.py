@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from ..communicator.communicator import Communicator
     from ..core.buffer import Buffer
-    from ..core.types import ArrayLike, Scalar
+    from ..core.dtypes import Dtype
+    from ..core.types import AnyArray, ArrayLike, Scalar
 
     Key: TypeAlias = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
     Ranks: TypeAlias = Mesh | Communicator
@@ -203,7 +204,7 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         Raises:
             LayoutError, DtypeError: x does not have the field's shape or dtype. Every rank raises.
         """
-        look: Any = None
+        look: Buffer | None = None
         wrong = None
         if self.comm.rank == root:
             try:
@@ -216,15 +217,8 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         wrong = self.comm.broadcast_object(wrong, root)
         if wrong:
             raise wrong[0](wrong[1], where("scatter", self.comm), "an array of the whole's shape and dtype")
-        if look is not None and (look.place is None) != (self.look.place is None):  # to where the field is
-            there = self.look.make(self.shape)
-            if look.place is None:
-                host_copy.from_host(look.array, there)
-            else:
-                there.array[...] = host_copy.to_host(look)
-            look = there
         move = Redistribution(self.comm, Partition(self.shape, {}), self.partition, [root])
-        move(None if look is None else memory(look), out=self._owned())
+        move(None if look is None else memory(self._beside(look)), out=self._owned())
         move.close()
         return self
 
@@ -300,24 +294,30 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             inner: Any = self.inner
             inner[mine] = piece
 
+    def _beside(self, look: Buffer) -> Buffer:
+        """A whole array, in the memory that the field is in: of the host, or of its device."""
+        if (look.place is None) == (self.look.place is None):
+            return look
+        there = self.look.make(self.shape)
+        if look.place is None:
+            host_copy.from_host(look.array, there)
+        else:
+            there.array[...] = host_copy.to_host(look)  # type: ignore[arg-type]
+        return there
+
     def _fitting(self, value: object, shape: tuple[int, ...]) -> Any:
         """value broadcast to shape: a tensor for a field of host tensors, so that gradients know of it; else
         an array in host memory of the dtype that the field's elements are stored in.
         """
         buffer.refuse_masked(value, "the value is")
         plain = np.asarray(value) if isinstance(value, (list, tuple)) else buffer.detached(value)
-        look, dtype = buffer.as_buffer(plain), self.look.dtype
-        kinds, is_complex = (dtype.kind, look.dtype.kind), look.dtype.kind == "c" != dtype.kind
-        if is_complex or look.dtype.kind == "o" or ("q" in kinds and look.dtype != dtype):
-            hint = "value.real" if is_complex else f"a value of {dtype}"
-            raise DtypeError(f"the field holds {dtype}, the value is {look.dtype}", hint=hint)
-        made: Any = look.array if look.place is None else host_copy.to_host(look)  # type: ignore[arg-type]
+        look = buffer.as_buffer(plain)
+        _check_kinds(self.look.dtype, look.dtype)
+        made: Any
         if self.look.place is None and type(value) is type(self.array) and hasattr(value, "expand"):
             made = value.to(self.dtype)  # type: ignore[attr-defined]  # by positions torch itself does not convert
-        elif look.dtype != dtype:
-            made = dtypes.widen(made, look.dtype) if look.dtype.kind == "h" else made
-            half = dtype.kind == "h"
-            made = dtypes.narrow(made.astype(np.float32), dtype) if half else made.astype(dtype.storage)
+        else:
+            made = _stored(look, self.look.dtype)
         try:
             return made.expand(shape) if hasattr(made, "expand") else np.broadcast_to(made, shape)
         except (RuntimeError, ValueError):
@@ -354,6 +354,26 @@ def _storage(shape: tuple[int, ...], dtype: object, array: object, like: object)
         hint = "this rank's box with its halo, to be written; Partition(bounds=...) cuts elsewhere"
         raise LayoutError(f"array {frozen or f'has shape {look.shape}, due is {shape}'}", hint=hint)
     return look
+
+
+def _check_kinds(dtype: Dtype, given: Dtype) -> None:
+    """That a field of dtype holds elements of the dtype that is given."""
+    is_complex = given.kind == "c" != dtype.kind
+    if is_complex or given.kind == "o" or ("q" in (dtype.kind, given.kind) and given != dtype):
+        hint = "value.real" if is_complex else f"a value of {dtype}"
+        raise DtypeError(f"the field holds {dtype}, the value is {given}", hint=hint)
+
+
+def _stored(look: Buffer, dtype: Dtype) -> AnyArray:
+    """An array in host memory, its elements as a field of dtype stores them."""
+    made = look.array if look.place is None else host_copy.to_host(look)  # type: ignore[arg-type]
+    if look.dtype == dtype:
+        return made
+    if look.dtype.kind == "h":
+        made = dtypes.widen(made, look.dtype)
+    if dtype.kind == "h":
+        return dtypes.narrow(made.astype(np.float32), dtype)
+    return made.astype(dtype.storage)
 
 
 def _zeros(shape: tuple[int, ...], dtype: object, like: object) -> Buffer:

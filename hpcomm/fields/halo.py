@@ -11,9 +11,9 @@ from typing import Any
 from weakref import ref
 
 from ..communicator.shell import watched
-from ..errors import UsageError, demand, where
+from ..errors import UsageError, demand
 from .exchange import Exchange, Moves
-from .own_part import OwnPart
+from .own_part import OwnPart, shared_comm
 
 
 @watched
@@ -34,15 +34,7 @@ class Halo(Exchange):
         for field in fields:
             hint = "Halo(field, ...); an array x becomes one by Field(mesh, shape, halo=..., array=x)"
             demand(field, OwnPart, "what Halo was given", "Halo", hint)
-        comm = fields[0].comm
-        if any(field.comm is not comm for field in fields):
-            raise UsageError(
-                "the fields live on different communicators",
-                where("halo", comm),
-                "one Halo for those of each communicator",
-            )
-        for field in fields:
-            field.check_whole("halo")
+        comm = shared_comm(fields, "halo", "one Halo for those of each communicator")
         faces = zip(*(field.faces() for field in fields), strict=True)
         sends, receives = ([*chain(*each)] for each in faces)
         super().__init__(comm, Moves(sends, receives), verb="halo exchange")

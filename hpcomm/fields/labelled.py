@@ -38,35 +38,19 @@ class Labelled:
         xarray = _xarray("to_xarray")
         own, indices = self.__array__(), self.indices
         hint = "to_xarray(dims=['y', 'x'], coords={'x': an array of one axis})"
-        demand(() if dims is None else dims, Iterable, "dims", "to_xarray", hint)
-        demand({} if coords is None else coords, Mapping, "coords", "to_xarray", hint)
-        names = [*dims] if dims is not None else _names(self)
+        dims, coords = _names(self) if dims is None else dims, {} if coords is None else coords
+        demand(dims, Iterable, "dims", "to_xarray", hint)
+        demand(coords, Mapping, "coords", "to_xarray", hint)
+        names, made = [*dims], {}
         for name in names:
             demand(name, str, "the name of an axis", "to_xarray", hint)
         if not len({*names}) == len(names) == own.ndim:
-            raise LayoutError(
-                f"{own.ndim} axes have the names {names}",
-                where("to_xarray", self.comm),
-                "a name for each axis",
-            )
-        made, coords = {}, coords or {}
+            what = f"{own.ndim} axes have the names {names}"
+            raise LayoutError(what, where("to_xarray", self.comm), "a name for each axis")
         for name, index, n in zip(names, indices, self.shape, strict=False):  # points have one
             made[name], whole = index.ravel(), coords.get(name)
-            if whole is None:
-                continue
-            refuse_masked(whole, f"coordinates of axis {name} are", where("to_xarray", self.comm))
-            try:
-                found = np.asarray(whole)
-            except ValueError:  # lists of different lengths
-                found = np.empty(())
-            if found.shape != (n,):
-                held = f"{found.size} coordinates" if found.ndim == 1 else f"the coordinates {whole!r:.40}"
-                raise LayoutError(
-                    f"axis {name} has {n} elements, and {held}",
-                    where("to_xarray", self.comm),
-                    "coordinates of the whole: an array of one axis",
-                )
-            made[name] = found[made[name]]
+            if whole is not None:
+                made[name] = _along(name, n, whole, where("to_xarray", self.comm))[made[name]]
         if unknown := [*{*coords} - {*made}]:
             raise LayoutError(f"there is no axis {unknown[0]!r}", where("to_xarray", self.comm), f"{names}")
         attrs = {"units": self.unit} if self.unit else {}
@@ -108,11 +92,9 @@ class Labelled:
         box = partition.box(comm.rank)
         part = x[box.slices()] if whole is None else x
         if part.shape != box.shape:
-            raise LayoutError(
-                f"this rank's part has shape {part.shape}, due is {box.shape}",
-                where("from_xarray", comm),
-                "what field.to_xarray() gives for such a partition",
-            )
+            what = f"this rank's part has shape {part.shape}, due is {box.shape}"
+            hint = "what field.to_xarray() gives for such a partition"
+            raise LayoutError(what, where("from_xarray", comm), hint)
         made: Any = cls(  # type: ignore[call-arg]
             ranks,
             partition,
@@ -132,6 +114,20 @@ class Labelled:
         rows += [("halo", ", ".join(f"{low}+{high}" for low, high in widths))] * any(map(any, widths))
         unit = f" [{self.unit}]" if self.unit else ""
         return sheet(f"Field {self.name or '?'}{unit}", rows)
+
+
+def _along(name: str, n: int, whole: Any, place: str) -> Any:
+    """The coordinates of an axis of n elements."""
+    refuse_masked(whole, f"coordinates of axis {name} are", place)
+    try:
+        found = np.asarray(whole)
+    except ValueError:  # lists of different lengths
+        found = np.empty(())
+    if found.shape != (n,):
+        held = f"{found.size} coordinates" if found.ndim == 1 else f"the coordinates {whole!r:.40}"
+        hint = "coordinates of the whole: an array of one axis"
+        raise LayoutError(f"axis {name} has {n} elements, and {held}", place, hint)
+    return found
 
 
 def _names(field: Any) -> list[str]:

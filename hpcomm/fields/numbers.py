@@ -134,11 +134,8 @@ class Numbers(OwnPart[A]):
         """
         demand(other, type(self), "what dot multiplies by", "dot", "another Field")
         if not self.is_like(other):
-            raise LayoutError(
-                f"{self!r} and {other!r} are not in the same partition",
-                where("dot", self.comm),
-                "redistribute one to the other's",
-            )
+            what = f"{self!r} and {other!r} are not in the same partition"
+            raise LayoutError(what, where("dot", self.comm), "redistribute one to the other's")
         return self._total("dot", lambda a, theirs: a.conj() * theirs, deterministic, other)
 
     def all(self) -> bool:
@@ -157,21 +154,19 @@ class Numbers(OwnPart[A]):
             each._check(verb)
         self.check_whole("reduction")
         fields = [(each, each.on_host()) for each in (self, *others)]
-        first = made(*(each._wide(own[:0] if own.ndim else own) for each, own in fields))
-        kind, n = np.asarray(first).dtype.kind, fields[0][1].size if self.is_first else 0
-        if kind == "m":
-            return sum(self.comm.all_gather_object(fields[0][1].sum() if n else first.sum()), first.sum())
+
+        def piece(low: int, high: int) -> AnyArray:
+            return np.asarray(made(*(each._wide(own.flat[low:high]) for each, own in fields)))
+
+        nothing, n = piece(0, 0).sum(), fields[0][1].size if self.is_first else 0
+        kind = nothing.dtype.kind
         # Whole numbers are exact, or wrap alike:
-        if kind in "biu" or not (deterministic or reduction.is_always_exact()):
-            mine: Any = np.asarray(made(*(each._wide(own) for each, own in fields)))
-            return self.comm.all_reduce(mine.sum() if n else mine.reshape(-1)[:0].sum())
-        pieces = (
-            np.asarray(made(*(each._wide(own.flat[low : low + PIECE]) for each, own in fields)))
-            for low in range(0, n, PIECE)
-        )
-        parts = 1 + (kind == "c")
-        total = exact_sums(self.comm, ((piece.real, piece.imag)[:parts] for piece in pieces), parts)
-        return np.complex128(complex(*total)) if kind == "c" else np.float64(total[0])
+        if kind in "ium" or not (deterministic or reduction.is_always_exact()):
+            mine = np.asarray(made(*(each._wide(own) for each, own in fields))).sum() if n else nothing
+            if kind == "m":
+                return sum(self.comm.all_gather_object(mine), nothing)
+            return self.comm.all_reduce(mine)
+        return _exact_total(self.comm, piece, n, kind == "c")
 
     def _where(self, op: Literal["min", "max"]) -> int:
         self._ordered(f"arg{op}")
@@ -206,9 +201,8 @@ class Numbers(OwnPart[A]):
     def _ordered(self, verb: str) -> None:
         """Refuse a field of which no element is the least."""
         if not math.prod(self.shape):
-            raise UsageError(
-                f"{self!r} has no elements", where(verb, self.comm), "a look at field.size before"
-            )
+            hint = "a look at field.size before"
+            raise UsageError(f"{self!r} has no elements", where(verb, self.comm), hint)
         self._check(verb)
 
     def _extreme(self, op: Literal["min", "max"]) -> Any:
@@ -228,6 +222,13 @@ class Numbers(OwnPart[A]):
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
+
+
+def _exact_total(comm: Any, piece: Callable[[int, int], AnyArray], n: int, is_complex: bool) -> Any:
+    """The sum of all n elements, of which piece makes some, over all ranks, as exact_sums."""
+    pieces, parts = (piece(low, low + PIECE) for low in range(0, n, PIECE)), 1 + is_complex
+    total = exact_sums(comm, ((each.real, each.imag)[:parts] for each in pieces), parts)
+    return np.complex128(complex(*total)) if is_complex else np.float64(total[0])
 
 
 def exact_sums(comm: Any, pieces: Iterable[Sequence[AnyArray]], count: int) -> list[float]:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 from .._lazy import np
 from ..core import checksum
 from ..core.partition import Box, Partition, Points
-from ..errors import LayoutError, where
+from ..errors import LayoutError, UsageError, where
 from ..transport.endpoints import Rows, memory
 from ..transport.late import buffer, host_copy
 from .routing import Region, halo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import EllipsisType
 
     from numpy.typing import NDArray
@@ -168,8 +169,19 @@ class OwnPart(Generic[A]):
     def check_whole(self, verb: str) -> None:
         """Refuse a partial field, whose values are not there yet."""
         if isinstance(self.partition, Partition) and self.partition.summands > 1:
-            raise LayoutError(
-                f"{self!r} is partial: its values are sums yet to be made",
-                where(verb, self.comm),
-                "redistribute it to a partition without partial",
-            )
+            what = f"{self!r} is partial: its values are sums yet to be made"
+            raise LayoutError(what, where(verb, self.comm), "redistribute it to a partition without partial")
+
+
+def shared_comm(fields: Sequence[OwnPart[Any]], verb: str, hint: str | None = None) -> Communicator:
+    """The communicator of fields, all of them whole.
+
+    Raises:
+        UsageError: they are over different ones. LayoutError: one of them is partial.
+    """
+    comm = fields[0].comm
+    if any(field.comm is not comm for field in fields):
+        raise UsageError("the fields live on different communicators", where(verb, comm), hint)
+    for field in fields:
+        field.check_whole(verb)
+    return comm

@@ -23,30 +23,27 @@ def parse(key: object, shape: Sequence[int]) -> tuple[list[Step], set[int]]:
         raise LayoutError(
             f"{len(parts)} indices for {len(shape)} axes", hint=f"at most {len(shape)}: shape {tuple(shape)}"
         )
-    steps, drop = [], set()
-    for axis, (part, n) in enumerate(zip(parts, shape, strict=True)):
-        try:
-            if isinstance(part, (bool, np.bool_)):
-                raise TypeError
-            at = part.indices(n) if isinstance(part, slice) else operator.index(part)  # type: ignore[arg-type]
-        except TypeError:
-            raise LayoutError(
-                f"an index of axis {axis} is of type {type(part).__name__}",
-                hint="integers, slices of them, and one ...",
-            ) from None
-        if isinstance(at, tuple):
-            start, stop, step = at
-            if step < 1:
-                raise LayoutError(
-                    f"slice step {step} of axis {axis} is not positive", hint="a step of 1 or more"
-                )
-            steps.append((start, max(start, stop), step))
-            continue
-        if not -n <= at < n:
-            raise LayoutError(f"index {at} is not on axis {axis}, which has {n}", hint=f"{-n} to {n - 1}")
-        steps.append((at % n, at % n + 1, 1))
-        drop.add(axis)
-    return steps, drop
+    steps = [_step(axis, part, n) for axis, (part, n) in enumerate(zip(parts, shape, strict=True))]
+    return steps, {axis for axis, part in enumerate(parts) if not isinstance(part, slice)}
+
+
+def _step(axis: int, part: object, n: int) -> Step:
+    """A slice of an axis of n elements, or a single one of them."""
+    try:
+        if isinstance(part, (bool, np.bool_)):
+            raise TypeError
+        at = part.indices(n) if isinstance(part, slice) else operator.index(part)  # type: ignore[arg-type]
+    except TypeError:
+        what = f"an index of axis {axis} is of type {type(part).__name__}"
+        raise LayoutError(what, hint="integers, slices of them, and one ...") from None
+    if isinstance(at, tuple):
+        start, stop, step = at
+        if step < 1:
+            raise LayoutError(f"slice step {step} of axis {axis} is not positive", hint="a step of 1 or more")
+        return start, max(start, stop), step
+    if not -n <= at < n:
+        raise LayoutError(f"index {at} is not on axis {axis}, which has {n}", hint=f"{-n} to {n - 1}")
+    return at % n, at % n + 1, 1
 
 
 def meeting(partition: Partition | Points, steps: Sequence[Step], rank: int) -> tuple[Places, Places]:
@@ -55,10 +52,8 @@ def meeting(partition: Partition | Points, steps: Sequence[Step], rank: int) -> 
         (start, stop, step), rest = steps[0], steps[1:]
         held = partition.owned[rank]
         rows = np.flatnonzero((held >= start) & (held < stop) & ((held - start) % step == 0))
-        return (rows, *(slice(*s) for s in rest)), (
-            (held[rows] - start) // step,
-            *[slice(None)] * len(rest),
-        )
+        whole = [slice(None)] * len(rest)
+        return (rows, *(slice(*s) for s in rest)), ((held[rows] - start) // step, *whole)
     box = partition.box(rank)
     mine, there = [], []
     for (start, stop, step), low, high in zip(steps, box.start, box.stop, strict=True):

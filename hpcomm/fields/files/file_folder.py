@@ -37,6 +37,7 @@ from ...errors import (
 )
 from ...transport.late import dtypes
 from ..field import Field
+from ..own_part import shared_comm
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -231,18 +232,10 @@ def named(fields: Field | Sequence[Field], verb: str) -> tuple[Communicator, lis
     if not given:
         raise UsageError(f"{verb} was given an empty list", where(verb, None), hint)
     fields = cast("list[Field]", given)
-    comm = fields[0].comm
-    names = [field.name for field in fields]
-    if any(field.comm is not comm for field in fields):
-        raise UsageError("the fields live on different communicators", where(verb, comm))
+    comm, names = shared_comm(fields, verb), [field.name for field in fields]
     if len(set(names)) < len(names) or not all(re.fullmatch(r"\w[\w.-]*", name) for name in names):
-        raise UsageError(
-            f"fields are called {names}",
-            where(verb, comm),
-            "different names of letters and digits: Field(name=...)",
-        )
-    for field in fields:
-        field.check_whole(verb)
+        hint = "different names of letters and digits: Field(name=...)"
+        raise UsageError(f"fields are called {names}", where(verb, comm), hint)
     return comm, fields
 
 

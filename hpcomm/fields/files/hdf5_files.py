@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -71,16 +71,8 @@ def save(
     comm, fields = file_folder.named(fields, "save")
     if compression is not None and chunks in (None, False):
         chunks = True
-    path = file_folder.target_path(
-        path,
-        "save",
-        comm,
-        fields,
-        mode=mode,
-        chunks=chunks,
-        compressed=compression is not None,
-        sync=bool(sync),
-    )
+    options = {"mode": mode, "chunks": chunks, "compressed": compression is not None, "sync": bool(sync)}
+    path = file_folder.target_path(path, "save", comm, fields, **options)
     file_folder.check_kept(
         fields, "an HDF5 file", lambda dtype: h5py.h5t.py_create(_kept(dtype), logical=True).dtype
     )
@@ -98,13 +90,9 @@ def save(
             places = file_folder.from_root(
                 comm, "save", path, lambda: _create(part, now, fields, shapes, compression)
             )
-            if plain := [(f, place) for f, place in zip(fields, places, strict=True) if place]:
-                with npy.opened(comm, part, "save", writing=True) as file:
-                    for field, offset in plain:
-                        npy.move(field, file, offset, collective=True, writing=True)
-            chunked = [(f, c) for f, c in zip(fields, shapes, strict=True) if c]
-            if chunked:
-                _write_chunks(comm, part, chunked, compression, path)
+            _write_plain(comm, part, zip(fields, places, strict=True))
+            if any(shapes):
+                _write_chunks(comm, part, zip(fields, shapes, strict=True), compression, path)
         file_folder.publish(comm, part, path, sync=sync)
 
 
@@ -203,15 +191,23 @@ def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compressio
     return made
 
 
+def _write_plain(comm: Communicator, part: Path, fields: Iterable[tuple[Field, int | None]]) -> None:
+    """Those that have a place, in one piece, all ranks together."""
+    if plain := [(field, place) for field, place in fields if place]:
+        with npy.opened(comm, part, "save", writing=True) as file:
+            for field, place in plain:
+                npy.move(field, file, place, collective=True, writing=True)
+
+
 def _write_chunks(
     comm: Communicator,
     part: Path,
-    fields: Sequence[tuple[Field, tuple[int, ...]]],
+    fields: Iterable[tuple[Field, tuple[int, ...] | None]],
     compression: object,
     path: Path,
 ) -> None:
-    """Each rank opens the file when those before it have closed it."""
-    shares = [(f, c, _share(f, c)) for f, c in fields]
+    """Those that have chunks: each rank opens the file when those before it have closed it."""
+    shares = [(f, c, _share(f, c)) for f, c in fields if c]
     packed: list[list[Packed]] = []
     if compression is not None:
         failed = file_folder.attempt(
