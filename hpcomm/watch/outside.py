@@ -15,7 +15,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..agree import doing
 from ..agree.doing import Doing
@@ -105,21 +105,11 @@ def _job(links: list[Path], pids: list[int]) -> Job:
     module = native.core()
     if module is None:
         return Job(pids, [], "there is no node core here, by which jobs are looked at")
-    shared = None
-    for link in links:
-        try:
-            file = os.open(link, os.O_RDWR)
-        except OSError:  # this rank has ended meanwhile
-            continue
-        try:
-            shared = module.Segment(os.fstat(file).st_size, None, file)
-            break
-        except OSError as error:
-            lack = "it runs another version of hpcomm" if error.errno == errno.EPROTO else str(error)
-            return Job(pids, [], lack)
-        finally:
-            os.close(file)
-    regions = [] if shared is None else segment.records_of(shared)
+    try:
+        regions = _regions(module, links)
+    except OSError as error:
+        lack = "it runs another version of hpcomm" if error.errno == errno.EPROTO else str(error)
+        return Job(pids, [], lack)
     for region in regions:
         region.look()
     said = doing.ask(regions, _ANSWER_S)
@@ -130,6 +120,20 @@ def _job(links: list[Path], pids: list[int]) -> Job:
         stack = () if gone else _stack(pid) if told is None else tuple(told.stack)
         ranks.append(Rank(*_process(pid), told, gone, stack))
     return Job(pids if ranks else [], ranks)
+
+
+def _regions(module: Any, links: list[Path]) -> list[segment.Region]:
+    """The records of a job's ranks, by the memory that one has open; none: all have ended meanwhile."""
+    for link in links:
+        try:
+            file = os.open(link, os.O_RDWR)
+        except OSError:  # this rank has ended meanwhile
+            continue
+        try:
+            return segment.records_of(module.Segment(os.fstat(file).st_size, None, file))
+        finally:
+            os.close(file)
+    return []
 
 
 def _stack(pid: int) -> tuple[str, ...]:

@@ -15,13 +15,14 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from ..agree import blocked, doing, runtime
 from ..agree.blocked import ELSEWHERE, Blocked
 from ..agree.doing import Doing
 from ..agree.other_sort import passed_over
 from ..agree.present_calls import describe_call
+from ..core.comm import Comm
 from ..core.limits import SILENT_S
 from ..core.present import MESSAGE
 from ..node import segment
@@ -58,21 +59,24 @@ class Reporter:
         limit_s = min(SILENT_S, self.stall_s) if doing.silent() else self.stall_s
         if call is None:
             self._be_quiet()
-        is_early = waited_s < max(min(stuck.PATIENT_S, limit_s), self._next_s)
-        if call is None or is_early or not self.may_speak():
+            return
+        if waited_s < max(min(stuck.PATIENT_S, limit_s), self._next_s) or not self.may_speak():
             return
         doings = _all()
         notices = runtime.end_notices
         is_silent = notices is not None and notices.leaves_word_to_others(_ASKING_S)  # one of another node
         is_soon = not is_silent and self._look_for_circles(call, doings)
         self._next_s = waited_s + (_SOON_S if is_soon else _AGAIN_S)
+        if self._is_due(waited_s, limit_s, doings):
+            self._reported = True
+            if not is_silent:
+                doing.reported_at = time.monotonic()
+                self._say(self.report(call, waited_s))
+
+    def _is_due(self, waited_s: float, limit_s: float, doings: Mapping[int, Doing]) -> bool:
+        """Whether a call has waited long enough for a report, and no rank has reported this wait."""
         quiet_s = min(each.quiet_s for each in doings.values())
-        if waited_s < limit_s or quiet_s < min(waited_s, _QUIET * limit_s) or self._reported:
-            return
-        self._reported = True
-        if not is_silent:
-            doing.reported_at = time.monotonic()
-            self._say(self.report(call, waited_s))
+        return not (self._reported or waited_s < limit_s or quiet_s < min(waited_s, _QUIET * limit_s))
 
     def report(self, call: Blocked, waited_s: float) -> str:
         """The words about a call that has lasted, which are kept, too."""
@@ -160,11 +164,11 @@ def never(held: list[int], doings: Mapping[int, Doing], call: Blocked | None = N
     call: in which this rank waits.
     """
     lines = ["these calls can never end, since each waits for the next one:"]
-    circles = stuck.circles(held, doings)
-    for circle in circles:
+    inside = set[int]()
+    for circle in stuck.circles(held, doings):
+        inside.update(circle)
         for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
             lines.append(f"  {doings[rank].who}: {doings[rank].words} waits for {doings[after].who}")
-    inside = {rank for circle in circles for rank in circle}
     others = [doings[rank].who for rank in held if rank not in inside]
     if others:
         lines.append(f"  and for these wait {some(others)}")
@@ -190,21 +194,33 @@ def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
             late[part.comm.name, rank] = part.comm
     for (name, rank), comm in itertools.islice(late.items(), _SHOWN):
         number = doing.numbers_of(comm).get(rank, ELSEWHERE)
-        regions, its = comm.near.others if comm.is_inter else comm.near.regions, doings.get(number)
-        what = its.words if its else doing.no_answer(regions[rank]) if rank in regions else ""
+        what = _what(comm, rank, doings.get(number))
         whose = f" of '{name}'" * (comm is not call.comm)
         lines.append(f"  for rank {rank}{whose}" + f": {what}" * bool(what))
         named.add(number)
     if len(late) > _SHOWN:
         lines.append(f"  and {len(late) - _SHOWN} more ranks")
-    is_far = not (late or any(part.number == MESSAGE or part.comm.is_inter for part in parts))
-    if is_far and len(call.comm.near.ranks) < call.comm.size:
+    if not late and _is_for_other_hosts(call, parts):
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
     if there := _passed_over(call):
         lines.append(f"  {there}")
-    lines += _others({number: each for number, each in doings.items() if number not in named})
+    lines += _others(doings, named)
     lines += [f"  {line}" for line in doing.silent().splitlines()]
     return "\n".join(lines)
+
+
+def _what(comm: Comm, rank: int, its: Doing | None) -> str:
+    """What a rank that is waited for does, as it says; or why it says nothing, if that is known."""
+    if its is not None:
+        return its.words
+    regions = comm.near.others if comm.is_inter else comm.near.regions
+    return doing.no_answer(regions[rank]) if rank in regions else ""
+
+
+def _is_for_other_hosts(call: Blocked, parts: Sequence[Blocked]) -> bool:
+    """Whether it is a collective call within a communicator that has ranks on other hosts."""
+    is_other = any(part.number == MESSAGE or part.comm.is_inter for part in parts)
+    return not is_other and len(call.comm.near.ranks) < call.comm.size
 
 
 def _passed_over(call: Blocked) -> str:
@@ -223,10 +239,10 @@ def _elsewhere(call: Blocked, doings: Mapping[int, Doing]) -> list[int]:
     return [r for r, its in far.items() if r not in call.comm.near.ranks and its.comm != call.comm.name]
 
 
-def _others(doings: Mapping[int, Doing]) -> list[str]:
+def _others(doings: Mapping[int, Doing], named: Container[int]) -> list[str]:
     """Lines about the ranks that are not named yet, those in the same call together."""
     groups: dict[str, list[str]] = {}
-    for each in doings.values():
+    for each in (each for number, each in doings.items() if number not in named):
         groups.setdefault(each.words, []).append(each.who)
     lines = [f"  meanwhile {some(who)}: {text}" for text, who in itertools.islice(groups.items(), _SHOWN)]
     return [*lines, *["  and others elsewhere"] * (len(groups) > _SHOWN)]

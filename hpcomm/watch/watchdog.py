@@ -190,12 +190,8 @@ def _failure(request: Request[object]) -> PeerFailedError | None:
     if found is None:
         return None
     said, ranks = found
-    return PeerFailedError(
-        f"{request.call}{said}",
-        f"started at {request.birth}",
-        "look at what that rank printed, and whether it makes the matching call",
-        ranks,
-    )
+    hint = "look at what that rank printed, and whether it makes the matching call"
+    return PeerFailedError(f"{request.call}{said}", f"started at {request.birth}", hint, ranks)
 
 
 def _overdue(call: Blocked, waited_s: float) -> str | None:
@@ -226,9 +222,9 @@ def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] |
     """
     gone, whose = _gone(comm, call)
     is_from_any = not call and (source is None or source < 0)
-    if is_from_any and len(gone) < (comm.remote_size or comm.size - 1):
-        return None
-    if not (call or is_from_any):
+    if is_from_any:
+        gone = gone if len(gone) >= (comm.remote_size or comm.size - 1) else []
+    elif not call:
         gone = [rank for rank in gone if rank == source]
     if not gone:
         return None
@@ -243,13 +239,20 @@ def _gone(comm: Comm, call: int) -> tuple[list[int], str]:
         lost = partners.lost() if call == 0 else partners.lost_before(comm.begun)
         found = [] if lost and partners.has_messages() else sorted(lost)
         return found, f" of program '{partners.name}'"
+    ended = _ended_on_node(comm, call)
+    if notices is not None:
+        ended.update(notices.lost(comm, not call))
+        if call and not ended and comm.is_inter:
+            return notices.lost(comm, False, is_here=True), " of this group"
+    return sorted(ended), " of the other group" if comm.is_inter else ""
+
+
+def _ended_on_node(comm: Comm, call: int) -> set[int]:
+    """Those that their node's memory tells of."""
     ended = {rank for rank, region in comm.near.regions.items() if region.ended}
     if call:
         ended &= {rank for rank, _, other in logs(comm)[1] if call < 1 or other.last_call() < call}
-    found = sorted(ended.union([] if notices is None else notices.lost(comm, not call)))
-    if call and not found and notices is not None and comm.is_inter:
-        return notices.lost(comm, False, is_here=True), " of this group"
-    return found, " of the other group" if comm.is_inter else ""
+    return ended
 
 
 def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
