@@ -55,11 +55,11 @@ def alone(views: Sequence[NpArray], sending: bool) -> bool:
     """
     if len(views) < 2 or any(isinstance(view, Rows) for view in views):
         return False
-    habits = _habits()
+    habits, sizes = _habits(), [view.nbytes for view in views]
     quick = habits.strided_too or all(view.flags.c_contiguous for view in views)
-    if quick and len(views) <= VIEWS_ALONE and max(view.nbytes for view in views) <= habits.at_once:
-        return bool(sum(view.nbytes for view in views) > habits.at_once)
-    return all(view.nbytes >= VIEW_ALONE and not gathers([view], sending) for view in views)
+    if quick and len(views) <= VIEWS_ALONE and max(sizes) <= habits.at_once:
+        return sum(sizes) > habits.at_once
+    return min(sizes) >= VIEW_ALONE and not any(gathers([view], sending) for view in views)
 
 
 def gathers(views: Sequence[Any], sending: bool) -> bool:

@@ -153,8 +153,12 @@ def _core_may_share(call: Call, send: Buffer, recv: Buffer) -> bool:
     return send is recv or buffer.same_memory(send.array, recv.array)
 
 
-def _packed(call: Call, array: AnyArray) -> AnyArray:
-    """The array in one piece, which call fills anew if it is a copy."""
+def _packed(call: Call, array: AnyArray, widen: Callable[[AnyArray], AnyArray] | None = None) -> AnyArray:
+    """The array in one piece, or what widen makes of it; which call fills anew if it is a copy."""
+    if widen is not None:
+        wide = widen(array)
+        call.fill = lambda: np.copyto(wide, widen(array))
+        return wide
     packed = np.ascontiguousarray(array)
     if not np.may_share_memory(packed, array):
         call.fill = _filler(packed, array)
@@ -258,11 +262,7 @@ def _reduce_there(call: Call, send: Buffer, recv: Buffer | None, block: int, red
     call.op = reduce.mpi()
     kind = getattr(MPI, reduce.mpi_type)
     received: NDArray[Any] | None = None
-    if reduce.widen is None:
-        travelling = _packed(call, send.array)
-    else:
-        up, travelling = reduce.widen, reduce.widen(send.array)
-        call.fill = lambda: np.copyto(travelling, up(send.array))
+    travelling = _packed(call, send.array, reduce.widen)
     if recv is not None:
         lies_plain = recv.array.flags.c_contiguous and (recv.array.size > 0 or send is recv)
         is_plain = reduce.widen is None and lies_plain
@@ -379,12 +379,7 @@ def _reduce_in_order(call: Call, send: Buffer, recv: Buffer | None, reduce: Redu
     if recv is not None:
         buffer.refuse_partial(send, recv)
     fold = rank_order.Fold(comm, reduce, send.dtype, reduce.exact or verb in PREFIXES)
-    if fold.is_wide:
-        assert reduce.widen is not None
-        up, travelling = reduce.widen, reduce.widen(send.array)
-        call.fill = lambda: np.copyto(travelling, up(send.array))
-    else:
-        travelling = _packed(call, send.array)
+    travelling = _packed(call, send.array, reduce.widen if fold.is_wide else None)
     is_first = verb == "exscan" and comm.rank == 0
     if not rank_order.is_whole(comm, verb, travelling.nbytes, waits):
         received = None if recv is None else buffer.landing(recv)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 
 from .._lazy import MPI, LazyModule, np
 from ..core.patience import until
@@ -174,14 +174,18 @@ def peer_rank(comm: Comm, peer: object, name: str) -> int:
     size = comm.remote_size if comm.is_inter else comm.size
     if type(peer) is int and 0 <= peer < size:
         return peer
-    if name == "source" and (peer is None or peer == MPI.ANY_SOURCE):
+    if name == "source" and peer in (None, MPI.ANY_SOURCE):
         return MPI.ANY_SOURCE
-    if isinstance(peer, (int, np.integer)) and not isinstance(peer, bool):
-        if 0 <= peer < size or peer == MPI.PROC_NULL:
-            return int(peer)
-        hint = f"a rank from 0 to {size - 1}" if comm.is_inter else known_ranks(comm)
-        raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=hint)
-    raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
+    if not _is_number(peer):
+        raise RankError(f"{name} must be a rank, not {peer!r}", hint=f"a rank from 0 to {size - 1}")
+    if 0 <= peer < size or peer == MPI.PROC_NULL:
+        return int(peer)
+    hint = f"a rank from 0 to {size - 1}" if comm.is_inter else known_ranks(comm)
+    raise RankError(f"{name} {peer} is no rank of '{comm.name}'", hint=hint)
+
+
+def _is_number(rank: object) -> TypeGuard[int]:
+    return isinstance(rank, (int, np.integer)) and not isinstance(rank, bool)
 
 
 def is_root(comm: Comm, root: Any) -> bool:
@@ -190,7 +194,7 @@ def is_root(comm: Comm, root: Any) -> bool:
     Raises:
         RankError: there is no such root.
     """
-    is_rank = type(root) is int or (isinstance(root, (int, np.integer)) and not isinstance(root, bool))
+    is_rank = type(root) is int or _is_number(root)
     if is_rank and 0 <= root < (comm.remote_size if comm.is_inter else comm.size):
         return bool(comm.rank == root) and not comm.is_inter
     if not comm.is_inter:

@@ -117,10 +117,11 @@ class DeviceDispatch:
         here = "x in host memory" if place is None else f"x on {place.name}"
         message = call.verb in ("send", "recv")
         if self.is_whole(call.look.nbytes) if message else self.is_one_call(nbytes):
-            always = self._between and not message
-            why = "between groups always" if always else "so that ranks with host arrays can take part"
-            limit = "" if always else f", as up to {self.eager} bytes (a guess: docs/gpu.md)"
-            return f"{here}, staged: through pinned memory in one MPI call{limit}, {why}"
+            why = "between groups always"
+            if message or not self._between:
+                limit = f"as up to {self.eager} bytes (a guess: docs/gpu.md)"
+                why = f"{limit}, so that ranks with host arrays can take part"
+            return f"{here}, staged: through pinned memory in one MPI call, {why}"
         if message:
             way = self.messages.paths.get(("to" if call.verb == "send" else "from", call.peer))
             first = f"decided with the other rank at the first message (gpu: {self.forced})"

@@ -135,6 +135,13 @@ def blocks_of(low: int, high: int, whole: int, nodes: list[list[int]]) -> Iterat
         yield Part(rank * whole + low, rank * whole + high, (rank,), holders)
 
 
+def _begun(
+    begin: Callable[..., MPI.Request], messages: Messages, tag: int, most: Callable[[int], int]
+) -> list[MPI.Request]:
+    """Requests of messages, by MPI's Irecv or Isend."""
+    return [begin(data, peer, tag) for peer, data in pieces(messages, most)]
+
+
 class _Parts:
     """What one rank gives, folds and receives."""
 
@@ -175,33 +182,27 @@ class _Parts:
                     going += messages[1]
             if not under_way and low is None:
                 return
-            yield [
-                *(mpi.Irecv(data, peer, tag) for peer, data in pieces(coming, most)),
-                *(mpi.Isend(data, peer, tag) for peer, data in pieces(going, most)),
-            ]
+            yield [*_begun(mpi.Irecv, coming, tag, most), *_begun(mpi.Isend, going, tag, most)]
 
     def reduce_at_root(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> None:
         """A short reduce, at one go: with more ranks than cores each step of Python's lets others wait."""
         me, root, fold = self.rank, self.root, self.fold
         holder = root if root in self.near else self.near[0]
         if me != holder:
-            wait_all([mpi.Isend(data, peer, tag) for peer, data in pieces([(holder, self.x)], most)])
+            wait_all(_begun(mpi.Isend, [(holder, self.x)], tag, most))
             return
         rows = np.empty((len(self.near), self.x.size), self.x.dtype)
-        coming = [mpi.Irecv(data, q, tag) for q, data in pieces(
-            [(q, row) for q, row in zip(self.near, rows, strict=True) if q != me], most
-        )]  # fmt: skip
-        others = (
-            []
-            if me != root
-            else [(ranks[0], fold.room_for(self.x)) for ranks in self.nodes if me not in ranks]
-        )
-        far = [mpi.Irecv(data, q, tag) for q, data in pieces(others, most)]
+        near = [(q, row) for q, row in zip(self.near, rows, strict=True) if q != me]
+        coming = _begun(mpi.Irecv, near, tag, most)
+        others: Messages = []
+        if me == root:
+            others = [(ranks[0], fold.room_for(self.x)) for ranks in self.nodes if me not in ranks]
+        far = _begun(mpi.Irecv, others, tag, most)
         rows[self.near.index(me)] = self.x
         wait_all(coming)
         wide = fold.partial(rows)
         if me != root:
-            wait_all([mpi.Isend(data, peer, tag) for peer, data in pieces([(root, wide)], most)])
+            wait_all(_begun(mpi.Isend, [(root, wide)], tag, most))
             return
         wait_all(far)
         folded = [row for _, row in others]
@@ -224,7 +225,7 @@ class _Parts:
     def _piece(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """The messages of one piece, step by step: what comes, and what goes."""
         parts = [part for part in self._cut(low, high, n) if part.low < part.high]
-        held = [part for part in parts if part.holders[self.here] == self.rank]
+        held = self._held(parts)
         rows = [np.empty((len(self.near), part.high - part.low), self.x.dtype) for part in held]
         yield (
             [(q, row[i]) for row in rows for i, q in enumerate(self.near) if q != self.rank],
@@ -283,10 +284,13 @@ class _Parts:
                 [(self.root, made) for made in owned.values() if not is_root],
             )
             return
+        yield from self._spread(parts, owned)
+
+    def _spread(self, parts: list[Part], owned: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
+        """Take the results to the holders, and from them to all."""
         if len(self.nodes) > 1:
-            held = [part for part in parts if part.holders[self.here] == self.rank]
             yield (
-                self._coming(held),
+                self._coming(self._held(parts)),
                 [(q, made) for p, made in owned.items() for q in p.holders if q not in p.owners],
             )
         coming: Messages = []
@@ -311,6 +315,10 @@ class _Parts:
         wide = made if self.verb == "scan" else before
         if self.out is not None and wide is not None:
             self._into(low, high)[...] = self.fold.rounded(wide)
+
+    def _held(self, parts: list[Part]) -> list[Part]:
+        """Those that this rank holds."""
+        return [part for part in parts if part.holders[self.here] == self.rank]
 
     def _coming(self, parts: list[Part]) -> Messages:
         """Those parts of the result that this rank does not own."""
