@@ -71,17 +71,20 @@ def staged(output: str, *, takes_devices: bool = False, takes_sparse: bool = Fal
                 return look(*arguments)
             by_device = takes_devices and getattr(by, "comm", by).context.devices is not None
             if by_device and all(map(_is_there, rest)):
-                there = arguments[place]
-                whole = there.contiguous() if hasattr(there, "contiguous") else there
-                rest[place - 1] = whole
-                made = look(getattr(by, "comm", by), *rest)
-                if whole is not there and not there.is_contiguous():
-                    made = _then(made, lambda run: _after(run, lambda: there.copy_(whole)))
-                return _then(made, lambda run: _after(by.arrive, run)) if hasattr(by, "arrive") else made
+                return on_device(by, rest)
             hosts = [_host(argument) for argument in arguments]
             return _then(
                 look(*hosts), lambda run: _after(run, lambda: _copy_back(arguments[place], hosts[place]))
             )
+
+        def on_device(by: Any, rest: list[Any]) -> Any:
+            there = rest[place - 1]
+            whole = there.contiguous() if hasattr(there, "contiguous") else there
+            rest[place - 1] = whole
+            made = look(getattr(by, "comm", by), *rest)
+            if whole is not there and not there.is_contiguous():
+                made = _then(made, lambda run: _after(run, lambda: there.copy_(whole)))
+            return _then(made, lambda run: _after(by.arrive, run)) if hasattr(by, "arrive") else made
 
         return looked  # type: ignore[return-value]  # it takes the same
 

@@ -39,16 +39,15 @@ def wait_for_all(group: CommProcessGroup, timeout: timedelta | float | None, wai
         store.set(verdict, json.dumps(missing))
     if missing:
         shutdown.remember(group.comm.context, missing)
-        me, who = group.rank(), f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        if me:
-            begin = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"
-            begin += " from rank 0"
-        else:
-            begin = "timed out in monitoredBarrier" if seconds <= 0 else "waited in monitoredBarrier"
-        raise as_torch(
-            WaitTimeoutError(  # programs, and torch's own tests, look for these words
-                f"Rank {me} {begin}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms",
-                group.where,
-                "look at what those ranks do",
-            )
-        )
+        raise as_torch(_failed(group, missing, seconds))
+
+
+def _failed(group: CommProcessGroup, missing: list[int], seconds: float) -> WaitTimeoutError:
+    """Programs, and torch's own tests, look for these words."""
+    me, who = group.rank(), f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    begin = "timed out in monitoredBarrier" if seconds <= 0 else "waited in monitoredBarrier"
+    if me:
+        begin = "successfully reached monitoredBarrier, but received errors while waiting for send/recv"
+        begin += " from rank 0"
+    what = f"Rank {me} {begin}: {who} failed to pass monitoredBarrier in {seconds * 1000:.0f} ms"
+    return WaitTimeoutError(what, group.where, "look at what those ranks do")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -369,13 +370,7 @@ class ProcessGroupMPI(CommProcessGroup):
             if peer is None:
                 return self._inner.recv_anysource(tensors, tag)
             return getattr(self._inner, verb)(tensors, peer, tag)
-        end = self._recorded(verb if peer is not None else "recvAnySource", [x])
-        words = message_words(verb, x, peer)
-        if self._has_prints:
-            sent, got = (x, None) if verb == "send" else (None, x)
-            end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", sent, got, end or nothing)
-        if self._is_traced:
-            end = trace.torch_call(self.comm, verb, peer, words, [x], end or nothing)
+        end, words = self._observed(verb, x, peer, tag), message_words(verb, x, peer)
         try:
             request, give = group_calls.message(self.comm if mail is None else mail, verb, x, peer, tag)
         except HpcommError as error:
@@ -388,6 +383,17 @@ class ProcessGroupMPI(CommProcessGroup):
         if give is not None or end is not None:
             work.give, work.close = give, end
         return self._under_way(work)
+
+    def _observed(self, verb: str, x: torch.Tensor, peer: int | None, tag: int) -> Callable[[], None] | None:
+        """What ends the records of a message, as profiles and traces have them; None: nobody has one."""
+        end = self._recorded(verb if peer is not None else "recvAnySource", [x])
+        words = message_words(verb, x, peer)
+        if self._has_prints:
+            sent, got = (x, None) if verb == "send" else (None, x)
+            end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", sent, got, end or nothing)
+        if self._is_traced:
+            end = trace.torch_call(self.comm, verb, peer, words, [x], end or nothing)
+        return end
 
     def _under_way(self, work: Work) -> Work:
         if not work.poll():

@@ -81,13 +81,14 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._inner: Any = None  # torch's own group for devices of other backends
         self._devices = self._register_others()
         self._has_prints, self._is_traced = bool(os.environ.get(FINGERPRINT)), trace.is_on()
-        is_plain = SAYS_LATER and self._inner is None and not self._detail
-        is_plain = is_plain and not (self._by.is_exact or self._has_prints or self._is_traced)
-        self._node = self.entry.node if is_plain else None  # for calls that need nothing else
+        is_watched = self._has_prints or self._is_traced
+        needs_more = is_watched or self._detail or self._by.is_exact or self._inner is not None
+        self._node = (
+            self.entry.node if SAYS_LATER and not needs_more else None
+        )  # for calls that need nothing else
         # for messages; a Communicator has ways of its own for those of devices, of which one end may not know
         self._mail = self.entry.node if comm.context.devices is None else None
-        is_ours = self._devices.get("cpu") is None
-        self._is_short = is_ours and not (self._has_prints or self._is_traced)
+        self._is_short = self._devices.get("cpu") is None and not is_watched
         self._sent = Work()  # of all messages that were complete when they were sent
 
     # -- what torch asks of a group ----------------------------------------------------------------
@@ -214,7 +215,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         if going is NotImplemented:
             return going
         self._calls += 1
-        work = NodeWork(self, verb, x, how, out, going)
+        work = NodeWork(self, (verb, x, how), out, going)
         if going.moves:
             self._poller.add(work)
         return work
@@ -236,10 +237,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         like = [] if call.like is None else [call.like]
         inputs = like if inputs is None else inputs
         if process_role.forked:
-            try:
-                process_role.check_process("")
-            except HpcommError as error:
-                raise as_torch(error, str(call), self.where) from None
+            self._refuse_child(call)
         try:
             mine = self._signature(call)
         except HpcommError as error:
@@ -295,6 +293,12 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 raise
             finally:
                 self.entry.limit(self.seconds)
+
+    def _refuse_child(self, call: Call) -> None:
+        try:
+            process_role.check_process("")
+        except HpcommError as error:
+            raise as_torch(error, str(call), self.where) from None
 
     def refuse(self) -> None:
         """Tell the others, when it is its turn, that this rank does not make a call that it was asked for."""

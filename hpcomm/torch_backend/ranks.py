@@ -23,7 +23,7 @@ from ..errors import ConfigError, WaitTimeoutError, has_ended, named
 from ..job.host import host_mark
 from ..node import native, segment
 from ..node.native import native_core as core
-from ..node.segment import NodeSegment, Region, Tell
+from ..node.segment import NodeSegment, Tell
 from ..watch import start_up
 from .store_reports import come
 from .torch_errors import as_torch
@@ -75,7 +75,7 @@ class NodeWorld:
         place, mark = int.from_bytes(said[:8], "little"), int.from_bytes(said[8:], "little")
         if len(ranks) > 1 and not place:
             no_room()
-        return NodeRanks(self.near, place, here, dict(enumerate(regions)), name, mark)
+        return NodeRanks(self.near, members, place, name, mark)
 
     def all_reduce(self, x: int, op: str) -> int:
         """As a Communicator has it, for numbers that only a mistake makes differ: nobody asks the others."""
@@ -93,17 +93,14 @@ class NodeRanks:
     is_inter, remote_size, partners, patience_s, devices, disagreed = False, 0, None, None, None, ""
     settings = SimpleNamespace(check="off")
 
-    def __init__(
-        self, here: NodeSegment, place: int, rank: int, regions: dict[int, Region], name: str, mark: int
-    ) -> None:
-        self.rank, self.size, self.name, self.tag_base = rank, len(regions), name, mark
-        self.near = SimpleNamespace(
-            ranks=[*regions], regions={r: its for r, its in regions.items() if r != rank}, watched=None
-        )
+    def __init__(self, here: NodeSegment, members: Sequence[int], place: int, name: str, mark: int) -> None:
+        self.rank, self.size, self.name, self.tag_base = members.index(here.here), len(members), name, mark
+        regions = {rank: here.regions[each] for rank, each in enumerate(members) if rank != self.rank}
+        self.near = SimpleNamespace(ranks=[*range(self.size)], regions=regions, watched=None)
         self.is_closed = False
         self.node: core.Node | None = None
         if self.size > 1:
-            self.node = native.node(here, place, rank, lambda *_: None, True)
+            self.node = native.node(here, place, self.rank, lambda *_: None, True)
         self.context = self
         runtime.note(self)  # type: ignore[arg-type]  # it has what is asked there
 

@@ -78,6 +78,11 @@ def _is_announced() -> bool:
     return os.environ.get(_TOLD) == "/".join(os.environ.get(name, "") for name in names)
 
 
+def _is_said() -> bool:
+    """Whether env:// has a rank and a size by somebody else."""
+    return {"RANK", "WORLD_SIZE"} <= os.environ.keys() and not _is_announced()
+
+
 def is_launched() -> bool:
     """Whether an MPI launcher started this process, and not a torchrun that it started."""
     return any(name in os.environ for name in RANKS) and "TORCHELASTIC_RUN_ID" not in os.environ
@@ -100,10 +105,11 @@ def by_mpi(is_for_mpi: bool, url: str, rank: int, size: int) -> bool:
     if is_for_mpi and is_launched():
         said = given_numbers(rank, size, url)
         return _is_wrong(said, world(said))[1] or url == "env://"
-    is_said = "RANK" in os.environ and "WORLD_SIZE" in os.environ and not _is_announced()
-    is_open = url == "env://" and rank == size == -1 and not is_said
-    knows = is_for_mpi or is_launched() or _world is not None
-    return is_open and knows and (_world is None or _world.size == 1 or not process_role.is_without_mpi)
+    if _is_said() or url != "env://" or not rank == size == -1:
+        return False
+    if _world is None:
+        return is_for_mpi or is_launched()
+    return _world.size == 1 or not process_role.is_without_mpi
 
 
 def world(

@@ -192,18 +192,21 @@ class NodeWork(Work):
     So does the group's poller, if other ranks need that; and its worker, once a future of it is asked for.
 
     Args:
-        how: the operator, or the root.
+        told: the verb, what goes in, and the operator or the root.
         going: a core.Request, which keeps the tensors.
     """
 
     _over = False
 
     def __init__(
-        self, group: CommProcessGroup, verb: str, x: torch.Tensor, how: Any, out: torch.Tensor, going: Any
+        self,
+        group: CommProcessGroup,
+        told: tuple[str, torch.Tensor | None, Any],
+        out: torch.Tensor,
+        going: Any,
     ) -> None:
         super().__init__([out])
-        self._group, self._going = group, going
-        self._told: tuple[str, torch.Tensor | None, Any] = verb, x, how
+        self._group, self._told, self._going = group, told, going
 
     @property
     def call(self) -> str:
