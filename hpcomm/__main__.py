@@ -33,6 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"hpcomm {__version__}")
         return 0
+    return _carry_out(words)
+
+
+def _carry_out(words: list[str]) -> int:
+    """A command, and what is said where it fails."""
     try:
         status = _dispatch(words[0], words[1:])
         print(end="", flush=True)  # there may be no stdout at all

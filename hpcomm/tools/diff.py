@@ -73,20 +73,24 @@ def main(argv: Sequence[str]) -> int:
     for name in sorted(runs[0].keys() & runs[1].keys()):
         a, b = runs[0][name], runs[1][name]
         for which, ranks in (("A", a), ("B", b)):
-            about = ranks[min(ranks)].kinds[0]
-            calls = counted(sum(len(each.calls) for each in ranks.values()), "call")
-            size = counted(about["ranks"], "rank")
-            print(f"{which}{f' {name}' * bool(name)}: {size}, {about['mpi']}, {calls}")
-        same = a[min(a)].size == b[min(b)].size
-        said = _first(a, b) if same else _first_of_all(a, b)
-        if said:
+            print(f"{which}{f' {name}' * bool(name)}: {_about(ranks)}")
+        if said := _difference(a, b):
             takes = ".get(" in said or ".exchange(" in said  # then another program may have caused it
             found.append((takes, f"{_called(name)}: {said}" if name else said))
-    for _, text in sorted(found):
-        print(text)
-    if not found:
-        print("no difference")
+    print("\n".join(text for _, text in sorted(found)) or "no difference")
     return int(bool(found))
+
+
+def _about(ranks: Ranks) -> str:
+    """How many ranks a program has, by which MPI, and how many calls they made."""
+    about = ranks[min(ranks)].kinds[0]
+    calls = counted(sum(len(each.calls) for each in ranks.values()), "call")
+    return f"{counted(about['ranks'], 'rank')}, {about['mpi']}, {calls}"
+
+
+def _difference(a: Ranks, b: Ranks) -> str:
+    """The first one, if there is any."""
+    return _first(a, b) if a[min(a)].size == b[min(b)].size else _first_of_all(a, b)
 
 
 def _read(folder: Path) -> dict[str, Ranks]:

@@ -93,8 +93,9 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     findings[:0] = _about_memory(memory)  # first: it may be why MPI does not come up
     findings += _about_core(mpi)
     findings += _about_mpi(mpi, environ)
-    findings += _about_nodes(nodes, environ) if in_job else []
-    findings += _about_shared_gpus(mpi["gpus"]) if in_job and mpi else []
+    if in_job:
+        findings += _about_nodes(nodes, environ)
+        findings += _about_shared_gpus(mpi["gpus"]) if mpi else []
     findings += _about_gpu(gpu, packages)
     findings += _about_environment(environ, packages, mpi)
     return {

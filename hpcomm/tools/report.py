@@ -70,9 +70,9 @@ def main(words: Sequence[str]) -> int:
     """Carry out the command."""
     options = parser().parse_args(list(words))
     out = Path(options.output or "")
-    if options.output and out.suffix not in (".html", ".json"):
-        raise ConfigError(f"-o {out}: a report is a page or a trace", "hpcomm report", ".html or .json")
     if options.output:
+        if out.suffix not in (".html", ".json"):
+            raise ConfigError(f"-o {out}: a report is a page or a trace", "hpcomm report", ".html or .json")
         check_file(out)
     trace = read(Path(options.folder))
     make_folder("--torch", options.torch)
@@ -82,8 +82,10 @@ def main(words: Sequence[str]) -> int:
     if options.output:
         is_page = out.suffix == ".html"
         out.write_text(page(trace, text(trace, found)) if is_page else trace_files.chrome(trace), "utf-8")
-    if options.json or not (options.output or options.torch):
-        print(json.dumps(_record(trace, found), indent=1) if options.json else text(trace, found))
+    if options.json:
+        print(json.dumps(_record(trace, found), indent=1))
+    elif not (options.output or options.torch):
+        print(text(trace, found))
     return 0
 
 
@@ -169,20 +171,29 @@ def _time(seconds: float | None) -> str:
     return duration(seconds) if seconds else "-"
 
 
+def _clocks(trace: Trace) -> str:
+    """What there is to say of those of several hosts."""
+    if trace.error_s == 0:
+        return ""
+    said = "not aligned" if trace.error_s is None else f"aligned within {_time(trace.error_s)}"
+    return f"; clocks of {len(set(trace.hosts))} hosts, {said}"
+
+
+def _row(each: Line, least: int) -> tuple[object, ...]:
+    """Of the table of operations; least: 1 where it has a column for the least time."""
+    times = (each.time_s, each.moving_s, each.waiting_s, *[each.least_s] * least)
+    whom = f"rank {each.whom} ({each.part:.0%})" if each.whom else ""
+    return each.call, each.line, each.calls, size(each.nbytes), *map(_time, times), whom
+
+
 def _said(trace: Trace, found: list[Line], record: dict[str, Any]) -> Iterator[str]:
-    ranks, error_s = record["ranks"], trace.error_s
-    said = "not aligned" if error_s is None else f"aligned within {_time(error_s)}"
-    clocks = f"; clocks of {len(set(trace.hosts))} hosts, {said}" if error_s != 0 else ""
+    ranks = record["ranks"]
     calls = sum(each["calls"] for each in ranks)
     span = float(trace.events["until"].max(initial=0)) / 1e9
-    yield f"{counted(len(ranks), 'rank')}, {_time(span)}, {counted(calls, 'call')}{clocks}\n"
+    yield f"{counted(len(ranks), 'rank')}, {_time(span)}, {counted(calls, 'call')}{_clocks(trace)}\n"
     least = ["at least"] * any(each.least_s is not None for each in found)
     head = ["operation", "line", "calls", "bytes", "time", "moving", "waiting", *least, "for"]
-    rows: list[tuple[object, ...]] = []
-    for each in found:
-        times = (each.time_s, each.moving_s, each.waiting_s, *[each.least_s for _ in least])
-        whom = f"rank {each.whom} ({each.part:.0%})" if each.whom else ""
-        rows.append((each.call, each.line, each.calls, size(each.nbytes), *map(_time, times), whom))
+    rows = [_row(each, len(least)) for each in found]
     yield table(head, rows, left=(0, 1, len(head) - 1)) + "\n"
     columns = ("computing_s", "calls_s", "waiting_s", "others_waited_s")
     rows = [(each["rank"], each["calls"], *(_time(each[column]) for column in columns)) for each in ranks]

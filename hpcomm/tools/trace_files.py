@@ -61,8 +61,11 @@ def write_for_torch(trace: Trace, folder: Path) -> None:
                 row = rows[event[3]]
                 numbers[row["comm"]] += 1
                 entries.append(_entry(trace.begin, event, row, numbers[row["comm"]], len(entries)))
-        its = {name: each for name, each in groups.items() if rank in each["ranks"]}
-        its = {name: {**each, "ranks": str([*each["ranks"]])} for name, each in its.items()}
+        its = {
+            name: {**each, "ranks": str([*each["ranks"]])}
+            for name, each in groups.items()
+            if rank in each["ranks"]
+        }
         whole = {"version": _VERSION, "pg_config": its, "pg_status": {}, "entries": entries}
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(whole))
 

@@ -104,7 +104,7 @@ def page(trace: Trace, text: str) -> str:
     data = {
         **{name: (column / 1e3).tolist() for name, column in times.items()},
         **{name: events[name].tolist() for name in ("row", "rank", "whom")},
-        "verbs": [escape(verb) for verb in number],
+        "verbs": [*map(escape, number)],
         "verb": [number.get(verb, -1) for verb in verbs],
         "call": [row["call"] + (f" on {row['on']}" if "on" in row else "") for row in trace.rows],
         "line": [row["line"] for row in trace.rows],

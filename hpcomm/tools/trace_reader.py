@@ -23,7 +23,7 @@ come. So each call between two hosts bounds how much their clocks differ, from b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,9 +146,9 @@ def _judged(
 def _parts(rows: list[dict[str, Any]], events: Array) -> Iterator[tuple[int, int, bool, bool, int, int]]:
     """Parts of calls: event, number of what matches; whether this rank gives something to the others of
     that, whether it gets something from them; the bytes of a message, and to whom it goes, or -1."""
-    verbs, comms = [plain(row.get("verb", "")) for row in rows], [row.get("comm") for row in rows]
+    verbs = [plain(row.get("verb", "")) for row in rows]
     any_tag = np.unique(events["row"][events["tag"] < 0]).tolist()
-    loose = {comms[i] for i in any_tag if verbs[i] in ("recv", "sendrecv")}
+    loose = {rows[i].get("comm") for i in any_tag if verbs[i] in ("recv", "sendrecv")}
     counts, numbers = Counter[Any](), dict[Any, int]()
     homes = {(row["comm"], row["rank"]): row["of_rank"] for row in rows if "comm" in row}
     columns = (events[name].tolist() for name in ("row", "rank", "peer", "tag", "of", "nbytes"))
@@ -164,25 +164,33 @@ def _parts(rows: list[dict[str, Any]], events: Array) -> Iterator[tuple[int, int
 
 def _ends(row: dict[str, Any], verb: str, is_loose: bool) -> Iterator[tuple[Any, bool, bool, int]]:
     """The parts of a call, as above; what matches is the n-th of a key."""
-    comm, me, peer, nbytes = row["comm"], row["rank"], row["peer"], row["nbytes"]
-    kind: Any = verb
+    comm, me, peer = row["comm"], row["rank"], row["peer"]
     if row["of"] in _COUPLED:
         yield row["call"].partition("(")[2], verb == "put", verb == "get", 0
         return
-    if "near" in row:
-        to, sources, kind = {int(other): size for other, size in row["sends"].items()}, row["near"], "near"
-    elif verb in PREFIXES:
-        to, sources = dict.fromkeys(range(me + 1, row["size"]), 0), range(me)
-    elif verb in _MESSAGES:
-        to = {"send": {peer: nbytes}, "sendrecv": {row["tag"]: nbytes}}.get(verb, {})
-        sources, kind = [peer] * (verb != "send"), -1 if is_loose or verb == "sendrecv" else row["tag"]
-    elif row["size"] > 1:
-        yield comm, verb not in ROOT_SENDS or peer == me, verb not in ROOT_RECEIVES or peer == me, 0
+    others = _others(row, verb, is_loose)
+    if others is None:
+        if row["size"] > 1:
+            yield comm, verb not in ROOT_SENDS or peer == me, verb not in ROOT_RECEIVES or peer == me, 0
         return
-    else:
-        return
+    to, sources, kind = others
     yield from (((comm, me, other, kind), True, False, size) for other, size in to.items())
     yield from (((comm, other, me, kind), False, True, 0) for other in sources)
+
+
+def _others(
+    row: dict[str, Any], verb: str, is_loose: bool
+) -> tuple[dict[int, int], Iterable[int], Any] | None:
+    """(bytes by the rank that is given them, the ranks that give, what else matches); None: all, or none."""
+    me, peer, tag, nbytes = row["rank"], row["peer"], row["tag"], row["nbytes"]
+    if "near" in row:
+        return {int(other): size for other, size in row["sends"].items()}, row["near"], "near"
+    if verb in PREFIXES:
+        return dict.fromkeys(range(me + 1, row["size"]), 0), range(me), verb
+    if verb in _MESSAGES:
+        to = {"send": {peer: nbytes}, "sendrecv": {tag: nbytes}}.get(verb, {})
+        return to, [peer] * (verb != "send"), -1 if is_loose or verb == "sendrecv" else tag
+    return None
 
 
 # -- one clock -------------------------------------------------------------------------------------------
