@@ -55,13 +55,11 @@ def halo_width(width: Width, ndim: int) -> Widths:
     """(before, after) for every axis, from one number, one per axis, or a pair per axis."""
     each: Any = (width,) * ndim if hasattr(width, "__index__") else width
     sides = [integers(w, "the halo") for w in (each if hasattr(each, "__iter__") else (each,))]
-    pairs = [side * 2 if len(side) == 1 else side for side in sides]
+    pairs: list[Any] = [side * 2 if len(side) == 1 else side for side in sides]
     if len(pairs) != ndim or any(len(p) != 2 or min(p) < 0 for p in pairs):
-        raise LayoutError(
-            f"halo width {width} does not fit {ndim} axes",
-            hint="one number, one per axis, or (before, after)",
-        )
-    return tuple((before, after) for before, after in pairs)
+        hint = "one number, one per axis, or (before, after)"
+        raise LayoutError(f"halo width {width} does not fit {ndim} axes", hint=hint)
+    return tuple(pairs)
 
 
 def halo(

@@ -67,11 +67,11 @@ Ranks = dict[int, Rank]
 def main(argv: Sequence[str]) -> int:
     """Carry out the command; 1 where the runs differ."""
     options = parser().parse_args(list(argv))
-    runs = [_read(Path(folder)) for folder in (options.a, options.b)]
-    lacking = sorted(runs[0].keys() ^ runs[1].keys())
-    found = [(False, f"only {'A' if name in runs[0] else 'B'} has {_called(name)}") for name in lacking]
-    for name in sorted(runs[0].keys() & runs[1].keys()):
-        a, b = runs[0][name], runs[1][name]
+    one, two = _read(Path(options.a)), _read(Path(options.b))
+    lacking = sorted(one.keys() ^ two.keys())
+    found = [(False, f"only {'A' if name in one else 'B'} has {_called(name)}") for name in lacking]
+    for name in sorted(one.keys() & two.keys()):
+        a, b = one[name], two[name]
         for which, ranks in (("A", a), ("B", b)):
             print(f"{which}{f' {name}' * bool(name)}: {_about(ranks)}")
         if said := _difference(a, b):

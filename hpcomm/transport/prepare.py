@@ -65,8 +65,8 @@ def compose_call(
         node = comm.node if blocking else comm.background_node if later else None
         if node is not None and core_takes(call.look.dtype, reduce):
             return by_core(call, send, recv, reduce)
-    if comm.is_fast and reduce is not None and not hosts:
-        call.code |= SCHEDULED
+        if comm.is_fast and reduce is not None:
+            call.code |= SCHEDULED
     if devices is None:  # no rank of comm has a device
         return on_hosts(call, send, recv, reduce, not hosts, blocking and comm.timeout_s is None)
     return _beside_devices(call, arrays, blocking, hosts, algorithm)

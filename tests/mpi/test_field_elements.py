@@ -197,6 +197,11 @@ def test_times_have_the_numbers_that_numpy_gives(comm: Any, dtype: str, gap: int
         assert np.asarray(found).dtype == np.asarray(due).dtype
 
 
+def test_one_time_span_is_its_own_sum(comm: Any) -> None:
+    field = Field(comm, (), array=np.array(5, "m8[s]"))
+    assert field.sum() == field.mean() == np.timedelta64(5, "s")
+
+
 VERBS = ["sum", "mean", "var", "std", "norm", "min", "max", "argmin", "argmax", "all", "any"]
 
 
