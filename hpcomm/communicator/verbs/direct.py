@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..._lazy import MPI, NDArray, np
 from ...core import result_memory
@@ -39,6 +39,9 @@ from ...transport.late import (
     transport,
     wrapping,
 )
+
+if TYPE_CHECKING:
+    from ...core.dtypes import Dtype
 
 _LARGEST = 2**31 - 1  # elements of one call of MPI, and so bytes that are no more
 _IN_PLACE = ("broadcast", "all_reduce")
@@ -104,13 +107,13 @@ class ByLibrary(NoDirect):
     def all_to_all(self, x: object, out: object) -> object:
         return NotImplemented if self._size == 1 else self._call("all_to_all", x, out)
 
-    def _call(self, verb: str, x: object, out: object, op: object = None, root: object = 0) -> object:
+    def _call(self, verb: str, x: object, out: object, op: object = None, root: Any = 0) -> object:
         row = TABLE[verb]
-        if not self._takes(x, row) or not self._has(root) or (row.reduces and type(op) is not str):
+        if not self._takes(x, op, root, row):
             return NotImplemented
         gets, known = row.root != "receives" or root == self._rank, self._known(op, x.dtype)
         result = self._result(verb, row, x, out) if gets else None
-        if known is None or (gets and result is None):
+        if known is None or result is NotImplemented:
             return NotImplemented
         kind, code, operator, reduce, fold = known
         n = x.size // self._size if row.x_blocks else x.size
@@ -118,24 +121,28 @@ class ByLibrary(NoDirect):
         moves, there = verb, result
         if fold is not None:  # what all ranks have brought comes here, and is reduced at the end
             if not self._is_short(verb, x.nbytes, not self.is_later):
-                if self.is_later:
-                    return NotImplemented
-                flat = x.reshape(-1), None if result is None else result.reshape(-1)
-                parts = partial(ordered_blocks.by_parts, self._comm, verb, root, fold, *flat)
-                return self._carry(verb, x, named, parts, lambda: result)
+                return self._by_parts((verb, root, fold), x, named, result)
             moves, there = rank_order.MOVES[verb], np.empty((self._size, n), x.dtype) if gets else None
-        given, taken = (
-            self._given(moves, x, there, (n, kind), root),
-            there if there is None else (there, n, kind),
-        )
+        given = self._given(moves, x, there, (n, kind), root)
+        taken = None if there is None else (there, n, kind)
         function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
         finish = partial(_finished, function, result, fold, there, self._rank if verb == "scan" else None)
         step = function if fold is None else partial(fold.then, function)
         return self._carry(verb, x, named, step, finish)
 
-    def _takes(self, x: object, row: Verb) -> TypeGuard[NDArray[Any]]:
-        """Whether x is a plain array, with a block for each rank where it has to have one."""
+    def _by_parts(
+        self, which: tuple[str, int, Any], x: AnyArray, made: tuple[int, int], result: AnyArray | None
+    ) -> object:
+        """A long reduction in the order of ranks. which: verb, root and fold; made: as _carry has it."""
+        flat = x.reshape(-1), None if result is None else result.reshape(-1)
+        step = partial(ordered_blocks.by_parts, self._comm, *which, *flat)
+        return self._carry(which[0], x, made, step, lambda: result)
+
+    def _takes(self, x: object, op: object, root: object, row: Verb) -> TypeGuard[NDArray[Any]]:
+        """Whether all are plain, and x an array with a block for each rank where it has to have one."""
         if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes > self._most:
+            return False
+        if type(root) is not int or not 0 <= root < self._size or (row.reduces and type(op) is not str):
             return False
         return not row.x_blocks or (x.ndim > 0 and len(x) == self._size)
 
@@ -146,37 +153,32 @@ class ByLibrary(NoDirect):
             comm, verb, nbytes, waits
         )
 
-    def _has(self, root: object) -> TypeGuard[int]:
-        return type(root) is int and 0 <= root < self._size
-
-    def _result(self, verb: str, row: Verb, x: AnyArray, out: object) -> AnyArray | None:
-        """out if it can receive, or a new array; None: the general path has to look at it."""
+    def _result(self, verb: str, row: Verb, x: AnyArray, out: object) -> Any:
+        """out if it can receive, or a new array; NotImplemented: the general path has to look at it."""
         if out is x:
-            return x if verb in _IN_PLACE and x.flags.writeable else None
+            return x if verb in _IN_PLACE and x.flags.writeable else NotImplemented
         shape = x.shape[1:] if row.x_blocks else x.shape
         shape = (self._size, *shape) if row.result_blocks else shape
         if out is None:
             return result_memory.empty(shape, x.dtype)
         if type(out) is not np.ndarray or out.shape != shape or out.dtype != x.dtype:
-            return None
-        return out if out.flags.carray and not np.may_share_memory(x, out) else None
+            return NotImplemented
+        return out if out.flags.carray and not np.may_share_memory(x, out) else NotImplemented
 
-    def _given(
-        self, moves: str, x: AnyArray, out: AnyArray | None, size: tuple[int, object], root: int
-    ) -> object:
-        """What MPI sends of x, which is copied to where it is to lie.
+    def _given(self, moves: str, x: AnyArray, out: Any, size: tuple[int, object], root: int) -> object:
+        """What MPI sends of x, which is copied to where it is to lie. out: None where nothing is received.
 
         All ranks work in place, or none: see transport.mpi._be_alike.
         """
         if moves == "scatter":
             return (x, *size) if root == self._rank else None
-        if moves == "all_gather" and out is not None:
+        if moves == "all_gather":
             out.reshape(self._size, -1)[self._rank] = x.reshape(-1)
             return MPI.IN_PLACE
         if moves == "all_reduce" and self.is_later and x.nbytes > BACKGROUND_COPIED:
             return (x.copy() if out is x else x, *size)
         if moves == "all_reduce" or (moves == "broadcast" and root == self._rank):
-            if out is not None and out is not x:
+            if out is not x:
                 np.copyto(out, x)
             return MPI.IN_PLACE
         return (x, *size)
@@ -211,6 +213,9 @@ class InBackground(ByLibrary):
 
     def _function(self, verb: str) -> Callable[..., Any]:
         return getattr(self._comm.mpi_handle, f"I{TABLE[verb].mpi.lower()}")  # type: ignore[no-any-return]
+
+    def _by_parts(self, *call: object) -> object:
+        return NotImplemented  # it is not one request of MPI's
 
     def _carry(
         self, verb: str, x: object, made: tuple[int, int], step: Callable[[], Any], finish: Callable[[], Any]
@@ -287,36 +292,47 @@ def by_copies(comm: Comm, given: Arguments) -> object:
     if node is None or comm.direct is not node or (row.reduces and type(op) is not str):
         return NotImplemented
     how = (*((op,) if row.reduces else ()), *((root,) if row.root else ()))
-    if type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED):
-        made = NotImplemented if out is not None else getattr(node, verb)(np.array(x), *how, None)
+    if out is None and (type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED)):
+        made = getattr(node, verb)(np.array(x), *how, None)
         return made.item() if type(made) is np.ndarray and not made.ndim else made
-    if not all(each is None or type(each) is np.ndarray for each in (x, out)):
-        return NotImplemented
-    like = out if x is None else x
-    if like is None or (out is not None and not _may_land(x, out)):
-        return NotImplemented
-    try:
-        dtype = dtypes.from_numpy(like.dtype)
-    except HpcommError:
-        return NotImplemented
-    if not host_calls.core_takes(dtype, None):
+    return _by_copied_arrays(getattr(node, verb), how, x, out)
+
+
+def _by_copied_arrays(function: Callable[..., Any], how: tuple[Any, ...], x: Any, out: Any) -> object:
+    """The same of arrays. how: operator and root, as far as the core's function takes them."""
+    dtype = _dtype_of_both(x, out)
+    if dtype is None:
         return NotImplemented
     packed, into = (
         None if each is None else host_calls.aligned(each.view(dtype.storage), filled=each is x)
         for each in (x, out)
     )
-    made = getattr(node, verb)(packed, *how, packed if out is x else into, dtype.code)
-    if made is None or made is NotImplemented:
+    made = function(packed, *how, packed if out is x else into, dtype.code)
+    if type(made) is not np.ndarray:
         return made
     if out is None:
-        return made.view(like.dtype)
+        return made.view(x.dtype)
     if not np.may_share_memory(made, out):
         out.view(dtype.storage)[...] = made
     return out
 
 
-def _may_land(x: AnyArray | None, out: AnyArray) -> bool:
+def _dtype_of_both(x: Any, out: Any) -> Dtype | None:
+    """The record of arrays whose copies the core takes; None: the general path has to look at them."""
+    like = out if x is None else x
+    if type(like) is not np.ndarray or not (out is None or _may_land(x, out)):
+        return None
+    try:
+        dtype = dtypes.from_numpy(like.dtype)
+    except HpcommError:
+        return None
+    return dtype if host_calls.core_takes(dtype, None) else None
+
+
+def _may_land(x: AnyArray | None, out: Any) -> bool:
     """Whether a result can be copied into out; what is wrong with it, the general path says."""
+    if type(out) is not np.ndarray:
+        return False
     if x is not None and x is not out and (x.dtype != out.dtype or np.may_share_memory(x, out)):
         return False
     return buffer.as_buffer(out).frozen is None
@@ -348,16 +364,11 @@ def _known(comm: Comm, op: str | None, dtype: np.dtype[Any]) -> tuple[Any, int, 
         reduce = reduction.resolve(op, record)
     except HpcommError:
         return None
-    if (
-        reduce.widen
-        or reduce.narrow
-        or reduce.finish
-        or reduce.function
-        or record.mpi is None
-        or (comm.compared == "full" and wrapping.can_wrap(record, reduce))
-    ):
+    beside = reduce.widen, reduce.narrow, reduce.finish, reduce.function  # what MPI's operator does not do
+    can_wrap = comm.compared == "full" and wrapping.can_wrap(record, reduce)
+    if any(beside) or record.mpi is None or can_wrap:
         return None
-    fold = rank_order.Fold(comm, reduce, record) if rank_order.applies(comm, reduce, record) else None
-    by = reduce.mpi() if fold is None else None
-    code = record.code | (SCHEDULED >> DTYPE if comm.is_fast else 0)
-    return getattr(MPI, reduce.mpi_type), code, by, reduce.code, fold
+    kind, code = getattr(MPI, reduce.mpi_type), record.code | (SCHEDULED >> DTYPE if comm.is_fast else 0)
+    if rank_order.applies(comm, reduce, record):
+        return kind, code, None, reduce.code, rank_order.Fold(comm, reduce, record)
+    return kind, code, reduce.mpi(), reduce.code, None
