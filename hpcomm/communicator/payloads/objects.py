@@ -191,17 +191,17 @@ class Objects(Shell):
                 "maxloc".
         """
         comm = self.context
-        reduce, refused = _python_op(op)
+        reduce, form = _python_op(op)
         with calling(comm, "reduce_object", op=op, root=root):
-            got: list[T] | None = collective(comm, "gather", _OBJECTS, obj, False, root, refused)
+            got: list[T] | None = collective(comm, "gather", form, obj, False, root)
         return None if got is None else _reduce(comm, reduce, got)
 
     def all_reduce_object(self, obj: T, op: ObjectOperator = "sum") -> T:
         """Reduce the objects of all ranks in rank order on every rank; op as reduce_object has it."""
         comm = self.context
-        reduce, refused = _python_op(op)
+        reduce, form = _python_op(op)
         with calling(comm, "all_reduce_object", op=op):
-            got: list[T] = collective(comm, "all_gather", _OBJECTS, obj, False, 0, refused)
+            got: list[T] = collective(comm, "all_gather", form, obj, False)
         return _reduce(comm, reduce, got)
 
 
@@ -213,8 +213,8 @@ def _reduce(comm: Context, op: Callable[[T, T], T], objs: list[T]) -> T:
     return functools.reduce(op, objs)
 
 
-def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:
-    """The function for op, or an error."""
+def _python_op(op: object) -> tuple[Callable[[T, T], T], Form]:
+    """The function for op, and what this rank does: where op is none it refuses its part."""
     known: dict[str, Callable[[Any, Any], Any]] = {
         "sum": operator.add,
         "prod": operator.mul,
@@ -230,8 +230,8 @@ def _python_op(op: object) -> tuple[Callable[[T, T], T], UsageError | None]:
     }
     op = (reduction.name_of_function(op) if callable(op) else None) or op
     if callable(op):
-        return op, None
+        return op, _OBJECTS
     if isinstance(op, str) and op in known:
-        return known[op], None
+        return known[op], _OBJECTS
     what, hint = f"objects have no operator {op!r}", f"a function f(a, b), or one of {', '.join(known)}"
-    return operator.add, UsageError(what, hint=hint)
+    return operator.add, _OBJECTS._replace(refused=UsageError(what, hint=hint))

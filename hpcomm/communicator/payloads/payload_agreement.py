@@ -157,38 +157,36 @@ class Form(NamedTuple):
         encode: makes a payload; None: as the communicator does.
         decode: what a payload of a rank holds.
         own: what a rank gets of its own, of that and its payload.
+        refused: why this rank refuses its part. It makes the call all the same, for those who wait.
     """
 
     suffix: str
     encode: Callable[[Any], Payload] | None
     decode: Callable[[Payload, int | None], Any]
     own: Callable[[Any, Payload], Any]
+    refused: HpcommError | None = None
 
 
-def collective(
-    comm: Context, verb: str, form: Form, brought: Any, async_op: bool, root: Any = 0,
-    refused: HpcommError | None = None,
-) -> Any:  # fmt: skip
+def collective(comm: Context, verb: str, form: Form, brought: Any, async_op: bool, root: Any = 0) -> Any:
     """Carry out verb, now or in the background.
 
-    Args:
-        brought: what this rank gives, if it gives: one, or a list with one for each rank.
-        refused: why this rank refuses its part. It makes the call all the same, for those who wait.
+    brought: what this rank gives, if it gives: one, or a list with one for each rank.
     """
     name, row = verb + form.suffix, TABLE[verb]
     is_root = check_root(comm, name, root) if row.root else False
     root = index(root)
     items: Sequence[Any] = []
     if is_root if row.root == "sends" else root >= 0:  # else the other group gives
-        items, refused = each_of(comm, name, brought) if row.x_blocks else ([brought], refused)
+        items, wrong = each_of(comm, name, brought) if row.x_blocks else ([brought], None)
+        form = form if wrong is None else form._replace(refused=wrong)
     x = items[0] if len(items) == 1 and form.suffix == "_ragged" else None
     words = root if row.root else None
     if async_op or comm.timeout_s is not None or not _may_share(comm):
         with calling(comm, name, x, root=words, async_op=async_op):
-            return _collective(comm, verb, form, root, items, async_op, refused)
+            return _collective(comm, verb, form, root, items, async_op)
     try:  # by the core, where to note it in Python would take a third of the time
         enter(comm, name, x, None, words)
-        return _collective(comm, verb, form, root, items, False, refused)
+        return _collective(comm, verb, form, root, items, False)
     except HpcommError as error:
         error.during = error.during or str(calling(comm, name, x, root=words))
         raise
@@ -196,28 +194,25 @@ def collective(
         leave()
 
 
-def _collective(
-    comm: Context, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool,
-    refused: HpcommError | None,
-) -> Any:  # fmt: skip
+def _collective(comm: Context, verb: str, form: Form, root: int, items: Sequence[Any], async_op: bool) -> Any:
     name = verb + form.suffix
-    made, failed = given(form.encode or comm.encode, items, refused)
+    made, failed = given(form.encode or comm.encode, items, form.refused)
+    here = -1 if comm.is_inter else comm.rank
+
+    def of_rank(rank: int, got: Payload) -> Any:
+        if rank != here:
+            return form.decode(got, rank)
+        mine = rank if len(items) > 1 else 0
+        return form.own(items[mine], made[mine])
 
     def taken(got: Any) -> Any:
         if failed is not None:
             raise failed
-        mine = comm.rank if len(items) > 1 else 0
-        if verb in ROOT_SENDS:
-            if comm.rank == root and not comm.is_inter:
-                return form.own(items[mine], made[mine])
-            is_away = comm.is_inter and root < 0  # at the root of another group, or beside it
-            return None if is_away else form.decode(got, None if comm.is_inter else root)
-        if got is None:
-            return None
-        own = -1 if comm.is_inter else comm.rank
-        return [
-            form.own(items[mine], made[mine]) if r == own else form.decode(p, r) for r, p in enumerate(got)
-        ]
+        if verb not in ROOT_SENDS:
+            return None if got is None else [of_rank(rank, its) for rank, its in enumerate(got)]
+        if comm.is_inter:  # below 0: at the root of another group, or beside it
+            return None if root < 0 else form.decode(got, None)
+        return of_rank(root, got)
 
     if async_op or (comm.timeout_s is not None and not _may_share(comm)):
         request = _begun(comm, verb, name, root, made, taken)

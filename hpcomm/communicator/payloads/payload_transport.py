@@ -81,13 +81,12 @@ def isend(comm: Context, packed: Payload, dest: int, tag: int, sync: bool = Fals
     made = headed(packed, EAGER_OBJECT)
     mpi = comm.object_comm
     first = (mpi.Issend if sync else mpi.Isend)((made.header, MPI.BYTE), dest, tag)
-    yield [first, *_begun(comm, made, [dest]), *moving]
+    yield [first, *_begun(comm, made.parts, made.tag, [dest]), *moving]
 
 
-def _begun(comm: Context, made: Headed, ranks: Sequence[int]) -> list[MPI.Request]:
+def _begun(comm: Context, pieces: list[memoryview], tag: int, ranks: Sequence[int]) -> list[MPI.Request]:
     """What follows a header, on its way to some ranks."""
-    pieces = made.parts
-    return [comm.block_channel.Isend([p, MPI.BYTE], rank, made.tag) for rank in ranks for p in pieces]
+    return [comm.block_channel.Isend([piece, MPI.BYTE], rank, tag) for rank in ranks for piece in pieces]
 
 
 _buffers: list[memoryview] = []  # where incoming messages are received; more than one where threads receive
@@ -113,7 +112,7 @@ def receive(comm: Context, source: int, tag: int) -> tuple[Payload | None, MPI.S
     if len(pieces) == 1:  # the usual one; MPI is quicker to receive than to wait for requests
         comm.block_channel.Recv((pieces[0], MPI.BYTE), source, opened.tag)
     elif opened.tag >= 0:
-        run(_fetch(comm, opened, source))
+        run(_fetch(opened, partial(_take, comm, source)))
     packed = opened.blocks
     if comm.devices is not None:
         packed = run(_unloaded(comm, packed, source))
@@ -130,7 +129,7 @@ def ireceive(comm: Context, source: int, tag: int) -> Stages:
     arrival.message.Recv((header, MPI.BYTE))
     source = arrival.status.source
     opened = Opened(header)
-    yield from _fetch(comm, opened, source)
+    yield from _fetch(opened, partial(_take, comm, source))
     return (yield from _unloaded(comm, opened.blocks, source)), arrival.status
 
 
@@ -143,14 +142,18 @@ def _unloaded(comm: Context, packed: Payload, source: int) -> Stages:
     return packed
 
 
-def _fetch(comm: Context, opened: Opened, source: int) -> Stages:
-    """Receive the parts that follow a header from source."""
+def _fetch(opened: Opened, take: Callable[[list[memoryview], int], Stages]) -> Stages:
+    """Receive the parts that follow a header, by take, which fills pieces with what comes under a tag."""
     lengths = opened.lengths_to_come()
     if lengths is not None:
-        yield [comm.block_channel.Irecv([lengths, MPI.BYTE], source, opened.tag)]
+        yield from take([lengths], opened.tag)
         opened.take_lengths(lengths)
     if pieces := cut(opened.to_come):
-        yield [comm.block_channel.Irecv([piece, MPI.BYTE], source, opened.tag) for piece in pieces]
+        yield from take(pieces, opened.tag)
+
+
+def _take(comm: Context, source: int, pieces: list[memoryview], tag: int) -> Stages:
+    yield [comm.block_channel.Irecv([piece, MPI.BYTE], source, tag) for piece in pieces]
 
 
 # Between two groups (an inter-communicator) headers go from all ranks of one to those of the other; a root is
@@ -180,35 +183,35 @@ def _headers(comm: Context, nbytes: int) -> bytearray:
 def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Give every rank root's payload; None beside the root of another group."""
     mpi, packed = comm.object_comm, made[0] if made else None
-    [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
+    [going], moving = _loaded(comm, [packed], lambda _: _partners(comm))
     nbytes = _room(comm) if comm.is_inter else HEADER
     mine = headed(going, nbytes, True) if going is not None else Headed(bytearray(nbytes))
-    header = mine.header
-    if blocking or not comm.is_inter:
-        yield from _collective(mpi, "Bcast", blocking, [header, MPI.BYTE], root)
-    else:  # as a scatter, which those beside the root count as well: see transport/between_groups.py
-        headers = [bytes(header) * comm.remote_size, nbytes, MPI.BYTE] if root == MPI.ROOT else None
-        yield from _collective(
-            mpi, "Scatter", False, headers, [header, MPI.BYTE] if root >= 0 else None, root
-        )
+    yield from _header_to_all(comm, mine.header, root, blocking)
     if root == MPI.PROC_NULL:
         return None
     blocking = blocking and not comm.is_inter  # those beside the root do not know how many pieces there are
     give = partial(_give_blocking, mpi, root) if blocking else partial(_give, comm, root)
     if packed is None:
-        opened = Opened(header)
-        lengths = opened.lengths_to_come()
-        if lengths is not None:
-            yield from give([lengths], opened.tag)
-            opened.take_lengths(lengths)
-        if pieces := cut(opened.to_come):
-            yield from give(pieces, opened.tag)
+        opened = Opened(mine.header)
+        yield from _fetch(opened, give)
         return (yield from _unloaded(comm, opened.blocks, root))
     if mine.tag >= 0:
         yield from give(mine.parts, mine.tag)
-    if moving:
-        yield moving
+    yield moving
     return packed
+
+
+def _header_to_all(comm: Context, header: bytearray, root: int, blocking: bool) -> Stages:
+    mpi = comm.object_comm
+    if blocking or not comm.is_inter:
+        return (yield from _collective(mpi, "Bcast", blocking, [header, MPI.BYTE], root))
+    # As a scatter, which those beside the root count as well: see transport/between_groups.py
+    headers = [bytes(header) * comm.remote_size, len(header), MPI.BYTE] if root == MPI.ROOT else None
+    return (
+        yield from _collective(
+            mpi, "Scatter", False, headers, [header, MPI.BYTE] if root >= 0 else None, root
+        )
+    )
 
 
 def _give_blocking(mpi: MPI.Comm, root: int, pieces: list[memoryview], tag: int) -> Stages:
@@ -229,11 +232,10 @@ def _give(comm: Context, root: int, pieces: list[memoryview], tag: int) -> Stage
         top, size = parts.place(root) if isinstance(parts, Blocks) else (root, comm.size)
         yield from descend(parts, comm.rank, comm.size, pieces, root, passing_tag(tag, top, size))
     elif is_root:
-        ranks = [0] if is_many(comm) else _partners(comm)
-        yield [parts.Isend([piece, MPI.BYTE], rank, tag) for rank in ranks for piece in pieces]
+        yield _begun(comm, pieces, tag, [0] if is_many(comm) else _partners(comm))
     else:
         if comm.rank == 0 or not is_many(comm):
-            yield [parts.Irecv([piece, MPI.BYTE], root, tag) for piece in pieces]
+            yield from _take(comm, root, pieces, tag)
         if is_many(comm):
             below = passing_tag(tag, root, comm.remote_size)
             yield from descend(comm.inner_comm, comm.rank, comm.size, pieces, 0, below)
@@ -244,7 +246,7 @@ def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) ->
     mpi, packed = comm.object_comm, made[0] if made else [memoryview(b"")]
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
-    [going], moving = _loaded(comm, [packed], [[root] if gives and not is_root else []])
+    [going], moving = _loaded(comm, [packed], lambda _: [root] if gives and not is_root else [])
     assert going is not None
     nbytes = _room(comm)
     mine = headed(going, nbytes, True)
@@ -258,10 +260,7 @@ def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) ->
         root,
     )
     if not is_root:
-        if mine.tag >= 0 and gives:
-            yield _begun(comm, mine, [root])
-        if moving:
-            yield moving
+        yield [*(_begun(comm, mine.parts, mine.tag, [root]) if gives else ()), *moving]
         return None
     assert headers is not None
     return (yield from _open_all(comm, headers, packed, [], []))
@@ -270,7 +269,7 @@ def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) ->
 def all_gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Collect all payloads everywhere; there is no root."""
     mpi, nbytes, [packed] = comm.object_comm, _room(comm), made
-    [going], moving = _loaded(comm, [packed], [_partners(comm) if type(packed) is DevicePayload else ()])
+    [going], moving = _loaded(comm, [packed], lambda _: _partners(comm))
     assert going is not None
     mine = headed(going, nbytes, True)
     headers, is_large = _headers(comm, nbytes), is_many(comm)
@@ -281,7 +280,7 @@ def all_gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool
     sends = []
     if mine.tag >= 0 and (comm.is_inter or not is_large):
         ranks = [comm.rank * comm.remote_size // comm.size] if is_large else _partners(comm)  # see share_out
-        sends = _begun(comm, mine, ranks)
+        sends = _begun(comm, mine.parts, mine.tag, ranks)
     arrive = partial(_spread, comm, memoryview(headers), mine, number) if is_large else None
     return (yield from _open_all(comm, headers, packed, sends, moving, arrive))
 
@@ -329,7 +328,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
     header = bytearray(nbytes)
     headers = None
     made: list[Headed] = []
-    going, moving = _loaded(comm, packed_parts, _each_partner(comm))
+    going, moving = _loaded(comm, packed_parts, partial(_receivers, comm))
     if packed_parts:
         made = [headed(packed, nbytes, True) for packed in going if packed is not None]
         headers = b"".join(bytes(each.header) for each in made)
@@ -345,7 +344,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
         return None
     if not packed_parts:
         opened = Opened(header)
-        yield from _fetch(comm, opened, root)
+        yield from _fetch(opened, partial(_take, comm, root))
         return (yield from _unloaded(comm, opened.blocks, root))
     yield [*_send_parts(comm, made), *moving]
     return None if comm.is_inter else packed_parts[root]
@@ -354,7 +353,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
 def all_to_all(comm: Context, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Send payload j to rank j, receive one from every rank; there is no root."""
     mpi, nbytes = comm.object_comm, _room(comm)
-    going, moving = _loaded(comm, packed_parts, _each_partner(comm))
+    going, moving = _loaded(comm, packed_parts, partial(_receivers, comm))
     made = [headed(packed, nbytes, True) for packed in going if packed is not None]
     headers = _headers(comm, nbytes)
     joined = b"".join(bytes(each.header) for each in made)
@@ -364,31 +363,29 @@ def all_to_all(comm: Context, packed_parts: Sequence[Payload], root: int, blocki
     return (yield from _open_all(comm, headers, own, _send_parts(comm, made), moving))
 
 
-def _each_partner(comm: Context) -> list[list[int]]:
-    """For each rank whom what it is given goes to: itself, but for this one."""
-    return [
-        [r] if comm.is_inter or r != comm.rank else []
-        for r in range(comm.remote_size if comm.is_inter else comm.size)
-    ]
+def _receivers(comm: Context, rank: int) -> list[int]:
+    """Whom what a rank is given goes to: itself, but for this one."""
+    return [rank] if comm.is_inter or rank != comm.rank else []
 
 
 def _loaded(
-    comm: Context, packed_parts: Sequence[Payload | None], ranks: Sequence[Sequence[int]]
+    comm: Context, packed_parts: Sequence[Payload | None], receivers: Callable[[int], Sequence[int]]
 ) -> tuple[list[Payload | None], list[Moving]]:
-    """Payloads as they travel, each to its ranks, and what follows them from devices."""
+    """Payloads as they travel, i to receivers(i), and what follows them from devices."""
     going, moving = list(packed_parts), []
     for i, packed in enumerate(packed_parts):
         if type(packed) is DevicePayload:
-            going[i], more = (
-                device_payload.load(comm, packed, ranks[i]) if ranks[i] else ([memoryview(b"")], [])
-            )
+            ranks = receivers(i)
+            going[i], more = device_payload.load(comm, packed, ranks) if ranks else ([memoryview(b"")], [])
             moving += more
     return going, moving
 
 
 def _send_parts(comm: Context, made: list[Headed]) -> list[MPI.Request]:
-    others = (r for r in range(len(made)) if made[r].tag >= 0 and (comm.is_inter or r != comm.rank))
-    return [request for r in others for request in _begun(comm, made[r], [r])]
+    going = [(each, r) for r, each in enumerate(made) if each.tag >= 0]
+    return [
+        request for each, r in going for request in _begun(comm, each.parts, each.tag, _receivers(comm, r))
+    ]
 
 
 def _open_all(
@@ -412,9 +409,8 @@ def _open_all(
         return ([only_block(view, at)] for at in range(0, len(headers), nbytes))
     of = yield from (arrive or partial(_fetch_all, comm, view, nbytes))(sends)
     ranks, me = range(len(headers) // nbytes), -1 if own is None or comm.is_inter else comm.rank
-    if comm.devices is None:
-        return (own if r == me else of(r) for r in ranks)
-    return (yield from _unloaded_all(comm, [own if r == me else of(r) for r in ranks], me, moving))
+    got = (own if r == me else of(r) for r in ranks)
+    return got if comm.devices is None else (yield from _unloaded_all(comm, [*got], me, moving))
 
 
 def _unloaded_all(comm: Context, got: list[Any], me: int, moving: list[Moving]) -> Stages:
