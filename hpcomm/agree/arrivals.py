@@ -90,21 +90,23 @@ class Arrivals:
         comm.call_guard.waiting = get_ident()
         comm.call_guard.check()
         for rank in ranks:
-            begun = _other_call(comm, rank)
-            region = comm.near.regions.get(rank)
-            has_left = _has_left(comm, rank)
-            if region is not None and region.died:  # also in the midst of a call to which it has come
-                raise _ended(comm, rank, rank)
-            is_over = region is not None and region.ended
-            if not (has_left or is_over or begun) or has_come(comm, rank):
-                continue
-            if begun:
-                raise _elsewhere(comm, rank, begun)
-            if not has_left:
-                raise _ended(comm, rank, rank)
-            if rank in self._seen_left:
-                raise _out_of_step(comm, rank)
-            self._seen_left.add(rank)
+            self._look_at(rank)
+
+    def _look_at(self, rank: int) -> None:
+        comm = self.comm
+        begun, has_left, region = _other_call(comm, rank), _has_left(comm, rank), comm.near.regions.get(rank)
+        has_died, is_over = (False, False) if region is None else (region.died, region.ended)
+        if has_died:  # also in the midst of a call to which it has come
+            raise _ended(comm, rank, rank)
+        if not (has_left or is_over or begun) or has_come(comm, rank):
+            return
+        if begun:
+            raise _elsewhere(comm, rank, begun)
+        if not has_left:
+            raise _ended(comm, rank, rank)
+        if rank in self._seen_left:
+            raise _out_of_step(comm, rank)
+        self._seen_left.add(rank)
 
     def differs(self, rank: int, mine: int, theirs: int) -> HpcommError:
         """A rank has come to the same call with another signature."""
@@ -119,9 +121,8 @@ class Arrivals:
         own = own or (describe(mine, comm.size) if node.number > number else None)
         others = {}
         for other, (theirs_number, signature, _, _) in enumerate(calls):
-            if other == comm.rank or (theirs_number == number and signature == mine):
-                continue
-            if theirs_number == number or other == rank:
+            is_another = signature != mine if theirs_number == number else other == rank
+            if is_another and other != comm.rank:
                 its = theirs if other == rank else signature
                 called, has_gone_on = describe(its, comm.size), theirs_number > number
                 others[other] = Other(comm.near.regions[other], called, has_gone_on, verb=verb_of(its))

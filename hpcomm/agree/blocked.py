@@ -67,16 +67,26 @@ def _blocked(call: calling) -> Blocked | None:
     if comm is None or not hasattr(comm, "near"):
         return None
     number = call.number
-    if number == NEXT:
-        ring, _ = logs(comm)
-        calls = core_calls(comm)
-        begun = 0 if ring is None else ring.last_call()
-        number = NONE if ring is None else begun or 1  # which it is about to begin, if that is the first one
-        if calls and (calls[comm.rank][2] is not None or not begun):
-            number = IN_CORE
     if comm.partners is not None or comm.patience_s is not None:
-        number = MESSAGE if call.number == MESSAGE else NONE
+        number = MESSAGE if number == MESSAGE else NONE
+    elif number == NEXT:
+        number = _collective(comm)
     return Blocked(call, comm, call.peer, number)
+
+
+def _collective(comm: Comm) -> int:
+    """The number of the collective call that this rank is in."""
+    ring, _ = logs(comm)
+    begun = 0 if ring is None else ring.last_call()
+    if core_calls(comm) and (_awaited(comm) is not None or not begun):
+        return IN_CORE
+    return NONE if ring is None else begun or 1  # which it is about to begin, if that is the first one
+
+
+def _awaited(comm: Comm) -> int | None:
+    """The rank whose arrival this one waits for in the native core."""
+    calls = core_calls(comm)
+    return calls[comm.rank][2] if calls else None
 
 
 class Waiting:
@@ -142,23 +152,26 @@ def needed(call: Blocked) -> tuple[list[int], bool]:
 
     Where calls are counted: all that it would need if nobody had come.
     """
-    comm = call.comm
+    comm, verb, root = call.comm, _verb(call), call.call.words.get("root")
     if call.number == MESSAGE and comm.partners is None:
         return _ends(call), True
     if call.number == IN_CORE:
-        calls = core_calls(comm)
-        awaited = calls[comm.rank][2] if calls else None
+        awaited = _awaited(comm)
         return ([ELSEWHERE], True) if awaited is None else ([awaited], False)
-    verb, root = _verb(call), call.call.words.get("root")
-    is_rooted = verb in ROOT_SENDS or (verb in ROOT_RECEIVES and root != comm.rank)
-    goes_round = is_rooted or verb in PREFIXES or verb not in TABLE
     if counted(call):
-        return [rank for rank in range(comm.size) if rank != comm.rank], goes_round
+        return [rank for rank in range(comm.size) if rank != comm.rank], _goes_round(call)
     found = [] if comm.is_inter or call.number == NONE else late(call)
     if verb in ROOT_SENDS and root in found:
         return [root], False
     is_known = found or (call.number != NONE and len(comm.near.ranks) == comm.size)
-    return (found, goes_round) if is_known else ([ELSEWHERE], True)
+    return (found, _goes_round(call)) if is_known else ([ELSEWHERE], True)
+
+
+def _goes_round(call: Blocked) -> bool:
+    """Whether one of those that are missing is enough, since not all need all."""
+    verb, root = _verb(call), call.call.words.get("root")
+    is_rooted = verb in ROOT_SENDS or (verb in ROOT_RECEIVES and root != call.comm.rank)
+    return is_rooted or verb in PREFIXES or verb not in TABLE
 
 
 def counted(call: Blocked) -> tuple[int, int, int] | None:

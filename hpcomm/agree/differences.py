@@ -53,15 +53,18 @@ class Other(NamedTuple):
         """What is to be said of it. doing: its own answer, if one has come."""
         if self.refuses:
             return self.call
-        if doing is None and (self.region.ended or not self.has_gone_on):
-            end = "has ended" if self.region.ended else "gave no answer when asked where"
-            return f"{self.call or 'another call'}, and {end}"
         if doing is None:
-            return self.call
+            return self._silent_row()
         is_another = doing.verb in TABLE and doing.verb != self.verb  # it has not come to that in the core
         has_left = self.has_gone_on or (self.call and (is_another or not doing.comm))
         goes = "has gone on to" if doing.verb else "is"
         return f"{self.call}, and {goes} {doing.text}" if has_left else doing.text
+
+    def _silent_row(self) -> str:
+        if self.has_gone_on and not self.region.ended:
+            return self.call
+        end = "has ended" if self.region.ended else "gave no answer when asked where"
+        return f"{self.call or 'another call'}, and {end}"
 
 
 def past_call(log: CallLog, number: int, size: int) -> str | None:

@@ -11,13 +11,13 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from textwrap import indent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.comm import Comm
 from ..core.limits import DESCRIPTION_S
-from ..core.present import MESSAGE, is_own, several
+from ..core.present import MESSAGE, has_other_threads, several
 from ..core.request import Request
 from ..core.verbs import receives
 from ..errors import NAMED
@@ -145,13 +145,18 @@ def own() -> Doing:
     )  # fmt: skip
     if call is None or waits is None or not waits.times or waits.mark != call.mark:
         return told
+    return _waiting(told, call, waits.waited_s)
+
+
+def _waiting(told: Doing, call: Blocked, waited_s: float) -> Doing:
+    """The same with what its main thread waits for."""
     numbers = numbers_of(call.comm)
     needs, is_any, messages = _missing(call)
     begun, others = _begun()
     is_at, notices = counted(call), runtime.end_notices
     counts = () if notices is None else tuple(notices.counts.items())
     return told._replace(
-        waited_s=round(max(waits.waited_s, _BRIEF_S), 3),
+        waited_s=round(max(waited_s, _BRIEF_S), 3),
         needs=needs,
         is_any=is_any,
         messages=messages,
@@ -220,15 +225,18 @@ def _missing(call: Blocked) -> tuple[tuple[int, ...], bool, tuple[Message, ...]]
     if asked is not None and is_any:
         waits = [(part, ranks or [ELSEWHERE], one) for part, ranks, one in waits]
         found = [ELSEWHERE] * (len(waits) < len(asked.requests))
-    elif asked is not None:  # without those of which it is not certain which rank is missing
-        waits = [
-            each for each in waits if each[0].comm.partners is None and (len(each[1]) == 1 or not each[2])
-        ]
+    elif asked is not None:
+        waits = [each for each in waits if _is_certain(*each)]
     for part, ranks, _ in waits:
         numbers = numbers_of(part.comm)
         found += [numbers.get(rank, ELSEWHERE) for rank in ranks]
     messages = [message for part, _, _ in waits for message in _messages(part)]
     return tuple(dict.fromkeys(found)), is_any, tuple(messages)
+
+
+def _is_certain(call: Blocked, ranks: list[int], is_any: bool) -> bool:
+    """Whether it is known which of these ranks is missing."""
+    return call.comm.partners is None and (len(ranks) == 1 or not is_any)
 
 
 def _messages(call: Blocked) -> tuple[Message, ...]:
@@ -257,24 +265,31 @@ def _message(comm: Comm, verb: str, peer: int | None, tag: int | None) -> Messag
 
 
 def _begun() -> tuple[tuple[Message, ...], bool]:
-    """The messages that this rank has in the background; whether there is more that might move on by itself.
-
-    Requests are looked for among all objects: nothing is noted while they begin.
-    """
-    found, others = [], sum(not is_own(each) for each in threading.enumerate()) > 1
-    classes = tuple(kinds)
-    for each in gc.get_objects():
-        # not isinstance: it asks some objects, such as torch's reduce_op, which warns
-        if not issubclass(type(each), classes) or not each.is_under_way:
-            continue
+    """The messages that this rank has in the background; whether more might move on by itself."""
+    found, others = [], has_other_threads() or _plans_are_under_way()
+    for each in under_way(*kinds):
         comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
         if comm is None or number != MESSAGE or verb == "sendrecv":
             others = True
         elif (message := _message(comm, verb, peer, tag)) is not None:
             found.append(message)
-    kept = [its for comm in runtime.living() if (its := vars(comm).get("outstanding")) is not None]
-    others = others or any(plan.is_under_way for its in kept for plan in [*its.plans])
     return tuple(found[:_SERVED]), others or len(found) > _SERVED
+
+
+def under_way(*classes: type) -> Iterator[Any]:
+    """What there is of these classes in the background.
+
+    It is looked for among all objects: nothing is noted while requests begin.
+    """
+    for each in gc.get_objects():
+        # not isinstance: it asks some objects, such as torch's reduce_op, which warns
+        if issubclass(type(each), classes) and each.is_under_way:
+            yield each
+
+
+def _plans_are_under_way() -> bool:
+    kept = [its for comm in runtime.living() if (its := vars(comm).get("outstanding")) is not None]
+    return any(plan.is_under_way for its in kept for plan in [*its.plans])
 
 
 def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing | None]:

@@ -8,11 +8,9 @@ sent, the receive waits in vain.
 
 from __future__ import annotations
 
-import threading
-
 from .._lazy import MPI
 from ..core.comm import Comm
-from ..core.present import calling, is_own
+from ..core.present import calling, has_other_threads
 from ..core.request import rounds_under_way
 from ..core.untaken import untaken
 from ..core.verbs import receives
@@ -32,15 +30,16 @@ def crossed(comm: Comm, call: calling) -> str | None:
     tag = -1 if call.tag is None else call.tag
     if of_objects is None or source is None or source < 0 or comm.message_kinds is None or rounds_under_way:
         return None
-    if not runtime.has_threads() or sum(not is_own(each) for each in threading.enumerate()) > 1:
+    if not runtime.has_threads() or has_other_threads():
         return None
     first = comm.message_kinds.instead(source, tag, of_objects)
     mpi = comm.mpi_handle if of_objects else comm.object_comm
     if first is None or not mpi.Iprobe(source, MPI.ANY_TAG if tag < 0 else tag):
         return None
     wanted, sent = _SORTS[of_objects], _SORTS[not of_objects]
+    what = "a probe" if "probe" in call.verb else "a receive"
     error = MismatchError(
-        f"{'a probe' if 'probe' in call.verb else 'a receive'} waits for {wanted}, and {sent} is there.\n"
+        f"{what} waits for {wanted}, and {sent} is there.\n"
         f"  rank {comm.rank}: {describe_call()}\n  rank {source}: {first or 'sent it'}",
         where(call.verb, comm),
         "recv for what send sends, recv_object for send_object, recv_ragged for send_ragged, probe or"

@@ -9,7 +9,7 @@ import sys
 import threading
 from itertools import islice
 from linecache import getline
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from ..core.comm import Comm
@@ -62,10 +62,9 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
     owner, verb, x, by, other, count = noted
     if hasattr(owner, "waits_for"):  # a plan's state
         made: calling = waiting(owner, verb)
-    elif noted is call and verb in _MESSAGES:
-        made = looking(_of_node(owner), verb, x, by, other)
     elif noted is call:
-        made = calling(_of_node(owner), verb, x, op=by, root=other)
+        comm, is_message = _of_node(owner), verb in _MESSAGES
+        made = looking(comm, verb, x, by, other) if is_message else calling(comm, verb, x, op=by, root=other)
     elif verb in _OF_PAYLOADS:
         made = calling(owner, verb, x, root=other)
     elif verb in TABLE:
@@ -102,23 +101,27 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
         thread: as call_of has it.
         verb: what it calls, where nothing is noted.
     """
-    call, end = call_of(thread), ""
-    frame = _outside_libraries(sys._current_frames().get(_whose(thread)))
-    inside = "in hpcomm," if frame is not None and is_ours(frame.f_code) else OUTSIDE
-    words = str(call) if call else f"{verb}()" if verb else inside
-    if call is None and runtime.uncaught is not None:
-        error, trace = runtime.uncaught
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        frame = None if trace is None else trace.tb_frame
-        words = (isinstance(error, HpcommError) and error.during) or OUTSIDE
-        end = f", ended by {type(error).__name__}"
-    user = None if frame is None else calling_frame(frame)
-    if call is None and not end and inside == OUTSIDE and frame is not None:
-        user, doing = _of_program(frame)
-        words += doing
-    here = source_line(user.f_code, user.f_lineno) if user else "the end of the program"
-    return f"{words} at {here}{end}"
+    call, frame = call_of(thread), _outside_libraries(sys._current_frames().get(_whose(thread)))
+    if call is not None:
+        return _placed(str(call), frame and calling_frame(frame))
+    if runtime.uncaught is not None:
+        return _ended(*runtime.uncaught)
+    if frame is not None and is_ours(frame.f_code):
+        return _placed(f"{verb}()" if verb else "in hpcomm,", calling_frame(frame))
+    user, doing = (None, "") if frame is None else _of_program(frame)
+    return _placed((f"{verb}()" if verb else OUTSIDE) + doing, user)
+
+
+def _ended(error: BaseException, trace: TracebackType | None) -> str:
+    """What an exception has ended that nobody caught."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    words = (isinstance(error, HpcommError) and error.during) or OUTSIDE
+    return f"{_placed(words, trace and calling_frame(trace.tb_frame))}, ended by {type(error).__name__}"
+
+
+def _placed(words: str, user: FrameType | None) -> str:
+    return f"{words} at {source_line(user.f_code, user.f_lineno) if user else 'the end of the program'}"
 
 
 def _outside_libraries(frame: FrameType | None) -> FrameType | None:

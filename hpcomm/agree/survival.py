@@ -96,11 +96,14 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
         time.sleep(_LOOK_S)
     comm.fall_out()
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
-    if ranks:
-        whose = f"'{comm.name}'" if comm.partners is None else f"program '{comm.partners.name}'"
-        what = f"{named(ranks)} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
+    what = _died(comm, ranks) if ranks else what
     hint = "comm.shrink() makes one of the ranks that live" if segment.survives else "go on without it"
     return PeerFailedError(what, where(verb, comm), hint, ranks)
+
+
+def _died(comm: Comm, ranks: list[int]) -> str:
+    whose = f"'{comm.name}'" if comm.partners is None else f"program '{comm.partners.name}'"
+    return f"{named(ranks)} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
 
 
 def check(comm: Comm | None, verb: str, within_s: float = 0.0) -> None:

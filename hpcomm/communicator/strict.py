@@ -19,17 +19,17 @@ the program reads there too early is always the old, and what it writes there is
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Iterator
+from itertools import chain, combinations
 from threading import get_ident
 from types import CodeType
 from typing import Any
 
 from .._lazy import MPI, np
 from ..agree import runtime
+from ..agree.doing import under_way
 from ..core.checksum import of_elements
 from ..core.comm import Comm
 from ..core.operation import Call
@@ -44,6 +44,7 @@ from ..transport.matching import is_awaited
 _MOST = 20  # lines that a rank says at its end
 _GRACE_S = 2e-3  # that a receive of any source waits for a second message once the first is there
 _ACCESSES = 1000  # different ones that a rank keeps between two fences
+_NEVER = "was never waited for"
 _PLAIN = ("put", "get", "accumulate", "flush", "fence", "close")  # verbs of windows that order nothing
 _calls = 0  # of this rank which may put it in order with another one
 _warned: set[tuple[CodeType, int]] = set()
@@ -103,10 +104,8 @@ class _Guard:
         self._scratch: Any = None
         if call.peer == MPI.PROC_NULL or call.carrier.prepare is not None:  # of memory of its own
             return
-        gives = call.send is not None or (call.verb == "broadcast" and call.root == call.comm.rank)
-        given = getattr(call.look, "array", None) if gives else None
-        into = call.recv[0] if type(call.recv) is tuple else None
-        if type(into) is np.ndarray and into.size and into.flags.writeable:
+        given, into = _arrays(call)
+        if into is not None:
             self._into, self._scratch = into, into.copy()
             self._looked_at = [call.look.array if call.verb == "recv" else into]
             call.recv = (self._scratch, *call.recv[1:])
@@ -134,23 +133,32 @@ class _Guard:
         return result
 
 
+def _arrays(call: Call) -> tuple[Any, Any]:
+    """What MPI reads, and what it writes to; None: nothing."""
+    gives = call.send is not None or (call.verb == "broadcast" and call.root == call.comm.rank)
+    into = call.recv[0] if type(call.recv) is tuple else None
+    is_written = type(into) is np.ndarray and into.size and into.flags.writeable
+    return getattr(call.look, "array", None) if gives else None, into if is_written else None
+
+
 def _look_for_two(call: Call, mpi: MPI.Comm) -> None:
     """Before a receive of any source: warn if two ranks have sent a message that it could take."""
-    comm, pause, since = call.comm, Pause(), 0.0
+    comm, pause, end = call.comm, Pause(), 0.0
+    ranks = range(comm.remote_size if comm.is_inter else comm.size)
     now = innermost.get(get_ident())
     waits = now is not None and now.waits and comm.timeout_s is None
     while not is_awaited(mpi, None, call.tag):  # or what is there may be for a receive begun before
-        ranks = range(comm.remote_size if comm.is_inter else comm.size)
         there = [rank for rank in ranks if mpi.Iprobe(rank, call.tag)]
-        since = since or (time.monotonic() if there else 0.0)
         if len(there) > 1:
             what = f"{call.verb}(tag={call.tag if call.tag >= 0 else None})"
             place = f"on '{comm.name}' (rank {comm.rank} of {comm.size})"
-            _warn(
+            return _warn(
                 f"{what} {place} takes a message of any source, and those of ranks {there[0]} and {there[1]} "
                 "are there: which comes first is chance; source= names one"
             )
-        if len(there) > 1 or not (there or waits) or (there and time.monotonic() - since > _GRACE_S):
+        if there:
+            end = end or time.monotonic() + _GRACE_S
+        if time.monotonic() > end if there else not waits:
             return
         move_rounds()
         pause.sleep()
@@ -250,24 +258,30 @@ class Synchronous:
 
 def _say_what_is_left() -> None:
     """Say at the end of this rank what nobody has waited for, and what was not received."""
-    left, end = Counter[str](), "was never waited for"
-    for each in gc.get_objects():  # as agree/doing.py does
-        if issubclass(type(each), Request) and each.is_under_way and each.waits_for is not None:
-            comm = each.waits_for[0]
-            if _is_strict(comm) and not any(each is own for own in comm.to_itself):
-                left[f"{each.call} on '{comm.name}', started at {each.birth}, {end}"] += 1
-    for comm in filter(_is_strict, runtime.living()):
-        for plan in comm.outstanding.plans:
-            if plan.is_under_way:
-                left[f"the plan of {plan.call} on '{comm.name}', started{plan.guard.began}, {end}"] += 1
-        if not comm.is_closed:
-            for mpi in (comm.carriers.plain, comm.carriers.objects):
-                if (message := comm.carriers.unreceived(mpi)) is not None:
-                    left[_untaken(comm, *message)] += 1
+    left = Counter(chain(_dropped(), *map(_left_on, filter(_is_strict, runtime.living()))))
     if left:
         rows = [f"{what}{f' ({n} times)' if n > 1 else ''}" for what, n in left.items()]
         more = [f"and {len(rows) - _MOST} more"] if len(rows) > _MOST else []
         runtime.say("\n  ".join(["at the end of this rank", *rows[:_MOST], *more]))
+
+
+def _dropped() -> Iterator[str]:
+    """Requests that nobody has waited for."""
+    for each in under_way(Request):
+        comm = each.waits_for and each.waits_for[0]
+        if _is_strict(comm) and not any(each is own for own in comm.to_itself):
+            yield f"{each.call} on '{comm.name}', started at {each.birth}, {_NEVER}"
+
+
+def _left_on(comm: Comm) -> Iterator[str]:
+    """Plans, and messages that nobody has received."""
+    for plan in comm.outstanding.plans:
+        if plan.is_under_way:
+            yield f"the plan of {plan.call} on '{comm.name}', started{plan.guard.began}, {_NEVER}"
+    if not comm.is_closed:
+        for mpi in (comm.carriers.plain, comm.carriers.objects):
+            if (message := comm.carriers.unreceived(mpi)) is not None:
+                yield _untaken(comm, *message)
 
 
 def _untaken(comm: Comm, source: int, tag: int) -> str:

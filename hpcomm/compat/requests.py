@@ -185,8 +185,7 @@ def in_turns(verb: str, mpi: MPI.Comm, *given: Any, status: MPI.Status | None = 
             going.Cancel()
             going.Wait(seen)
         if not seen.Is_cancelled():
-            how = "is complete" if verb == "Recv" else "goes on, and its memory must stay as it is"
-            raised.add_note(f"hpcomm: {verb} was interrupted, but {how}")
+            patience.note_interrupted(raised, verb, verb == "Recv")
             abandon(going, given, named)
         raise
 

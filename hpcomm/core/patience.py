@@ -55,6 +55,12 @@ def patience(comm: Comm | None, closely: bool = False) -> float | None:
     return math.inf if is_signalled or (closely and look()) else None
 
 
+def note_interrupted(raised: BaseException, call: str, is_complete: bool) -> None:
+    """Say in what a handler of a signal raised what became of the call in which it did."""
+    how = "is complete" if is_complete else "goes on, and its memory must stay as it is"
+    raised.add_note(f"hpcomm: {call} was interrupted, but {how}")
+
+
 class Pause:
     """Between two looks at the same requests: none at first, then longer each time, to half a millisecond."""
 

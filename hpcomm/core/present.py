@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Thread, get_ident
+from threading import enumerate as threads
 from typing import Any
 
 from ..errors import HpcommError
@@ -37,6 +38,11 @@ at_error: Callable[[calling, BaseException], None] | None = None  # to call for 
 def is_own(thread: Thread) -> bool:
     """Whether it is one of hpcomm's, which calls nothing for itself."""
     return thread.name.startswith("hpcomm")
+
+
+def has_other_threads() -> bool:
+    """Whether the program has others than its main thread."""
+    return sum(not is_own(each) for each in threads()) > 1
 
 
 class calling:  # noqa: N801  a context, read as a word
@@ -118,14 +124,15 @@ class messaging(calling):  # noqa: N801
 class looking(messaging):  # noqa: N801
     """The same of a message of torch's, which the node core may carry."""
 
-    __slots__ = ("ends",)
+    __slots__ = ()
     looks = True
 
-    def __init__(
-        self, comm: Comm | None, verb: str, x: object, peer: int | None, tag: int | None, ends: bool = False
-    ) -> None:
-        super().__init__(comm, verb, x, peer, tag)
-        self.ends = ends
+
+class looking_for_a_time(looking):  # noqa: N801
+    """The same, which ends by itself."""
+
+    __slots__ = ()
+    ends = True
 
 
 def _known(number: object) -> object:

@@ -15,8 +15,8 @@ import torch
 from ..agree import doing, shutdown
 from ..agree.deadline import unanswered
 from ..core.limits import WORK_LOOK_S
-from ..core.patience import Pause, until
-from ..core.present import MESSAGE, looking
+from ..core.patience import Pause, note_interrupted, until
+from ..core.present import MESSAGE, looking, looking_for_a_time
 from ..core.turn import Turn
 from ..core.untaken import untaken
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError
@@ -124,8 +124,7 @@ class MessageWork(Work):
         is_complete = until(self.poll, _BRIEF_S)
         if is_complete and isinstance(raised, HpcommError):
             return True
-        how = "is complete" if is_complete else "goes on, and its memory must stay as it is"
-        raised.add_note(f"hpcomm: {self._words} was interrupted, but {how}")
+        note_interrupted(raised, self._words, is_complete)
         return False
 
     def _take_back(self) -> bool:
@@ -152,7 +151,8 @@ class MessageWork(Work):
 
     def _waiting(self, seconds: float | None) -> looking:
         comm = self._group.comm.context
-        return looking(comm, self._verb, self._x, self._peer, self._tag, seconds is not None)
+        kind = looking if seconds is None else looking_for_a_time
+        return kind(comm, self._verb, self._x, self._peer, self._tag)
 
     def _most(self, seconds: float | None) -> float:
         """How long to wait, where one may wait so long."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.comm import Comm
-from ...core.patience import patience
+from ...core.patience import note_interrupted, patience
 from ...core.request import Request, abandon, other_message
 from ...errors import WaitTimeoutError, where
 
@@ -35,9 +35,7 @@ def waited(comm: Comm, request: object) -> Any:
         raise
     except BaseException as raised:  # by a handler of a signal, if it is under way
         if request.is_under_way and not request.cancel():
-            is_done = request.done()
-            how = "is complete" if is_done else "goes on, and its memory must stay as it is"
-            raised.add_note(f"hpcomm: {request.call} was interrupted, but {how}")
+            note_interrupted(raised, request.call, is_done := request.done())
             if not is_done:
                 abandon(request)
         raise
