@@ -135,12 +135,7 @@ class Context(ClosedByAll):
         self.to_itself: list[Request[object]] = []  # messages to this rank itself that nobody waits for
         met = None if plain else meet(self, level, twin)
         if met is not None:
-            self._know(met)
-        if twin is not None:
-            assert met is not None
-            self.carriers = twin.life.children.take(met.spare, self.name) or twin.carriers.duplicate(
-                self.name
-            )
+            self._know(met, twin)
         carrier = self.carriers.plain
         may_have_devices = met is not None and met.devices
         # What follows the headers of objects and ragged arrays, apart from both:
@@ -148,11 +143,7 @@ class Context(ClosedByAll):
         # For what ranks pass on:
         self.inner_comm = self.block_channel if plain else inside(carrier, self.block_channel)
         if may_have_devices:
-            from ..transport.device.dispatch import DeviceDispatch
-
-            self.devices = DeviceDispatch(self, settings.gpu)
-            if self.node is not None:
-                self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
+            self._have_devices()
         if level == "strict":
             from .strict import look_on
 
@@ -171,13 +162,23 @@ class Context(ClosedByAll):
         else:
             self.has_foreigners = segment.has_foreigners(mpi)
 
-    def _know(self, met: Met) -> None:
-        """Have what the ranks have found out."""
+    def _know(self, met: Met, twin: Context | None) -> None:
+        """Have what the ranks have found out; a duplicate of twin has MPI's communicators from there."""
         self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
         self.tag_base = met.mark
+        if twin is not None:
+            spare = twin.life.children.take(met.spare, self.name)
+            self.carriers = spare or twin.carriers.duplicate(self.name)
         can_compare = not (self.is_inter or met.devices or met.compared == "off")
         if self.settings.check in ("values", "strict") and can_compare:
             self.values = Values()
+
+    def _have_devices(self) -> None:
+        from ..transport.device.dispatch import DeviceDispatch
+
+        self.devices = DeviceDispatch(self, self.settings.gpu)
+        if self.node is not None:
+            self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
 
     def derive(self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED) -> Context:
         """A context for mpi, whose ranks are some of these; None: for all of them, which are on one node."""
@@ -356,6 +357,18 @@ class Context(ClosedByAll):
         self.node = self.near.watched = self.message_kinds = None  # their memory may be another one's soon
         if runtime.end_notices is not None:
             runtime.end_notices.forget(self)
+        self._close_all_but_carriers()
+        is_unused = not self.disagreed and not vars(self).keys() & {"mpi_handle", "object_comm"}
+        carriers = self.carriers
+        self.lose_mpi()
+        left = [self.block_channel, self.life.end(carriers, is_unused)]
+        left += [each for each in (self.inner_comm, self.both) if each not in (None, self.block_channel)]
+        if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
+            self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
+        else:
+            free(left)
+
+    def _close_all_but_carriers(self) -> None:
         if self.near.logs is not None:
             self.near.logs.close()
         if self.exchange_channel is not None:
@@ -366,15 +379,6 @@ class Context(ClosedByAll):
             self.devices.close()
         if self.partners is not None:
             self.partners.part()
-        is_unused = not self.disagreed and not vars(self).keys() & {"mpi_handle", "object_comm"}
-        carriers = self.carriers
-        self.lose_mpi()
-        left = [self.block_channel, self.life.end(carriers, is_unused)]
-        left += [each for each in (self.inner_comm, self.both) if each not in (None, self.block_channel)]
-        if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
-            self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))
-        else:
-            free(left)
 
     def lose_mpi(self) -> None:
         """Have no carriers any more."""

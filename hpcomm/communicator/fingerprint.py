@@ -150,9 +150,13 @@ class Note:
 
 
 def torch_call(
-    comm: Any, verb: str, end_at: int | None, words: str, inputs: Any, outputs: Any, deed: Callable[[], None]
+    comm: Any, verb: str, end_at: int | None, words: str, ends: tuple[Any, Any], deed: Callable[[], None]
 ) -> Callable[[], None]:
-    """The deed of a call of torch.distributed, or its end, after which it is written down."""
+    """The deed of a call of torch.distributed, or its end, after which it is written down.
+
+    ends: what this rank gives, and where it receives.
+    """
+    inputs, outputs = ends
     note = Note(comm, verb, TOGETHER.get(verb, "each"), end_at)
     idle = verb == "scatter" or (verb == "broadcast" and end_at != comm.rank)
     note.begin(outside(sys._getframe(1)), words, lambda: words, None if idle else inputs)

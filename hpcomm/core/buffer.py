@@ -288,11 +288,8 @@ def _numpy(x: AnyArray) -> Buffer:
     )
 
 
-def _torch(x: Tensor, torch: ModuleType) -> Buffer:
-    if not x.is_cpu:
-        if (seen := arrays.place(x)) is not None:
-            return DeviceBuffer(x, seen)
-        raise _on_device(str(x.device))
+def _check_tensor(x: Tensor, torch: ModuleType) -> None:
+    """Refuse a tensor whose elements do not lie in memory as strides say."""
     if x.is_nested:
         raise LayoutError("x is a nested tensor", hint="x.to_padded_tensor(0.0), or each of x.unbind()")
     if x.layout is not torch.strided:
@@ -302,6 +299,14 @@ def _torch(x: Tensor, torch: ModuleType) -> Buffer:
     if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         what = f"x is a {type(x).__name__}, which owns no memory of its own"
         raise LayoutError(what, hint="x.to_local(), or a plain tensor")
+
+
+def _torch(x: Tensor, torch: ModuleType) -> Buffer:
+    if not x.is_cpu:
+        if (seen := arrays.place(x)) is not None:
+            return DeviceBuffer(x, seen)
+        raise _on_device(str(x.device))
+    _check_tensor(x, torch)
     dtype = dtypes.from_torch(x.dtype)
     lazy = x.is_conj() or x.is_neg()  # memory holds the conjugate or the negative of what the user sees
     plain = x.detach().resolve_conj().resolve_neg() if lazy else x

@@ -138,14 +138,7 @@ def check_whole(x: int, op: Op, ranks: int) -> None:
 def named(op: Op) -> Op:
     """op in our words, whichever library spelt it."""
     if isinstance(op, str):
-        if op not in NAMES:
-            word = op.lower()
-            meant = _OTHER_WORDS.get(word, word)
-            hint = f"op={meant!r}" if meant in NAMES else f"one of {', '.join(NAMES)}, or a function f(a, b)"
-            raise UsageError(f"there is no operator {op!r}", hint=hint)
-        if op == "premul_sum":
-            raise UsageError("premul_sum needs its factor", hint="op=hpcomm.premul_sum(0.5)")
-        return Op(op)
+        return _from_name(op)
     if isinstance(op, Op):
         return op
     module = type(op).__module__
@@ -158,6 +151,17 @@ def named(op: Op) -> Op:
         return Op(known) if known else Op(getattr(op, "__name__", "function"), function=op)
     hint = "a name such as 'sum', or a function f(a, b); an array that receives goes by its name, out="
     raise UsageError(f"op is a {type(op).__name__}", hint=hint)
+
+
+def _from_name(name: str) -> Op:
+    if name not in NAMES:
+        word = name.lower()
+        meant = _OTHER_WORDS.get(word, word)
+        hint = f"op={meant!r}" if meant in NAMES else f"one of {', '.join(NAMES)}, or a function f(a, b)"
+        raise UsageError(f"there is no operator {name!r}", hint=hint)
+    if name == "premul_sum":
+        raise UsageError("premul_sum needs its factor", hint="op=hpcomm.premul_sum(0.5)")
+    return Op(name)
 
 
 def name_of_function(op: Callable[..., object]) -> str | None:

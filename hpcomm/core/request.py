@@ -269,8 +269,10 @@ class Request(Generic[T_co]):
         abandon(self._pending, self._stages, self._memory)
         if getattr(self, "_has_failed", False):  # somebody has been told that it cannot complete
             return
-        comm = None if self.waits_for is None else self.waits_for[0]
-        whose = "" if comm is None else f" on '{comm.name}' (rank {comm.rank} of {comm.size})"
+        whose = ""
+        if self.waits_for is not None:
+            comm = self.waits_for[0]
+            whose = f" on '{comm.name}' (rank {comm.rank} of {comm.size})"
         warnings.warn_explicit(  # a ResourceWarning would not be shown
             f"{self.call}{whose}, started at {self.birth}, was dropped before it was complete; "
             "keep the request and wait()",
@@ -440,12 +442,12 @@ class Polled:
             return
         self._next = now + WATCHDOG_TICK_S
         found = [judge(request) for request in self.requests]
-        failures = [failure for failure in found if failure is not None]
-        self._looks = self._looks + 1 if failures and not (self.is_any and None in found) else 0
+        is_lost = (all if self.is_any else any)(found)
+        self._looks = self._looks + 1 if is_lost else 0
         if self._looks > _PATIENT:
             for request in self.requests:
                 request._has_failed = True
-            raise failures[0]
+            raise next(filter(None, found))
 
 
 _MANY = 50  # turns after which it is no short wait

@@ -389,8 +389,8 @@ class ProcessGroupMPI(CommProcessGroup):
         end = self._recorded(verb if peer is not None else "recvAnySource", [x])
         words = message_words(verb, x, peer)
         if self._has_prints:
-            sent, got = (x, None) if verb == "send" else (None, x)
-            end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", sent, got, end or nothing)
+            ends = (x, None) if verb == "send" else (None, x)
+            end = torch_call(self.comm, verb, peer, f"{words} with tag {tag}", ends, end or nothing)
         if self._is_traced:
             end = trace.torch_call(self.comm, verb, peer, words, [x], end or nothing)
         return end

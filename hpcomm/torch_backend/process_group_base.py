@@ -249,7 +249,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             run = torch.inference_mode()(run)  # the worker, which may fill them there only, is not in it
         say = partial(str, call)
         if self._has_prints:
-            run = torch_call(self.comm, call.verb, call.root, say(), inputs, flat(outputs), run)
+            run = torch_call(self.comm, call.verb, call.root, say(), (inputs, flat(outputs)), run)
         if self._is_traced:
             run = trace.torch_call(self.comm, call.verb, call.root, say(), inputs, run)
         deed: Callable[[], None] = partial(self._meet_and_run, run, mine, own_seconds(call.opts), say)

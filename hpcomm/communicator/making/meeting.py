@@ -94,29 +94,21 @@ def meet(comm: Comm, level: str, parent: Comm | None) -> Met:
     nowhere = not driver.possible() if parent is None else parent.devices is None
     own = bytes([nowhere, level != "off", depth(level), 255 - depth(level)]) + alike
     mark = time.monotonic_ns().to_bytes(8, "little")[:_MARK]  # that of rank 0 is for all
-    here = _Here(Near([comm.rank]), None, own, mark, False)
-    if comm.is_inter and segment.current is not None:
-        here.near.others = _found(comm, segment.current).regions
-    if not comm.is_inter and comm.size > 1 and segment.current is not None:
-        here = _meet_on_node(comm, segment.current, level, here, parent)
+    here, there = _Here(Near([comm.rank]), None, own, mark, False), segment.current
+    if there is not None and comm.is_inter:
+        here.near.others = _found(comm, there, None).regions
+    elif there is not None and comm.size > 1:
+        here = _meet_on_node(comm, there, level, here, parent)
     heard, mark = here.heard, here.mark
     if comm.is_inter or len(here.near.ranks) < comm.size:
         heard = _least_by_mpi(comm, heard + (b"\xff" * _MARK if comm.rank else mark))
         heard, mark = heard[:-_MARK], heard[-_MARK:]
-    nowhere, compares, low, high = bool(heard[0]), bool(heard[1]), heard[2], 255 - heard[3]
-    compared, both = "off" if comm.size == 1 else "full" if depth(level) else level, None
-    if comm.is_inter:  # programs may have been started with different levels
-        compared = "full" if low else "light" if compares else "off"
-        both = comm.carriers.plain.Merge() if compares else None
-    elif low != high:
-        there = "another one" if depth(level) else LEVELS[high + 1]
-        hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
-        _part(comm, here, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
+    compared, both = _compared(comm, level, here, heard)
     if heard[4:] != alike:
         its = getattr(comm.settings.pickler, "__name__", "pickle")
         what = f"objects are pickled by {its} on rank {comm.rank}, and by another module elsewhere"
         _part(comm, here, what, "the same HPCOMM_PICKLER and pickler= for all ranks")
-    return Met(here.near, here.node, compared, both, not nowhere, here.spare, int.from_bytes(mark, "little"))
+    return Met(here.near, here.node, compared, both, not heard[0], here.spare, int.from_bytes(mark, "little"))
 
 
 class _Here(NamedTuple):
@@ -130,11 +122,22 @@ class _Here(NamedTuple):
     spare: bool
 
 
+def _compared(comm: Comm, level: str, here: _Here, heard: bytes) -> tuple[str, MPI.Intracomm | None]:
+    """Met's compared and both, of what all ranks say."""
+    compares, low, high = heard[1], heard[2], 255 - heard[3]
+    if comm.is_inter:  # programs may have been started with different levels
+        compared = "full" if low else "light" if compares else "off"
+        return compared, comm.carriers.plain.Merge() if compares else None
+    if low != high:
+        there = "another one" if depth(level) else LEVELS[high + 1]
+        hint = "the same HPCOMM_CHECK and check= for all ranks; does the launcher pass the variable on?"
+        _part(comm, here, f"check={level!r} on rank {comm.rank}, and {there} elsewhere", hint)
+    return "off" if comm.size == 1 else "full" if depth(level) else level, None
+
+
 def _meet_on_node(comm: Comm, there: NodeSegment, level: str, own: _Here, parent: Comm | None) -> _Here:
     """Tell the others of this node of own, and hear them."""
-    near = _found(comm, there) if parent is None else Near(parent.near.ranks)
-    if parent is not None:
-        near.regions = parent.near.regions
+    near = _found(comm, there, parent)
     place = None
     if comm.rank == near.ranks[0] and len(near.ranks) > 1:
         place = there.reserved([near.regions.get(rank, there.mine) for rank in near.ranks])
@@ -151,8 +154,12 @@ def _meet_on_node(comm: Comm, there: NodeSegment, level: str, own: _Here, parent
     return _Here(near, node, bytes(map(min, own.heard, *settings)), mark, is_same)
 
 
-def _found(comm: Comm, there: NodeSegment) -> Near:
-    """Which ranks are on this node."""
+def _found(comm: Comm, there: NodeSegment, parent: Comm | None) -> Near:
+    """Which ranks are on this node: those of parent, where comm is a duplicate."""
+    if parent is not None:
+        near = Near(parent.near.ranks)
+        near.regions = parent.near.regions
+        return near
     records = dict(there.near(comm.mpi_handle))
     near = Near([*records])
     near.regions = {

@@ -109,8 +109,6 @@ def share_out(
 ) -> Stages:
     """Receive blocks of all ranks; returns what gives those of a rank, best asked for in their order.
 
-    Those of the other group come to one rank of this one each, in even shares, and go on from there.
-
     Args:
         own: this rank's.
         lengths: bytes of the blocks of each rank.
@@ -120,6 +118,14 @@ def share_out(
     if not comm.is_inter:
         arrived = yield from spread(comm.block_channel, comm.rank, own, lengths, tag)
         return lambda r: own if r == comm.rank else [*arrived(r)]
+    return (yield from _share_out_theirs(comm, lengths, tag, number))
+
+
+def _share_out_theirs(
+    comm: Comm, lengths: Sequence[Sequence[int]], tag: Callable[[int], int], number: int
+) -> Stages:
+    """The same of the other group: a rank's blocks come to one of this one, in even shares, and go on from
+    there."""
     size, many = comm.size, len(lengths)
     starts = [-(-i * many // size) for i in range(size + 1)]  # of the share of each rank of this group
     mine = {

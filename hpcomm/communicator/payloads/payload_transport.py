@@ -146,7 +146,7 @@ def _fetch(opened: Opened, take: Callable[[list[memoryview], int], Stages]) -> S
     """Receive the parts that follow a header, by take, which fills pieces with what comes under a tag."""
     lengths = opened.lengths_to_come()
     if lengths is not None:
-        yield from take([lengths], opened.tag)
+        yield from take([memoryview(lengths)], opened.tag)
         opened.take_lengths(lengths)
     if pieces := cut(opened.to_come):
         yield from take(pieces, opened.tag)
@@ -183,7 +183,7 @@ def _headers(comm: Context, nbytes: int) -> bytearray:
 def broadcast(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Give every rank root's payload; None beside the root of another group."""
     mpi, packed = comm.object_comm, made[0] if made else None
-    [going], moving = _loaded(comm, [packed], lambda _: _partners(comm))
+    [going], moving = loaded(comm, [packed], lambda _: _partners(comm))
     nbytes = _room(comm) if comm.is_inter else HEADER
     mine = headed(going, nbytes, True) if going is not None else Headed(bytearray(nbytes))
     yield from _header_to_all(comm, mine.header, root, blocking)
@@ -246,7 +246,7 @@ def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) ->
     mpi, packed = comm.object_comm, made[0] if made else [memoryview(b"")]
     is_root = root == MPI.ROOT if comm.is_inter else mpi.rank == root
     gives = root >= 0  # not the root of another group, nor those beside it
-    [going], moving = _loaded(comm, [packed], lambda _: [root] if gives and not is_root else [])
+    [going], moving = loaded(comm, [packed], lambda _: [root] if gives and not is_root else [])
     assert going is not None
     nbytes = _room(comm)
     mine = headed(going, nbytes, True)
@@ -269,7 +269,7 @@ def gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) ->
 def all_gather(comm: Context, made: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Collect all payloads everywhere; there is no root."""
     mpi, nbytes, [packed] = comm.object_comm, _room(comm), made
-    [going], moving = _loaded(comm, [packed], lambda _: _partners(comm))
+    [going], moving = loaded(comm, [packed], lambda _: _partners(comm))
     assert going is not None
     mine = headed(going, nbytes, True)
     headers, is_large = _headers(comm, nbytes), is_many(comm)
@@ -328,7 +328,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
     header = bytearray(nbytes)
     headers = None
     made: list[Headed] = []
-    going, moving = _loaded(comm, packed_parts, partial(_receivers, comm))
+    going, moving = loaded(comm, packed_parts, partial(_receivers, comm))
     if packed_parts:
         made = [headed(packed, nbytes, True) for packed in going if packed is not None]
         headers = b"".join(bytes(each.header) for each in made)
@@ -353,7 +353,7 @@ def scatter(comm: Context, packed_parts: Sequence[Payload], root: int, blocking:
 def all_to_all(comm: Context, packed_parts: Sequence[Payload], root: int, blocking: bool) -> Stages:
     """Send payload j to rank j, receive one from every rank; there is no root."""
     mpi, nbytes = comm.object_comm, _room(comm)
-    going, moving = _loaded(comm, packed_parts, partial(_receivers, comm))
+    going, moving = loaded(comm, packed_parts, partial(_receivers, comm))
     made = [headed(packed, nbytes, True) for packed in going if packed is not None]
     headers = _headers(comm, nbytes)
     joined = b"".join(bytes(each.header) for each in made)
@@ -368,7 +368,7 @@ def _receivers(comm: Context, rank: int) -> list[int]:
     return [rank] if comm.is_inter or rank != comm.rank else []
 
 
-def _loaded(
+def loaded(
     comm: Context, packed_parts: Sequence[Payload | None], receivers: Callable[[int], Sequence[int]]
 ) -> tuple[list[Payload | None], list[Moving]]:
     """Payloads as they travel, i to receivers(i), and what follows them from devices."""

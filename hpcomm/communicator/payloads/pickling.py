@@ -255,13 +255,19 @@ def _take_tensor_apart(tensor: Any) -> tuple[object, ...]:
         return reduced
     if tensor.is_cuda:
         return _take_device_array_apart(tensor)
+    name = str(tensor.dtype).removeprefix("torch.")
+    return _put_tensor_together, (_elements(tensor), name, tuple(tensor.shape), tensor.requires_grad)
+
+
+def _elements(tensor: Any) -> pickle.PickleBuffer | bytes:
+    """Those of a CPU tensor as a block, in C order."""
     flat = tensor.detach() if tensor.requires_grad else tensor
     if flat.is_conj() or flat.is_neg() or not flat.is_contiguous():
         flat = flat.resolve_conj().resolve_neg().contiguous()
-    memory: Any = buffer.tensor_memory(flat, "u1", (flat.nbytes,)) if flat.numel() else b""
-    block = pickle.PickleBuffer(memory) if flat.numel() else b""
-    name = str(tensor.dtype).removeprefix("torch.")
-    return _put_tensor_together, (block, name, tuple(tensor.shape), tensor.requires_grad)
+    if not flat.numel():
+        return b""
+    memory: Any = buffer.tensor_memory(flat, "u1", (flat.nbytes,))
+    return pickle.PickleBuffer(memory)
 
 
 def _take_device_array_apart(array: Any) -> tuple[object, ...]:

@@ -448,30 +448,7 @@ def carry_out(call: Call, async_op: bool) -> Any:
             observer.after(call)
         return result
     if async_op:
-        finish = call.finish
-
-        def finish_and_leave(status: MPI.Status | None) -> object:
-            leave()
-            result = finish(status)
-            for observer in comm.observers:
-                observer.after(call)
-            call.let_go()
-            return result
-
-        call.finish = finish_and_leave
-        with comm.call_guard:
-            is_core, leave = call.carrier.is_core, _nothing
-            if not is_core:
-                leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
-            if call.beside is not None:
-                call.beside(call)
-            if comm.values is not None:
-                call.finish, call.give = comm.values.later(call.verb, call.finish), None
-            request = transport.start(call)
-        request.compares(leave)
-        if not is_core:
-            request.needs_all(comm, call.verb)
-        return request
+        return _begun(call)
     with comm.call_guard:
         if call.carrier.is_core:  # which compares
             result = transport.run(call)
@@ -487,3 +464,31 @@ def carry_out(call: Call, async_op: bool) -> Any:
         observer.after(call)
     call.let_go()
     return result
+
+
+def _begun(call: Call) -> Request[Any]:
+    """A collective in the background, which leaves the call at its end."""
+    comm, finish = call.comm, call.finish
+
+    def finish_and_leave(status: MPI.Status | None) -> object:
+        leave()
+        result = finish(status)
+        for observer in comm.observers:
+            observer.after(call)
+        call.let_go()
+        return result
+
+    call.finish = finish_and_leave
+    with comm.call_guard:
+        is_core, leave = call.carrier.is_core, _nothing
+        if not is_core:
+            leave = comm.agreement.late(call.code | BACKGROUND, call.agreed)
+        if call.beside is not None:
+            call.beside(call)
+        if comm.values is not None:
+            call.finish, call.give = comm.values.later(call.verb, call.finish), None
+        request = transport.start(call)
+    request.compares(leave)
+    if not is_core:
+        request.needs_all(comm, call.verb)
+    return request

@@ -18,8 +18,8 @@ from ...transport import progress
 from ...transport.late import dtypes, transport
 from ..making.groups import Channel, channel
 from ..mpi4py_names import also
-from ..payloads import device_payload, ragged
-from ..payloads.payload import DevicePayload, Opened, Payload, headed
+from ..payloads import device_payload, payload_transport, ragged
+from ..payloads.payload import Opened, Payload, headed
 from ..shell import Shell
 from .collectives import carry_out
 from .timeouts import waited
@@ -105,18 +105,13 @@ class RaggedNeighbours(Shell):
 
     def _blocks_of_all(self, packed_parts: list[Payload], by: Channel | None) -> Stages:
         """by: what the blocks go by in the background; None: MPI waits for all."""
-        moving: list[progress.Moving] = []  # arrays on devices that go by themselves
-        for i, (made, rank) in enumerate(zip(packed_parts, self.destinations, strict=True)):
-            if type(made) is DevicePayload:
-                packed_parts[i], more = device_payload.load(self.context, made, [rank])
-                moving += more
-        pieces = [np.frombuffer(headed(made, sys.maxsize).header, np.uint8) for made in packed_parts]
+        going, moving = payload_transport.loaded(self.context, packed_parts, lambda i: [self.destinations[i]])
+        headers = [headed(made, sys.maxsize).header for made in going if made is not None]
+        pieces = [np.frombuffer(header, np.uint8) for header in headers]
         inboxes = self._posted(pieces) if by is None else (yield from self._begun_ragged(pieces, by))
         got: list[Any] = [Opened(inbox.data).blocks if inbox.nbytes else None for inbox in inboxes]
         for i, (made, rank) in enumerate(zip(got, self.sources, strict=True)):
-            if made is None or self.context.devices is None:
-                continue
-            if device_payload.has_device_arrays(made):
+            if self.context.devices is not None and made and device_payload.has_device_arrays(made):
                 got[i] = progress.Moving(device_payload.unload(self.context, made, rank))
         yield [*(each for each in got if isinstance(each, progress.Moving)), *moving]
         return [_arrived(made) for made in got]

@@ -322,31 +322,37 @@ def _check_op(comm: Context, op: P2POp) -> str:
 
 
 def send_carefully(comm: Context, x: object, dest: int, tag: int, async_op: bool, sync: bool = False) -> Any:
-    with located("isend" if async_op else "send", comm):
+    verb = "isend" if async_op else "send"
+    with located(verb, comm):
         comm.check_open("send")
         dest = peer_rank(comm, dest, "dest")
         tag = tag_number(comm, tag, sending=True)
         look = x if isinstance(x, buffer.Buffer) else buffer.as_buffer(x)
-    to_self = dest == comm.rank and not (comm.is_inter or async_op or sync)
-    call, devices = Call(comm, "send", peer=dest, tag=tag), comm.devices
+    call = Call(comm, "send", peer=dest, tag=tag)
     call.look, call.moves = look, "ssend" if sync else ""
-    if devices is not None and devices.takes_message(look):
-        call = devices.send(call, look, copy=to_self)
-    else:
-        packed = look.array.copy() if to_self else np.ascontiguousarray(look.array)
-        if to_self:
-            call.look = buffer.Buffer(packed, look.dtype, look.make, look.give)  # x may change
-        call.send = transport.spec(packed, look.array.size, look.dtype)
-        if not to_self:
-            _note(comm, x, call, "isend" if async_op else "send")
-    if to_self:
-        comm.keep_request(collectives.carry_out(call, True))
+    if dest == comm.rank and not (comm.is_inter or async_op or sync):
+        comm.keep_request(collectives.carry_out(_loaded(call, copy=True), True))
         return None
-    is_timed = not async_op and patience(comm, True) is not None
-    sent = collectives.carry_out(call, async_op or is_timed)
-    if async_op or is_timed:
+    call = _loaded(call)
+    if call.send is not None:
+        _note(comm, x, call, verb)
+    is_later = async_op or patience(comm, True) is not None
+    sent = collectives.carry_out(call, is_later)
+    if is_later:
         sent.needs(comm, "send", dest, tag)
-    return waited(comm, sent) if is_timed else sent
+    return sent if async_op else waited(comm, sent)
+
+
+def _loaded(call: Call, copy: bool = False) -> Call:
+    """What sends call.look; copy: which may be changed at once. By MPI it has `send`."""
+    look, devices = call.look, call.comm.devices
+    if devices is not None and devices.takes_message(look):
+        return devices.send(call, look, copy=copy)  # type: ignore[no-any-return]
+    packed = look.array.copy() if copy else np.ascontiguousarray(look.array)
+    if copy:
+        call.look = buffer.Buffer(packed, look.dtype, look.make, look.give)
+    call.send = transport.spec(packed, look.array.size, look.dtype)
+    return call
 
 
 def _note(comm: Context, x: object, call: Call, verb: str) -> None:
