@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -231,36 +231,37 @@ def _indices(name: str, chosen: object, grid: Grid) -> Ints:
     return np.arange(grid.size) if chosen is None else indices(chosen, grid.size, name, "regrid.weights")
 
 
-class Part(NamedTuple):
-    """A rank's part of a grid. areas: what the model says of these cells."""
-
-    grid: Any
-    points: Ints
-    areas: Floats | None
-
-
 def weights_between(
-    comm: MPI.Intracomm, part: Part, is_giver: bool, mapping: str | Sequence[str], options: Options
+    comm: MPI.Intracomm,
+    grid: Any,
+    points: Ints,
+    is_giver: bool,
+    mapping: str | Sequence[str],
+    neighbours: int = 4,
+    *,
+    radius: float = 0.0,
+    normalise: str = "fracarea",
+    areas: Floats | None = None,
 ) -> Weights | None:
     """Weights between the grids of two programs. Collective over both. None on the ranks of the giver.
 
     Ranks that give send to each rank that takes only those points that are in a box around its own.
 
     Args:
-        part: with areas at both programs, or at none.
         mapping: a method, or several: each further one takes what those before it leave uncovered.
+        neighbours, radius, normalise: as of weights.
+        areas: those that the model has of these cells, at both programs or at none.
 
     Raises:
         LayoutError, ConfigError: cells that are given overlap, or are too wide. Every rank raises.
     """
-    grid, points, areas = part
 
     def make(method: str, which: Ints) -> Weights | None:
         some = (grid, points, own) if is_giver else (grid.part(which), points[which], own[which])
         return _between(comm, some, is_giver, method, options)
 
     methods = (mapping,) if isinstance(mapping, str) else mapping
-    own = np.ones(len(points))
+    options, own = Options(neighbours, radius, normalise), np.ones(len(points))
     if areas is not None:
         sums = np.zeros((2, 2))
         own, sums[0 if is_giver else 1] = _ratios(grid, points, areas)

@@ -409,15 +409,23 @@ def _turn(each: FieldSpec, field: Field, is_giver: bool) -> Turn | None:
 
 def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     """Of a mapping; None at the giver. Collective over both programs."""
-    from ..grids.remap import Part, weights_between
-    from ..grids.weights import Options, Weights
+    from ..grids.remap import weights_between
+    from ..grids.weights import Weights
 
     found, wrong = None, None
     if each.weights is None:
         try:
-            part = Part(field.grid, field.points, field.areas if each.uses_areas else None)
-            options = Options(each.neighbours, each.radius, each.normalise)
-            found = weights_between(wire.mpi, part, is_giver, each.methods, options)
+            found = weights_between(
+                wire.mpi,
+                field.grid,
+                field.points,
+                is_giver,
+                each.methods,
+                each.neighbours,
+                radius=each.radius,
+                normalise=each.normalise,
+                areas=field.areas if each.uses_areas else None,
+            )
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
             raise
