@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
-from ...errors import ConfigError
 from ..launcher import host_and_slots, wrong_name
 from . import spec_command
 from .calendar import Calendar, Duration, check_months
@@ -129,17 +128,16 @@ def read_programs(tables: Tables, here: bool) -> RunSpec:
 
 def _times(tables: Tables, job: dict[str, Any]) -> tuple[Calendar | None, float | None]:
     """The job's calendar, and the seconds of the model at which it stops."""
-    stop, key = job["stop"], "start"
+    stop = job["stop"]
     if job["start"] is None:
         return None, stop
-    try:
+    with tables.blaming("start"):
         calendar = Calendar(job["calendar"] or "standard", job["start"])
-        key = "stop"
+    with tables.blaming("stop"):
         until_s = calendar.seconds(stop) if isinstance(stop, str) else stop
-    except ConfigError as error:
-        tables.fail(error.what, error.hint or "", key)
     if until_s is not None and until_s <= 0:
-        tables.fail(f"the job stops at {stop}, and starts at {job['start']}", "a date behind the start", key)
+        what = f"the job stops at {stop}, and starts at {job['start']}"
+        tables.fail(what, "a date behind the start", "stop")
     return calendar, until_s
 
 
@@ -147,12 +145,10 @@ def read_duration(
     tables: Tables, said: dict[str, Any], key: str, calendar: Calendar | None
 ) -> Duration | None:
     """What a key says; None: nothing."""
-    try:
+    with tables.blaming(key):
         found = None if said[key] is None else Duration.of(said[key])
         if found and found.months:
             check_months(calendar, key)
-    except ConfigError as error:
-        tables.fail(error.what, error.hint or "", key)
     return found
 
 
@@ -162,18 +158,13 @@ def _program(tables: Tables, name: str, given: Any, here: bool, calendar: Calend
         tables.fail(f"{name!r} is no name for a program", "letters, digits, _ . - only, a letter first")
     said = tables.read(given, PROGRAM, f"program {name!r}")
     members = said["members"] or 0
-    names = [numbered(name, n) for n in range(1, members + 1)]
-    if names and (not fits(names[0], PROGRAMS["propertyNames"]) or tables.named("program").keys() & {*names}):
-        what = f"members of {name!r} cannot be called {names[0]} to {names[-1]}"
-        tables.fail(what, "a shorter name, that of no other program", "members")
-    own = said["calendar"]
-    if own is not None and (calendar is None or not calendar.is_called(own)):
-        has = "has no start" if calendar is None else f"has the calendar {calendar.name}"
-        what = f"program {name!r} has the calendar {own}, and the job {has}"
-        tables.fail(what, "one calendar for all programs, and start, in [job]", "calendar")
+    _check_members(tables, name, members)
+    _check_calendar(tables, name, said["calendar"], calendar)
+    with tables.blaming("command"):
+        command = spec_command.words_of(given["command"])
     made = ProgramSpec(
         name,
-        _command(tables, given),
+        tuple(command),
         said["ranks"],
         said["device"],
         tuple(said["gpus"] or ()),
@@ -191,6 +182,22 @@ def _program(tables: Tables, name: str, given: Any, here: bool, calendar: Calend
     for each in {(each.command, each.workdir): each for each in made.copies() if here}.values():
         _check_here(tables, each)
     return made
+
+
+def _check_members(tables: Tables, name: str, members: int) -> None:
+    """That they can be called so."""
+    names = [numbered(name, n) for n in range(1, members + 1)]
+    if names and (not fits(names[0], PROGRAMS["propertyNames"]) or tables.named("program").keys() & {*names}):
+        what = f"members of {name!r} cannot be called {names[0]} to {names[-1]}"
+        tables.fail(what, "a shorter name, that of no other program", "members")
+
+
+def _check_calendar(tables: Tables, name: str, own: str | None, calendar: Calendar | None) -> None:
+    """That a program's own calendar is the job's."""
+    if own is not None and (calendar is None or not calendar.is_called(own)):
+        has = "has no start" if calendar is None else f"has the calendar {calendar.name}"
+        what = f"program {name!r} has the calendar {own}, and the job {has}"
+        tables.fail(what, "one calendar for all programs, and start, in [job]", "calendar")
 
 
 def numbered(name: str, n: int) -> str:
@@ -214,18 +221,10 @@ def _check_here(tables: Tables, program: ProgramSpec) -> None:
         hint = "workdir counts from the folder of the spec"
         tables.fail(f"there is no folder {program.workdir}", hint, "workdir")
     try:
-        spec_command.check([*program.command], program.workdir, program.env)
-    except ConfigError as error:
-        tables.fail(error.what, error.hint or "", "command")
+        with tables.blaming("command"):
+            spec_command.check([*program.command], program.workdir, program.env)
     except OSError as error:  # as of a long name
         tables.fail(f"{error.filename}: {error.strerror}", "check its spelling", "command")
-
-
-def _command(tables: Tables, given: dict[str, Any]) -> tuple[str, ...]:
-    try:
-        return tuple(spec_command.words_of(given["command"]))
-    except ConfigError as error:
-        tables.fail(error.what, error.hint or "", "command")
 
 
 def _environment(tables: Tables, given: dict[str, Any]) -> dict[str, str]:

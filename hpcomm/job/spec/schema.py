@@ -57,25 +57,32 @@ def misfit(key: str, value: object, schema: Schema) -> tuple[str, str] | None:
         return misfit(key, value, next(of_type, schema["anyOf"][0]))
     if "enum" in schema:
         return f"there is no {key} {value!r}", did_you_mean(value, schema["enum"], wanted(schema))
-    parts: list[tuple[str, object, Schema]] = []
-    if isinstance(value, dict) and schema.get("type") == "object":
-        parts = [(f"{key}.{name}", each, schema["additionalProperties"]) for name, each in value.items()]
-    elif isinstance(value, list) and "items" in schema:
-        several = "anyOf" in schema["items"]
-        parts = [(key if several else f"each of {key}", each, schema["items"]) for each in value]
-    for part in parts:
+    for part in _parts(key, value, schema):
         if wrong := misfit(*part):
             return wrong[0], wrong[1] if wrong[1].startswith("did you mean") else example_of(key, schema)
+    return f"{key} must be {_told(value, schema)}", example_of(key, schema)
+
+
+def _told(value: object, schema: Schema) -> str:
+    """What a value must be, and is not."""
     most = schema.get("maximum")
-    if most is not None and fits(value, {**schema, "maximum": float("inf")}):
-        told = (
-            f"at most {most:,}, not {value:,}"
-            if schema["type"] == "integer"
-            else f"at most {most:g} s, not {value!r}"
-        )
-    else:
-        told = f"{wanted(schema)}, not {value!r}"
-    return f"{key} must be {told}", example_of(key, schema)
+    if most is None or not fits(value, {**schema, "maximum": float("inf")}):
+        return f"{wanted(schema)}, not {value!r}"
+    return (
+        f"at most {most:,}, not {value:,}"
+        if schema["type"] == "integer"
+        else f"at most {most:g} s, not {value!r}"
+    )
+
+
+def _parts(key: str, value: object, schema: Schema) -> list[tuple[str, object, Schema]]:
+    """What a table or list of a key consists of, with how that is called and its schema."""
+    if isinstance(value, dict) and schema.get("type") == "object":
+        return [(f"{key}.{name}", each, schema["additionalProperties"]) for name, each in value.items()]
+    if isinstance(value, list) and "items" in schema:
+        called = key if "anyOf" in schema["items"] else f"each of {key}"
+        return [(called, each, schema["items"]) for each in value]
+    return []
 
 
 def wanted(schema: Schema) -> str:

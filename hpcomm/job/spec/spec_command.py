@@ -77,12 +77,21 @@ def _check_python(words: list[str], workdir: Path, env: Mapping[str, str]) -> No
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
         rest = rest[2 if rest[0] in ("-W", "-X") else 1 :]
     if rest[:1] == ["-m"] and len(rest) > 1:
-        name = rest[1].partition(".")[0]
-        here = (workdir / name).is_dir() or (workdir / f"{name}.py").is_file()
-        if words[0] == sys.executable and not here and "PYTHONPATH" not in env and find_spec(name) is None:
-            raise ConfigError(f"there is no module {name}", hint=f"modules are looked for in {workdir} too")
-    elif rest and rest[0].endswith(".py") and not (workdir / rest[0]).is_file():
-        folder = (workdir / rest[0]).parent
-        scripts = [path.name for path in folder.glob("*.py")]
-        hint = did_you_mean(Path(rest[0]).name, scripts, f"paths count from {workdir}")
-        raise ConfigError(f"there is no script {rest[0]}", hint=hint)
+        is_known = words[0] == sys.executable and "PYTHONPATH" not in env
+        _check_module(rest[1].partition(".")[0], workdir, is_known)
+    elif rest and rest[0].endswith(".py"):
+        _check_script(workdir / rest[0], rest[0], workdir)
+
+
+def _check_module(name: str, workdir: Path, is_known: bool) -> None:
+    """is_known: whether this Python looks for modules where the program's does."""
+    here = (workdir / name).is_dir() or (workdir / f"{name}.py").is_file()
+    if is_known and not here and find_spec(name) is None:
+        raise ConfigError(f"there is no module {name}", hint=f"modules are looked for in {workdir} too")
+
+
+def _check_script(path: Path, given: str, workdir: Path) -> None:
+    if not path.is_file():
+        scripts = [each.name for each in path.parent.glob("*.py")]
+        hint = did_you_mean(path.name, scripts, f"paths count from {workdir}")
+        raise ConfigError(f"there is no script {given}", hint=hint)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -117,6 +119,14 @@ class Tables:
     def fail(self, what: str, hint: str, key: str | None = None) -> NoReturn:
         raise ConfigError(what, at(self.path, self.line_of(key)), hint)
 
+    @contextmanager
+    def blaming(self, key: str, whose: str = "") -> Iterator[None]:
+        """A ConfigError that leaves it is said of a key of the table being read, with its line."""
+        try:
+            yield
+        except ConfigError as error:
+            self.fail(f"{whose}{error.what}", error.hint or "", key)
+
     def known(self, table: Any, schema: Schema, what: str) -> None:
         """Refuse keys that schema does not have."""
         keys = schema["properties"]
@@ -143,5 +153,4 @@ class Tables:
                 key = rule["if"].get("required", [None])[0]
                 self.fail(f"{what} has {rule['description']}", rule["examples"][0], key)
         found = {key: table.get(key, keys[key].get("default")) for key in keys}
-        numbers = (key for key in table if keys[key].get("type") == "number")
-        return found | {key: float(table[key]) for key in numbers}
+        return found | {key: float(table[key]) for key in table if keys[key].get("type") == "number"}

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ConfigError, named
 from ...job import run_spec
-from ...job.command_line import AS_JSON, Command, check_file, option
+from ...job.command_line import AS_JSON, Command, check_file, counted, option
 from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
@@ -58,17 +58,22 @@ def check(argv: Sequence[str]) -> int:
     records = []
     for path in options.spec or [""]:
         spec = _read([path], "check")
-        ranks = sum(program.ranks for program in spec.programs.values())
-        members = sum(program.member > 0 for program in spec.programs.values())
-        counts = [(len(_whole(spec)), "program"), (ranks, "rank"), (len(spec.written), "field")]
-        counts[1:1] = [(members, "member")] if members else []
-        told = ", ".join(f"{n} {what}" + "s" * (n != 1) for n, what in counts)
-        records.append({"spec": str(spec.path), **{what: n for n, what in counts}})
+        counts = _counts(spec)
+        records.append({"spec": str(spec.path), **counts})
         if not options.json:
+            told = ", ".join(counted(n, what) for what, n in counts.items())
             print(f"{spec.path.name} is right: {told}")
     if options.json:
         print(json.dumps(records, indent=1))
     return 0
+
+
+def _counts(spec: JobSpec) -> dict[str, int]:
+    """How many there are of what a spec has."""
+    members = sum(program.member > 0 for program in spec.programs.values())
+    ranks = sum(program.ranks for program in spec.programs.values())
+    some = {"member": members} if members else {}
+    return {"program": len(_whole(spec)), **some, "rank": ranks, "field": len(spec.written)}
 
 
 def plan(argv: Sequence[str]) -> int:
@@ -149,13 +154,11 @@ def _dates(spec: JobSpec) -> str | None:
 
 def _about(each: FieldSpec, by_date: bool) -> str:
     parts = [] if each.mapping == "none" else [*each.methods]
+    period = "" if each.every is None else each.every.said(by_date)
     if each.implicit:
-        window = "" if each.every is None else f", window {each.every.said(by_date)}"
-        parts.append(f"implicit{window}")
-    elif each.every is not None:
-        parts.append(f"every {each.every.said(by_date)}")
-    if each.time != "instant" and not each.implicit:
-        parts.append(each.time)
+        parts.append(f"implicit, window {period}" if period else "implicit")
+    else:
+        parts += [f"every {period}"] * bool(period) + [each.time] * (each.time != "instant")
     if each.lag.seconds:
         parts.append(f"lag {each.lag.said(by_date)}")
     if each.source_unit:

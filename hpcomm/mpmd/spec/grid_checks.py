@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from ...errors import ConfigError
 from ...grids.methods import AMOUNTS, KINDS, misfit
 from ...job.spec.calendar import Duration, divides
 from ...job.spec.programs import RunSpec
@@ -30,18 +29,16 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
         if wrong is not None:
             side, what, hint = wrong
             tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
-    if not {"nearest", "idw", *AMOUNTS} & {*made.methods} and not _meet(source, target):
-        ends = " and ".join(str(grid.more["bounds"]) for grid in (source, target))
-        what = f"{made} goes between planes that do not meet: {ends}"
+    if {"nearest", "idw", *AMOUNTS}.isdisjoint(made.methods) and source.kind == target.kind == "plane":
+        _check_planes(tables, made, source.more["bounds"], target.more["bounds"])
+
+
+def _check_planes(tables: Tables, made: FieldSpec, a: Sequence[float], b: Sequence[float]) -> None:
+    """That two planes with these bounds have some part in common."""
+    (w0, w1, s0, s1), (x0, x1, y0, y1) = a, b
+    if not (w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1):
+        what = f"{made} goes between planes that do not meet: {a} and {b}"
         tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")
-
-
-def _meet(a: GridSpec, b: GridSpec) -> bool:
-    """Whether two grids have some part of their surface in common, as far as the spec tells."""
-    if not a.kind == b.kind == "plane":
-        return True
-    (w0, w1, s0, s1), (x0, x1, y0, y1) = a.more["bounds"], b.more["bounds"]
-    return bool(w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1)
 
 
 def _check_unmapped(tables: Tables, made: FieldSpec, source: GridSpec, target: GridSpec) -> None:
@@ -59,10 +56,8 @@ def check_weights(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec], h
         return
     from ...grids.weights import Weights
 
-    try:
+    with tables.blaming("weights", f"{made}: "):
         targets, sources = Weights.sizes(made.weights)
-    except ConfigError as error:
-        tables.fail(f"{made}: {error.what}", error.hint or "", "weights")
     source, target = grids[made.source_grid or ""], grids[made.target_grid or ""]
     if targets != target.size or sources > source.size:
         what = f"{made.weights.name} maps {sources} points or more to {targets}, but the grids have"

@@ -71,29 +71,31 @@ def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> 
 
 def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     """(key, what is wrong, what to do) of an option that the mapping of a field has no use for."""
-    if each.conserve != "none" and each.mapping in ("none", *AMOUNTS):
-        why = "but no mapping" if each.mapping == "none" else f"but {each.mapping} keeps the sum by itself"
-        return "conserve", f"conserve, {why}", "take this line out"
-    if each.vector and (each.mapping == "none" or each.conserve != "none"):
-        why = "conserve, which is for numbers" if each.conserve != "none" else "no mapping that turns them"
-        return "vector", f"vector, but {why}", "take this line out"
-    if each.vector and each.time in ("min", "max"):
-        return "vector", f"vector, but time = {each.time!r} is for numbers", "take this line out"
-    if each.implicit and each.every is not None and (each.time != "linear" or each.lag.seconds):
-        why = f"lag = {each.lag.said(False)}" if each.lag.seconds else f"time = {each.time!r}"
-        what = f"{why}, but is implicit with a period: a waveform, which is linear within the window"
-        return ("lag" if each.lag.seconds else "time"), what, 'time = "linear", and no lag; or no every'
-    is_default = not each.radius and each.normalise == "fracarea"
-    if each.weights is not None and not is_default:
-        key = "radius" if each.radius else "normalise"
-        return key, f"{key}, but weights from a file", "take this line out, and make the weights with it"
-    if each.normalise != "fracarea" and not {"conservative", "conservative2"} & {*each.methods}:
-        return "normalise", "normalise, which only conservative mappings use", 'mapping = "conservative"'
-    if each.radius and each.mapping != "to_nearest":
-        return "radius", "radius, which only to_nearest uses", 'mapping = "to_nearest"'
-    if each.nan != "spread" and each.mapping in AMOUNTS:
-        return "nan", f"nan = {each.nan!r}, but {each.mapping} adds amounts up", "take this line out"
-    return None
+    conserves, normalises, vector = each.conserve != "none", each.normalise != "fracarea", each.vector
+    is_file, unmapped, method = each.weights is not None, each.mapping == "none", each.mapping
+    amounts, extreme = method in AMOUNTS, each.time in ("min", "max")
+    is_wave = each.implicit and each.every is not None
+    wave = "but is implicit with a period: a waveform, which is linear within the window"
+    no_area = {"conservative", "conservative2"}.isdisjoint(each.methods)
+    out, linear = "take this line out", 'time = "linear", and no lag; or no every'
+    anew, only = f"{out}, and make the weights with it", ", which only"
+    area, near = 'mapping = "conservative"', 'mapping = "to_nearest"'
+    rules = (  # whether an option is set, what does not go with it, its key, words behind that, what to do
+        (conserves, unmapped, "conserve", ", but no mapping", out),
+        (conserves, amounts, "conserve", f", but {method} keeps the sum by itself", out),
+        (vector, conserves, "vector", ", but conserve, which is for numbers", out),
+        (vector, unmapped, "vector", ", but no mapping that turns them", out),
+        (vector, extreme, "vector", f", but time = {each.time!r} is for numbers", out),
+        (each.lag.seconds, is_wave, "lag", f" = {each.lag.said(False)}, {wave}", linear),
+        (each.time != "linear", is_wave, "time", f" = {each.time!r}, {wave}", linear),
+        (each.radius, is_file, "radius", ", but weights from a file", anew),
+        (normalises, is_file, "normalise", ", but weights from a file", anew),
+        (normalises, no_area, "normalise", f"{only} conservative mappings use", area),
+        (each.radius, method != "to_nearest", "radius", f"{only} to_nearest uses", near),
+        (each.nan != "spread", amounts, "nan", f" = {each.nan!r}, but {method} adds amounts up", out),
+    )
+    wrong = ((key, key + words, hint) for is_set, bars, key, words, hint in rules if is_set and bars)
+    return next(wrong, None)
 
 
 @dataclass(frozen=True)

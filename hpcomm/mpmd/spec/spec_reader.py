@@ -24,7 +24,7 @@ _KEYS = (
     "neighbours", "implicit", "timeout", "weights", "uncovered", "nan", "then", "radius", "normalise",
     "vector", "conserve",
 )  # fmt: skip  # in the order of what FieldSpec has
-_MOST_POINTS = GRID["properties"]["size"]["maximum"]
+_MOST_POINTS: int = GRID["properties"]["size"]["maximum"]
 
 
 def read(path: Path, *, here: bool = True, command: str = "hpcomm run") -> JobSpec:
@@ -78,7 +78,7 @@ def _read_grid(tables: Tables, name: str, table: Any, here: bool) -> GridSpec:
     said = tables.read(table, GRID, f"grid {name!r}")
     if said["file"] is not None:
         path, entry = (tables.path.parent / said["file"]).resolve(), said["name"]
-        size = _size_in_file(tables, path, entry) if here else _MOST_POINTS
+        size = _size_in_file(tables, path, entry, here)
         return GridSpec(name, "cells", (size,), file=path, entry=entry)
     kind, bounds, rows, half = KINDS[said["kind"]], said["bounds"], said["rows"], said["N"]
     if bounds[0] >= bounds[1] or bounds[2] >= bounds[3]:
@@ -86,19 +86,19 @@ def _read_grid(tables: Tables, name: str, table: Any, here: bool) -> GridSpec:
     if rows and (len(rows) not in (half, 2 * half) if half else len(rows) % 2):
         hint = "columns of all 2 N rows, from the north; or of the first N, and N = so many"
         tables.fail(f"rows has {len(rows)} numbers", hint, "rows")
-    sphere, more = (
-        said["sphere"] if kind.sphere is None else kind.sphere,
-        {key: said[key] for key in kind.more},
-    )
-    made = GridSpec(name, said["kind"], tuple(said[key] for key in kind.keys), sphere, more)
+    sphere = said["sphere"] if kind.sphere is None else kind.sphere
+    more = {key: said[key] for key in kind.more}
+    made = GridSpec(name, said["kind"], tuple(map(said.__getitem__, kind.keys)), sphere, more)
     if made.size > _MOST_POINTS:
         what = f"grid {name!r} has {made.size:,} points"
         tables.fail(what, f"at most {_MOST_POINTS:,}", kind.keys[0])
     return made
 
 
-def _size_in_file(tables: Tables, path: Path, name: str | None) -> int:
-    """How many cells a grid in a file has."""
+def _size_in_file(tables: Tables, path: Path, name: str | None, here: bool) -> int:
+    """How many cells a grid in a file has, or may have."""
+    if not here:
+        return _MOST_POINTS
     from ...grids.files import open_grid
 
     try:
@@ -124,38 +124,45 @@ def _read_field(
     tables.where = ("field", str(number))
     what = f"field {table.get('name', number + 1) if isinstance(table, dict) else number + 1!r}"
     said = tables.read(table, FIELD, what)
-    for key in ("from", "to"):
-        _check_program(tables, said[key], key, run.programs)
-    if said["from"] == said["to"]:
-        tables.fail(f"{what} goes from {said['from']!r} to itself", "name two programs", "to")
-    counts = [run.programs[said[key]].members for key in ("from", "to")]
-    if all(counts) and counts[0] != counts[1]:
-        both = " and ".join(f"{said[key]!r} has {n}" for key, n in zip(("from", "to"), counts, strict=True))
-        tables.fail(f"{what} goes member by member, but {both}", "as many members of both", "to")
-    if any(counts) and not all(counts) and said["implicit"]:
-        hint = "both with members, each of which then iterates with its partner"
-        tables.fail(f"{what} is implicit, between an ensemble and one program", hint, "implicit")
-    for key in ("from_grid", "to_grid"):
-        if (name := said[key]) is not None and name not in grids:
-            tables.fail(f"there is no grid {name!r}", did_you_mean(name, grids, f"[grid.{name}]"), key)
-    try:
+    _check_ends(tables, said, what, run, grids)
+    with tables.blaming("mapping"):
         said |= stacked(said["mapping"], said["uncovered"], "", what)
-    except ConfigError as error:
-        tables.fail(error.what, error.hint or "", "mapping")
-    both = said["unit"]
-    for key in ("from_unit", "to_unit"):
-        said[key] = said[key] or both
+    units = ("unit", "unit") if said["unit"] else ("from_unit", "to_unit")
+    said |= {key: said[key] or said["unit"] for key in ("from_unit", "to_unit")}
     said |= {key: read_duration(tables, said, key, run.calendar) for key in ("every", "lag")}
     said["weights"] = (tables.path.parent / said["weights"]).resolve() if said["weights"] else None
     made = FieldSpec(*map(said.__getitem__, _KEYS))
-    if here and made.source_unit and made.target_unit:
-        _check_units(tables, made, ("unit", "unit") if both else ("from_unit", "to_unit"))
+    if here:
+        _check_units(tables, made, units)
     if wrong := misfit_of_options(made):
         tables.fail(f"{what} has {wrong[1]}", wrong[2], wrong[0])
     grid_checks.check_mapping(tables, made, grids)
     grid_checks.check_weights(tables, made, grids, here)
     grid_checks.check_times(tables, made, run)
     return made
+
+
+def _check_ends(
+    tables: Tables, said: dict[str, Any], what: str, run: RunSpec, grids: dict[str, GridSpec]
+) -> None:
+    for key in ("from", "to"):
+        _check_program(tables, said[key], key, run.programs)
+    if said["from"] == said["to"]:
+        tables.fail(f"{what} goes from {said['from']!r} to itself", "name two programs", "to")
+    _check_members(tables, said, what, run)
+    for key in ("from_grid", "to_grid"):
+        if (name := said[key]) is not None and name not in grids:
+            tables.fail(f"there is no grid {name!r}", did_you_mean(name, grids, f"[grid.{name}]"), key)
+
+
+def _check_members(tables: Tables, said: dict[str, Any], what: str, run: RunSpec) -> None:
+    source, target = (run.programs[said[key]].members for key in ("from", "to"))
+    if source and target and source != target:
+        both = f"{said['from']!r} has {source} and {said['to']!r} has {target}"
+        tables.fail(f"{what} goes member by member, but {both}", "as many members of both", "to")
+    if bool(source) != bool(target) and said["implicit"]:
+        hint = "both with members, each of which then iterates with its partner"
+        tables.fail(f"{what} is implicit, between an ensemble and one program", hint, "implicit")
 
 
 def _check_program(tables: Tables, name: str, key: str, programs: dict[str, ProgramSpec]) -> None:
@@ -167,19 +174,19 @@ def _check_program(tables: Tables, name: str, key: str, programs: dict[str, Prog
 
 
 def _check_units(tables: Tables, made: FieldSpec, keys: tuple[str, str]) -> None:
-    """That both are known and convert.
+    """That both are known and convert, if there are two.
 
     Args:
         keys: where the spec says them.
     """
-    units, key = (str(made.source_unit), str(made.target_unit)), keys[0]
-    try:
-        unit.check(units[0])
-        key = keys[1]
-        unit.check(units[1])
-        _, offset = unit.conversion(*units)
-    except ConfigError as error:
-        tables.fail(f"field {made.name!r}: {error.what}", error.hint or "", key)
+    source, target, whose = made.source_unit, made.target_unit, f"field {made.name!r}: "
+    if not (source and target):
+        return
+    with tables.blaming(keys[0], whose):
+        unit.check(source)
+    with tables.blaming(keys[1], whose):
+        unit.check(target)
+        _, offset = unit.conversion(source, target)
     if offset and made.time == "sum":
-        why = f"is summed over time, and a sum of {units[0]} does not convert to {units[1]}"
+        why = f"is summed over time, and a sum of {source} does not convert to {target}"
         tables.fail(f"field {made.name!r} {why}", 'time = "mean", or one unit for both', "to_unit")

@@ -21,10 +21,7 @@ def wished(name: str, program: str, options: Mapping[str, Any]) -> FieldSpec:
     whose = f"field {name!r}"
     found = {key: each.item() if isinstance(each, np.generic) else each for key, each in options.items()}
     found |= stacked(found["mapping"], found["uncovered"], "takes", whose)
-    for key, value in found.items():
-        skipped = key in ("mapping", "then") or (key, value) == ("every", None)
-        if not skipped and (wrong := misfit(key, value, FIELD["properties"][key])):
-            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
+    _check_values(found, whose)
     try:
         found |= {
             key: found[key] if found[key] is None else Duration.of(found[key]) for key in ("every", "lag")
@@ -34,9 +31,20 @@ def wished(name: str, program: str, options: Mapping[str, Any]) -> FieldSpec:
     made = FieldSpec(name, "", program, timeout_s=found.pop("timeout"), **found)
     if misuse := misfit_of_options(made):
         raise ConfigError(f"{whose} has {misuse[1]}", "takes", misuse[2])
+    _check_times(made, whose)
+    return made
+
+
+def _check_values(found: dict[str, Any], whose: str) -> None:
+    for key, value in found.items():
+        skipped = key in ("mapping", "then") or (key, value) == ("every", None)
+        if not skipped and (wrong := misfit(key, value, FIELD["properties"][key])):
+            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
+
+
+def _check_times(made: FieldSpec, whose: str) -> None:
     if made.every is None and (made.lag.seconds or made.time != "instant"):
         raise ConfigError(f"{whose}: time and lag need every", "takes", "every=3600.0")
     if made.every is not None and not made.every.fits(made.lag):
         what = f"{whose}: lag = {made.lag.said(False)} is no multiple of every = {made.every.said(False)}"
         raise ConfigError(what, "takes", "lag=every")
-    return made
