@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
     from typing_extensions import TypeVar
 
-    from ..core.types import AnyArray
+    from ..core.types import AnyArray, Ints
     from ..grids.grid import Grid
 
     A = TypeVar("A", default=Any)
@@ -217,6 +217,16 @@ def chooses(values: object) -> bool:
 def index(values: object, where: coupled_route.Selection) -> Any:
     """Rows as an array takes them in brackets: a range, or indices where the array lies."""
     return where if isinstance(where, slice) else LIBRARIES[library_of(values)].index(values, where)
+
+
+def length(where: coupled_route.Selection) -> int:
+    """How many rows these are."""
+    return where.stop - where.start if isinstance(where, slice) else len(where)
+
+
+def indices(where: coupled_route.Selection) -> Ints:
+    """The rows one by one."""
+    return np.arange(where.start, where.stop) if isinstance(where, slice) else where
 
 
 def copied(values: object) -> object:

@@ -21,7 +21,7 @@ from ..errors import ConfigError, HpcommError, PeerFailedError, WaitTimeoutError
 from ..grids.grid import Grid
 from ..regrid import Cells, LatLon, PointCloud
 from .connect import agreed, take_grids
-from .coupled_field import Field
+from .coupled_field import Field, indices, length
 from .coupling.coupler import sent_dtype
 from .coupling.coupling_clock import Clock, Schedule
 from .coupling.unit import conversion_of as conversion
@@ -324,8 +324,7 @@ class GuestLink(Link):
         for _, weights, rows, _ in plans:
             numbers.append([len(rows)])
             for partner, where in rows:
-                points = np.arange(where.start, where.stop) if isinstance(where, slice) else where
-                numbers += [[partner, len(points)], points]
+                numbers += [[partner, length(where)], indices(where)]
             if weights is None:
                 numbers.append([-1])
             else:

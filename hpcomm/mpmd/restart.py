@@ -22,6 +22,7 @@ from ..errors import ConfigError, HpcommError, UsageError
 from ..fields.field import Field
 from ..fields.files import checkpoints, file_folder
 from ..job.spec.calendar import Time
+from .coupled_field import indices, length
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import NONE, Clock, is_number
 from .guest import GuestLink, State, Told
@@ -323,6 +324,6 @@ def _listed(
     """Positions one behind the other, and how many there are for each rank."""
     lists, counts = [np.arange(0)], np.zeros(comm.size, np.int64)
     for rank, where in some:
-        lists.append(np.arange(where.start, where.stop) if isinstance(where, slice) else where)
-        counts[rank] = len(lists[-1])
+        lists.append(indices(where))
+        counts[rank] = length(where)
     return np.concatenate(lists), counts

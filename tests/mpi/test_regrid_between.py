@@ -12,6 +12,7 @@ from hpcomm.grids import remap
 from hpcomm.grids.methods import misfit
 from hpcomm.mpmd.coupled_field import Field
 from hpcomm.mpmd.coupling.fixer import Fixer
+from hpcomm.mpmd.coupling.wire import Part
 
 
 def boxes(x0, x1, nx, y0, y1, ny):
@@ -149,7 +150,7 @@ def test_a_fixer_sets_integrals_of_each_number_and_leaves_nan_alone(comm, how):
     made[:, 1] = 0
     here = np.array_split(np.arange(12), comm.size)[comm.rank]
     field = Field("f", made[here], here, None, "takes")
-    fixer = Fixer(how, comm, field, made.dtype, area[here], [0])
+    fixer = Fixer(how, comm, Part(field, [], made.dtype), area[here], [0])
     fixer.give(given[here])
     got = fixer.fix(made[here])
     before, there = area @ given, ~np.isnan(made)

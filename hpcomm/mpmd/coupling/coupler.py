@@ -41,6 +41,10 @@ class _Side:
         self.version = NONE if self._timed else -1  # else they are counted from 0 on
         self._stamps = schedule.clock if self._timed else None
 
+    def _parts(self, field: Field) -> list[Part]:
+        """What a message holds: the field as it travels, and what its fixer sends."""
+        return [self.part._replace(field=field), *([] if self.fixer is None else [self.fixer.part])]
+
     def _set_version(self, version: int) -> None:
         if version != NONE:
             self.version = version
@@ -52,39 +56,45 @@ class _Side:
             raise UsageError(what, self.verb, f"link.{self.verb}(field, time)")
 
 
+class Departure(NamedTuple):
+    """How what is put leaves.
+
+    ahead: how many puts may be under way before the next one waits for the first of them. fixer: sends the
+    integral. turn: vectors leave as that turns them.
+    """
+
+    ahead: int = 1
+    fixer: Fixer | None = None
+    turn: Turn | None = None
+
+
+_AS_IT_IS = Departure()
+
+
 class Outgoing(_Side):
     """One field on its way out.
 
-    lane: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
-    for the first of them.
+    lane: None if nobody is there to take it.
     """
 
     verb = "put"
 
     def __init__(
-        self,
-        lane: Lane | None,
-        part: Part,
-        schedule: Schedule,
-        ahead: int = 1,
-        fixer: Fixer | None = None,
-        turn: Turn | None = None,
+        self, lane: Lane | None, part: Part, schedule: Schedule, departure: Departure = _AS_IT_IS
     ) -> None:
         super().__init__(lane, part, schedule)
+        ahead, self.fixer, self.turn = departure
         field = self.field
         self._sent = copy(field)
         if part.dtype != field.dtype:
             self._sent.plain_dtype = part.dtype
-        self.turn = turn
-        if turn is not None:
+        if self.turn is not None:
             self._sent.shape, self._sent.plain_dtype = (3, *field.shape[1:]), part.dtype
         self._turns: Turns | None = None
         if lane is not None:
-            self.fixer = fixer
-            parts = [part._replace(field=self._sent), *([fixer.part] if fixer is not None else [])]
-            copied = lane._replace(direct=False)
+            parts, copied = self._parts(self._sent), lane._replace(direct=False)
             self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamps=self._stamps), ahead)
-        adds = schedule.time in ("mean", "sum") and turn is None and _stays(lane, self.part)
+        adds = schedule.time in ("mean", "sum") and self.turn is None and _stays(lane, part)
         self._there = DeviceOperations(field.values) if adds else None
         self._join = {"min": np.minimum, "max": np.maximum}.get(schedule.time, np.add)
         self._joined: Any = None
@@ -201,44 +211,49 @@ class Incoming(_Side):
         recorder: Recorder | None = None,
     ) -> None:
         super().__init__(lane, part, schedule)
-        field, dtype = part.field, part.dtype
         self.weights, self.conversion, self.uncovered, self.nan, self.fixer, self.turn = arrival
-        weights, conversion, uncovered, nan, fixer, turn = arrival
         self.nan_points = 0  # as many of the weights made nan, last
-        self._has_told = nan != "spread"
-        self._filling = None if weights is None else _filling(field, weights.uncovered, uncovered)
+        self._has_told = self.nan != "spread"
+        self._filling: AnyArray | None = None
+        if self.weights is not None:
+            self._filling = _filling(part.field, self.weights.uncovered, self.uncovered)
         self._recorder = recorder
         # Values that are right as they come go straight to their places; others to an inbox first.
-        self._as_it_comes = weights is None and conversion == (1.0, 0.0) and not self._timed
-        count = len(field.points) if weights is None else weights.columns
-        self._inbox = field
-        if not self._as_it_comes:
-            self._inbox = copy(field)
-            if turn is not None:
-                self._inbox.shape = (3, *field.shape[1:])
-            self._inbox.values = np.zeros((count, *self._inbox.shape), dtype)
-            self._inbox.plain_dtype = dtype
-            self._inbox.points = field.points if weights is None else weights.sources
+        self._as_it_comes = self.weights is None and self.conversion == (1.0, 0.0) and not self._timed
         self._there: DeviceOperations | None = None
-        suits = weights is None or (
-            nan == "spread" and fixer is None and turn is None and Mapped.suits(weights)
-        )
-        if not self._as_it_comes and suits and _stays(lane, part):
-            self._there = DeviceOperations(field.values)
-            self._inbox.values = self._there.empty((count, *field.shape), dtype)
-            self._came = (
-                Picked(self._there, slice(0, count))
-                if weights is None
-                else Mapped(self._there, weights, 1 + len(field.shape))
-            )
+        self._inbox = part.field if self._as_it_comes else self._made_inbox(lane)
         if lane is not None:
-            parts = [part._replace(field=self._inbox), *([fixer.part] if fixer is not None else [])]
-            self._channel = Channel(lane, parts, sends=False, stamps=self._stamps)
+            self._channel = Channel(lane, self._parts(self._inbox), sends=False, stamps=self._stamps)
         self._first = schedule.first() if self._timed else 0
         self._seen: Any = None  # values that have been checked
         self._older: Any = None
         self._newer: Any = None
         self._waiting: list[tuple[int, Any]] = []  # versions that came before they were asked for
+
+    def _made_inbox(self, lane: Lane | None) -> Field:
+        """Where values come to that are to be mapped or converted: on their device, if that can do it."""
+        field, weights, inbox = self.field, self.weights, copy(self.field)
+        inbox.plain_dtype = dtype = self.part.dtype
+        if weights is not None:
+            inbox.points = weights.sources
+        if self.turn is not None:
+            inbox.shape = (3, *field.shape[1:])
+        rows = slice(0, len(inbox.points))
+        if self._suits_device() and _stays(lane, self.part):
+            self._there = there = DeviceOperations(field.values)
+            inbox.values = there.empty((rows.stop, *inbox.shape), dtype)
+            axes = 1 + len(field.shape)
+            self._came = Picked(there, rows) if weights is None else Mapped(there, weights, axes)
+        else:
+            inbox.values = np.zeros((rows.stop, *inbox.shape), dtype)
+        return inbox
+
+    def _suits_device(self) -> bool:
+        """Whether a device can do all that is done with what comes."""
+        if self.weights is None:
+            return True
+        is_plain = self.nan == "spread" and self.fixer is None and self.turn is None
+        return is_plain and Mapped.suits(self.weights)
 
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""

@@ -16,7 +16,7 @@ from ..._lazy import MPI, NDArray
 from ...agree import survival
 from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
-from ..coupled_field import Field, gather, scatter, width_of
+from ..coupled_field import Field, gather, length, scatter, width_of
 from ..route.coupled_route import Selection
 from .coupling_clock import Clock
 from .on_device import Share
@@ -178,13 +178,13 @@ class Channel:
 
     def _packed(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8]:
         """Memory for a message, and what copies into it or out of it."""
-        counts = [_count(rows) * width_of(part.field) * part.dtype.itemsize for part, rows in here]
+        counts = [length(rows) * width_of(part.field) * part.dtype.itemsize for part, rows in here]
         starts = np.cumsum([HEADER if self._stamped else 0, *(-(-count // 16) * 16 for count in counts[:-1])])
         memory = _memory(int(starts[-1]) + sum(counts[-1:]))  # no more: the other end may not pack
         if self._stamped:
             self._heads.append(memory[:HEADER].view(np.float64))
         for (part, rows), start, count in zip(here, starts[: len(here)], counts, strict=True):
-            view = memory[start : start + count].view(part.dtype).reshape(_count(rows), *part.field.shape)
+            view = memory[start : start + count].view(part.dtype).reshape(length(rows), *part.field.shape)
             self._copies.append(self._copier(part.field.values, rows, view))
         return memory
 
@@ -274,13 +274,9 @@ def _memory(nbytes: int) -> NDArray[np.uint8]:
     return whole[skipped : skipped + nbytes]
 
 
-def _count(rows: Selection) -> int:
-    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-
-
 def goes_aboard(wire: Wire, part: Part, rank: int, rows: Selection) -> bool:
     """Whether rows travel as a message of an array; the partner, who knows as much, says the same."""
-    carrier, nbytes = wire.carrier, _count(rows) * width_of(part.field) * part.dtype.itemsize
+    carrier, nbytes = wire.carrier, length(rows) * width_of(part.field) * part.dtype.itemsize
     if carrier is None or rank not in part.device_side:
         return False
     return not carrier.context.devices.is_one_call(nbytes)

@@ -16,7 +16,7 @@ from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
 from ...core.types import AnyArray
 from ...fields.numbers import PIECE, exact_sums
-from ..coupled_field import Field, host
+from ..coupled_field import host
 from .wire import Part
 
 
@@ -25,7 +25,7 @@ class Fixer:
 
     Args:
         how: "global" adds the same to all points; "glbpos" multiplies all, so no sign changes.
-        field: whose values are added up; dtype: that travels.
+        part: of the field whose values are added up.
         area: (points,): what counts of each.
         ranks: of the other program that the sum goes to, or comes from.
 
@@ -37,15 +37,15 @@ class Fixer:
         self,
         how: str,
         local: Communicator,
-        field: Field,
-        dtype: np.dtype[np.generic],
+        part: Part,
         area: NDArray[np.float64],
         ranks: Sequence[int],
     ) -> None:
         self._how, self._local, self.area = how, local, area
+        field = part.field
         whole = copy(field)
         whole.name, whole.points = f"integral of {field.name}", np.arange(1)
-        whole.values = np.zeros((1, *field.shape), np.result_type(dtype, np.float64))
+        whole.values = np.zeros((1, *field.shape), np.result_type(part.dtype, np.float64))
         whole.dtype = whole.plain_dtype = whole.values.dtype
         self.part = Part(whole, [(rank, slice(0, 1)) for rank in ranks], whole.dtype)
 

@@ -21,6 +21,7 @@ is kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain
 from typing import Any
 
@@ -42,6 +43,7 @@ class NotConvergedError(HpcommError):
     """A window of an implicit coupling did not converge."""
 
 
+@dataclass(eq=False, repr=False)
 class Accelerator:
     """The next x from x and H(x).
 
@@ -60,37 +62,33 @@ class Accelerator:
         by_field: of the last iteration, the same for each field, by "program.field".
     """
 
-    def __init__(
-        self,
-        comm: Communicator,
-        scheme: str = "iqn-ils",
-        *,
-        relaxation: float = 0.5,
-        reuse: int = 3,
-        preconditioner: str = "residual-sum",
-        filter_limit: float = 1e-8,
-    ) -> None:
-        if scheme not in SCHEMES:
-            raise ConfigError(f"there is no scheme {scheme!r}", "implicit", f"one of {', '.join(SCHEMES)}")
-        if not is_number(relaxation, above=0):
-            raise ConfigError(f"relaxation must be above 0, not {relaxation!r}", "implicit", "relaxation=0.5")
-        if not isinstance(reuse, int) or reuse < 0:
-            raise ConfigError(f"reuse must be a whole number from 0, not {reuse!r}", "implicit", "reuse=3")
-        if preconditioner not in ("residual-sum", "none"):
-            what = f"there is no preconditioner {preconditioner!r}"
+    comm: Communicator
+    scheme: str = "iqn-ils"
+    _: KW_ONLY
+    relaxation: float = 0.5
+    reuse: int = 3
+    preconditioner: str = "residual-sum"
+    filter_limit: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            what = f"there is no scheme {self.scheme!r}"
+            raise ConfigError(what, "implicit", f"one of {', '.join(SCHEMES)}")
+        if not is_number(self.relaxation, above=0):
+            what = f"relaxation must be above 0, not {self.relaxation!r}"
+            raise ConfigError(what, "implicit", "relaxation=0.5")
+        if not isinstance(self.reuse, int) or self.reuse < 0:
+            what = f"reuse must be a whole number from 0, not {self.reuse!r}"
+            raise ConfigError(what, "implicit", "reuse=3")
+        if self.preconditioner not in ("residual-sum", "none"):
+            what = f"there is no preconditioner {self.preconditioner!r}"
             raise ConfigError(what, "implicit", "'residual-sum', or 'none'")
-        if not is_number(filter_limit, above=0) or filter_limit >= 1:
-            what = f"filter_limit must lie between 0 and 1, not {filter_limit!r}"
+        if not is_number(self.filter_limit, above=0) or self.filter_limit >= 1:
+            what = f"filter_limit must lie between 0 and 1, not {self.filter_limit!r}"
             raise ConfigError(what, "implicit", "filter_limit=1e-2")
-        self.comm = comm
-        self.scheme = scheme
-        self.relaxation = relaxation
-        self.reuse = reuse
-        self.preconditioner = preconditioner
-        self.filter_limit = filter_limit
         self.residuals: list[float] = []
         self.by_field: dict[str, float] = {}
-        self._factor = relaxation
+        self._factor = self.relaxation
         self._last: tuple[Floats, Floats] | None = None  # r, H(x)
         self._columns: list[list[tuple[Floats, Floats]]] = [[]]  # (difference of r, of H) by window
         self._names: list[str] = []  # of the fields of all ranks
@@ -124,9 +122,14 @@ class Accelerator:
         made = self._next(*map(_joined, (x.values(), r.values(), answer.values(), spread)))
         return {name: made[a:b] for name, a, b in zip(x, end[:-1], end[1:], strict=True)}
 
-    def agree(self, verdict: int) -> int:
-        """_GIVEN_UP if any rank says so, _DONE if all do. Collective over comm."""
-        given_up, more = self.comm.all_reduce(np.array([verdict == _GIVEN_UP, verdict != _DONE]), "max")
+    def agree(self, limits: Mapping[str, float], is_last: bool) -> int:
+        """_DONE if all residuals are below limits; else _GIVEN_UP if one is no number, or is_last.
+
+        Collective over comm. limits: of the fields given here, by the names of begin_window.
+        """
+        is_done = all(self.by_field[name] < limit for name, limit in limits.items())
+        gives_up = is_last or not np.isfinite(self.residuals[-1])
+        given_up, more = self.comm.all_reduce(np.array([gives_up and not is_done, not is_done]), "max")
         return _GIVEN_UP if given_up else 0 if more else _DONE
 
     def _weights(self, norms: Floats) -> Floats:
@@ -145,18 +148,22 @@ class Accelerator:
             return x + self.relaxation * r
         if self.scheme == "aitken":
             return x + self._aitken(r, last, weights) * r
-        # Of waveforms that somewhere have another number of steps now nothing is known.
+        self._keep(r, answer, last)
+        windows = [[*chain(*self._columns)]] if self.scheme == "iqn-ils" else self._columns
+        knows, change = self._applied(-r, windows, weights)
+        return answer + change if knows else x + self.relaxation * r
+
+    def _keep(self, r: Floats, answer: Floats, last: tuple[Floats, Floats] | None) -> None:
+        """Keep the differences from the last iteration; forget those that do not fit to r.
+
+        Of waveforms that somewhere have another number of steps now nothing is known.
+        """
         lengths = [{len(column) for column, _ in window} for window in self._columns]
         lengths.append(set() if last is None else {len(last[0])})
         fits = self.comm.all_reduce(np.array([each <= {len(r)} for each in lengths]), "min")
         self._columns = [each if fit else [] for each, fit in zip(self._columns, fits[:-1], strict=True)]
         if last is not None and fits[-1]:
             self._columns[0].insert(0, (r - last[0], answer - last[1]))
-        windows = self._columns
-        if self.scheme == "iqn-ils":
-            windows = [[column for window in windows for column in window]]
-        knows, change = self._applied(-r, windows, weights)
-        return answer + change if knows else x + self.relaxation * r
 
     def _aitken(self, r: Floats, last: tuple[Floats, Floats] | None, weights: Floats) -> float:
         if last is None:  # the last one of the window before, but no more than the first of all
@@ -297,30 +304,16 @@ def windows(
         ...     link.get(flux)
         ...     temperature.values[:] = solver.step(flux.values)
     """
-    links = [links] if isinstance(links, Link) else [*links]
-    if not links or (fields is None) != (accelerator is None):
-        what = "the leader of an implicit coupling has a field and an accelerator, the other program neither"
-        raise ConfigError(what, "windows", "windows(link, field, Accelerator(me.comm))")
-    if fields is None and len(links) != 1:
-        what = f"this program names {len(links)} links, and nothing that it accelerates"
-        hint = "the link to the leader; or fields and an Accelerator(me.together(...)) in all programs"
-        raise ConfigError(what, "windows", hint)
-    listed = [] if fields is None else [fields] if isinstance(fields, Field) else [*fields]
-    names = [field.name for field in listed]
-    limits = {**tolerance} if isinstance(tolerance, Mapping) else dict.fromkeys(names or [""], tolerance)
-    if wrong := {*names} - {*limits}:
-        raise ConfigError(f"tolerance says nothing of {sorted(wrong)}", "windows", "a number for each field")
-    is_right = all(is_number(limit, above=0) for limit in limits.values())
-    if not is_right or not isinstance(most, int) or most < 1:
-        what = f"tolerance must be above 0, and most from 1, not {tolerance!r} and {most!r}"
-        raise ConfigError(what, "windows", "tolerance=1e-6, most=50")
+    links, listed = _roles(links, fields, accelerator)
+    limits = _limits(tolerance, most, listed)
     for link in links:
         link.connect()
     waves, state = waveforms(links), save()
     iterations = _followed(links[0])
     if accelerator is not None:
-        given = [_Given(field, links) for field in listed]
-        iterations = _accelerated(links, given, accelerator, limits, most)
+        given = {f"{link.name}.{field.name}": _Given(field, links) for field in listed}
+        below = {name: limits[each.field.name] for name, each in given.items()}
+        iterations = _accelerated(links, given, accelerator, below, most)
     for k in iterations:
         if k > 1:
             restore(state)
@@ -333,31 +326,57 @@ def windows(
         wave.end_window()
 
 
+def _roles(
+    links: Link | Sequence[Link], fields: Field | Sequence[Field] | None, accelerator: Accelerator | None
+) -> tuple[list[Link], list[Field]]:
+    """The links, and what this program accelerates, as lists; refused where they do not go together."""
+    links = [links] if isinstance(links, Link) else [*links]
+    if not links or (fields is None) != (accelerator is None):
+        what = "the leader of an implicit coupling has a field and an accelerator, the other program neither"
+        raise ConfigError(what, "windows", "windows(link, field, Accelerator(me.comm))")
+    if fields is None and len(links) != 1:
+        what = f"this program names {len(links)} links, and nothing that it accelerates"
+        hint = "the link to the leader; or fields and an Accelerator(me.together(...)) in all programs"
+        raise ConfigError(what, "windows", hint)
+    return links, [fields] if isinstance(fields, Field) else [*(fields or ())]
+
+
+def _limits(tolerance: float | Mapping[str, float], most: int, given: list[Field]) -> dict[str, float]:
+    """The tolerance of each field that is given here."""
+    names = [field.name for field in given]
+    limits = {**tolerance} if isinstance(tolerance, Mapping) else dict.fromkeys(names or [""], tolerance)
+    if wrong := {*names} - {*limits}:
+        raise ConfigError(f"tolerance says nothing of {sorted(wrong)}", "windows", "a number for each field")
+    is_right = all(is_number(limit, above=0) for limit in limits.values())
+    if not is_right or not isinstance(most, int) or most < 1:
+        what = f"tolerance must be above 0, and most from 1, not {tolerance!r} and {most!r}"
+        raise ConfigError(what, "windows", "tolerance=1e-6, most=50")
+    return limits
+
+
 def _accelerated(
     links: Sequence[Link],
-    given: Sequence[_Given],
+    given: Mapping[str, _Given],
     accelerator: Accelerator,
     limits: Mapping[str, float],
     most: int,
 ) -> Iterator[int]:
-    names = {f"{links[0].name}.{each.field.name}": each for each in given}
+    """limits: of the residuals of what is given; both by "program.field"."""
     is_leader = accelerator.comm.size == links[0].local.size
-    accelerator.begin_window(names)
+    accelerator.begin_window(given)
     verdict = k = 0
     while not verdict:
-        for each in given:
+        for each in given.values():
             each.put(first=k == 0)
         yield (k := k + 1)
         x, answer = {}, {}
-        for name, each in names.items():
+        for name, each in given.items():
             x[name], answer[name] = each.both()
         made = accelerator.step(x, answer)
-        done = all(accelerator.by_field[name] < limits[each.field.name] for name, each in names.items())
-        gives_up = k >= most or not np.isfinite(accelerator.residuals[-1])
-        verdict = links[0].note(accelerator.agree(_DONE if done else _GIVEN_UP if gives_up else 0))
+        verdict = links[0].note(accelerator.agree(limits, k >= most))
         for link in links if is_leader else ():
             link.tell(verdict)
-        for name, each in names.items() if not verdict else ():
+        for name, each in given.items() if not verdict else ():
             each.set(made[name])
     if verdict == _GIVEN_UP:
         rows = ", ".join(f"{r:.1e} of '{name}'" for name, r in accelerator.by_field.items())

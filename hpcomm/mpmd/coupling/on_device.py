@@ -10,7 +10,7 @@ import numpy as np
 
 from ...core.buffer import as_buffer
 from ...core.request import Request
-from ..coupled_field import chooses, copied, gather, index, scatter
+from ..coupled_field import chooses, copied, gather, index, length, scatter
 from ..route.coupled_route import Selection
 from .wire import Lane, Part
 
@@ -35,8 +35,7 @@ class Share:
         self._scatter: Callable[[], None] = lambda: None
         self.lends = False
         values, is_range = field.values, isinstance(rows, slice)
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-        shape = count, *field.shape
+        shape = length(rows), *field.shape
         if not chooses(values) or np.dtype(as_buffer(values).dtype.storage) != dtype:
             self._received: Any = np.empty(shape, dtype)
             self._given: Callable[[], Any] = partial(_gathered, values, rows, self._received)
@@ -44,8 +43,9 @@ class Share:
             return
         at = index(values, rows)
         lies = is_range and as_buffer(values[at]).place.strides is None  # type: ignore[union-attr]
-        self.lends = sends and lane.direct and lies
-        if lies and (self.lends or not sends):
+        stays = lies and (lane.direct or not sends)
+        self.lends = sends and stays
+        if stays:
             self._received = values[at]
             self._given = lambda: self._received
         elif sends:
