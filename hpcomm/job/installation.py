@@ -56,9 +56,7 @@ def find_mpi(forced: str | None = None, environ: Mapping[str, str] = os.environ)
     if forced is not None:
         return _forced(forced, expected, is_bundled(library), environ)
     srun = which("srun", environ) if "SLURM_JOB_ID" in environ else None
-    if srun is not None and not (
-        library is not None and expected == "mpich" and _has_hydra(library, environ)
-    ):
+    if srun is not None and not (expected == "mpich" and _has_hydra(library, environ)):
         return Mpi(srun, expected, is_bundled(library))
     if library is not None:
         beside = str(library.parent / "bin" / "mpiexec")
@@ -67,13 +65,15 @@ def find_mpi(forced: str | None = None, environ: Mapping[str, str] = os.environ)
     return _on_path(expected, environ)
 
 
-def _has_hydra(library: Path, environ: Mapping[str, str]) -> bool:
+def _has_hydra(library: Path | None, environ: Mapping[str, str]) -> bool:
     """Whether MPICH's own launcher is to start its ranks in a Slurm job: it asks srun for its agents itself.
 
     Under srun, MPICH 5 and the pmi2 of Slurm 22.05 disagree about how long a line may be, so that some jobs
     never come up, and heterogeneous steps never do. SLURM_MPI_TYPE says that somebody knows better.
     """
-    return "SLURM_MPI_TYPE" not in environ and os.access(library.parent / "bin" / "hydra_pmi_proxy", os.X_OK)
+    if library is None or "SLURM_MPI_TYPE" in environ:
+        return False
+    return os.access(library.parent / "bin" / "hydra_pmi_proxy", os.X_OK)
 
 
 def library_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
@@ -123,6 +123,13 @@ def _own_folders() -> list[Path]:
 def is_bundled(library: Path | None) -> bool:
     """Whether a library lies in this Python's environment, as a wheel brings it."""
     return library is not None and library in _own_folders()
+
+
+def mpich_of_a_wheel() -> Path | None:
+    """Where libmpi lies, if it is MPICH's, from a wheel; None: it is another one."""
+    library = library_folder()
+    is_such = library is not None and is_bundled(library) and vendor_in(library) == "mpich"
+    return library if is_such else None
 
 
 def loaded_library() -> str | None:

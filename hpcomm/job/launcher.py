@@ -120,21 +120,27 @@ def command_of(rank: int, line: Sequence[str]) -> str:
     """
     if "--multi-prog" in line:
         return _multi_prog(rank, line[-1]) or " ".join(line)
-    first = 0
+    first, is_srun = 0, line[0].endswith("srun")
     for words in programs_of(line[1:]):
-        is_srun = line[0].endswith("srun")  # to which -c is a number of cores, and -n2 one word
-        if is_srun:
-            words = re.sub(r"(?<!\S)-n(?=\d+ )", "-n ", " ".join(words)).split(" ")
-        options = ("-n",) if is_srun else ("-n", "-np", "-c")
-        at = next((i for i, word in enumerate(words[:-1]) if word in options), None)
-        if at is None or not words[at + 1].isdecimal():
+        count, command = _counted(words, is_srun)
+        if count is None:
             break
-        first += int(words[at + 1])
+        first += count
         if rank < first:
-            command = words[at + 2 :]
             is_ours = (*command[:2],) == _SHELL and command[3:4] == [_END]
             return " ".join(command[4:] if is_ours else command)
     return " ".join(line)
+
+
+def _counted(words: Sequence[str], is_srun: bool) -> tuple[int | None, Sequence[str]]:
+    """How many ranks a program is started as, if that is said, and its command."""
+    options = ["-n", "-np", "-c"]
+    if is_srun:  # to which -c is a number of cores, and -n2 one word
+        options, words = ["-n"], re.sub(r"(?<!\S)-n(?=\d+ )", "-n ", " ".join(words)).split(" ")
+    at = next((i for i, word in enumerate(words[:-1]) if word in options), None)
+    if at is None or not words[at + 1].isdecimal():
+        return None, words
+    return int(words[at + 1]), words[at + 2 :]
 
 
 def programs_of(words: Sequence[str]) -> list[list[str]]:

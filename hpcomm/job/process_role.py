@@ -94,10 +94,10 @@ def check_library(where: str) -> None:
     """Refuse MPICH's wheel under Open MPI's launcher: it would end the process in MPI_Init."""
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or os.environ.keys() & {"PMI_FD", "PMI_PORT", "PMI_SIZE"}:
         return
-    from .installation import is_bundled, library_folder, vendor_in
+    from .installation import mpich_of_a_wheel
 
-    library = library_folder()
-    if library is not None and is_bundled(library) and vendor_in(library) == "mpich":
+    library = mpich_of_a_wheel()
+    if library is not None:
         raise ConfigError(
             "Open MPI's launcher started this program, but its MPI is MPICH.\n"
             f"  came:  {sys.argv[0]}, with {library}",

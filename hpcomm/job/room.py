@@ -43,23 +43,24 @@ def check(where: str) -> None:
         return
     from pathlib import Path
 
-    from .installation import is_bundled, library_folder, vendor_in
+    from .installation import mpich_of_a_wheel
 
-    library = library_folder()
-    if library is None or not is_bundled(library) or vendor_in(library) != "mpich":
+    if mpich_of_a_wheel() is None:
         return
     os.environ.setdefault("UCX_TLS", "^posix")
     need, is_limited = _LEAST * ranks, room < _in_memory()
     begun = 0 if is_limited else sum(file.stat().st_size for file in Path("/dev/shm").glob("mpich_shm_*"))
     if takes and room + begun >= need:  # another rank was quicker
         return
-    why, hint = "/dev/shm takes no files", "mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
-    if takes:
-        why, hint = (
-            f"/dev/shm has {room} bytes free",
-            "docker run --shm-size=1g, or remove what old jobs left",
-        )
-        if is_limited:
-            why, hint = f"no file may be larger than {room} bytes (ulimit -f)", "ulimit -f unlimited"
+    why, hint = _short(takes, is_limited, room)
     what = f"MPICH crashes here: {why}, and its ranks share a file of {need}"
     raise ConfigError(what, where, hint)
+
+
+def _short(takes: bool, is_limited: bool, room: int) -> tuple[str, str]:
+    """(what room is short of, what to do)"""
+    if not takes:
+        return "/dev/shm takes no files", "mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
+    if is_limited:
+        return f"no file may be larger than {room} bytes (ulimit -f)", "ulimit -f unlimited"
+    return f"/dev/shm has {room} bytes free", "docker run --shm-size=1g, or remove what old jobs left"

@@ -82,11 +82,9 @@ def parser() -> Command:
     what = "keep what the programs exchange; --only reads it from there (default: recorded)"
     add("--record", metavar="FOLDER", help=what)
     add("--files", metavar="FOLDER", help="write each rank's output to a file of its own: FOLDER/ocean.0.out")
-    often, what = (
-        partial(launch.seconds, "--progress", may_be_none=True),
-        "say so often how far each program is",
-    )
-    add("--progress", type=often, default="10", metavar="SECONDS", help=f"{what}; 0: never")
+    often = partial(launch.seconds, "--progress", may_be_none=True)
+    what = "say so often how far each program is; 0: never"
+    add("--progress", type=often, default="10", metavar="SECONDS", help=what)
     for names, key in _IN_SPEC.items():
         hint = f"write {key} = ... below [program.NAME]"
         refused = launch.refusing(f"{names[0]} does not go with a spec.", hint)
@@ -183,17 +181,20 @@ def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str
     placed = any(program.hosts for program in spec.programs.values())
     if mpi.is_srun and not placed:
         return _multi_prog(spec, mpi, machine, words)
+    made = launch.launcher_command(_job(spec, mpi, words, placed), mpi, machine)
+    if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
+        made.command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
+    made.command[1:1] = _at_a_death(spec, mpi, machine) or []
+    return made
+
+
+def _job(spec: RunSpec, mpi: Mpi, words: Mapping[str, tuple[str, ...]], placed: bool) -> launch.Job:
     takes_list = placed and not mpi.is_srun and mpi.vendor != "openmpi"  # one for all, in rank order
     programs = (
         launch.Program(program.ranks, words[name], () if takes_list else _placement(program, mpi))
         for name, program in spec.programs.items()
     )
-    job = launch.Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
-    made = launch.launcher_command(job, mpi, machine)
-    if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
-        made.command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
-    made.command[1:1] = _at_a_death(spec, mpi, machine) or []
-    return made
+    return launch.Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
 
 
 def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
@@ -202,7 +203,7 @@ def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
     Between hosts a death breaks MPI's connections.
     """
     hosts = {host for program in spec.programs.values() for host, _ in program.hosts}
-    is_batch = any(name in machine.environ for name in _BATCH)
+    is_batch = not machine.environ.keys().isdisjoint(_BATCH)
     is_near = len(hosts) < 2 and not (is_batch and machine.environ.get("SLURM_JOB_NUM_NODES") != "1")
     if is_near or all(program.on_failure == "end" for program in spec.programs.values()):
         return []

@@ -110,23 +110,28 @@ def main(words: Sequence[str]) -> None:
         why = None
         if seen and now - since > GRACE_S + place:
             why = judge(first or seen, line_of(launcher))
-        sees_all = seen is not None and seen.here == seen.size
-        limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
-        if why is None and now - begin > limit_s:
-            why = (
-                f"MPI has not come up within {limit_s:g} s ({LIMIT} sets that): it waits for processes that"
-                " have not begun it"
-            )
-            if not sees_all:
-                why += ", or that have ended on a host that cannot be seen from here"
-                why += f": {away(seen, line_of(launcher))}" if seen else ""
+        why = why or _late(seen, launcher, now - begin, limit)
         if why:
-            waits = (
-                f"rank {_rank(pid) or 0} ({' '.join(words_of(pid))}) on {os.uname().nodename} waits for that"
-            )
-            os.write(2, f"hpcomm: {why}; {waits}, so the job ends\n".encode())
+            who = f"rank {_rank(pid) or 0} ({' '.join(words_of(pid))}) on {os.uname().nodename}"
+            os.write(2, f"hpcomm: {why}; {who} waits for that, so the job ends\n".encode())
             os.kill(pid, signal.SIGKILL)
             return
+
+
+def _late(seen: Look | None, launcher: int, waited_s: float, limit: str) -> str | None:
+    """What is wrong if MPI takes too long; None: it does not."""
+    sees_all = seen is not None and seen.here == seen.size
+    limit_s = float(limit) if limit else INIT_S if sees_all else UNSEEN_S
+    if waited_s <= limit_s:
+        return None
+    why = (
+        f"MPI has not come up within {limit_s:g} s ({LIMIT} sets that): it waits for processes that"
+        " have not begun it"
+    )
+    if not sees_all:
+        why += ", or that have ended on a host that cannot be seen from here"
+        why += f": {away(seen, line_of(launcher))}" if seen else ""
+    return why
 
 
 def _look(pid: int, launcher: int) -> Look | None:

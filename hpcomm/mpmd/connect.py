@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import permutations
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..communicator.communicator import Communicator
-from ..core.types import Ints
 from ..errors import ConfigError, HpcommError
 from ..grids.methods import KINDS
 from ..grids.radians import Ends
@@ -122,21 +121,16 @@ def unlike_first(
     return ConfigError(what, "connect", hint)
 
 
-class Both(Protocol):
-    """Two programs."""
+class Pair(NamedTuple):
+    """Two programs without Python, between which there is no Link here."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def peer(self) -> str: ...
-
-    @property
-    def clock(self) -> Clock: ...
+    name: str
+    peer: str
+    clock: Clock
 
 
 def agreed(
-    link: Both, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
+    link: Link | Pair, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
 ) -> list[FieldSpec]:
     """The fields between two programs, in the same order on both sides."""
     sides = {link.name: mine, link.peer: theirs}
@@ -188,29 +182,17 @@ def check_takes(
 ) -> None:
     """That each field that a program takes is given by one other, of which theirs tells."""
     for name in takes:
-        coming = [each for each in fields if each.name == name and each.target == program]
-        givers = [each.source for each in coming]
-        if len(givers) == 1 or (givers and all(each.member for each in coming)):
+        givers = [each for each in fields if (each.name, each.target) == (name, program)]
+        if len(givers) == 1 or (givers and all(each.member for each in givers)):
             continue
-        raise _ungiven(program, name, givers, theirs, listed)
-
-
-def _ungiven(
-    program: str,
-    name: str,
-    givers: list[str],
-    theirs: dict[str, Any],
-    listed: Iterable[FieldSpec] | None,
-) -> ConfigError:
-    """The error for a field without a giver, or with several."""
-    who = " and ".join(map(repr, givers)) or "nobody"
-    what = f"{program!r} takes a field {name!r}, which {who} gives"
-    hint = f"[[field]] with name = {name!r} and to = {program!r}; or another name here"
-    if listed is None:
-        hint = "one giver for each field; names must be the same on both sides"
-    if not givers:
-        what += f": {_instead(name, theirs, listed or ())}"
-    return _wrong(what, hint)
+        who = " and ".join(repr(each.source) for each in givers) or "nobody"
+        what = f"{program!r} takes a field {name!r}, which {who} gives"
+        hint = f"[[field]] with name = {name!r} and to = {program!r}; or another name here"
+        if listed is None:
+            hint = "one giver for each field; names must be the same on both sides"
+        if not givers:
+            what += f": {_instead(name, theirs, listed or ())}"
+        raise _wrong(what, hint)
 
 
 def _instead(name: str, theirs: dict[str, Any], listed: Iterable[FieldSpec]) -> str:
@@ -243,9 +225,8 @@ class Declared(NamedTuple):
 
     def sent(self, each: FieldSpec, is_giver: bool) -> np.dtype[Any]:
         """What travels of it."""
-        dtype = (
-            self.gives[each.name].dtype if is_giver else np.dtype(self.theirs["gives"][each.name]["dtype"])
-        )
+        given = self.gives[each.name].dtype if is_giver else self.theirs["gives"][each.name]["dtype"]
+        dtype = np.dtype(given)
         return np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
 
 
@@ -274,19 +255,18 @@ def connect(
         sent = declared.sent(each, is_giver)
         part = Part(field, rows, sent, device_side if gives is Outgoing else frozenset())
         turn = _turn(each, field, is_giver)
-        mapping = ", ".join(each.methods)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
             departure = Departure(ahead, _fixer(link, each, part, None), turn)
-            link.gives[each.name] = giving = gives(lane, part, schedule, departure)
-            giving.mapping = mapping
+            link.gives[each.name] = gives(lane, part, schedule, departure)
         else:
             fixer = _fixer(link, each, part, weights)
             arrival = Arrival(weights, conversion_of(each), each.uncovered, each.nan, fixer, turn)
-            link.takes[each.name] = taking = takes(lane, part, schedule, arrival, recorder)
-            taking.mapping = mapping
+            link.takes[each.name] = takes(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(field.name, weights)
+        side = link.gives[each.name] if is_giver else link.takes[each.name]
+        side.mapping = ", ".join(each.methods)
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, recorder is not None or link.is_plain)
 
@@ -305,18 +285,13 @@ def _plan(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Planned:
         hint = "give these points too, take fewer, or name a mapping between two grids"
         raise _wrong(f"{what} {lack.first_missing}", hint)
     if each.conserve != "none":
-        _check_taken_once(wire, each, None if is_giver else field.points)
+        doubled = coupled_route.plan(wire.mpi, None if is_giver else field.points, None).lack
+        if doubled.doubled:
+            what = f"field {each} is to conserve its integral, but {doubled.doubled} points are taken twice"
+            hint = "points=... without the halo, which the program updates itself"
+            raise _wrong(f"{what}, the first is {doubled.first_doubled}", hint)
     rows = [(rank - wire.shift, where) for rank, where in (made.gives if is_giver else made.takes)]
     return field, weights, rows, wire.device_side(field.values)
-
-
-def _check_taken_once(wire: Wire, each: FieldSpec, taken: Ints | None) -> None:
-    """That no point counts twice in an integral. Collective over both programs."""
-    lack = coupled_route.plan(wire.mpi, taken, None).lack
-    if lack.doubled:
-        what = f"field {each} is to conserve its integral, but {lack.doubled} points are taken twice"
-        hint = "points=... without the halo, which the program updates itself"
-        raise _wrong(f"{what}, the first is {lack.first_doubled}", hint)
 
 
 def _fixer(link: Link, each: FieldSpec, part: Part, weights: Any) -> Fixer | None:

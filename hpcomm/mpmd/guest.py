@@ -8,7 +8,7 @@ by its name, also plans fields between two that are without.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -20,20 +20,21 @@ from ..core.types import AnyArray, Ints
 from ..errors import ConfigError, HpcommError, PeerFailedError, WaitTimeoutError
 from ..grids.grid import Grid
 from ..regrid import Cells, LatLon, PointCloud
-from .connect import agreed, take_grids
+from .connect import Pair, agreed, take_grids
 from .coupled_field import Field, indices, length
 from .coupling.coupler import sent_dtype
-from .coupling.coupling_clock import Clock, Schedule
+from .coupling.coupling_clock import Schedule
 from .coupling.unit import conversion_of as conversion
 from .coupling.wire import FIRST_TAG, Wire
 from .link import Link, Plan, Planned
-from .spec.spec_file import FieldSpec, JobSpec
+from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 from .verdict import Refusal
 from .virtual_ranks import VirtualRank, VirtualRanks
 
 _VERSION = "2"  # of what both sides say to each other
 _TOLD, _NUMBERS, _COORDINATES, _PLANS, _ROWS, _WEIGHTS = range(32300, 32306)  # tags
 _KINDS = ("", "points", "cells", "latlon")  # of grids, by hpcomm.h's numbers; "": numbers alone
+_KEPT = ("version", "count", "first", "last", "waiting")  # numbers of a field's state, as they are told
 _PAUSE_S = 1e-3
 
 
@@ -47,6 +48,11 @@ class _Row(NamedTuple):
     grid: int
     form: str
     shape: tuple[int, int]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The shape of a point's values."""
+        return (self.width,) if self.width > 1 else ()
 
 
 class Told(NamedTuple):
@@ -69,14 +75,6 @@ class State(NamedTuple):
     points: Ints
     numbers: Mapping[str, int]
     arrays: Mapping[str, AnyArray]
-
-
-class Pair(NamedTuple):
-    """Two programs without Python."""
-
-    name: str
-    peer: str
-    clock: Clock
 
 
 class _Side(NamedTuple):
@@ -138,24 +136,28 @@ class GuestLink(Link):
 
     def _entry(self, row: _Row, spec: JobSpec | None) -> dict[str, Any]:
         form, surface = row.form, "sphere" if row.form else ""
-        end = ("source", "source_grid") if row.role == "gives" else ("target", "target_grid")
-        for each in spec.fields if spec is not None else ():
-            said = spec.grids.get(getattr(each, end[1]) or "") if spec is not None else None
-            if (each.name, getattr(each, end[0])) != (row.name, self.peer) or said is None:
-                continue
+        for said in [] if spec is None else self._grids(row, spec):
             if not form or (form == "latlon" and row.shape == said.shape):
                 form, surface = said.kind, said.surface
         dtype = np.dtype(f"f{row.kind}")
         return {
             "dtype": dtype.str,
             "kind": dtype.name,
-            "shape": (row.width,) if row.width > 1 else (),
+            "shape": row.numbers,
             "grid": form or None,
             "surface": surface,
             "areas": False,
             "bases": False,
             "is_plain": True,
         }
+
+    def _grids(self, row: _Row, spec: JobSpec) -> Iterator[GridSpec]:
+        """Those of the spec for a field of it."""
+        side = "source" if row.role == "gives" else "target"
+        for each in spec.fields:
+            grid = getattr(each, f"{side}_grid")
+            if (each.name, getattr(each, side)) == (row.name, self.peer) and grid is not None:
+                yield spec.grids[grid]
 
     def _check(self, each: FieldSpec) -> None:
         """Refuse what the program cannot do of a field."""
@@ -220,13 +222,12 @@ class GuestLink(Link):
         made = {}
         for row in self._rows:
             points, x = parts[row.grid]
-            shape = (row.width,) if row.width > 1 else ()
             grid: Grid | None = None
             if row.form in ("points", "cells"):
                 grid = PointCloud(x[:, 0]) if row.form == "points" else Cells(x)
             elif row.form and self._entry(row, spec)["grid"] == "latlon":
                 grid = LatLon(*row.shape)
-            values = np.empty((len(points), *shape), f"f{row.kind}")
+            values = np.empty((len(points), *row.numbers), f"f{row.kind}")
             try:
                 made[row.role, row.name] = Field(row.name, values, points, grid, row.role)
             except HpcommError as error:
@@ -345,9 +346,8 @@ class GuestLink(Link):
             version, joined, begin, last, waits = map(int, said)
             keys, numbers = ["joined"] * (joined > 0), {"version": version, "count": joined}
             if role == "takes":
-                keys = (
-                    ["older"] * (joined > 1) + ["newer"] * (joined > 0) + [f"next{i}" for i in range(waits)]
-                )
+                keys = ["older"] * (joined > 1) + ["newer"] * (joined > 0)
+                keys += [f"next{i}" for i in range(waits)]
                 numbers = {"version": version, "first": begin, "last": last, "waiting": waits}
             fields, shape = self._sides(role, name)
             arrays = {}
@@ -372,8 +372,8 @@ class GuestLink(Link):
             role, name, other = _words(state.name)
             arrays = [state.arrays[key] for key in ("joined", "older", "newer") if key in state.arrays]
             numbers = {"first": 0, "last": -1, "waiting": 0, "count": len(arrays)} | dict(state.numbers)
-            words = (numbers[key] for key in ("version", "count", "first", "last", "waiting"))
-            lines += "\t".join([role, name, other, *map(str, words)]) + "\n"
+            words = [role, name, other, *map(numbers.__getitem__, _KEPT)]
+            lines += "\t".join(map(str, words)) + "\n"
             arrays += [state.arrays[f"next{i}"] for i in range(numbers["waiting"])]
             ends = np.cumsum([0, *(len(field.points) for field in self._sides(role, name)[0])])
             for array in arrays:
@@ -390,7 +390,7 @@ class GuestLink(Link):
             what = f"program '{self.peer}' has saved a field {name!r}, and {role} none of that name now"
             raise ConfigError(what, "restore", "the programs and fields that saved it")
         fields = [self._fields[rank][role, name] for rank in self._played]
-        return fields, (row.width,) if row.width > 1 else ()
+        return fields, row.numbers
 
     def is_asking(self) -> bool:
         """Whether its first rank has something to say. On the first rank here."""
@@ -421,11 +421,8 @@ class GuestLink(Link):
 
     def _message(self, source: int, tag: int, verb: str) -> AnyArray:
         """The next one from a rank there, as bytes."""
-        status, deadline, partners = (
-            MPI.Status(),
-            time.monotonic() + self.timeout_s,
-            self.comm.context.partners,
-        )
+        status, partners = MPI.Status(), self.comm.context.partners
+        deadline = time.monotonic() + self.timeout_s
         while (message := self._inter.Improbe(source, tag, status)) is None:
             if partners is not None and source in partners.lost():
                 what = f"{verb} needs rank {source} of program '{self.peer}', which has ended"

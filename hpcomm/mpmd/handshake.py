@@ -26,6 +26,7 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -261,10 +262,7 @@ def check(
         ConfigError: somebody did not come, two programs share a name, a name is not announced, or a
             program that another one cannot do without is not there. The same on every rank.
     """
-
-    def came() -> str:
-        return listed(members, entries)
-
+    came = partial(listed, members, entries)
     absent = [rank for rank, entry in zip(members, entries, strict=True) if entry is None]
     if absent:
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]

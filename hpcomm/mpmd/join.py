@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 
 from .._lazy import MPI, undisturbed
 from ..agree import runtime
@@ -108,15 +109,14 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     announced = handshake.expected(os.environ, world.size)
     process_role.check_launcher(world.size, MPI.get_vendor()[0])
     wants = [called(want, announced, _member() or 1) for want in wants]
-    members: Sequence[int] = sorted(rank for ranks in announced.values() for rank in ranks)
-    members = members or range(world.size)
-    if world.rank not in members:
+    expected: Sequence[int] = sorted(chain(*announced.values())) or range(world.size)
+    if world.rank not in expected:
         what = f"{name!r} joins, but the spec says that it does not (joins = false)"
         raise ConfigError(what, "join", "take that line out")
-    members, entries = handshake.gather_roster(world, members, handshake.own_entry(name, wants), timeout)
+    members, entries = handshake.gather_roster(world, expected, handshake.own_entry(name, wants), timeout)
     programs = handshake.check(members, entries, announced, timeout)
     kinds = {entry.name: entry.kind for entry in entries if entry is not None}
-    full = [rank for other, ranks in programs.items() if kinds[other] == "hpcomm" for rank in ranks]
+    full = chain(*(ranks for other, ranks in programs.items() if kinds[other] == "hpcomm"))
     mine = f"rank {programs[name].index(world.rank)} of '{name}'"
     others = " and ".join(f"'{other}'" for other in sorted(programs) if other != name)
     seconds = max(timeout, MAKING_S)
@@ -124,16 +124,22 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     with within(seconds, late):
         everybody = group(world, sorted(full), _FULL_TAG)
         start_up.start(everybody, mine)
-        if others and everybody.rank == 0 and (end := post_mortem.leave(handshake.listed(members, entries))):
-            runtime.farewells.append(end)
-            runtime.at_abort.append(end)
-        if others and os.environ.get("HPCOMM_ON_FAILURE") != "continue":
-            runtime.count_hasty_exits()
+        if others:
+            _watch_others(everybody.rank == 0, members, entries)
         if runtime.end_notices is None:  # alone, so that nobody but `hpcomm run` hears of its end
             exit_hooks.last(runtime.say_end)
         own = Context(group(world, programs[name], _OWN_TAG), name)
         comm = give("world", own) or over(own)
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
+
+
+def _watch_others(is_first: bool, members: Sequence[int], entries: Sequence[handshake.Entry | None]) -> None:
+    """See that the others hear of a hasty end here, and somebody who was who."""
+    if is_first and (end := post_mortem.leave(handshake.listed(members, entries))):
+        runtime.farewells.append(end)
+        runtime.at_abort.append(end)
+    if os.environ.get("HPCOMM_ON_FAILURE") != "continue":
+        runtime.count_hasty_exits()
 
 
 def _links(

@@ -28,7 +28,7 @@ from .coupled_field import A, Field
 from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
 from .link import Link, across, no_field, together
-from .record import recorder
+from .record import recorders
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, JobSpec
 from .spec.spec_reader import started_from
@@ -71,9 +71,9 @@ class Program:
         self._links: dict[str, Link] = {}
         self._gives: dict[str, Field] = {}
         self._takes: dict[str, tuple[Field, FieldSpec]] = {}
-        self._recorder = recorder(os.environ, name, comm.rank)
-        if self._recorder is not None and self._recorder.replays and self.spec is not None:
-            links = replay.links(self.spec, name, comm, self._recorder)
+        self._recorder, self._replayed = recorders(os.environ, name, comm.rank)
+        if self._replayed is not None and self.spec is not None:
+            links = replay.links(self.spec, name, comm, self._replayed)
             self.ranks = {each: [*where] for each, where in self.spec.world_ranks().items()}
         for link in links:
             self.admit(link)
@@ -83,7 +83,7 @@ class Program:
         """Count link among those of this program."""
         link.connect, link.all_links = self.connect, self._links
         link.progress, link.clock = self._progress, self._clock
-        if self._recorder is not None and not self._recorder.replays:
+        if self._replayed is None:
             link.recorder = self._recorder
         self._links[link.peer] = link
         self.peers = tuple(sorted(self._links))
@@ -245,18 +245,17 @@ class Program:
                 get an error then, and may connect again.
             WaitTimeoutError: another program has not connected in time.
         """
-        if timeout is not None and not (is_number(timeout, above=0) and timeout <= LONGEST_S):
+        if timeout is not None and not is_number(timeout, above=0, most=LONGEST_S):
             raise UsageError(f"timeout must be above 0, not {timeout!r}", "connect", "me.connect(timeout=60)")
         if self.is_connected:
             return
         if time is not None:
             self._start_s = self._clock.begin(time)
         self.is_connected = True
-        if self._recorder is not None and self._recorder.replays:
+        if self._replayed is not None:
             self._check_fields()
-            replay.connect(
-                self._links.values(), self._gives, self._takes, self.spec, self._recorder, self._start_s
-            )
+            links = [*self._links.values()]
+            replay.connect(links, self._gives, self._takes, self._listed, self._replayed, self._start_s)
             return
         links = self._coupled
         for link in links:
@@ -311,6 +310,20 @@ class Program:
         if self.spec is not None:
             connecting.take_grids(self.spec, self.name, fields)
 
+    def _own_refusal(self) -> Exception | None:
+        """What is wrong with the fields here; the others wait to hear of it. Collective over comm."""
+        unlike = connecting.unlike_first(self.comm, self._declared, self._clock.said(self._start_s))
+        doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
+        try:
+            if unlike is not None:
+                raise unlike
+            self._check_fields()
+            for doubt in doubts if self.comm.rank == 0 else ():
+                warn(doubt)
+        except Exception as error:
+            return error
+        return None
+
     @property
     def _declared(self) -> dict[tuple[str, str], Field]:
         """What this program gives and takes, by ("from" or "to", name)."""
@@ -324,17 +337,7 @@ class Program:
             HpcommError: this rank refuses something.
             PeerFailedError: another rank does, of any program. Nothing is planned yet: all may connect again.
         """
-        wrong: Exception | None = None
-        unlike = connecting.unlike_first(self.comm, self._declared, self._clock.said(self._start_s))
-        doubts = connecting.in_radians(self.comm, self._declared, self._listed or ())
-        try:
-            if unlike is not None:
-                raise unlike
-            self._check_fields()
-            for doubt in doubts if self.comm.rank == 0 else ():
-                warn(doubt)
-        except Exception as error:  # the others wait to hear of it
-            wrong = error
+        wrong = self._own_refusal()
         mine = connecting.described(self._gives, self._takes, self._start_s, self._clock)
         refused = first_refusal(self.comm, wrong)
         said = {link.peer: link.declare(mine, refused, self.spec) for link in links}
@@ -408,9 +411,8 @@ class Program:
         self._check_declared("get", "takes", field)
         self.connect()
         if not (links := [link for link in self._links.values() if field.name in link.takes]):
-            raise UsageError(
-                f"nobody gives {field.name!r}", "get", "a program that is only recorded gave none"
-            )
+            what = f"nobody gives {field.name!r}"
+            raise UsageError(what, "get", "a program that is only recorded gave none")
         for link in links:
             link.get(field, time)
         return field.values
@@ -444,7 +446,7 @@ class Program:
             TransportError: it cannot be written.
         """
         self.connect()
-        if self._recorder is None or not self._recorder.replays:
+        if self._replayed is None:
             at = self._clock.seconds(time, "save")
             restart.save(Path(path) / self.name, self.comm, self._links, at or 0.0, self._clock)
 
@@ -481,8 +483,8 @@ class Program:
             alone: only what this program knows, which waits for no other one. Collective over this program.
         """
         links = self._coupled
-        busy, waited = sum(link.busy_s for link in links), {link.peer: link.waited_s for link in links}
-        mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, busy, waited)
+        spent = {link.peer: (link.busy_s, link.waited_s) for link in links}
+        mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, spent)
         asked = [link for link in links if not (alone or link.is_plain)]
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in asked}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]

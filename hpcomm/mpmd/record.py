@@ -86,9 +86,9 @@ class Recorder:
         return self._files[name]
 
 
-def recorder(environ: Mapping[str, str], program: str, rank: int) -> Recorder | None:
-    """The recorder that the launcher asks for, if it does."""
-    for variable, replays in (("HPCOMM_REPLAY", True), ("HPCOMM_RECORD", False)):
-        if environ.get(variable):
-            return Recorder(Path(environ[variable]), program, rank, replays)
-    return None
+def recorders(environ: Mapping[str, str], program: str, rank: int) -> tuple[Recorder | None, Recorder | None]:
+    """What the launcher asks for: a recorder to be written, or one to be read."""
+    if folder := environ.get("HPCOMM_REPLAY"):
+        return None, Recorder(Path(folder), program, rank, True)
+    folder = environ.get("HPCOMM_RECORD")
+    return (Recorder(Path(folder), program, rank, False) if folder else None), None

@@ -11,8 +11,8 @@ import numpy as np
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
 from .coupled_field import Field, MemberField
-from .coupling.coupler import Arrival, Incoming, sent_dtype
-from .coupling.coupling_clock import Schedule
+from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
+from .coupling.coupling_clock import Clock, Schedule
 from .coupling.waveform import kinds_of
 from .coupling.wire import Part
 from .link import Link
@@ -60,46 +60,45 @@ class _Silent:
 
 def links(spec: JobSpec, name: str, local: Communicator, recorder: Recorder) -> list[Link]:
     """A link to every other program of the spec."""
-    made: list[Link] = []
-    for peer, about in spec.programs.items():
-        if peer != name and about.joins:
-            made.append(Absent(name, peer, local, about.ranks, recorder))
-    return made
+    others = ((peer, about) for peer, about in spec.programs.items() if peer != name and about.joins)
+    return [Absent(name, peer, local, about.ranks, recorder) for peer, about in others]
 
 
 def connect(
     links: Iterable[Link],
     gives: dict[str, Field],
     takes: dict[str, tuple[Field, FieldSpec]],
-    spec: JobSpec | None,
+    listed: Iterable[FieldSpec] | None,
     recorder: Recorder,
     start_s: float,
 ) -> None:
     """Take every field from its file. Without fields in the spec, from whomever the program names."""
+    known = {(each.name, each.source, each.target): each for each in listed or ()}
     for link in links:
-        listed = {(each.name, each.source, each.target): each for each in (spec.fields if spec else ())}
         for name, field in gives.items():
-            each = listed.get((name, link.name, link.peer))
-            if each or not listed:
-                schedule = (
-                    Schedule(each.every, each.lag, each.time, start_s, link.clock) if each else Schedule()
-                )
-                part = Part(field, [], sent_dtype(field.dtype, schedule.time))
-                link.gives[name] = kinds_of(each)[0](None, part, schedule)
+            key = name, link.name, link.peer
+            if key in known or not known:
+                link.gives[name] = _to_nobody(field, known.get(key, FieldSpec(*key)), start_s, link.clock)
         for name, (field, wish) in takes.items():
-            if (name, link.peer, link.name) in listed or not listed:
-                wish = listed.get((name, link.peer, link.name), wish)
-                if wish.member is not None and wish.member.gathers:
-                    field = MemberField(field, wish.member.number)
-                link.takes[name] = _from_file(field, recorder, wish.uncovered)
+            key = name, link.peer, link.name
+            if key in known or not known:
+                link.takes[name] = _from_file(field, known.get(key, wish), recorder)
         link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 
 
-def _from_file(field: Field, recorder: Recorder, uncovered: str | float) -> Incoming:
+def _to_nobody(field: Field, each: FieldSpec, start_s: float, clock: Clock) -> Outgoing:
+    schedule = Schedule(each.every, each.lag, each.time, start_s, clock)
+    part = Part(field, [], sent_dtype(field.dtype, each.time))
+    return kinds_of(each)[0](None, part, schedule)
+
+
+def _from_file(field: Field, each: FieldSpec, recorder: Recorder) -> Incoming:
+    if each.member is not None and each.member.gathers:
+        field = MemberField(field, each.member.number)
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
         from ..grids.weights import Weights
 
         weights = Weights.load(kept)
     part = Part(field, [(0, slice(0, len(field.points)))], np.dtype(field.dtype))
-    return Incoming(None, part, Schedule(), Arrival(weights, uncovered=uncovered), recorder)
+    return Incoming(None, part, Schedule(), Arrival(weights, uncovered=each.uncovered), recorder)

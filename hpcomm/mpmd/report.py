@@ -40,14 +40,17 @@ class Row(NamedTuple):
     waits_for: dict[str, float]
 
 
-def row_of(
-    program: str, comm: Communicator, total_s: float, busy_s: float, waited: Mapping[str, float]
-) -> Row:
-    """This program's row. Collective over comm, its communicator. waited: seconds for each other program."""
-    mine = np.array([total_s, busy_s, *waited.values()])
+def row_of(program: str, comm: Communicator, total_s: float, spent: Mapping[str, tuple[float, float]]) -> Row:
+    """This program's row. Collective over comm, its communicator.
+
+    Args:
+        spent: seconds in exchanges with each other program, and how many of these were waited for it.
+    """
+    busy_s, waits_s = np.array([*spent.values()]).reshape(-1, 2).T
+    mine = np.array([total_s, busy_s.sum(), *waits_s])
     total, busy, *waits = (comm.all_reduce(mine) / comm.size).tolist()
     waiting = sum(waits)
-    whom = dict(zip(waited, waits, strict=True))
+    whom = dict(zip(spent, waits, strict=True))
     return Row(program, comm.size, total, total - busy, waiting, busy - waiting, whom)
 
 
@@ -87,7 +90,7 @@ def advice(rows: Sequence[Row], ensembles: Mapping[str, str]) -> str:
     for row in rows:
         alike.setdefault(ensembles.get(row.program, row.program), []).append(row)
     work = [max(row.computing_s * row.ranks for row in some) for some in alike.values()]
-    total, counts = sum(row.ranks for row in rows), [len(some) for some in alike.values()]
+    total, counts = sum(row.ranks for row in rows), [*map(len, alike.values())]
     if not sum(work) or len(alike) < 2:
         return "nothing to balance"
     ranks, left = [1] * len(alike), total - len(rows)
@@ -123,18 +126,15 @@ def link_lines(
     if swapped is None:
         return [_own_line(name, by, ends[by == ends[0]], mine[by, name]) for by, name in sorted(sides)]
     theirs = swapped(mine, "report")
-    both = {}
     for number, key in enumerate(sorted(sides)):
-        own, other = mine[key], theirs[key]
-        within = own["extent"] or other["extent"]
+        within = mine[key]["extent"] or theirs[key]["extent"]
         if within is not None:
-            own["trial"] = trial.measure(wire, sides[key], number, within, local)
-        both[key] = (own, other) if key[0] == ends[0] else (other, own)
-    for key, about in swapped({key: about["trial"] for key, about in mine.items()}, "report").items():
-        theirs[key]["trial"] = about
+            mine[key]["trial"] = trial.measure(wire, sides[key], number, within, local)
+    theirs = swapped(mine, "report")
+    both = {ends[0]: (mine, theirs), ends[1]: (theirs, mine)}  # (giver's, taker's), by the giver
     return [
-        _line(name, source, ends[source == ends[0]], *both[source, name])
-        for name, source in sorted(key[::-1] for key in both)
+        _line((source, name), ends[source == ends[0]], *both[source])
+        for source, name in sorted(sides, key=lambda key: key[::-1])
     ]
 
 
@@ -143,7 +143,8 @@ def _own_line(name: str, source: str, target: str, about: Mapping[str, Any]) -> 
     return words if about["integral"] is None else f"{words}; integral {about['integral']:.12g}"
 
 
-def _line(name: str, source: str, target: str, given: Mapping[str, Any], taken: Mapping[str, Any]) -> str:
+def _line(key: tuple[str, str], target: str, givers: Mapping[Any, Any], takers: Mapping[Any, Any]) -> str:
+    (source, name), given, taken = key, givers[key], takers[key]
     line = f"{name}: {source} -> {target}, {given['points']} points to {taken['points']}, {taken['mapping']}"
     line += "" if taken["trial"] is None else f": {trial.judged(given['trial'], taken['trial'])}"
     line += str(taken["cover"])

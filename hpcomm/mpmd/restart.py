@@ -174,15 +174,15 @@ def stamp_of(path: Path, comm: Communicator, clock: Clock, time: Time | None) ->
 def _found(path: Path, at: float | None, near_s: float) -> Stamp | list[float]:
     """Of the checkpoints in path that of this time, or of the last one; else the times that there are."""
     steps = checkpoints.steps(path)
-    near = steps[-1:] if at is None else [step for step in steps if abs(step - max(0, round(at))) <= 1]
-    stamps, damaged = _stamps(path, near)
-    if damaged and at is None:
-        raise damaged[0]
-    if at is None and stamps:
-        return max(stamps, key=lambda each: each.seconds)
-    fitting = [each for each in stamps if at is not None and _is_near(each.seconds, at, near_s)]
+    if at is None:
+        stamps, damaged = _stamps(path, steps[-1:])
+        if damaged:
+            raise damaged[0]
+        return max(stamps, key=lambda each: each.seconds) if stamps else []
+    stamps, damaged = _stamps(path, [step for step in steps if abs(step - max(0, round(at))) <= 1])
+    fitting = [each for each in stamps if _is_near(each.seconds, at, near_s)]
     if fitting:  # of equal ones, the first is the newest
-        return min(fitting, key=lambda each: abs(each.seconds - (at or 0.0)))
+        return min(fitting, key=lambda each: abs(each.seconds - at))
     if damaged:  # it may have been the one
         raise damaged[0]
     return sorted({each.seconds for each in _stamps(path, steps)[0]})
@@ -307,9 +307,8 @@ def _moved(
     route = scattered_points.plan(mpi, points, wanted, chunk)  # of points that were taken twice, one is sent
     sent, at = (_listed(comm, some) for some in (route.gives, route.takes))
     if comm.all_reduce(len(wanted) - int(at[1].sum())):
-        raise ConfigError(
-            f"points of field {name} were not saved", "restore", "the grids of the run that saved it"
-        )
+        what = f"points of field {name} were not saved"
+        raise ConfigError(what, "restore", "the grids of the run that saved it")
     made = {}
     for key, array in arrays.items():
         got = scattered_points.exchange(mpi, array[sent[0]], sent[1], at[1])

@@ -301,10 +301,9 @@ def test_programs_under_another_mpis_launcher_say_so(tmp_path):
 
 def test_mpichs_wheel_under_open_mpis_launcher_says_so_before_mpi_ends_it(tmp_path):
     (tmp_path / "a.py").write_text("import hpcomm\nhpcomm.join('ocean')\n")
-    from hpcomm.job.installation import is_bundled, library_folder, vendor_in
+    from hpcomm.job.installation import mpich_of_a_wheel
 
-    library = library_folder()
-    if library is None or not is_bundled(library) or vendor_in(library) != "mpich":
+    if (library := mpich_of_a_wheel()) is None:
         pytest.skip("this MPI is not that of MPICH's wheel")
     done = finish([sys.executable, "a.py"], 60, tmp_path, {"OMPI_COMM_WORLD_SIZE": "2"})
     assert done.returncode == 1

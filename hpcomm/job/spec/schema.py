@@ -15,9 +15,8 @@ TEXT = Path(__file__).with_name("spec.json").read_text(encoding="utf-8")
 SPEC: Schema = json.loads(TEXT)
 JOB, PROGRAMS, _GRIDS, _FIELDS = (SPEC["properties"][each] for each in ("job", "program", "grid", "field"))
 PROGRAM, GRID, FIELD = PROGRAMS["additionalProperties"], _GRIDS["additionalProperties"], _FIELDS["items"]
-LONGEST_S: float = JOB["properties"]["timeout"][
-    "maximum"
-]  # of a wait: every clock can add these 30 years to now
+# Of a wait: every clock can add these 30 years to now.
+LONGEST_S: float = JOB["properties"]["timeout"]["maximum"]
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
 _TYPES |= {"array": list, "object": dict}
 _FITS: dict[str, Callable[[Any, Any], bool]] = {  # keyword: whether a value of the right type does as it says
@@ -68,11 +67,8 @@ def _told(value: object, schema: Schema) -> str:
     most = schema.get("maximum")
     if most is None or not fits(value, {**schema, "maximum": float("inf")}):
         return f"{wanted(schema)}, not {value!r}"
-    return (
-        f"at most {most:,}, not {value:,}"
-        if schema["type"] == "integer"
-        else f"at most {most:g} s, not {value!r}"
-    )
+    is_whole = schema["type"] == "integer"
+    return f"at most {most:,}, not {value:,}" if is_whole else f"at most {most:g} s, not {value!r}"
 
 
 def _parts(key: str, value: object, schema: Schema) -> list[tuple[str, object, Schema]]:

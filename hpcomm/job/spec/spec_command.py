@@ -27,10 +27,8 @@ def words_of(given: str | list[str]) -> list[str]:
         bare = given.split()  # there a quoted one has its quotes
         found = next((word for word in words if word in _FOR_SHELLS and word in bare), None)
         if found is not None:
-            raise ConfigError(
-                f"command has a {found!r}, but no shell reads it",
-                hint='--files FOLDER keeps output in files; else command = ["sh", "-c", "exec ..."]',
-            )
+            hint = '--files FOLDER keeps output in files; else command = ["sh", "-c", "exec ..."]'
+            raise ConfigError(f"command has a {found!r}, but no shell reads it", hint=hint)
     else:
         words = given
     if not words or not words[0]:
@@ -64,11 +62,8 @@ def _not_found(word: str, path: Path) -> tuple[str, str, str]:
     if "/" in word and os.path.isdir(path):  # noqa: PTH112 - Path's raises for a long name
         return f"command {word} is a folder", "", "the path of a program in it"
     if "/" in word and os.path.isfile(path):  # noqa: PTH113
-        return (
-            f"command {word} may not be executed",
-            "",
-            f"chmod +x {shlex.quote(word)}, or python {shlex.quote(word)}",
-        )
+        quoted = shlex.quote(word)
+        return f"command {word} may not be executed", "", f"chmod +x {quoted}, or python {quoted}"
     return f"command not found: {word}", "", "check its spelling, or give its full path"
 
 
@@ -84,7 +79,6 @@ def _check_python(words: list[str], workdir: Path, env: Mapping[str, str]) -> No
 
 
 def _check_module(name: str, workdir: Path, is_known: bool) -> None:
-    """is_known: whether this Python looks for modules where the program's does."""
     here = (workdir / name).is_dir() or (workdir / f"{name}.py").is_file()
     if is_known and not here and find_spec(name) is None:
         raise ConfigError(f"there is no module {name}", hint=f"modules are looked for in {workdir} too")

@@ -40,9 +40,8 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         shown = (text.split("\n")[line - 1 : line] or [""])[0].strip()
         twice = "twice" in what or "overwrite" in what
         hint = "each table and key once" if twice else "texts need quotes"
-        raise ConfigError(
-            f"{path.name} is no valid TOML: {what}", at(path, line), f"look at `{shown}`; {hint}"
-        ) from None
+        what = f"{path.name} is no valid TOML: {what}"
+        raise ConfigError(what, at(path, line), f"look at `{shown}`; {hint}") from None
     return tables
 
 

@@ -239,7 +239,9 @@ class Incoming(_Side):
         if self.turn is not None:
             inbox.shape = (3, *field.shape[1:])
         rows = slice(0, len(inbox.points))
-        if self._suits_device() and _stays(lane, self.part):
+        is_plain = self.nan == "spread" and self.fixer is None and self.turn is None
+        suits = weights is None or (is_plain and Mapped.suits(weights))
+        if suits and _stays(lane, self.part):
             self._there = there = DeviceOperations(field.values)
             inbox.values = there.empty((rows.stop, *inbox.shape), dtype)
             axes = 1 + len(field.shape)
@@ -247,13 +249,6 @@ class Incoming(_Side):
         else:
             inbox.values = np.zeros((rows.stop, *inbox.shape), dtype)
         return inbox
-
-    def _suits_device(self) -> bool:
-        """Whether a device can do all that is done with what comes."""
-        if self.weights is None:
-            return True
-        is_plain = self.nan == "spread" and self.fixer is None and self.turn is None
-        return is_plain and Mapped.suits(self.weights)
 
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""

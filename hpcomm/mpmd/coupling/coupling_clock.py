@@ -23,10 +23,10 @@ NEAR = 1e-6  # of a period: times are floats
 NONE = -(1 << 62)  # in place of a version, of which there is none yet; hpcomm_plan.h has it, too
 
 
-def is_number(x: Any, *, above: float = -math.inf) -> TypeGuard[float]:
-    """Whether x is finite, and greater than above."""
+def is_number(x: Any, *, above: float = -math.inf, most: float = math.inf) -> TypeGuard[float]:
+    """Whether x is finite, greater than above, and at most most."""
     try:
-        return math.isfinite(x) and bool(x > above)
+        return math.isfinite(x) and bool(above < x <= most)
     except (TypeError, OverflowError):
         return False
 

@@ -71,21 +71,19 @@ class Accelerator:
     filter_limit: float = 1e-8
 
     def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            what = f"there is no scheme {self.scheme!r}"
-            raise ConfigError(what, "implicit", f"one of {', '.join(SCHEMES)}")
-        if not is_number(self.relaxation, above=0):
-            what = f"relaxation must be above 0, not {self.relaxation!r}"
-            raise ConfigError(what, "implicit", "relaxation=0.5")
-        if not isinstance(self.reuse, int) or self.reuse < 0:
-            what = f"reuse must be a whole number from 0, not {self.reuse!r}"
-            raise ConfigError(what, "implicit", "reuse=3")
-        if self.preconditioner not in ("residual-sum", "none"):
-            what = f"there is no preconditioner {self.preconditioner!r}"
-            raise ConfigError(what, "implicit", "'residual-sum', or 'none'")
-        if not is_number(self.filter_limit, above=0) or self.filter_limit >= 1:
-            what = f"filter_limit must lie between 0 and 1, not {self.filter_limit!r}"
-            raise ConfigError(what, "implicit", "filter_limit=1e-2")
+        scheme, weighing, limit = self.scheme, self.preconditioner, self.filter_limit
+        w, reuse, within = self.relaxation, self.reuse, is_number(limit, above=0) and limit < 1
+        whole, is_known = isinstance(reuse, int) and reuse >= 0, weighing in ("residual-sum", "none")
+        rules = (
+            (scheme in SCHEMES, f"there is no scheme {scheme!r}", f"one of {', '.join(SCHEMES)}"),
+            (is_number(w, above=0), f"relaxation must be above 0, not {w!r}", "relaxation=0.5"),
+            (whole, f"reuse must be a whole number from 0, not {reuse!r}", "reuse=3"),
+            (is_known, f"there is no preconditioner {weighing!r}", "'residual-sum', or 'none'"),
+            (within, f"filter_limit must lie between 0 and 1, not {limit!r}", "filter_limit=1e-2"),
+        )
+        for is_right, what, hint in rules:
+            if not is_right:
+                raise ConfigError(what, "implicit", hint)
         self.residuals: list[float] = []
         self.by_field: dict[str, float] = {}
         self._factor = self.relaxation
@@ -311,7 +309,7 @@ def windows(
     waves, state = waveforms(links), save()
     iterations = _followed(links[0])
     if accelerator is not None:
-        given = {f"{link.name}.{field.name}": _Given(field, links) for field in listed}
+        given = {f"{links[0].name}.{field.name}": _Given(field, links) for field in listed}
         below = {name: limits[each.field.name] for name, each in given.items()}
         iterations = _accelerated(links, given, accelerator, below, most)
     for k in iterations:

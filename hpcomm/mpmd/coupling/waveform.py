@@ -169,9 +169,9 @@ class IncomingWaveform(Incoming):
         self.version += 1
 
 
-def kinds_of(each: FieldSpec | None) -> tuple[type[Outgoing], type[Incoming]]:
+def kinds_of(each: FieldSpec) -> tuple[type[Outgoing], type[Incoming]]:
     """What carries a field, at its giver and its taker."""
-    if each is not None and each.implicit and each.every is not None:
+    if each.implicit and each.every is not None:
         return OutgoingWaveform, IncomingWaveform
     return Outgoing, Incoming
 

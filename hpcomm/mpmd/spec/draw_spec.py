@@ -138,9 +138,8 @@ def _read(argv: Sequence[str], command: str) -> JobSpec:
         what = f"{argv[0]!r} is no spec: its name ends with .toml" if argv and argv[0] else "which spec?"
         raise ConfigError(what, f"hpcomm {command}", f"hpcomm {command} SPEC.toml")
     if len(argv) > 1:
-        raise ConfigError(
-            f"what is {argv[1]!r}?", f"hpcomm {command}", f"hpcomm {command} {shlex.quote(argv[0])}"
-        )
+        hint = f"hpcomm {command} {shlex.quote(argv[0])}"
+        raise ConfigError(f"what is {argv[1]!r}?", f"hpcomm {command}", hint)
     return read(Path(argv[0]), command=f"hpcomm {command}")
 
 
@@ -213,9 +212,8 @@ def _label(each: FieldSpec, spec: JobSpec) -> str:
     """A field in Graphviz's HTML, in short lines; they begin behind the arrow."""
     about = textwrap.wrap(_about(each, spec.calendar is not None), _WIDEST)
     lines = [f"<b>{html.escape(each.name)}</b>", *map(html.escape, about)]
-    return (
-        f'<<table border="0" cellspacing="0"><tr><td balign="left">{"<br/>".join(lines)}</td></tr></table>>'
-    )
+    text = "<br/>".join(lines)
+    return f'<<table border="0" cellspacing="0"><tr><td balign="left">{text}</td></tr></table>>'
 
 
 @contextmanager

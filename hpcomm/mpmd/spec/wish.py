@@ -21,11 +21,13 @@ def wished(name: str, program: str, options: Mapping[str, Any]) -> FieldSpec:
     whose = f"field {name!r}"
     found = {key: each.item() if isinstance(each, np.generic) else each for key, each in options.items()}
     found |= stacked(found["mapping"], found["uncovered"], "takes", whose)
-    _check_values(found, whose)
+    for key, value in found.items():
+        skipped = key in ("mapping", "then") or (key, value) == ("every", None)
+        if not skipped and (wrong := misfit(key, value, FIELD["properties"][key])):
+            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
+    every, lag = found["every"], found["lag"]
     try:
-        found |= {
-            key: found[key] if found[key] is None else Duration.of(found[key]) for key in ("every", "lag")
-        }
+        found |= {"every": None if every is None else Duration.of(every), "lag": Duration.of(lag)}
     except ConfigError as error:
         raise ConfigError(f"{whose}: {error.what}", "takes", error.hint) from None
     made = FieldSpec(name, "", program, timeout_s=found.pop("timeout"), **found)
@@ -33,13 +35,6 @@ def wished(name: str, program: str, options: Mapping[str, Any]) -> FieldSpec:
         raise ConfigError(f"{whose} has {misuse[1]}", "takes", misuse[2])
     _check_times(made, whose)
     return made
-
-
-def _check_values(found: dict[str, Any], whose: str) -> None:
-    for key, value in found.items():
-        skipped = key in ("mapping", "then") or (key, value) == ("every", None)
-        if not skipped and (wrong := misfit(key, value, FIELD["properties"][key])):
-            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
 
 
 def _check_times(made: FieldSpec, whose: str) -> None:
