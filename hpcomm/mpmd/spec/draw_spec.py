@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import ConfigError, named
+from ...errors import ConfigError, counted, named
 from ...job import run_spec
-from ...job.command_line import AS_JSON, Command, check_file, counted, option
+from ...job.command_line import AS_JSON, Command, check_file, option
 from ...job.optional_packages import load
 from ...job.spec import schema
 from ...job.spec.programs import ProgramSpec
