@@ -10,7 +10,7 @@ Those of several programs are said to be of [ocean 0-3], and so on.
         return comm.all_reduce(x)
       ... 9 frames of hpcomm (--full-traceback shows them)
     hpcomm.errors.UsageError: list is not an array
-      where: all_reduce on communicator 'world' (rank 0-7 of 8) at train.py:5
+      where: all_reduce on communicator 'world' (ranks 0-7 of 8) at train.py:5
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def _of_all(ranks: Sequence[int], lines: Sequence[str]) -> str | None:
     own = [*map(_without, ranks, lines)]
     if len({*lines}) == 1:
         return lines[0]
-    return own[0].replace("\0", spans(ranks)) if len({*own}) == 1 else None
+    return own[0].replace("rank \0", named(ranks, len(ranks))) if len({*own}) == 1 else None
 
 
 def _each(ranks: Sequence[int], differing: Sequence[Sequence[str]], program: str) -> Iterator[str]:

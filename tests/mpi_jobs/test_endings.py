@@ -336,7 +336,7 @@ def test_what_all_ranks_fail_by_is_said_once_and_in_full_in_their_files(job: Any
     assert re.search(
         r"hpcomm.world.all_reduce\(x\)\n(?:.*\n)?.*\.\.\. \d+ frames of hpcomm .*\nhpcomm.errors", said
     ), said
-    assert (said.count("Traceback"), said.count("(rank 0-3 of 4)")) == (1, 1), said
+    assert (said.count("Traceback"), said.count("(ranks 0-3 of 4)")) == (1, 1), said
     for rank in range(4):
         kept = (tmp_path / "all" / f"rank-{rank}").read_text()
         assert kept.startswith("ready\nTraceback"), kept

@@ -82,7 +82,7 @@ def test_what_the_ranks_of_a_program_fail_by_is_said_once(spec, tmp_path):
     said = spec(BOTH, files={"fails.py": FAILS}, expect="failure", env=more).stderr
     assert re.search(r"\[ocean 0-2\] Traceback .*\n  File .*fails.py", said), said
     assert re.search(
-        r"  \.\.\. \d+ frames of hpcomm .*\nhpcomm.errors.*\n.*'ocean' \(rank 0-2 of 3\)", said
+        r"  \.\.\. \d+ frames of hpcomm .*\nhpcomm.errors.*\n.*'ocean' \(ranks 0-2 of 3\)", said
     ), said
     assert (said.count("Traceback"), said.count("so the job does")) == (1, 1), said
 

@@ -377,8 +377,8 @@ def test_tracebacks_are_printed_once_with_what_differs_and_the_frame_of_a_fault_
         f"[rank 0] {head}\n{frame}\n  ... a frame of hpcomm {told} it)\n{''.join(ours.splitlines(True)[2:])}"
         f"KeyError: 'x'\n"
         f"[ranks 1-3] {head}\n{frame}\n  ... 2 frames of hpcomm {told} them)\n"
-        "hpcomm.errors.UsageError: rank 1-3 has a\n[ranks 1, 3]   of shape 3\n[rank 2]   of shape 4\n"
-        "rank 1-3 stops\n  where: rank 1-3 of 4\n"
+        "hpcomm.errors.UsageError: ranks 1-3 has a\n[ranks 1, 3]   of shape 3\n[rank 2]   of shape 4\n"
+        "ranks 1-3 stops\n  where: ranks 1-3 of 4\n"
     )
     assert not [*tmp_path.iterdir()]
 
