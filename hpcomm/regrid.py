@@ -6,6 +6,7 @@ from .grids.cells import Cells, Curvilinear, Healpix, Polygons
 from .grids.files import GridFile
 from .grids.files import open_grid as open
 from .grids.grid import Grid, Mesh, PointCloud
+from .grids.mesh_files import open_mesh
 from .grids.methods import KINDS, MAPPINGS, GridSpec
 from .grids.remap import weights, weights_between
 from .grids.rows import Gaussian, LatLon, Plane, ReducedGaussian
@@ -29,6 +30,7 @@ __all__ = [
     "areas_against",
     "from_spec",
     "open",
+    "open_mesh",
     "weights",
     "weights_between",
 ]
