@@ -45,7 +45,8 @@ def test_a_periodic_axis_closes_to_a_ring(comm: Any) -> None:
 def test_describe_draws_every_rank(comm: Any) -> None:
     mesh = comm.mesh(y=-1, x=1)
     text = mesh.describe()
-    assert f"mesh y={comm.size}, x=1: {comm.size} ranks on 1 node" in text
+    ranks = "1 rank" if comm.size == 1 else f"{comm.size} ranks"
+    assert f"mesh y={comm.size}, x=1: {ranks} on 1 node" in text
     rows = text.splitlines()[2:]
     assert [row.split()[1].strip("[]") for row in rows] == [str(r) for r in range(comm.size)]
     assert f"[{comm.rank}]" in text
