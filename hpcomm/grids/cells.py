@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from typing import Any
 
 import numpy as np
 
+from .._lazy import LazyModule
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
 from .grid import Grid, check_counts, numbers, placed
 from .triangulation import crossing
+
+spatial: Any = LazyModule("scipy.spatial")
+_SAME = 1e-6  # of the width of the smallest cell: middles so near are of the same cell
 
 
 class Cells(Grid):
@@ -65,6 +70,15 @@ class Cells(Grid):
         area, moment = self.moments(points)
         x = moment / area[:, None]
         return x / np.linalg.norm(x, axis=-1, keepdims=True) if self.sphere else x
+
+    def copies(self) -> Ints:
+        """Numbers of cells that are there before, as in halo columns and at the fold of a tripolar grid."""
+        if not self.size:
+            return np.empty(0, np.int64)
+        area, moment = self.moments(np.arange(self.size))
+        near = _SAME * float(np.sqrt(area.min()))
+        pairs = spatial.cKDTree(moment / area[:, None]).query_pairs(near, output_type="ndarray")
+        return np.unique(pairs[:, 1]).astype(np.int64)  # of each pair the second has the higher number
 
     def part(self, which: Ints) -> Cells:
         part = copy(self)

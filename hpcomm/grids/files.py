@@ -62,6 +62,12 @@ class GridFile:
         """Global indices of the cells that count."""
         return np.flatnonzero(self.mask())
 
+    def copies(self) -> Ints:
+        """Global indices of cells that count and are there before, as in halo columns and at the fold of a
+        tripolar grid. Reads the corners of all."""
+        points = self.points()
+        return points[self.cells(points).copies()]
+
     def cells(self, points: object = None) -> Cells:
         """These cells, by their corners. Those that go clockwise are turned.
 

@@ -223,6 +223,18 @@ def test_the_areas_of_the_model_are_those_of_the_unit_sphere(form: str, tmp_path
     np.testing.assert_allclose(grid.areas(np.array([3, 21])), [0.03, 0.21], rtol=1e-12)
 
 
+def test_copies_are_those_of_cells_that_count(tmp_path: Path) -> None:
+    size, write = len(CORNERS), Writer(tmp_path / "grid.nc")
+    for axis, name in enumerate(("lon", "lat")):
+        twice = np.concatenate([CORNERS[..., axis], CORNERS[:3, ..., axis]])
+        write(f"grid_corner_{name}", twice, "size corners", units="degrees")
+    write("grid_dims", np.array([size + 3], np.int32), "rank")
+    write("grid_imask", (np.arange(size + 3) != 1).astype(np.int32), "size")
+    write.data.close()
+    grid = regrid.open(tmp_path / "grid.nc")
+    assert grid.copies().tolist() == [size, size + 2]  # and not that of cell 1, which is masked
+
+
 def test_the_netcdf_of_fesom_has_the_cells_of_its_text(tmp_path: Path) -> None:
     text, write = opened("FESOM", tmp_path), Writer(tmp_path / "fesom.mesh.diag.nc")
     for axis, name in enumerate(("lon", "lat")):

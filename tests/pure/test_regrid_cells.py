@@ -122,6 +122,25 @@ def test_cells_that_overlap_a_little_are_told_with_the_point_that_most_of_it_is_
         regrid.weights(regrid.Cells(row, sphere=sphere), target, "conservative")
 
 
+def test_halo_columns_and_the_fold_of_a_tripolar_grid_are_found():
+    """As ORCA has them: the first columns are the last ones again, and the last row is another one turned."""
+    ny, nx = 12, 20
+    lon, lat = np.meshgrid(np.arange(nx + 1) * 360 / nx, np.linspace(-90, 90, ny + 1))
+    around = [(j, i) for j, i in ((0, 0), (0, 1), (1, 1), (1, 0))]
+    cells = np.stack([np.stack([x[j : ny + j, i : nx + i] for x in (lon, lat)], -1) for j, i in around], 2)
+    wide = np.concatenate([cells[:, -2:] - [360, 0], cells], axis=1)
+    wide = np.concatenate([wide, wide[-1:, ::-1]])
+    number = np.arange(wide[..., 0, 0].size).reshape(wide.shape[:2])
+    grid = regrid.Cells(wide.reshape(-1, 4, 2))
+    copied = grid.copies()
+    assert np.array_equal(copied, np.sort([*number[:-1, -2:].ravel(), *number[-1]]))
+    own = np.setdiff1d(number.ravel(), copied)
+    rest = grid.part(own)
+    assert not len(rest.copies())
+    assert rest.areas(own).sum() == pytest.approx(4 * np.pi, rel=1e-13)
+    assert not len(regrid.Cells(np.empty((0, 4, 2))).copies())
+
+
 def test_edges_half_round_the_sphere_are_refused():
     for pair in (
         (regrid.LatLon(4, 2), regrid.Cells(DOUBLED[:, 0])),
