@@ -103,9 +103,7 @@ class Poller:
             wait_s = WORKER_POLL_S
             while self._some.is_set():
                 time.sleep(wait_s)
-                going = self.under_way.copy()
-                self.under_way.difference_update(ended := {work for work in going if work.poll()})
-                left = going - ended
+                left = self._look()
                 # what is waited for as soon as it has begun needs no look: they become rare
                 wait_s = WORKER_POLL_S if left & seen else min(2 * wait_s, _RARELY_S)
                 seen = left
@@ -113,3 +111,9 @@ class Poller:
                     self._some.clear()
                     if self.under_way:  # added meanwhile
                         self._some.set()
+
+    def _look(self) -> set[MessageWork | NodeWork]:
+        """Ask all once: those that are not complete. A waiting thread keeps none of the others."""
+        going = self.under_way.copy()
+        self.under_way.difference_update(ended := {work for work in going if work.poll()})
+        return going - ended
