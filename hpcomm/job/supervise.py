@@ -131,18 +131,17 @@ def supervise(
         words = [str(folder / word) if word in files else word for word in command]
         tell = partial(tracebacks.say, folder, programs=watch.spec.world_ranks() if watch else {})
         environ[LIVING] = str(folder)
-        streams = {"stderr": subprocess.PIPE}
-        if watch is not None:
-            streams |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-        launcher = start(words, environ, tell, **streams)
-        said, take = enumerate((launcher.stdout, launcher.stderr), start=1), watch.take if watch else None
-        readers = [tracebacks.read(folder, stream, fd, take) for fd, stream in said if stream is not None]
+        launcher, said = _heard(words, environ, tell, 1 if watch else 2)
+        take = watch.take if watch else None
+        readers = {file: tracebacks.read(folder, file, fd, take) for fd, file in said.items()}
         try:
             with _handing_on(launcher, mark):
                 status, why = _end_of(launcher, mark, timeout_s, grace_s or LEAVE_S, watch)
         finally:
-            for each in readers:
-                each.join(GRACE_S)
+            for file, reader in readers.items():
+                reader.join(GRACE_S)
+                if not reader.is_alive():  # else something of the job holds the other end
+                    os.close(file)
             tell(0.0)
         if watch is None:
             if status == TIMED_OUT:
@@ -153,6 +152,25 @@ def supervise(
             end(launcher, mark)
         mpi_shared_memory.remove_noticed()
         return watch.judged(launcher.returncode, status)
+
+
+def _heard(
+    words: list[str], environ: dict[str, str], tell: Tell, first: int
+) -> tuple[subprocess.Popen[bytes], dict[int, int]]:
+    """The launcher, and the files in which its streams can be read, from the first on: 1 or 2.
+
+    It holds these files, too: if we are killed, it would fail when it says that it ends its ranks.
+    """
+    pipes = {fd: os.pipe() for fd in range(first, 3)}
+    files = {fd: read for fd, (read, _) in pipes.items()}
+    streams: dict[str, Any] = {"stdout" if fd == 1 else "stderr": write for fd, (_, write) in pipes.items()}
+    if first == 1:
+        streams["stdin"] = subprocess.DEVNULL
+    try:
+        return start(words, environ, tell, pass_fds=[*files.values()], **streams), files
+    finally:
+        for _, write in pipes.values():
+            os.close(write)
 
 
 def with_restarts(most: int, run: Callable[[tuple[int, int]], int]) -> int:

@@ -27,7 +27,7 @@ from pathlib import Path
 from select import PIPE_BUF
 from threading import Lock, Thread
 from types import MappingProxyType
-from typing import IO, NamedTuple
+from typing import NamedTuple
 from zlib import crc32
 
 from ..errors import in_package, named, spans
@@ -100,19 +100,19 @@ def _send(text: str) -> bool:
     return len(said) <= PIPE_BUF and os.write(2, said) > 0
 
 
-def read(folder: Path, stream: IO[bytes], fd: int, take: Callable[[bytes], bytes] | None = None) -> Thread:
+def read(folder: Path, file: int, fd: int, take: Callable[[bytes], bytes] | None = None) -> Thread:
     """Show what comes, at once. Tracebacks of ranks of other hosts are left in the folder of their job.
 
     What launchers say of an MPI_Abort or of a status is left out where a rank has said why.
 
     Args:
-        fd: where to show it.
+        file: where it comes; fd: where to show it.
         take: what of these lines is to be shown, without what is for us.
 
     Returns:
         The thread that does it.
     """
-    reader = Thread(target=_show, args=(folder, stream.fileno(), fd, take or bytes), daemon=True)
+    reader = Thread(target=_show, args=(folder, file, fd, take or bytes), daemon=True)
     reader.start()
     return reader
 

@@ -434,8 +434,8 @@ def test_a_traceback_of_another_host_is_printed_with_the_others_or_as_it_came(tm
     read, write = os.pipe()
     os.write(write, b"a prompt: " + sent.replace(b"one", b"othersne", 1))
     os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        tracebacks.read(tmp_path, stream, 2).join()
+    tracebacks.read(tmp_path, read, 2).join()
+    os.close(read)
     rest = "KeyError: gr\xf6\\udcff\n"
     assert capfd.readouterr().err == f"a prompt: Traceback:\n  othersne\n{rest}"
     tracebacks.say(tmp_path)
@@ -464,14 +464,14 @@ def test_what_launchers_say_of_an_abort_is_left_out_where_a_rank_has_said_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], said: str, shown: str | None, cut: int
 ) -> None:
     read, write = os.pipe()
-    with os.fdopen(read, "rb") as stream:
-        reader = tracebacks.read(tmp_path, stream, 2)
-        for at in range(0, len(said), cut):
-            os.write(write, said[at : at + cut].encode())
-            while select.select([read], [], [], 0)[0]:  # until it has been taken
-                time.sleep(1e-4)
-        os.close(write)
-        reader.join()
+    reader = tracebacks.read(tmp_path, read, 2)
+    for at in range(0, len(said), cut):
+        os.write(write, said[at : at + cut].encode())
+        while select.select([read], [], [], 0)[0]:  # until it has been taken
+            time.sleep(1e-4)
+    os.close(write)
+    reader.join()
+    os.close(read)
     assert capfd.readouterr().err == (said if shown is None else shown)
 
 
