@@ -83,9 +83,8 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._has_prints, self._is_traced = bool(os.environ.get(FINGERPRINT)), trace.is_on()
         is_watched = self._has_prints or self._is_traced
         needs_more = is_watched or self._detail or self._by.is_exact or self._inner is not None
-        self._node = (
-            self.entry.node if SAYS_LATER and not needs_more else None
-        )  # for calls that need nothing else
+        # For calls that need nothing else:
+        self._node = self.entry.node if SAYS_LATER and not needs_more else None
         # for messages; a Communicator has ways of its own for those of devices, of which one end may not know
         self._mail = self.entry.node if comm.context.devices is None else None
         self._is_short = self._devices.get("cpu") is None and not is_watched

@@ -21,7 +21,7 @@ from ..core.patience import until
 from ..core.present import NONE
 from ..core.request import BRIEF_S, Needs, Request, birth, rounds_under_way
 from ..core.status import Status
-from ..errors import HpcommError, passing
+from ..errors import HpcommError, TransportError, passing
 from ..node.native import native_core as core
 from ..node.present import enter, leave
 from . import mpi as transport
@@ -203,8 +203,10 @@ class Collective(Message):
 
     def _arrived(self, seen: MPI.Status | None) -> None:
         self._left()
-        finish, self._finish = self._finish, None  # which reduces in place
-        self.result = finish and finish()
+        finish, self._finish = self._finish, _interrupted  # as it reduces in place, it runs once
+        if finish is not None:
+            self.result = finish()
+        self._finish = None
 
     @property
     def call(self) -> str:
@@ -213,6 +215,11 @@ class Collective(Message):
     @property
     def _memory(self) -> object:  # type: ignore[override]
         return self._finish
+
+
+def _interrupted() -> Any:
+    what = "a signal's handler raised while the result was being made"
+    raise TransportError(what, hint="make the call again, on all ranks")
 
 
 class OfNode(Message):

@@ -155,7 +155,7 @@ def keep(told: str, doings: Mapping[int, Doing]) -> str:
         file.write_text(json.dumps(record, indent=1))
     except OSError:
         return told
-    return f"{told}\n  stacks of all ranks: {file}"
+    return f"{told}\n  stacks: {file}"
 
 
 def never(held: list[int], doings: Mapping[int, Doing], call: Blocked | None = None) -> str:

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 from steady import steady_time
 
 import hpcomm
+from hpcomm.transport.single_request import Collective
 
 pytestmark = pytest.mark.few
 
@@ -207,6 +209,44 @@ def test_ctrl_c_in_a_wait_loses_no_message(comm: Any) -> None:
         assert x.tolist() == [k + 1] * 3
         comm.barrier()
     assert comm.sendrecv(np.ones(3), right, source=left).tolist() == [1] * 3
+
+
+class RaisedInHandlerError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("is_complete", [False, True], ids=["before its result", "behind its result"])
+def test_a_handler_that_raises_as_a_result_is_made_gives_no_wrong_one(comm: Any, is_complete: bool) -> None:
+    """A reduction in place cannot be made twice."""
+    x = np.ones(3)
+
+    def handle(number: int, frame: object) -> None:
+        raise RaisedInHandlerError
+
+    class Ends(Collective):
+        def _arrived(self, seen: Any) -> None:
+            super()._arrived(seen)
+            if is_complete and going:
+                going.clear()
+                signal.raise_signal(signal.SIGUSR1)
+
+    def finish() -> Any:
+        if not is_complete:
+            signal.raise_signal(signal.SIGUSR1)
+        return x
+
+    before, going = signal.signal(signal.SIGUSR1, handle), [True]
+    try:
+        request = Ends(comm.context, "all_reduce", x, MPI.COMM_SELF.Ibarrier(), lambda: None, finish)
+        with pytest.raises(RaisedInHandlerError):
+            request.wait()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    if is_complete:
+        assert request.wait() is x
+    else:
+        with pytest.raises(hpcomm.TransportError, match="while the result was being made"):
+            request.wait()
 
 
 def test_a_timeout_of_nothing_is_one_look(comm: Any) -> None:
