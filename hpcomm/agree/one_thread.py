@@ -46,7 +46,7 @@ class CallGuard:
         self._depth -= 1
         if not self._depth:
             self._thread = 0
-        if kind is None:
+        if kind is None and self._met:
             self.check()
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ from .payload_agreement import (
 )
 from .pickling import copied, decode
 
-_OBJECTS = Form("_object", None, decode, lambda own, payload: own)
+_OBJECTS = Form("_object", None, decode, None)
 T = TypeVar("T")
 ObjectOperator: TypeAlias = (
     Callable[..., object]

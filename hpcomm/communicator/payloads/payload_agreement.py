@@ -11,7 +11,7 @@ from ...agree.agreement import refused
 from ...core.operation import Call
 from ...core.patience import patience
 from ...core.present import calling, messaging
-from ...core.request import Request, Stages, StagesOf, rounds_under_way
+from ...core.request import Request, Stages, rounds_under_way
 from ...core.signature import BACKGROUND, head
 from ...core.status import Status
 from ...core.types import AnyStatus
@@ -134,21 +134,6 @@ def _failure(
     return ours
 
 
-def _at_once(comm: Context, verb: str, action: Callable[[], T]) -> T:
-    """Carry out a collective now, with the observers looking on and errors in hpcomm's words."""
-
-    def stages() -> StagesOf[T]:
-        yield []
-        return action()
-
-    try:
-        return payload_transport.run(shown(comm, verb, stages())) if comm.observers else action()
-    except MPI.Exception as error:
-        raise transport.failure(error, verb, comm) from None
-    except HpcommError as error:
-        raise error.located(verb, comm) from error.__cause__
-
-
 class Form(NamedTuple):
     """What tells collectives of objects from those of ragged arrays.
 
@@ -156,14 +141,14 @@ class Form(NamedTuple):
         suffix: of the verbs.
         encode: makes a payload; None: as the communicator does.
         decode: what a payload of a rank holds.
-        own: what a rank gets of its own, of that and its payload.
+        own: what a rank gets of its own, of that and its payload; None: that itself.
         refused: why this rank refuses its part. It makes the call all the same, for those who wait.
     """
 
     suffix: str
     encode: Callable[[Any], Payload] | None
     decode: Callable[[Payload, int | None], Any]
-    own: Callable[[Any, Payload], Any]
+    own: Callable[[Any, Payload], Any] | None
     refused: HpcommError | None = None
 
 
@@ -203,7 +188,7 @@ def _collective(comm: Context, verb: str, form: Form, root: int, items: Sequence
         if rank != here:
             return form.decode(got, rank)
         mine = rank if len(items) > 1 else 0
-        return form.own(items[mine], made[mine])
+        return items[mine] if form.own is None else form.own(items[mine], made[mine])
 
     def taken(got: Any) -> Any:
         if failed is not None:
@@ -217,7 +202,20 @@ def _collective(comm: Context, verb: str, form: Form, root: int, items: Sequence
     if async_op or (comm.timeout_s is not None and not _may_share(comm)):
         request = _begun(comm, verb, name, root, made, taken)
         return request if async_op else waited(comm, request)
-    found = _at_once(comm, name, lambda: taken(_carried(comm, verb, name, root, made)))
+
+    def stages() -> Stages:
+        yield []
+        return taken(_carried(comm, verb, name, root, made))
+
+    try:
+        if comm.observers:
+            found = payload_transport.run(shown(comm, name, stages()))
+        else:
+            found = taken(_carried(comm, verb, name, root, made))
+    except MPI.Exception as error:
+        raise transport.failure(error, name, comm) from None
+    except HpcommError as error:
+        raise error.located(name, comm) from error.__cause__
     if comm.values is not None and form.suffix == "_ragged":
         comm.values.hold(verb, found)
     return found
