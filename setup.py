@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -16,6 +17,9 @@ PARTS = ("hpcomm.node._native.core", "hpcomm.grids._native.geometry")
 STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
 FLAGS = ["-std=c11", "-O3", "-fno-strict-aliasing", "-ffp-contract=off", "-fvisibility=hidden"]
 FLAGS += ["-Wno-pass-failed"]  # clang's: some loops have no gain from some vector widths
+
+
+HEADER = Path("hpcomm/node/_native/verbs.h")
 
 
 def compiler() -> str | None:
@@ -46,12 +50,34 @@ def extension(name: str) -> Extension:
     )
 
 
+def verbs_header() -> str:
+    """What tells the collective verbs apart, for the node core: the table of hpcomm/core/verbs.py."""
+    known = runpy.run_path("hpcomm/core/verbs.py")
+    names = sorted(known["TABLE"])
+    sets = {
+        name: " | ".join(f"1 << BY_{verb.upper()}" for verb in sorted(its))
+        for name, its in known.items()
+        if isinstance(its, frozenset)
+    }
+    return "\n".join(
+        (
+            "/* verbs.h: the table of hpcomm/core/verbs.py. setup.py writes it. */",
+            "enum { " + ", ".join(["NO_VERB", *(f"BY_{name.upper()}" for name in names), "VERBS"]) + " };",
+            "#define VERB_NAMES " + ", ".join(f'"{name}"' for name in ("", *names)),
+            *(f"enum {{ {name} = {its} }};" for name, its in sets.items()),
+            "",
+        )
+    )
+
+
 def readme() -> str:
     """README.md with absolute links: who reads it elsewhere has no files beside it."""
     home = tomllib.loads(Path("pyproject.toml").read_text())["project"]["urls"]["Source"]
     return re.sub(r"\]\((?![a-z]+:|#)", f"]({home}/blob/main/", Path("README.md").read_text())
 
 
+if HEADER.read_text() != verbs_header():
+    HEADER.write_text(verbs_header())
 setup(
     long_description=readme(),
     long_description_content_type="text/markdown",

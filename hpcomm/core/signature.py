@@ -23,7 +23,7 @@ MAKERS = [
     *("split", "split_node", "dup", "create_intercomm", "merge", "cart", "graph", "mesh", "sub", "window"),
     "spawn",
 ]
-VERBS = [  # the first ones by their positions, which are the numbers BY_... of node/_native/node.h
+VERBS = [  # the first ones by their positions, which are the numbers BY_... of node/_native/verbs.h
     "?",
     *sorted(TABLE),
     "plan",

@@ -1,5 +1,7 @@
 """The collective verbs and what tells them apart: the only table of them.
 
+The node core has it as node/_native/verbs.h, which setup.py writes from this file.
+
 verb            x of a rank     result of a rank   whose x, whose result   elements are reduced
 broadcast       n               n                  root's, all             no
 scatter         p blocks of n   n                  root's, all             no

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import hpcomm
-from hpcomm.core import dtypes
+from hpcomm.core import dtypes, verbs
 from hpcomm.core.signature import (
     BACKGROUND,
     LEFT,
@@ -25,9 +25,16 @@ from hpcomm.core.signature import (
 
 
 def test_the_native_core_has_the_same_numbers_of_verbs_and_element_types() -> None:
-    header = (Path(hpcomm.__file__).parent / "node/_native/node.h").read_text()
-    verbs = re.findall(r"BY_[A-Z_]+", re.search(r"enum \{\s*BY_ALL_GATHER = 1,.*?\}", header, re.S)[0])
-    assert [head(verb[3:].lower()) for verb in verbs] == [*range(1, len(verbs) + 1)]
+    native = Path(hpcomm.__file__).parent / "node/_native"
+    header, table = (native / "node.h").read_text(), (native / "verbs.h").read_text()  # which setup.py writes
+    numbers = re.search(r"NO_VERB, (.*), VERBS", table)[1].split(", ")
+    assert [head(verb[3:].lower()) for verb in numbers] == [*range(1, len(numbers) + 1)]
+    assert re.findall(r'"(\w+)"', table) == [verb[3:].lower() for verb in numbers]
+    sets = {name: re.findall(r"BY_(\w+)", its) for name, its in re.findall(r"enum { (\w+) = (.*) };", table)}
+    assert len(sets) > 8
+    assert {name: {verb.lower() for verb in its} for name, its in sets.items()} == {
+        name: getattr(verbs, name) for name in sets
+    }
     names = re.search(r"enum \{ BOOL = 1, (.*?), DTYPES \}", header)[1].replace("LONG_DOUBLE", "longdouble")
     words = {"I": "int", "U": "uint", "F": "float", "BF": "bfloat", "C": "complex"}
     core = [re.sub("^[A-Z]+", lambda found: words[found[0]], name) for name in names.split(", ")]

@@ -37,7 +37,7 @@ void call_take(struct node *n, const struct call *c) {
   for (int r = 0; r < n->size; r++) {
     if (!call_goes(c, r, n->rank)) continue;
     const char *from = (r == n->rank ? c->x : (const char *)node_cell(n, r, n->calls)->data) + offset;
-    if (verb_reduces(c->verb))
+    if (verb_is(c->verb, REDUCTIONS))
       in[inputs++] = from;
     else
       copy(c->out + call_into(c, n->size, r), from, block);
@@ -82,7 +82,7 @@ static int small_run(struct node *n, const struct call *c) {
 
 /* bits 0-5 verb, 6-10 operator, 11-18 element type, 19-30 root, 32-62 number of elements: see signature.py */
 void call_sign(struct call *c) {
-  uint64_t root = verb_has_root(c->verb) ? (uint64_t)c->root : 0;
+  uint64_t root = verb_is(c->verb, ROOTED) ? (uint64_t)c->root : 0;
   const uint64_t many = 1u << 30, count = c->count >> 31 ? ((c->count ^ c->count >> 30) & (many - 1)) | many : c->count;
   c->signature = (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 | count << 32;
 }

@@ -189,7 +189,7 @@ static int move(struct node *n, const struct call *c) {
 
 /* Whether rank r or this one reads or writes the other's memory: between the root and each other one, or all. */
 static int touches(const struct node *n, const struct call *c, int r) {
-  return r != n->rank && (verb_reduces(c->verb) || call_goes(c, r, n->rank) || call_goes(c, n->rank, r));
+  return r != n->rank && (verb_is(c->verb, REDUCTIONS) || call_goes(c, r, n->rank) || call_goes(c, n->rank, r));
 }
 
 /* Our part of the work, at one go; then we have finished. */

@@ -28,7 +28,6 @@ enum { MEETS, WAITS, MOVES, FINISHES, STEPS }; /* states of a long call */
 static size_t at_least(size_t nbytes, size_t at, size_t most) {
   return at >= nbytes ? 0 : nbytes - at < most ? nbytes - at : most;
 }
-static int is_chain(int verb) { return verb == BY_SCAN || verb == BY_EXSCAN; }
 int long_wait_for_step(struct node *n, const node_word *at, uint64_t step, int rank) {
   return node_await(n, at, NODE_AT_STEP, NODE_STEP(n->calls, step), rank);
 }
@@ -52,8 +51,8 @@ static size_t links(const struct steps *s, size_t most) {
 static void plan(struct steps *s) {
   const int verb = s->c->verb, is_half = s->c->dtype == F16 || s->c->dtype == BF16;
   s->is_shared = verb == BY_ALL_REDUCE || (verb == BY_REDUCE && s->n->size > 2);
-  size_t most = verb_cuts(verb) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
-  if (is_chain(verb)) most = links(s, is_half ? most / 2 & ~(size_t)(NODE_LINE - 1) : most); /* halves are float32 there */
+  size_t most = verb_is(verb, INPUT_BLOCKS) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
+  if (verb_is(verb, PREFIXES)) most = links(s, is_half ? most / 2 & ~(size_t)(NODE_LINE - 1) : most); /* halves are float32 there */
   const size_t ranks = s->is_shared ? (size_t)s->n->size : 1;
   s->whole = call_block(s->c, s->n->size);
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
@@ -75,7 +74,7 @@ static int give(struct steps *s, uint64_t step) {
       readers = 1;
     }
   if (!readers) return 0;
-  if (verb_cuts(verb)) {
+  if (verb_is(verb, INPUT_BLOCKS)) {
     for (int q = 0; q < n->size; q++)
       if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + call_from(s->c, n->size, q) + at, length);
   } else if (s->is_shared) { /* all but what we reduce ourselves */
@@ -97,7 +96,7 @@ static int reduce(struct steps *s, uint64_t step) {
   const size_t at = step * s->part, mine = s->is_shared ? (size_t)me * s->chunk : 0;
   const size_t length = at_least(s->whole, at + mine, s->chunk);
   const size_t in_x = call_from(c, n->size, me) + mine + at;
-  const size_t in_piece = verb_cuts(verb) || s->is_shared ? (size_t)me * s->chunk : 0;
+  const size_t in_piece = verb_is(verb, INPUT_BLOCKS) || s->is_shared ? (size_t)me * s->chunk : 0;
   const void *in[NODE_RANKS];
   for (int q = 0; q < n->size; q++) {
     if (reads(s, me, q) && WAIT_FOR(s, q, put, step + 1)) return -1;
@@ -136,7 +135,7 @@ static int take(struct steps *s, uint64_t step) {
     const int q = (me + i) % n->size;
     if (!call_goes(c, q, me)) continue;
     if (q != me && WAIT_FOR(s, q, put, step + 1)) return -1;
-    const char *piece = node_piece_at(n, q, step) + (verb_cuts(c->verb) ? (size_t)me * s->chunk : 0);
+    const char *piece = node_piece_at(n, q, step) + (verb_is(c->verb, INPUT_BLOCKS) ? (size_t)me * s->chunk : 0);
     const char *from = q == me ? c->x + call_from(c, n->size, me) + at : piece;
     char *to = c->out + call_into(c, n->size, q) + at;
     if (to != from) memcpy(to, from, length);
@@ -167,9 +166,9 @@ static int chain(struct steps *s) {
 }
 
 static int carry_out(struct steps *s) {
-  if (is_chain(s->c->verb)) return chain(s);
+  if (verb_is(s->c->verb, PREFIXES)) return chain(s);
   const int shared = s->is_shared, gets = call_has_out(s->c, s->n->rank);
-  const int reduces = verb_reduces(s->c->verb) && (shared || gets), takes = gets && (shared || !reduces);
+  const int reduces = verb_is(s->c->verb, REDUCTIONS) && (shared || gets), takes = gets && (shared || !reduces);
   for (; s->step < s->count + 2; s->step++, s->stage = 0) {
     const uint64_t step = s->step, second = step - 1, last = step - (shared ? 2 : 1); /* 2^64 - 1 and so on: not yet */
     if (s->stage == 0 && step < s->count && give(s, step)) return -1;
@@ -233,7 +232,7 @@ int long_find_pieces(struct node *n) {
    root of a scatter or gather copies the blocks of all ranks into pieces or from them, but directly they all work. */
 static int is_direct(const struct node *n, const struct call *c) {
   const int is_copy = c->verb == BY_EXSCAN && n->size == 2 && c->op < OP_LAND && c->dtype != F16 && c->dtype != BF16;
-  const int is_block = verb_gathers(c->verb) || c->verb == BY_SCATTER;
+  const int is_block = verb_is(c->verb, GATHERING) || c->verb == BY_SCATTER;
   const uint64_t nbytes = is_block ? c->nbytes * (uint64_t)n->size : c->nbytes; /* of all ranks' blocks */
   switch (c->verb) {
     case BY_SCAN: return 0;

@@ -61,13 +61,8 @@ const struct node_host python_host = {leave, back, look};
 /* -- calls --------------------------------------------------------------------------------------------------------- */
 static const char *const op_names[OPS] = {"sum", "avg", "prod", "min", "max", "band", "bor", "bxor", "land", "lor"};
 static PyObject *op_words[OPS]; /* interned */
-static const char *const verb_names[] = {[BY_ALL_GATHER] = "all_gather", [BY_ALL_REDUCE] = "all_reduce",
-                                         [BY_ALL_TO_ALL] = "all_to_all", [BY_BARRIER] = "barrier",
-                                         [BY_BROADCAST] = "broadcast",   [BY_EXSCAN] = "exscan",
-                                         [BY_GATHER] = "gather",         [BY_REDUCE] = "reduce",
-                                         [BY_REDUCE_SCATTER] = "reduce_scatter",
-                                         [BY_SCAN] = "scan",             [BY_SCATTER] = "scatter"};
-PyObject *verb_words[BY_SCATTER + 1];
+static const char *const verb_names[] = {VERB_NAMES};
+PyObject *verb_words[VERBS];
 
 static int op_of(PyObject *word) { /* -1: none of ours */
   for (int i = 0; i < OPS; i++)
@@ -90,12 +85,12 @@ static int may_share(const struct call *c, const struct array *x, const struct a
 
 /* The shape of the result for this x. has_out: then blocks may also lie one after the other along the first axis. */
 static int shape_of_result(int verb, const struct array *x, int64_t ranks, int has_out, int64_t *shape) {
-  const int gathered = verb_gathers(verb), cut = verb_cuts(verb), is_stacked = cut && x->axes && x->shape[0] == ranks;
+  const int cut = verb_is(verb, INPUT_BLOCKS), is_stacked = cut && x->axes && x->shape[0] == ranks;
   int axes = 0;
   if (cut && !is_stacked && (!has_out || !x->axes || x->shape[0] % ranks)) return -1;
-  if (gathered) shape[axes++] = ranks;
-  for (int i = is_stacked && verb != BY_ALL_TO_ALL; i < x->axes; i++) shape[axes++] = x->shape[i];
-  if (cut && !is_stacked && verb != BY_ALL_TO_ALL) shape[0] /= ranks;
+  if (verb_is(verb, GATHERING)) shape[axes++] = ranks;
+  for (int i = is_stacked && verb_is(verb, SCATTERING); i < x->axes; i++) shape[axes++] = x->shape[i];
+  if (!is_stacked && verb_is(verb, SCATTERING)) shape[0] /= ranks;
   return axes;
 }
 
@@ -103,10 +98,10 @@ static int shape_of_result(int verb, const struct array *x, int64_t ranks, int h
 static int has_shape(int verb, const struct array *out, int axes, const int64_t *shape) {
   const size_t rest = sizeof *shape;
   if (out->axes == axes && !memcmp(out->shape, shape, (size_t)axes * rest)) return 1;
-  if (verb_gathers(verb) && axes >= 2)
+  if (verb_is(verb, GATHERING) && axes >= 2)
     return out->axes == axes - 1 && out->shape[0] == shape[0] * shape[1] &&
            !memcmp(out->shape + 1, shape + 2, (size_t)(axes - 2) * rest);
-  return verb_cuts(verb) && verb != BY_ALL_TO_ALL && out->axes == axes + 1 && out->shape[0] == 1 &&
+  return verb_is(verb, SCATTERING) && out->axes == axes + 1 && out->shape[0] == 1 &&
          !memcmp(out->shape + 1, shape, (size_t)axes * rest);
 }
 
@@ -128,8 +123,8 @@ static int say(const struct node *n, const struct arguments *g, struct call *c) 
 
 /* Whether out has as many bytes as the result: with dtype=, the arrays may have been of other types. */
 static int has_room(int verb, const struct array *x, const struct array *out, size_t ranks) {
-  const size_t cut = verb_cuts(verb) && verb != BY_ALL_TO_ALL ? ranks : 1;
-  return out->dtype == x->dtype && out->nbytes * cut == x->nbytes * (verb_gathers(verb) ? ranks : 1);
+  const size_t cut = verb_is(verb, SCATTERING) ? ranks : 1;
+  return out->dtype == x->dtype && out->nbytes * cut == x->nbytes * (verb_is(verb, GATHERING) ? ranks : 1);
 }
 
 /* Fill in what the arrays say, as prepare.py does, and make the result. 1: the core takes them; 0: not; -1: an
@@ -152,15 +147,15 @@ int prepare_call(Node *self, const struct arguments *g, struct call *c, struct a
   if (has_x) {
     axes = shape_of_result(c->verb, x, n->size, has_out, shape);
     if (axes < 0 || (has_out && !(has_room(c->verb, x, out, ranks) && has_shape(c->verb, out, axes, shape)))) return 0;
-    if (verb_cuts(c->verb) && x->count % ranks) return 0;
+    if (verb_is(c->verb, INPUT_BLOCKS) && x->count % ranks) return 0;
   }
   const struct array *seen = has_x ? x : out;
-  const size_t blocks = has_x && verb_cuts(c->verb) ? ranks : 1;
+  const size_t blocks = has_x && verb_is(c->verb, INPUT_BLOCKS) ? ranks : 1;
   c->dtype = seen->dtype;
   c->count = seen->count / blocks;
   c->nbytes = c->verb == BY_SCATTER ? seen->nbytes / blocks : seen->nbytes;
   if (c->count * dtype_bytes(c->dtype) > n->most) return 0;
-  if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && (c->verb == BY_SCAN || c->verb == BY_EXSCAN))))
+  if (g->op && (!reduce_knows(c->dtype, c->op) || (c->op == OP_AVG && verb_is(c->verb, PREFIXES))))
     return 0;
   if (gives && has_out && !may_share(c, x, out, (size_t)n->rank)) return 0;
   c->x = gives ? x->at : NULL;
@@ -545,7 +540,7 @@ PyMODINIT_FUNC PyInit_core(void) {
   request_type = (PyTypeObject *)PyType_FromSpec(&request_spec);
   for (int i = 0; i < OPS; i++)
     if (!(op_words[i] = PyUnicode_InternFromString(op_names[i]))) return NULL;
-  for (int i = BY_ALL_GATHER; i <= BY_SCATTER; i++)
+  for (int i = NO_VERB + 1; i < VERBS; i++)
     if (!(verb_words[i] = PyUnicode_InternFromString(verb_names[i]))) return NULL;
   if (!m || !node || !channel || !segment_type || !message_type || !request_type || PyModule_AddFunctions(m, present_functions) ||
       PyModule_AddObjectRef(m, "Segment", (PyObject *)segment_type) ||

@@ -408,55 +408,33 @@ int mail_take_back(struct mailbox *, struct message *); /* 0: that receive is co
 void mail_move(struct mailbox *);               /* all that can be moved */
 int mail_wait(struct mailbox *, const struct message *, struct node *, double seconds);
 
-/* -- verbs, operators, element types: the numbers of hpcomm's signatures. Those of verbs are positions in VERBS of
-   core/signature.py, those of element types positions in core/dtypes.py ---- */
-enum {
-  BY_ALL_GATHER = 1,
-  BY_ALL_REDUCE,
-  BY_ALL_TO_ALL,
-  BY_BARRIER,
-  BY_BROADCAST,
-  BY_EXSCAN,
-  BY_GATHER,
-  BY_REDUCE,
-  BY_REDUCE_SCATTER,
-  BY_SCAN,
-  BY_SCATTER
-};
+/* -- verbs, operators, element types: the numbers of hpcomm's signatures. Those of element types are positions in
+   core/dtypes.py ---- */
+#include "verbs.h"
+static inline int verb_is(int verb, unsigned set) { return set >> verb & 1; } /* in a set of verbs.h */
 enum { OP_SUM, OP_AVG, OP_PROD, OP_MIN, OP_MAX, OP_BAND, OP_BOR, OP_BXOR, OP_LAND, OP_LOR, OPS };
 enum { BOOL = 1, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, LONG_DOUBLE, C64, C128, DTYPES };
-
-static inline int verb_gathers(int verb) { return verb == BY_GATHER || verb == BY_ALL_GATHER; }
-static inline int verb_cuts(int verb) { /* x consists of a block for each rank */
-  return verb == BY_SCATTER || verb == BY_REDUCE_SCATTER || verb == BY_ALL_TO_ALL;
-}
-static inline int verb_reduces(int verb) {
-  return verb == BY_ALL_REDUCE || verb == BY_REDUCE || verb == BY_REDUCE_SCATTER || verb == BY_SCAN || verb == BY_EXSCAN;
-}
-static inline int verb_has_root(int verb) {
-  return verb == BY_BROADCAST || verb == BY_GATHER || verb == BY_REDUCE || verb == BY_SCATTER;
-}
 
 /* Who has what in a call: an x of which something goes to somebody, an out; whether something of x goes from one to the
    other; and where that begins in the x of the one, in the out of the other. */
 static inline int call_has_x(const struct call *c, int rank) {
-  return (c->verb != BY_BROADCAST && c->verb != BY_SCATTER) || rank == c->root;
+  return !verb_is(c->verb, ROOT_SENDS) || rank == c->root;
 }
 static inline int call_has_out(const struct call *c, int rank) {
-  return (c->verb != BY_GATHER && c->verb != BY_REDUCE) || rank == c->root;
+  return !verb_is(c->verb, ROOT_RECEIVES) || rank == c->root;
 }
 static inline int call_goes(const struct call *c, int from, int to) {
-  if (c->verb == BY_SCAN || c->verb == BY_EXSCAN) return from < to || (from == to && c->verb == BY_SCAN);
+  if (verb_is(c->verb, PREFIXES)) return from < to || (from == to && c->verb == BY_SCAN);
   return call_has_x(c, from) && call_has_out(c, to);
 }
 static inline size_t call_block(const struct call *c, int ranks) { /* bytes that go from one rank to another */
   return c->verb == BY_REDUCE_SCATTER || c->verb == BY_ALL_TO_ALL ? c->nbytes / (size_t)ranks : c->nbytes;
 }
 static inline size_t call_from(const struct call *c, int ranks, int to) {
-  return verb_cuts(c->verb) ? (size_t)to * call_block(c, ranks) : 0;
+  return verb_is(c->verb, INPUT_BLOCKS) ? (size_t)to * call_block(c, ranks) : 0;
 }
 static inline size_t call_into(const struct call *c, int ranks, int from) {
-  return verb_gathers(c->verb) || c->verb == BY_ALL_TO_ALL ? (size_t)from * call_block(c, ranks) : 0;
+  return verb_is(c->verb, OUTPUT_BLOCKS) ? (size_t)from * call_block(c, ranks) : 0;
 }
 
 /* -- short words ------------------------------------------------------------------------------------------------- */

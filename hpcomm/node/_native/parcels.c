@@ -84,7 +84,7 @@ PyObject *node_share(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   if (!PyErr_Occurred()) c.signature = read_signature(a[2]);
   struct given g = {0};
   if (PyErr_Occurred()) return NULL;
-  const Py_ssize_t most = !call_gives(n, &c) ? 0 : verb_cuts(c.verb) ? n->size : 1;
+  const Py_ssize_t most = !call_gives(n, &c) ? 0 : verb_is(c.verb, INPUT_BLOCKS) ? n->size : 1;
   struct taken taken = {.lists = empty_lists(n, &c), .memory = a[4]};
   int bad = !taken.lists || look_at(a[3], most, &g) || enter_call(self) ? -1 : 0;
   if (!bad) {

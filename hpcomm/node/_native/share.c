@@ -21,7 +21,7 @@ struct share {
 };
 
 static int parcels_of(const struct node *n, const struct call *c) {
-  return verb_cuts(c->verb) ? n->size : 1;
+  return verb_is(c->verb, INPUT_BLOCKS) ? n->size : 1;
 }
 
 static size_t length_of(const struct node_part *blocks, size_t count, size_t most) {
