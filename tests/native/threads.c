@@ -109,7 +109,7 @@ static struct call drawn(uint64_t *common) {
            (c.op == OP_AVG &&
             (c.verb == BY_SCAN || c.verb == BY_EXSCAN)));
   c.root = (int)(draw(common) % (unsigned)ranks);
-  if (!verb_has_root(c.verb))
+  if (!verb_is(c.verb, ROOTED))
     c.root = 0; /* as from Python */
   const uint64_t kind = draw(common) % 8;
   size_t most = kind < 4 ? 16 : kind < 6 ? 2000 : kind < 7 ? 30000 : MOST;
