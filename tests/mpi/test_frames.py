@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ import hpcomm
 
 _HERE = str(Path(hpcomm.__file__).parent)
 _SMALL, _LARGE = np.zeros(1), np.zeros(1 << 18)  # 8 B; 2 MiB, whose result is large and new
+_BFLOAT16 = np.zeros(4, ml_dtypes.bfloat16)
 _OBJECT = b"x" * (1 << 20)
 
 
@@ -35,6 +37,7 @@ def _there_and_back(comm: Any) -> None:
 CALLS: dict[str, tuple[Callable[[Any], object], int]] = {
     "all_reduce 8 B": (lambda comm: comm.all_reduce(_SMALL), 1),
     "all_reduce 8 B, out=": (lambda comm: comm.all_reduce(_SMALL, out=_SMALL), 1),
+    "all_reduce bfloat16": (lambda comm: comm.all_reduce(_BFLOAT16), 1),
     "broadcast 8 B": (lambda comm: comm.broadcast(_SMALL), 1),
     "all_gather 8 B": (lambda comm: comm.all_gather(_SMALL), 1),
     "barrier": (lambda comm: comm.barrier(), 1),

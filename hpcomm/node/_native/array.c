@@ -54,6 +54,7 @@ struct ndarray {
 enum { IS_CONTIGUOUS = 1, IS_WRITABLE = 0x400 }; /* and the sign: it warns before it is written to */
 
 static PyObject *ndarray_type, *numpy_empty;           /* kept for ever, as the module is */
+static int bfloat16 = -1;                              /* numpy's number of ml_dtypes' type */
 static PyObject *tensor_type, *new_empty, *empty_like; /* the last takes half as long */
 static const dl_exchange *exchange;
 static PyObject *is_neg, *is_conj; /* Tensor's methods */
@@ -66,7 +67,7 @@ static int type_of_descr(const struct descr *d) {
                                           sizeof(long) == 8 ? U64 : U32, I64, U64, F32, F64, 0, C64, C128, [23] = F16};
   const int known = d->number >= 0 && d->number < (int)sizeof by_number;
   const char other = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '>' : '<';
-  return known && d->order != other ? by_number[d->number] : 0;
+  return d->order == other ? 0 : d->number == bfloat16 ? BF16 : known ? by_number[d->number] : 0;
 }
 
 static int type_of_dl(dl_type t) {
@@ -180,6 +181,16 @@ int array_know_numpy(PyObject *numpy) {
   PyObject *tried = numpy_empty ? PyObject_CallFunction(numpy_empty, "((ii)s)", 2, 3, "f4") : NULL;
   if (!type || !tried) return -1;
   if (has_fields(tried)) ndarray_type = type;
+  Py_DECREF(tried);
+  return 0;
+}
+
+int array_know_ml_dtypes(PyObject *ml_dtypes) {
+  PyObject *type = PyObject_GetAttrString(ml_dtypes, "bfloat16");
+  PyObject *tried = type && numpy_empty ? PyObject_CallFunction(numpy_empty, "iO", 0, type) : NULL;
+  Py_XDECREF(type);
+  if (!tried) return -1;
+  if (ndarray_type) bfloat16 = ((struct ndarray *)tried)->dtype->number;
   Py_DECREF(tried);
   return 0;
 }

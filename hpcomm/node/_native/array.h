@@ -18,6 +18,7 @@ struct array {
 int array_look(PyObject *, int writable, struct array *); /* 1; 0: not one that the core takes; -1: an exception */
 int array_as(struct array *, int dtype); /* its bytes are elements of this type; 0: they cannot be */
 int array_know_numpy(PyObject *numpy);   /* from now on its arrays are known by their type; -1: an exception */
+int array_know_ml_dtypes(PyObject *ml_dtypes); /* the same of its bfloat16, where numpy is known; -1: an exception */
 int array_know_torch(PyObject *torch);   /* the same of its tensors; 0: they have no exchange table, and are not taken */
 /* A new array like x; NULL and no exception: it could not be made. *at: its memory. */
 PyObject *array_like(PyObject *x, const struct array *, int axes, const int64_t *shape, char **at);

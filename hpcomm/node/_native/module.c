@@ -441,6 +441,9 @@ static int set_hook(PyObject *me, PyObject *hook, void *none) {
 static PyObject *know_numpy(PyObject *module, PyObject *numpy) {
   return (void)module, array_know_numpy(numpy) ? NULL : Py_NewRef(Py_None);
 }
+static PyObject *know_ml_dtypes(PyObject *module, PyObject *ml_dtypes) {
+  return (void)module, array_know_ml_dtypes(ml_dtypes) ? NULL : Py_NewRef(Py_None);
+}
 static PyObject *know_torch(PyObject *module, PyObject *torch) {
   int by_table = array_know_torch(torch);
   (void)module;
@@ -524,6 +527,7 @@ static PyType_Spec node_spec = {"hpcomm.node._native.core.Node", sizeof(Node), 0
                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, node_slots};
 static PyMethodDef functions[] = {
     {"know_numpy", know_numpy, METH_O, NULL},
+    {"know_ml_dtypes", know_ml_dtypes, METH_O, NULL},
     {"know_torch", know_torch, METH_O, NULL},
     {"mark", mark, METH_NOARGS, NULL},
     {"domain", domain, METH_NOARGS, NULL},
