@@ -125,7 +125,7 @@ def _know(name: str) -> bool:
 
 
 def know_arrays() -> None:
-    """Let the core take the arrays of numpy and torch, and ml_dtypes' bfloat16, as far as these are loaded."""
+    """Let the core take arrays of numpy and torch, and ml_dtypes' bfloat16, as far as these are loaded."""
     for name in ("numpy", "ml_dtypes", "torch"):
         if loaded(name) is not None:
             _know(name)

@@ -65,10 +65,22 @@ def on_hosts(
 _CORE_DTYPES = {*range(1, 17)} - {14}  # codes of the element types that the native core knows; no long double
 
 
+def core_knows(dtype: Dtype) -> bool:
+    """Whether the native core takes such elements as they are. Of others it moves the bytes."""
+    return dtype.code in _CORE_DTYPES
+
+
+def core_word(dtype: Dtype, agreed: int) -> int:
+    """What tells the core of the elements: their type; of others than it knows also what ranks compare."""
+    return dtype.code if core_knows(dtype) else (agreed << 1 | 1) << 8 | dtype.code
+
+
 def core_takes(dtype: Dtype, reduce: Reduction | None) -> bool:
     """Whether the native core carries out calls on such elements: the same on all ranks."""
-    plain = reduce is None or (reduce.op.factor is None and reduce.function is None and reduce.op.mpi is None)
-    return dtype.code in _CORE_DTYPES and plain
+    if reduce is None:
+        return True
+    plain = reduce.op.factor is None and reduce.function is None and reduce.op.mpi is None
+    return core_knows(dtype) and plain
 
 
 def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduction | None) -> Call:
@@ -84,14 +96,22 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
         buffer.refuse_overlap(send, recv)
     received = None if recv is None else aligned(recv.array, filled=False)
     packed = None if send is None else aligned(send.array, filled=True)
-    rows, row = (comm.size, call.count), (call.count,)
-    x = None if packed is None else packed.reshape(rows if verb in INPUT_BLOCKS else row)
-    out = None if received is None else received.reshape(rows if verb in OUTPUT_BLOCKS else row)
+    is_known = core_knows(dtype)
+    elements = core_word(dtype, call.agreed)
+    length = call.count if is_known else call.count * dtype.itemsize
+
+    def shaped(array: AnyArray | None, blocks: frozenset[str]) -> AnyArray | None:
+        if array is None:
+            return None
+        flat = array if is_known else array.reshape(-1).view(np.uint8)
+        return flat.reshape((comm.size, length) if verb in blocks else (length,))
+
+    x, out = shaped(packed, INPUT_BLOCKS), shaped(received, OUTPUT_BLOCKS)
     how = () if reduce is None else (reduce.op.name,)
     root = (int(call.root),) if verb in ROOTED else ()
 
     def carry() -> None:
-        done = getattr(open_node(comm, verb), verb)(x, *how, *root, out, dtype.code)
+        done = getattr(open_node(comm, verb), verb)(x, *how, *root, out, elements)
         if done is NotImplemented:  # no room for long calls, as all ranks know by now
             again = call.again()
             comm.agreement.enter(call.code, call.agreed)
@@ -99,7 +119,7 @@ def by_core(call: Call, send: Buffer | None, recv: Buffer | None, reduce: Reduct
             comm.agreement.leave()
 
     def stages() -> Stages:
-        going = of_node(call, (x, reduce and reduce.op.name, root[0] if root else None, out), dtype.code)
+        going = of_node(call, (x, reduce and reduce.op.name, root[0] if root else None, out), elements)
         if going is not None:
             return going
         both = _like(packed, call.look), _like(received, call.look)
@@ -337,7 +357,7 @@ def _reduce_here(call: Call, send: Buffer, recv: Buffer | None, reduce: Reductio
         call.recv = transport.spec(gathered, block, send.dtype)
     call.moves = rank_order.MOVES[verb]
     call.send = transport.spec(packed, block, send.dtype)
-    if waits and comm.node is not None and send.dtype.code in _CORE_DTYPES:
+    if waits and comm.node is not None and core_knows(send.dtype):
         call.carrier = Carrier(partial(_gather_by_core, call, packed, gathered))
     until = {"scan": comm.rank + 1, "exscan": comm.rank}.get(verb, p)  # contributions that count here
 

@@ -21,6 +21,7 @@ import hpcomm
 _HERE = str(Path(hpcomm.__file__).parent)
 _SMALL, _LARGE = np.zeros(1), np.zeros(1 << 18)  # 8 B; 2 MiB, whose result is large and new
 _BFLOAT16 = np.zeros(4, ml_dtypes.bfloat16)
+_RECORDS = np.zeros(4, [("at", "f8"), ("count", "i4")])
 _OBJECT = b"x" * (1 << 20)
 
 
@@ -38,6 +39,7 @@ CALLS: dict[str, tuple[Callable[[Any], object], int]] = {
     "all_reduce 8 B": (lambda comm: comm.all_reduce(_SMALL), 1),
     "all_reduce 8 B, out=": (lambda comm: comm.all_reduce(_SMALL, out=_SMALL), 1),
     "all_reduce bfloat16": (lambda comm: comm.all_reduce(_BFLOAT16), 1),
+    "broadcast of records": (lambda comm: comm.broadcast(_RECORDS), 20),
     "broadcast 8 B": (lambda comm: comm.broadcast(_SMALL), 1),
     "all_gather 8 B": (lambda comm: comm.all_gather(_SMALL), 1),
     "barrier": (lambda comm: comm.barrier(), 1),

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from arrays import attributes, settled
 
+from hpcomm.torch_backend.calls import SAYS_LATER
+
 pytestmark = pytest.mark.once
 
 Tensor = torch.Tensor
@@ -75,13 +77,18 @@ KINDS: dict[str, Callable[[int], Tensor]] = {
 }
 
 
+def seen(x: Tensor) -> dict[str, Any]:
+    """Its attributes. With torch 2.6 the last calls keep their tensors: C++ may ask for them at any time."""
+    return {name: its for name, its in attributes(x).items() if SAYS_LATER or name != "references"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_call_changes_its_tensors_but_in_their_elements(kind: str, size: int) -> None:
     wrong = []
     for name, call in CALLS.items():
         x, y = KINDS[kind](size), KINDS[kind](size).detach()
-        before = attributes(x), attributes(y)
+        before = seen(x), seen(y)
         call(x, y, size)
-        found = settled(before[0], lambda: attributes(x)) + settled(before[1], lambda: attributes(y))  # noqa: B023
+        found = settled(before[0], lambda: seen(x)) + settled(before[1], lambda: seen(y))  # noqa: B023
         wrong += [f"{name}: {line}" for line in found]
     assert wrong == []

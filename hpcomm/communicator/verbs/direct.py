@@ -295,38 +295,50 @@ def by_copies(comm: Comm, given: Arguments) -> object:
     if out is None and (type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED)):
         made = getattr(node, verb)(np.array(x), *how, None)
         return made.item() if type(made) is np.ndarray and not made.ndim else made
-    return _by_copied_arrays(getattr(node, verb), how, x, out)
-
-
-def _by_copied_arrays(function: Callable[..., Any], how: tuple[Any, ...], x: Any, out: Any) -> object:
-    """The same of arrays. how: operator and root, as far as the core's function takes them."""
-    dtype = _dtype_of_both(x, out)
-    if dtype is None:
-        return NotImplemented
-    packed, into = (
-        None if each is None else host_calls.aligned(each.view(dtype.storage), filled=each is x)
-        for each in (x, out)
-    )
-    made = function(packed, *how, packed if out is x else into, dtype.code)
-    if type(made) is not np.ndarray:
-        return made
-    if out is None:
-        return made.view(x.dtype)
-    if not np.may_share_memory(made, out):
-        out.view(dtype.storage)[...] = made
-    return out
-
-
-def _dtype_of_both(x: Any, out: Any) -> Dtype | None:
-    """The record of arrays whose copies the core takes; None: the general path has to look at them."""
     like = out if x is None else x
     if type(like) is not np.ndarray or not (out is None or _may_land(x, out)):
-        return None
+        return NotImplemented
     try:
         dtype = dtypes.from_numpy(like.dtype)
     except HpcommError:
-        return None
-    return dtype if host_calls.core_takes(dtype, None) else None
+        return NotImplemented
+    return _by_copied_arrays(comm, verb, how, dtype, x, out)
+
+
+def _by_copied_arrays(
+    comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: AnyArray | None, out: AnyArray | None
+) -> object:
+    """The same of arrays. how: operator and root, as far as the core's function takes them."""
+    row, like, is_known = TABLE[verb], out if x is None else x, host_calls.core_knows(dtype)
+    assert like is not None
+    if not is_known and (
+        row.reduces or not (like.ndim and (out is None or out.ndim)) or any(type(r) is not int for r in how)
+    ):
+        return NotImplemented
+    count = like.size // comm.size if row.x_blocks and x is not None else like.size
+    bits = dtype.storage if is_known else "u1"
+    packed, into = (
+        None if each is None else host_calls.aligned(each, filled=each is x).view(bits) for each in (x, out)
+    )
+    elements = host_calls.core_word(dtype, count + dtype.checksum)
+    function, given = getattr(comm.node, verb), (*how, packed if out is x else into, elements)
+    if is_known:
+        made = function(packed, *given)
+    else:
+        try:
+            enter(
+                comm, verb, like, head(verb, root=how[0] if row.root else 0), None
+            )  # which x it is in words
+            made = function(packed, *given)
+        finally:
+            leave()
+    if type(made) is not np.ndarray:
+        return made
+    if out is None:
+        return made.view(like.dtype)
+    if not np.may_share_memory(made, out):
+        out[...] = made.view(out.dtype)
+    return out
 
 
 def _may_land(x: AnyArray | None, out: Any) -> bool:

@@ -83,8 +83,10 @@ static int small_run(struct node *n, const struct call *c) {
 /* bits 0-5 verb, 6-10 operator, 11-18 element type, 19-30 root, 32-62 number of elements: see signature.py */
 void call_sign(struct call *c) {
   uint64_t root = verb_is(c->verb, ROOTED) ? (uint64_t)c->root : 0;
-  const uint64_t many = 1u << 30, count = c->count >> 31 ? ((c->count ^ c->count >> 30) & (many - 1)) | many : c->count;
-  c->signature = (uint64_t)c->verb | (uint64_t)c->op << 6 | (uint64_t)c->dtype << 11 | root << 19 | count << 32;
+  const uint64_t many = 1u << 30, dtype = (uint64_t)(c->named ? c->named : c->dtype);
+  uint64_t count = c->named ? c->compared : c->count;
+  if (count >> 31) count = ((count ^ count >> 30) & (many - 1)) | many;
+  c->signature = (uint64_t)c->verb | (uint64_t)c->op << 6 | dtype << 11 | root << 19 | count << 32;
 }
 
 int node_run(struct node *n, struct call *c) {

@@ -105,9 +105,9 @@ static int has_shape(int verb, const struct array *out, int axes, const int64_t 
          !memcmp(out->shape + 1, shape, (size_t)axes * rest);
 }
 
-static int look_at(PyObject *object, int writable, int as, struct array *a) {
+static int look_at(PyObject *object, int writable, uint64_t as, struct array *a) {
   int takes = array_look(object, writable, a);
-  return takes == 1 ? !as || array_as(a, as) : takes;
+  return takes == 1 ? !as || array_as(a, (int)as) : takes;
 }
 
 /* What the call means for this rank: 1; 0: nothing that the core could do. */
@@ -133,8 +133,13 @@ int prepare_call(Node *self, const struct arguments *g, struct call *c, struct a
                  PyObject **result) {
   const struct node *n = &self->node;
   const size_t ranks = (size_t)n->size;
-  const int as = g->dtype && g->dtype != Py_None ? (int)PyLong_AsLong(g->dtype) : 0;
+  uint64_t as = g->dtype && g->dtype != Py_None ? PyLong_AsUnsignedLongLong(g->dtype) : 0;
   if (PyErr_Occurred()) return -1;
+  if (as >> 8) { /* of a type that is none of ours bytes go: 8 bits of its number, then 1, then what is compared */
+    c->named = as & 255;
+    c->compared = as >> 9;
+    as = U8;
+  }
   if (!say(n, g, c)) return 0;
   const int gives = call_has_x(c, n->rank), gets = call_has_out(c, n->rank);
   const int has_x = g->x && g->x != Py_None, has_out = gets && g->out && g->out != Py_None, same = g->out == g->x;

@@ -227,6 +227,8 @@ struct call {
   int verb, op, dtype, root;
   size_t count;  /* elements that are compared: of a block where x has one for each rank, else of x */
   size_t nbytes; /* of x; of out where only the root has x */
+  int named;       /* elements of another type, of which the bytes go: its number; 0: they are what dtype says */
+  size_t compared; /* then: what ranks compare in place of count */
   uint64_t signature;
   const char *x;
   char *out;
