@@ -55,8 +55,14 @@ class Ranks(Protocol):
 
 
 class HpcommError(Exception):
-    """Base class of hpcomm's errors. what: one line; where: verb, communicator, rank, line; hint: what to
-    try; during: the call that it has ended."""
+    """Base class of hpcomm's errors.
+
+    Attributes:
+        what: one line: what happened.
+        where: verb, communicator, rank, line.
+        hint: what to try.
+        during: the call that it has ended.
+    """
 
     during = ""
 
@@ -67,18 +73,6 @@ class HpcommError(Exception):
         self.hint = hint
         self._line = "" if where else where_called()  # for who cannot say more
 
-    def located(self, verb: str, comm: Ranks | None) -> HpcommError:
-        """Fill in where, if whoever raised it deep below did not know, and which verb takes any object."""
-        if self.where is None:
-            self.where = where(verb, comm)
-        if self.hint and OBJECT_FORM in self.hint:
-            name = verb.rpartition(" ")[2].removesuffix("_ragged")
-            known = name in _OF_OBJECTS
-            self.hint = self.hint.replace(OBJECT_FORM, f"{name if known else 'all_gather'}_object")
-        if self.hint == GRADIENT_FORM and verb.removeprefix("i") in _DIFFERENTIABLE:
-            self.hint = self.hint.replace(",", f".{verb.removeprefix('i')},", 1)
-        return self
-
     def __str__(self) -> str:
         lines = [self.what]
         if self.where or self._line:
@@ -86,6 +80,20 @@ class HpcommError(Exception):
         if self.hint:
             lines.append(f"  try:   {self.hint}")
         return "\n".join(lines)
+
+
+def placed(error: HpcommError, verb: str, comm: Ranks | None) -> HpcommError:
+    """The error with where filled in, if whoever raised it deep below did not know, and which verb takes any
+    object."""
+    if error.where is None:
+        error.where = where(verb, comm)
+    if error.hint and OBJECT_FORM in error.hint:
+        name = verb.rpartition(" ")[2].removesuffix("_ragged")
+        known = name in _OF_OBJECTS
+        error.hint = error.hint.replace(OBJECT_FORM, f"{name if known else 'all_gather'}_object")
+    if error.hint == GRADIENT_FORM and verb.removeprefix("i") in _DIFFERENTIABLE:
+        error.hint = error.hint.replace(",", f".{verb.removeprefix('i')},", 1)
+    return error
 
 
 class located:  # noqa: N801  a context, read as a word
@@ -99,7 +107,7 @@ class located:  # noqa: N801  a context, read as a word
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, HpcommError):
-            error.located(self.verb, self.comm).__suppress_context__ = True
+            placed(error, self.verb, self.comm).__suppress_context__ = True
 
 
 class UsageError(HpcommError):

@@ -51,7 +51,7 @@ from ..core.comm import Comm
 from ..core.limits import REFUSAL_S
 from ..core.request import Stages, abandon
 from ..core.signature import BACKGROUND, LEFT, REFUSED, ROOT, ROOTS, VERB, VERBS, describe, head, signature
-from ..errors import HpcommError, MismatchError, has_ended, located, where
+from ..errors import HpcommError, MismatchError, has_ended, located, placed, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime, survival
@@ -337,7 +337,7 @@ def refused(comm: Comm, verb: str, error: Error) -> Error:
     what = str(error)
     if isinstance(error, HpcommError):
         what = error.what
-        error.located(verb, comm)
+        placed(error, verb, comm)
     if not comm.is_closed and not comm.disagreed:
         comm.agreement.refuse(f"{describe_call(verb=verb)} refused: {type(error).__name__}: {what}")
     return error

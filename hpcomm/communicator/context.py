@@ -237,9 +237,8 @@ class Context(ClosedByAll):
     def check_one_group(self, verb: str) -> None:
         self.check_open(verb)
         if self.is_inter:
-            raise UsageError(
-                f"{verb} needs one group of ranks", hint="comm.merge() makes one of two"
-            ).located(verb, self)
+            hint = "comm.merge() makes one of two"
+            raise UsageError(f"{verb} needs one group of ranks", where(verb, self), hint)
 
     def fall_out(self, why: str = "are out of step since they disagreed about a call") -> None:
         """Make no collective call any more: it could meet another one of the other ranks."""
@@ -282,8 +281,8 @@ class Context(ClosedByAll):
     def ask_again(self) -> None:
         """Let messages and plans that were found right be asked again and again from now on."""
         self.known.forget()
-        for plan in tuple(self.outstanding.plans):
-            plan.slow_down()
+        for plan, look_again in tuple(self.outstanding.plans.items()):
+            look_again(plan)
 
     def reduce_fast(self, is_fast: bool) -> None:
         """Let MPI reduce floats in whatever order, or in that of ranks."""

@@ -278,7 +278,8 @@ def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:
     if sorted(ranks) != list(range(comm.size)):
         raise LayoutError(
             f"the DeviceMesh is over ranks {ranks}, the communicator has {comm.size}",
-            hint="a communicator of the same ranks",
-        ).located("mesh", comm)
+            where("mesh", comm),
+            "a communicator of the same ranks",
+        )
     own = comm.split(0, ranks.index(comm.rank), name=f"mesh({', '.join(names)})")
     return Mesh(own, dict(zip(names, grid.shape, strict=True)))

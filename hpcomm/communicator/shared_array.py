@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
-from ..errors import ConfigError, HpcommError, LayoutError, UsageError, counted, where
+from ..errors import ConfigError, HpcommError, LayoutError, UsageError, counted, placed, where
 from ..node import native
 from ..node.segment import all_of, opened, telling
 from ..transport.late import dtypes, transport
@@ -127,7 +127,7 @@ class SharedArrays(Shell):
             return SharedArray(over(node), _array(node, lengths, kind), record)
         except HpcommError as error:
             node.close()
-            raise error.located("shared_array", comm) from None
+            raise placed(error, "shared_array", comm) from None
 
 
 def _array(node: Context, shape: tuple[int, ...], kind: np.dtype[np.generic]) -> AnyArray:

@@ -6,9 +6,10 @@ in Open MPI. So close() says that it is no longer wanted, and it is freed then o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from .._lazy import MPI
 from .request import Request, abandon
@@ -36,14 +37,6 @@ class Planned(Protocol):
     @property
     def guard(self) -> Any: ...
     def close(self) -> None: ...
-    def slow_down(self) -> None: ...
-    def forget_mpi(self) -> None: ...
-
-
-class Exchanging(Protocol):
-    """An exchange of fields."""
-
-    def forget_mpi(self) -> None: ...
 
 
 class Kept(Protocol):
@@ -56,12 +49,14 @@ class Outstanding:
     """The calls in the background and the plans of one communicator.
 
     Attributes:
-        plans, exchanges: those that somebody has.
+        plans, exchanges: those that somebody has, each with what is to be called for it: of a plan to look at
+            all there is from now on, given True also to be as after close(), as MPI is finalized; of an
+            exchange for that alone.
         requests: of MPI's, also some that were waited for; who adds one sees that they do not outgrow room.
     """
 
-    plans: Collection[Planned] = ()
-    exchanges: Collection[Exchanging] = ()
+    plans: Mapping[Planned, Callable[..., None]] = MappingProxyType({})
+    exchanges: Mapping[Any, Callable[[Any], None]] = MappingProxyType({})
 
     def __init__(self) -> None:
         self.requests: list[MPI.Request] = []
@@ -71,14 +66,14 @@ class Outstanding:
         self._left: list[Freed] = []
         self._schedules: Kept | None = None
 
-    def keep_plan(self, plan: Planned) -> None:
-        vars(self).setdefault("plans", WeakSet()).add(plan)
+    def keep_plan(self, plan: Planned, look_again: Callable[..., None]) -> None:
+        vars(self).setdefault("plans", WeakKeyDictionary())[plan] = look_again
 
     def guard(self, call: Any) -> Any:
         """What looks at the arrays of a plan of call, which is not prepared yet (communicator/strict.py)."""
 
-    def keep_exchange(self, exchange: Exchanging) -> None:
-        vars(self).setdefault("exchanges", WeakSet()).add(exchange)
+    def keep_exchange(self, exchange: Any, forget: Callable[[Any], None]) -> None:
+        vars(self).setdefault("exchanges", WeakKeyDictionary())[exchange] = forget
 
     def begin(self, stages: Begun, call: object = None) -> Begun:
         """Note a call in the background, and return it. call: what is known of it."""
@@ -98,8 +93,10 @@ class Outstanding:
 
         kept: messages of a rank to itself.
         """
-        for each in (*self.plans, *self.exchanges):
-            each.forget_mpi()
+        for plan, look_again in tuple(self.plans.items()):
+            look_again(plan, True)
+        for exchange, forget in tuple(self.exchanges.items()):
+            forget(exchange)
         abandon(*kept, *self._calls)
         kept.clear()
 

@@ -248,7 +248,7 @@ class Partition:
         )
 
     @cached_property
-    def axis_strides(self) -> dict[str, int]:
+    def _axis_strides(self) -> dict[str, int]:
         strides, step = {}, 1
         for name, size in reversed(list(self.mesh.items())):
             strides[name] = step
@@ -259,7 +259,7 @@ class Partition:
     def coords(self, rank: int) -> dict[str, int]:
         """Coordinates of a rank on the mesh."""
         self._check(rank)
-        return {name: rank // self.axis_strides[name] % size for name, size in self.mesh.items()}
+        return {name: rank // self._axis_strides[name] % size for name, size in self.mesh.items()}
 
     def cell(self, rank: int) -> Shape:
         """Number of the part that rank holds, along each array axis."""
@@ -295,11 +295,11 @@ class Partition:
 
     def holders(self, cell: Shape, summand: int = 0) -> list[int]:
         """The ranks that hold a copy of cell (of one summand of it), ascending."""
-        base = self.axis_offset(self.partial, summand) + sum(
-            self.axis_offset(axes, i) for axes, i in zip(self.axes, cell, strict=True)
+        base = self._axis_offset(self.partial, summand) + sum(
+            self._axis_offset(axes, i) for axes, i in zip(self.axes, cell, strict=True)
         )
         copies = range(math.prod(self.mesh[name] for name in self.replicated))
-        return [base + self.axis_offset(self.replicated, i) for i in copies]
+        return [base + self._axis_offset(self.replicated, i) for i in copies]
 
     def owner(self, index: Sequence[int]) -> int:
         """The first rank that holds index."""
@@ -325,12 +325,12 @@ class Partition:
             if common.size:
                 yield cell, common
 
-    def axis_offset(self, axes: Sequence[str], i: int) -> int:
+    def _axis_offset(self, axes: Sequence[str], i: int) -> int:
         """What the i-th combination of coordinates on these mesh axes adds to a rank."""
         offset = 0
         for name in reversed(axes):
             i, at = divmod(i, self.mesh[name])
-            offset += at * self.axis_strides[name]
+            offset += at * self._axis_strides[name]
         return offset
 
     def _check(self, rank: int) -> None:

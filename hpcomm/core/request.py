@@ -72,6 +72,7 @@ class Request(Generic[T_co]):
     Attributes:
         result: what wait() returned; None before that.
         status: of a receive: a Status, filled when the message has arrived.
+        waits_for: what hpcomm's own layers know of it; not for programs.
     """
 
     __slots__ = (
@@ -202,35 +203,6 @@ class Request(Generic[T_co]):
         """Block the host until the call is complete. On host memory this is wait()."""
         self.wait()
 
-    def needs(self, comm: Comm, verb: str, peer: int | None, tag: int | None) -> None:
-        """Note that it is a message from or to peer, for the watchdog (watch/watchdog.py)."""
-        self.waits_for = (comm, peer, MESSAGE, verb, tag)
-
-    def needs_all(self, comm: Comm, verb: str) -> None:
-        """Note that all ranks of comm must make this call of verb, its last one so far."""
-        number = NONE if comm.near.watched is None else comm.last_call()
-        self.waits_for = (comm, None, number, verb, None)
-
-    def compares(self, leave: Any) -> None:
-        """Wait first for the comparison with another group, if leave is one (agree/agreement.py)."""
-        if hasattr(leave, "keeps"):
-
-            def add() -> bool:
-                if self._stages is not None:
-                    leave.keeps = [self._call, self._stages, *self._pending]
-                    self._pending.append(leave)
-                return True
-
-            until(lambda: self._turn.take(add))
-
-    def in_rounds(self) -> None:
-        """Note that it progresses only while it is asked: who waits for another request must ask it, too."""
-        if self._stages is not None:
-            key, forget = id(self), rounds_under_way.pop
-            rounds_under_way[key] = weakref.ref(self, lambda _: forget(key, None))
-            for begin in on_rounds:
-                begin()
-
     @property
     def is_under_way(self) -> bool:
         """Whether nobody has seen its end yet; asks nobody."""
@@ -243,7 +215,7 @@ class Request(Generic[T_co]):
 
     @property
     def birth(self) -> str:
-        """`train.py:41`: the line that started the call."""
+        """The line that started the call: file and number."""
         return "?" if self._born is None else source_line(self._born[0], line_number(*self._born))
 
     def __await__(self) -> Generator[object, None, T_co]:
@@ -357,6 +329,39 @@ def birth(frame: FrameType | None) -> tuple[CodeType, int] | None:
     """The user's code that is running, and at which of its bytes: to ask for the line takes longer."""
     user = calling_frame(frame)
     return (user.f_code, user.f_lasti) if user else None
+
+
+def note_message(request: Request[Any], comm: Comm, verb: str, peer: int | None, tag: int | None) -> None:
+    """Note that it is a message from or to peer, for the watchdog (watch/watchdog.py)."""
+    request.waits_for = (comm, peer, MESSAGE, verb, tag)
+
+
+def note_collective(request: Request[Any], comm: Comm, verb: str) -> None:
+    """Note that all ranks of comm must make this call of verb, its last one so far."""
+    number = NONE if comm.near.watched is None else comm.last_call()
+    request.waits_for = (comm, None, number, verb, None)
+
+
+def note_comparison(request: Request[Any], leave: Any) -> None:
+    """Let it wait first for the comparison with another group, if leave is one (agree/agreement.py)."""
+    if hasattr(leave, "keeps"):
+
+        def add() -> bool:
+            if request._stages is not None:
+                leave.keeps = [request._call, request._stages, *request._pending]
+                request._pending.append(leave)
+            return True
+
+        until(lambda: request._turn.take(add))
+
+
+def note_rounds(request: Request[Any]) -> None:
+    """Note that it progresses only while it is asked: who waits for another request must ask it, too."""
+    if request._stages is not None:
+        key, forget = id(request), rounds_under_way.pop
+        rounds_under_way[key] = weakref.ref(request, lambda _: forget(key, None))
+        for begin in on_rounds:
+            begin()
 
 
 def abandon(*memory: object) -> None:

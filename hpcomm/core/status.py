@@ -4,7 +4,12 @@ from __future__ import annotations
 
 
 class Status:
-    """Where a message came from, and its length: source (a rank), tag, nbytes."""
+    """Where a message came from, and its length.
+
+    Attributes:
+        source, tag: the rank that sent it, and its tag.
+        nbytes: how long it is.
+    """
 
     def __init__(self, source: int = -1, tag: int = -1, nbytes: int = 0) -> None:
         self.source = source

@@ -27,7 +27,7 @@ from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.endpoints import set_zero
 from .exchange import Exchange
 from .halo import Halo, reverse
-from .own_part import OwnPart
+from .own_part import OwnPart, faces
 from .redistribution import Redistribution
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def update_halo(field: Field, x: Tensor) -> Tensor:
         made = g.clone(memory_format=_torch().contiguous_format)
         shadow = _like(field, made)
         _once(reverse(shadow))
-        for _, place in shadow.faces().receives:
+        for _, place in faces(shadow).receives:
             set_zero(place)
         return made
 

@@ -75,11 +75,10 @@ class Exchange:
         LayoutError: on a device, with no kernel to gather it, or where nobody expected it.
 
     Attributes:
-        tensors: whose memory it is, where autograd would have to learn of it.
         sources, sends: other ranks of which it gets something; bytes that go to each.
     """
 
-    tensors: tuple[Any, ...] = ()
+    _tensors: tuple[Any, ...] = ()  # whose memory it is, where autograd would have to learn of it
 
     def __init__(
         self,
@@ -131,11 +130,11 @@ class Exchange:
         self._going: list[Plan[object]] = []
         self._is_plain = not self._plans and not self._sites  # then a call is all its acts in turn
         self._calls = [[*starts, *ends] for starts, ends in zip(self._starts, self._ends, strict=True)]
-        comm.context.outstanding.keep_exchange(self)
+        comm.context.outstanding.keep_exchange(self, Exchange._forget_mpi)
 
     def __call__(self, timeout: float | None = None) -> None:
         """Start it and wait for it."""
-        for x in self.tensors:
+        for x in self._tensors:
             buffer.refuse_gradient(x)
         is_timed = timeout is not None or self._comm.timeout is not None
         if is_timed or self._under_way or not self._is_plain:
@@ -151,7 +150,7 @@ class Exchange:
             UsageError: the last start was not waited for, the exchange is closed, or an error has ended it.
                 Or a tensor has come to need a gradient.
         """
-        for x in self.tensors:
+        for x in self._tensors:
             buffer.refuse_gradient(x)
         if self._under_way or self._keep is None:
             raise self._misuse("is closed" if self._keep is None else "has been started and not waited for")
@@ -222,7 +221,7 @@ class Exchange:
             site.device.destroy_event(site.event)
         self._forget()
 
-    def forget_mpi(self) -> None:
+    def _forget_mpi(self) -> None:
         """Be as after close(): MPI is finalized."""
         self._under_way = False
         self._forget()

@@ -22,7 +22,7 @@ from .halo import Halo
 from .labelled import Labelled
 from .numbers import Numbers
 from .numpy_protocol import Arithmetic
-from .own_part import A
+from .own_part import A, check_whole, from_host, on_host
 from .redistribution import Redistribution
 from .routing import Width, halo_width, rings
 from .slices import Step, meeting, parse
@@ -76,7 +76,9 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         array: this rank's array, halo included, as numpy array, tensor or CuPy array.
         inner: the view of it without the halo: what this rank owns.
         box: the global indices of inner (None for Points).
-        partition, comm, halo, name, unit: as given.
+        partition, comm, halo, name, unit, corners: as given.
+        periodic: array axes that close to rings.
+        look: what hpcomm's own layers know of array; not for programs.
 
     Raises:
         LayoutError: partition, ranks and array do not fit each other.
@@ -250,11 +252,11 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
         Raises:
             LayoutError: other indices, or some outside; a partial field.
         """
-        self.check_whole("slicing")
+        check_whole(self, "slicing")
         steps, drop = self._parsed(key)
         whole = self.look.make(tuple(len(range(*s)) for s in steps))
         there = whole.array if whole.place is None else np.empty(whole.shape, whole.dtype.storage)
-        own = self.on_host()
+        own = on_host(self)
         here = meeting(self.partition, steps, self.comm.rank)[0]
         mine = own[here] if self.is_first else np.empty(0, own.dtype)
         for rank, part in enumerate(self.comm.all_gather_ragged(np.asarray(mine, order="C"))):
@@ -281,9 +283,9 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
             full = self._fitting(value, tuple(n for a, n in enumerate(lengths) if a not in drop))
         piece = full.reshape(lengths)[there]
         if self.look.place is not None:
-            own = self.on_host()
+            own = on_host(self)
             own[mine] = piece
-            self.from_host(own)
+            from_host(self, own)
         elif isinstance(self.array, np.ndarray):
             self.look.array[self._own()][mine] = piece
         else:

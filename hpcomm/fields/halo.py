@@ -13,7 +13,7 @@ from weakref import ref
 from ..communicator.shell import watched
 from ..errors import UsageError, demand
 from .exchange import Exchange, Moves
-from .own_part import OwnPart, shared_comm
+from .own_part import OwnPart, check_whole, faces, shared_comm
 
 
 @watched
@@ -22,6 +22,11 @@ class Halo(Exchange):
 
     start() sends what the fields hold then. Until wait(), elements that a rank owns may be read, halos may
     not. Elements that are in no neighbour's halo may be written as well. Calling the object does both steps.
+
+    Attributes:
+        comm: the communicator of the fields.
+        sources, sends: other ranks of which this one gets something; bytes that go to each.
+        device_side: what hpcomm's own layers know of it; not for programs.
 
     Raises:
         UsageError: no field, no fields of hpcomm, or fields over different communicators.
@@ -35,13 +40,13 @@ class Halo(Exchange):
             hint = "Halo(field, ...); an array x becomes one by Field(mesh, shape, halo=..., array=x)"
             demand(field, OwnPart, "what Halo was given", "Halo", hint)
         comm = shared_comm(fields, "halo", "one Halo for those of each communicator")
-        faces = zip(*(field.faces() for field in fields), strict=True)
-        sends, receives = ([*chain(*each)] for each in faces)
+        sides = zip(*map(faces, fields), strict=True)
+        sends, receives = ([*chain(*side)] for side in sides)
         super().__init__(comm, Moves(sends, receives), verb="halo exchange")
         self.comm = comm
         self._fields = [ref(field) for field in fields]  # which hold their own Halo
         arrays = [getattr(field, "array", None) for field in fields]
-        self.tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))
+        self._tensors = tuple(x for x in arrays if hasattr(x, "requires_grad"))
 
     @property
     def fields(self) -> list[OwnPart[Any]]:
@@ -51,6 +56,6 @@ class Halo(Exchange):
 
 def reverse(field: OwnPart[Any]) -> Exchange:
     """The exchange in which the halo goes back to its owners and is added to what they have."""
-    field.check_whole("halo")
-    sends, receives = field.faces()
+    check_whole(field, "halo")
+    sends, receives = faces(field)
     return Exchange(field.comm, Moves(receives, sends, range(len(sends))), verb="halo, in reverse")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self
 
 from .._lazy import np
 from ..communicator.communicator import Communicator
@@ -13,8 +13,6 @@ from ..core.html import sheet
 from ..core.partition import Partition
 from ..errors import LayoutError, UsageError, demand, where
 from ..job.optional_packages import load
-
-F = TypeVar("F")
 
 
 class Labelled:
@@ -58,12 +56,8 @@ class Labelled:
 
     @classmethod
     def from_xarray(
-        cls: type[F],
-        ranks: Mesh | Communicator,
-        x: Any,
-        whole: Sequence[int] | None = None,
-        **options: Any,
-    ) -> F:
+        cls, ranks: Mesh | Communicator, x: Any, whole: Sequence[int] | None = None, **options: Any
+    ) -> Self:
         """A field that holds a copy of an xarray.DataArray, with its name and unit. Not collective.
 
         A dimension that is called as a mesh axis is cut by that one; where none is, mesh axes cut

@@ -11,7 +11,7 @@ from ..core.op import Op
 from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, demand, where
 from ..transport.late import dtypes, reduction
-from .own_part import A, OwnPart
+from .own_part import A, OwnPart, check_whole, on_host
 
 if TYPE_CHECKING:
     Element = TypeVar("Element", bound=np.generic, covariant=True)
@@ -152,8 +152,8 @@ class Numbers(OwnPart[A]):
         """The sum over the whole of what is made of the elements of this field, and of others."""
         for each in (self, *others):
             each._check(verb)
-        self.check_whole("reduction")
-        fields = [(each, each.on_host()) for each in (self, *others)]
+        check_whole(self, "reduction")
+        fields = [(each, on_host(each)) for each in (self, *others)]
 
         def piece(low: int, high: int) -> AnyArray:
             return np.asarray(made(*(each._wide(own.flat[low:high]) for each, own in fields)))
@@ -170,8 +170,8 @@ class Numbers(OwnPart[A]):
 
     def _where(self, op: Literal["min", "max"]) -> int:
         self._ordered(f"arg{op}")
-        self.check_whole(f"arg{op}")
-        mine, wide = None, np.atleast_1d(self._wide(self.on_host()))
+        check_whole(self, f"arg{op}")
+        mine, wide = None, np.atleast_1d(self._wide(on_host(self)))
         if self.is_first and wide.size:
             best = getattr(wide, op)()  # a NaN, if there is one
             at = np.nonzero((wide == best) | ((best != best) & (wide != wide)))
@@ -207,8 +207,8 @@ class Numbers(OwnPart[A]):
 
     def _extreme(self, op: Literal["min", "max"]) -> Any:
         self._ordered(op)
-        self.check_whole("reduction")
-        wide = self._wide(self.on_host())
+        check_whole(self, "reduction")
+        wide = self._wide(on_host(self))
         counts = self.is_first and wide.size > 0
         if wide.dtype.kind in "mM":
             parts = self.comm.all_gather_object(getattr(wide, op)() if counts else None)

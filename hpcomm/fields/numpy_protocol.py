@@ -19,7 +19,7 @@ from .._lazy import DTypeLike, np
 from ..core.types import AnyArray
 from ..errors import DtypeError, LayoutError, UsageError, where
 from ..transport.late import dtypes
-from .own_part import A, OwnPart
+from .own_part import A, OwnPart, check_whole, on_host
 
 _OVER_THE_WHOLE = {  # numpy's function: method of the field
     "sum": "sum", "mean": "mean", "min": "min", "amin": "min", "max": "max", "amax": "max",
@@ -59,8 +59,8 @@ class NumpyLike(OwnPart[A]):
             LayoutError: a partial field.
             ValueError: copy=False, and it cannot be a view.
         """
-        self.check_whole("numpy.asarray")
-        own, kind = self.on_host(), self.look.dtype
+        check_whole(self, "numpy.asarray")
+        own, kind = on_host(self), self.look.dtype
         if kind.name == "float16":
             own = own.view(np.float16)
         elif kind.kind == "h":
@@ -211,7 +211,7 @@ class Arithmetic(NumpyLike[A]):
             function = getattr(np, name)
             result: Self = function(*given) if out is None else function(*given, out=out)
             return result
-        self.check_whole(name)
+        check_whole(self, name)
         parts = [self._part_of(name, each) for each in given]
         made = _PYTHONS[name](*parts)
         kind: Any = type(self)

@@ -78,7 +78,7 @@ class OwnPart(Generic[A]):
         assert self.box is not None
         return tuple(np.ogrid[self.box.slices()]) if self.box.start else ()
 
-    def place(self, region: Region) -> Any:
+    def _place(self, region: Region) -> Any:
         """Where a region of this rank's grown box lies in memory."""
         if isinstance(region, Box):
             return memory(self.look)[region.slices(self._origin)]
@@ -88,12 +88,6 @@ class OwnPart(Generic[A]):
         order = np.argsort(here, kind="stable")
         return Rows(self.look.array, order[np.searchsorted(here[order], region)])
 
-    def faces(self) -> Faces:
-        """What an exchange of the halo takes from this rank's array and fills in it."""
-        buffer.as_buffer(self.array)  # refused where it came to need a gradient
-        route = halo(self.partition, self.comm.rank, self.halo, self.periodic, self.corners)
-        return Faces(*([(piece.peer, self.place(piece.here)) for piece in side] for side in route))
-
     def _own(self) -> tuple[slice, ...] | slice | EllipsisType:
         if isinstance(self.partition, Points):
             return slice(0, len(self.partition.owned[self.comm.rank]))
@@ -102,26 +96,11 @@ class OwnPart(Generic[A]):
 
     @property
     def owned_shape(self) -> tuple[int, ...]:
-        """Of inner."""
+        """Shape of inner."""
         if isinstance(self.partition, Points):
             return (len(self.partition.owned[self.comm.rank]), *self.shape[1:])
         assert self.box is not None
         return self.box.shape
-
-    def on_host(self) -> AnyArray:
-        """What this rank owns, in host memory, in the numpy dtype that the elements are stored in.
-
-        A view; of an array on a device a copy.
-        """
-        own = self._owned()
-        return own if self.look.place is None else host_copy.to_host(buffer.as_buffer(own))  # type: ignore[arg-type]
-
-    def from_host(self, data: AnyArray) -> None:
-        """Fill inner with an array as on_host gives them."""
-        if self.look.place is None:
-            self._owned().view(self.look.dtype.storage)[...] = data.view(self.look.dtype.storage)
-        else:
-            host_copy.from_host(data, buffer.as_buffer(self._owned()))
 
     def _owned(self) -> Any:
         """inner, as an exchange takes it."""
@@ -136,10 +115,12 @@ class OwnPart(Generic[A]):
     def own_checksum(self, owned: AnyArray | None = None) -> int:
         """What this rank adds to the checksum of the whole, which does not depend on the partition.
 
+        That is the sum of what all ranks return, modulo 2**64.
+
         Args:
             owned: what this rank owns, if not yet in the field.
         """
-        own = (self.on_host() if owned is None else owned).view(self.look.dtype.storage)
+        own = (on_host(self) if owned is None else owned).view(self.look.dtype.storage)
         if not own.size or not self.is_first:
             return 0
         if isinstance(self.partition, Points):
@@ -166,11 +147,36 @@ class OwnPart(Generic[A]):
             return False
         return a == b or [a.box(r) for r in range(a.size)] == [b.box(r) for r in range(b.size)]
 
-    def check_whole(self, verb: str) -> None:
-        """Refuse a partial field, whose values are not there yet."""
-        if isinstance(self.partition, Partition) and self.partition.summands > 1:
-            what = f"{self!r} is partial: its values are sums yet to be made"
-            raise LayoutError(what, where(verb, self.comm), "redistribute it to a partition without partial")
+
+def faces(field: OwnPart[Any]) -> Faces:
+    """What an exchange of the halo takes from this rank's array and fills in it."""
+    buffer.as_buffer(field.array)  # refused where it came to need a gradient
+    route = halo(field.partition, field.comm.rank, field.halo, field.periodic, field.corners)
+    return Faces(*([(piece.peer, field._place(piece.here)) for piece in side] for side in route))
+
+
+def on_host(field: OwnPart[Any]) -> AnyArray:
+    """What this rank owns, in host memory, in the numpy dtype that the elements are stored in.
+
+    A view; of an array on a device a copy.
+    """
+    own = field._owned()
+    return own if field.look.place is None else host_copy.to_host(buffer.as_buffer(own))  # type: ignore[arg-type]
+
+
+def from_host(field: OwnPart[Any], data: AnyArray) -> None:
+    """Fill inner with an array as on_host gives them."""
+    if field.look.place is None:
+        field._owned().view(field.look.dtype.storage)[...] = data.view(field.look.dtype.storage)
+    else:
+        host_copy.from_host(data, buffer.as_buffer(field._owned()))
+
+
+def check_whole(field: OwnPart[Any], verb: str) -> None:
+    """Refuse a partial field, whose values are not there yet."""
+    if isinstance(field.partition, Partition) and field.partition.summands > 1:
+        what = f"{field!r} is partial: its values are sums yet to be made"
+        raise LayoutError(what, where(verb, field.comm), "redistribute it to a partition without partial")
 
 
 def shared_comm(fields: Sequence[OwnPart[Any]], verb: str, hint: str | None = None) -> Communicator:
@@ -183,5 +189,5 @@ def shared_comm(fields: Sequence[OwnPart[Any]], verb: str, hint: str | None = No
     if any(field.comm is not comm for field in fields):
         raise UsageError("the fields live on different communicators", where(verb, comm), hint)
     for field in fields:
-        field.check_whole(verb)
+        check_whole(field, verb)
     return comm

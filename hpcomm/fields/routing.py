@@ -159,11 +159,7 @@ def _wanted(source: Shape, target: Shape, shifts: Shape, corners: bool) -> bool:
 
 def _moved_to(partition: Partition, rank: int, cell: Shape) -> int:
     """The rank of cell with the same copy, and the same summand, as rank."""
-    at = partition.coords(rank)
-    rest = sum(
-        partition.axis_strides[name] * at[name] for name in (*partition.replicated, *partition.partial)
-    )
-    return rest + sum(partition.axis_offset(axes, i) for axes, i in zip(partition.axes, cell, strict=True))
+    return rank + partition.holders(cell)[0] - partition.holders(partition.cell(rank))[0]
 
 
 def _ghosts(points: Points, rank: int) -> Route:

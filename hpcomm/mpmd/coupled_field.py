@@ -36,6 +36,7 @@ class Field(Generic[A]):
         points: their global indices, shape (points,).
         kind: dtype of the elements, as hpcomm names it.
         dtype: numpy dtype of the messages; for half types an integer of as many bits.
+        shape: of the values at one point.
         grid: the grid that has these points, for mappings. None: indices mean the same on both sides.
         areas: of its cells, as the program has them, shape (points,). None: as the grid's.
         bases: the directions of a vector's components, shape (points, 2, 2). None: east and north.

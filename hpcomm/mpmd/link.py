@@ -392,15 +392,16 @@ class PlainCommunicator(Communicator):
     def order(self, order: str) -> None:
         if order != "fast":
             what = f"the program at the other end of '{self.name}' speaks plain MPI, whose order is its own"
-            raise UsageError(what, hint="all_gather, and add up what has come").located("order", self)
+            raise UsageError(what, where("order", self), "all_gather, and add up what has come")
 
 
 def _refusal(verb: str) -> Callable[..., NoReturn]:
     def refuse(comm: Communicator, *args: object, **options: object) -> NoReturn:
         raise UsageError(
             f"the program at the other end of '{comm.name}' speaks plain MPI, and {verb} hpcomm's own way",
-            hint="send arrays: send, recv, all_reduce and their kin are MPI's own calls",
-        ).located(verb, comm)
+            where(verb, comm),
+            "send arrays: send, recv, all_reduce and their kin are MPI's own calls",
+        )
 
     return refuse
 

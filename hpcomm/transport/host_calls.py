@@ -21,7 +21,7 @@ from ..core.request import Stages
 from ..core.signature import BACKGROUND, head
 from ..core.types import AnyArray
 from ..core.verbs import GATHERING, INPUT_BLOCKS, OUTPUT_BLOCKS, PREFIXES, ROOTED
-from ..errors import HpcommError, UsageError
+from ..errors import HpcommError, UsageError, where
 from ..node import native
 from . import mpi as transport
 from . import rank_order, single_request
@@ -445,5 +445,7 @@ def _check_reduced(
         result, kept = f"a {type(made).__name__}", False
     if not kept:
         raise UsageError(
-            f"op {reduce.op} made {result} of {send.dtype} {shape}", hint="op must keep shape and dtype"
-        ).located(verb, comm)
+            f"op {reduce.op} made {result} of {send.dtype} {shape}",
+            where(verb, comm),
+            "op must keep shape and dtype",
+        )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar
 from .._lazy import MPI, LazyModule, np
 from ..core.patience import until
 from ..core.status import Status
-from ..errors import HpcommError, RankError, UsageError, known_ranks
+from ..errors import HpcommError, RankError, UsageError, known_ranks, placed
 
 if TYPE_CHECKING:
     from ..core.comm import Comm
@@ -214,7 +214,7 @@ def source_and_tag(comm: Comm, verb: str, source: object, tag: object) -> tuple[
         comm.check_open(verb)
         return peer_rank(comm, source, "source"), tag_number(comm, tag)
     except HpcommError as error:
-        raise error.located(verb, comm) from None
+        raise placed(error, verb, comm) from None
 
 
 def is_plain_tag(tag: object) -> bool:

@@ -23,7 +23,7 @@ from ..core.operation import Call
 from ..core.request import Request, Stages, abandon
 from ..core.types import AnyArray, Spec
 from ..core.verbs import REDUCTIONS, TABLE
-from ..errors import HpcommError, MismatchError, TransportError, where
+from ..errors import HpcommError, MismatchError, TransportError, placed, where
 from . import guarded_receive
 from .between_groups import have_counted
 from .matching import Ends
@@ -139,7 +139,7 @@ def in_our_words(comm: Comm, verb: str, stages: Stages) -> Stages:
     except mpi_error as error:
         raise failure(error, verb, comm) from None
     except our_error as error:
-        raise error.located(verb, comm) from error.__cause__
+        raise placed(error, verb, comm) from error.__cause__
 
 
 def failure(

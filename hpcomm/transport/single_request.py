@@ -19,7 +19,7 @@ from ..core.comm import Comm
 from ..core.limits import REQUEST_PAUSE_S
 from ..core.patience import until
 from ..core.present import NONE
-from ..core.request import BRIEF_S, Needs, Request, birth, rounds_under_way
+from ..core.request import BRIEF_S, Needs, Request, birth, note_collective, rounds_under_way
 from ..core.status import Status
 from ..errors import HpcommError, TransportError, passing
 from ..node.native import native_core as core
@@ -199,7 +199,7 @@ class Collective(Message):
     ) -> None:  # fmt: skip
         super().__init__((comm, None, 0, verb, None), x, going)
         self._left, self._finish = left, finish
-        self.needs_all(comm, verb)
+        note_collective(self, comm, verb)
 
     def _arrived(self, seen: MPI.Status | None) -> None:
         self._left()

@@ -92,14 +92,14 @@ def test_a_line_that_is_not_known_is_left_away() -> None:
     assert str(errors.RankError("no such rank", hint="0 to 3")) == "no such rank\n  try:   0 to 3"
 
 
-def test_located_names_the_verb_the_communicator_and_the_callers_line() -> None:
-    error = errors.DtypeError("x is odd").located("all_reduce", COMM)
+def test_placing_an_error_names_the_verb_the_communicator_and_the_callers_line() -> None:
+    error = errors.placed(errors.DtypeError("x is odd"), "all_reduce", COMM)
     line = sys._getframe().f_lineno - 1
     assert error.where == f"all_reduce on communicator 'tp' (rank 1 of 4) at test_errors.py:{line}"
 
 
-def test_located_never_overwrites_a_place_that_is_known_better() -> None:
-    error = errors.DtypeError("x is odd", "deep inside").located("all_reduce", COMM)
+def test_placing_an_error_never_overwrites_a_place_that_is_known_better() -> None:
+    error = errors.placed(errors.DtypeError("x is odd", "deep inside"), "all_reduce", COMM)
     assert error.where == "deep inside"
 
 

@@ -91,16 +91,15 @@ def group(comm: Context, ranks: Sequence[int], name: str | None, tag: int) -> Co
     try:
         members = [index(r) for r in ranks]
     except TypeError:
-        raise RankError(
-            f"{ranks!r} are no ranks", hint=f"numbers from 0 to {comm.size - 1}, such as [0, 1]"
-        ).located("group", comm) from None
+        hint = f"numbers from 0 to {comm.size - 1}, such as [0, 1]"
+        raise RankError(f"{ranks!r} are no ranks", where("group", comm), hint) from None
     wrong = sorted(r for r, times in Counter(members).items() if not 0 <= r < comm.size or times > 1)
     if wrong or comm.rank not in members:
         what = f"rank {comm.rank} is not in {short_list(members)}"
         if wrong:
             what = f"ranks {short_list(wrong)} are no ranks of '{comm.name}', or named twice"
         hint = f"different ranks from 0 to {comm.size - 1}; only members call group"
-        raise RankError(what, hint=hint).located("group", comm)
+        raise RankError(what, where("group", comm), hint)
     with located("group", comm):
         mpi, number = making(comm, tag_number(comm, tag, sending=True))
     everybody = comm.mpi_handle.Get_group()
@@ -211,9 +210,8 @@ def merge(comm: Context, high: bool, name: str | None) -> Context:
     """As Communicator.merge."""
     comm.check_open("merge")
     if not comm.is_inter:
-        raise UsageError("merge needs an inter-communicator", hint="create_intercomm makes one").located(
-            "merge", comm
-        )
+        what, hint = "merge needs an inter-communicator", "create_intercomm makes one"
+        raise UsageError(what, where("merge", comm), hint)
     merge = comm.mpi_handle.Merge  # type: ignore[attr-defined]
     with agreed(comm, "merge", high=high):
         return made(comm, "merge", name or f"{comm.name}+", merge, high)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 from ..._lazy import MPI
 from ...agree import runtime
 from ...agree.agreement import refusing
-from ...errors import ConfigError, UsageError
+from ...errors import ConfigError, UsageError, placed
 from ...job.launcher import HYDRA, PRRTE, launcher_of, name_of
 from ...watch import start_up
 from ..context import Context
@@ -56,7 +56,7 @@ def spawn(comm: Context, program: object, ranks: object, name: str, timeout: flo
     with agreed(comm, "spawn", what):
         why = Objects(comm).broadcast_object(_why_not(words) if comm.rank == 0 else None)
         if why is not None:
-            raise why.located("spawn", comm)
+            raise placed(why, "spawn", comm)
         start_up.expect_foreigners()
         late = f"spawn: {number} ranks of {' '.join(words)} are not there after {timeout:g} s"
         arguments = ["-c", _MAIN, name, *words]

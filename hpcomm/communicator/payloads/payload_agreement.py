@@ -11,12 +11,20 @@ from ...agree.agreement import refused
 from ...core.operation import Call
 from ...core.patience import patience
 from ...core.present import calling, messaging
-from ...core.request import Request, Stages, rounds_under_way
+from ...core.request import (
+    Request,
+    Stages,
+    note_collective,
+    note_comparison,
+    note_message,
+    note_rounds,
+    rounds_under_way,
+)
 from ...core.signature import BACKGROUND, head
 from ...core.status import Status
 from ...core.types import AnyStatus
 from ...core.verbs import RAGGED, ROOT_SENDS, TABLE
-from ...errors import HpcommError, UsageError
+from ...errors import HpcommError, UsageError, placed
 from ...node.present import enter, leave
 from ...transport.late import transport
 from ...transport.matching import add_tag, fill, is_root, peer_rank, source_and_tag, tag_number
@@ -40,7 +48,7 @@ def addressed(
             dest, tag = peer_rank(comm, dest, "dest"), tag_number(comm, tag, sending=True)
         made = encode(x)
     except HpcommError as error:
-        raise error.located(verb, comm) from error.__cause__
+        raise placed(error, verb, comm) from error.__cause__
     if not known:
         if comm.message_kinds is not None:
             comm.message_kinds.payloads.note(verb, x, dest, tag)
@@ -84,8 +92,8 @@ def ireceive(
 
     coming = in_background(comm, verb.replace("irecv", "recv"), stages(), peer, number)
     request = Request(f"{verb}(source={source}, tag={tag})", coming, status)
-    request.needs(comm, verb, peer, number)
-    request.in_rounds()
+    note_message(request, comm, verb, peer, number)
+    note_rounds(request)
     return request
 
 
@@ -100,7 +108,7 @@ def isend(comm: Context, verb: str, packed: Payload, peer: int, tag: int, sync: 
     call, verb = f"{verb}(dest={peer}, tag={tag})", verb.replace("isend", "send")
     stages = payload_transport.isend(comm, packed, peer, tag, sync)
     request = Request(call, in_background(comm, verb, stages, peer, tag))
-    request.needs(comm, verb, peer, tag)
+    note_message(request, comm, verb, peer, tag)
     return request
 
 
@@ -128,7 +136,7 @@ def _failure(
 ) -> HpcommError:
     """What ended a message, in hpcomm's words."""
     ours = (
-        error.located(verb, comm) if isinstance(error, HpcommError) else transport.failure(error, verb, comm)
+        placed(error, verb, comm) if isinstance(error, HpcommError) else transport.failure(error, verb, comm)
     )
     ours.during = ours.during or str(messaging(comm, verb, None, peer, tag))
     return ours
@@ -215,7 +223,7 @@ def _collective(comm: Context, verb: str, form: Form, root: int, items: Sequence
     except MPI.Exception as error:
         raise transport.failure(error, name, comm) from None
     except HpcommError as error:
-        raise error.located(name, comm) from error.__cause__
+        raise placed(error, name, comm) from error.__cause__
     if comm.values is not None and form.suffix == "_ragged":
         comm.values.hold(verb, found)
     return found
@@ -268,9 +276,9 @@ def _begun(
             taken = comm.values.later(verb, taken)
         under_way = transport.in_our_words(comm, name, shown(comm, name, stages(), leave))
         request = Request(f"{name}()", comm.outstanding.begin(under_way))
-    request.compares(leave)
-    request.needs_all(comm, name)
-    request.in_rounds()
+    note_comparison(request, leave)
+    note_collective(request, comm, name)
+    note_rounds(request)
     return request
 
 

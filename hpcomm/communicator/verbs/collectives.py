@@ -18,7 +18,7 @@ from ..._lazy import MPI, NDArray
 from ...agree.agreement import refused, refusing
 from ...core.operation import Arguments, Call, Carrier
 from ...core.present import calling
-from ...core.request import Request
+from ...core.request import Request, note_collective, note_comparison
 from ...core.signature import BACKGROUND, head, marked
 from ...core.types import AlgorithmName, AnyArray, Array, ArrayLike, Later, Now, Scalar
 from ...core.verbs import ROOTED
@@ -488,7 +488,7 @@ def _begun(call: Call) -> Request[Any]:
         if comm.values is not None:
             call.finish, call.give = comm.values.later(call.verb, call.finish), None
         request = transport.start(call)
-    request.compares(leave)
+    note_comparison(request, leave)
     if not is_core:
-        request.needs_all(comm, call.verb)
+        note_collective(request, comm, call.verb)
     return request

@@ -10,7 +10,7 @@ from ..._lazy import MPI, NDArray, np
 from ...agree.agreement import refusing
 from ...core.operation import Call, Carrier
 from ...core.present import calling
-from ...core.request import Pending, Request, Stages
+from ...core.request import Pending, Request, Stages, note_rounds
 from ...core.signature import head
 from ...core.types import Array, ArrayLike, Later, Now, Spec
 from ...errors import UsageError
@@ -77,7 +77,7 @@ class RaggedNeighbours(Shell):
             is_later = async_op or comm.timeout_s is not None
             got = carry_out(self._ragged_call(verb, xs, n, is_later), is_later)
             if is_later:
-                got.in_rounds()
+                note_rounds(got)
             return got if async_op else waited(comm, got)
 
     def _ragged_call(self, verb: str, xs: Sequence[ArrayLike], n: int, is_later: bool) -> Call:

@@ -17,7 +17,7 @@ from ...core.buffer import Buffer, Shape
 from ...core.operation import Call
 from ...core.patience import patience
 from ...core.present import messaging
-from ...core.request import Request
+from ...core.request import Request, note_message
 from ...core.status import Status
 from ...core.types import AnyStatus, Array, ArrayLike, Later, Now, NpArray, Scalar
 from ...errors import HpcommError, LayoutError, UsageError, located
@@ -339,7 +339,7 @@ def send_carefully(comm: Context, x: object, dest: int, tag: int, async_op: bool
     is_later = async_op or patience(comm, True) is not None
     sent = collectives.carry_out(call, is_later)
     if is_later:
-        sent.needs(comm, "send", dest, tag)
+        note_message(sent, comm, "send", dest, tag)
     return sent if async_op else waited(comm, sent)
 
 
@@ -439,7 +439,7 @@ def receive_into(comm: Context, out: Any, look: Buffer, envelope: Envelope, asyn
     result = collectives.carry_out(call, async_op)
     if async_op:
         result.status = status
-        result.needs(comm, "recv", source, tag)
+        note_message(result, comm, "recv", source, tag)
     return result
 
 

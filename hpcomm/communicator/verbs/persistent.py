@@ -20,7 +20,7 @@ from ...core.request import Again, Needs, Request, Stages, T_co, abandon, deadli
 from ...core.signature import NEIGHBOURS, head, operator, words_of
 from ...core.types import AlgorithmName, Array, ArrayLike, Operator, Scalar
 from ...core.verbs import REDUCTIONS, TABLE
-from ...errors import HpcommError, LayoutError, UsageError, did_you_mean, incomplete, located, where
+from ...errors import HpcommError, LayoutError, UsageError, did_you_mean, incomplete, located, placed, where
 from ...node.present import enter, leave
 from ...transport import matching
 from ...transport.late import buffer, prepare, schedule_transport, transport
@@ -48,11 +48,12 @@ class Plan(ClosedByAll, Generic[T_co]):
 
     Attributes:
         is_under_way: whether it was started and not waited for.
-        guard: what looks at its arrays, see Outstanding.
+        guard, waits_for: what hpcomm's own layers know of it; not for programs.
     """
 
     is_under_way = False
     guard: Any = None
+    _is_quick = False  # of some, from when all have made it
     _started: list[Any] | None = None
     _behind: Request[Any] | None = None  # of a start behind receives of unknown length
     _leave: Any = None  # looks whether the others made this plan too; until the first wait is over
@@ -73,7 +74,7 @@ class Plan(ClosedByAll, Generic[T_co]):
             self._fill, self._complete = None, 0
             return
         self._prepared = prepared
-        comm.outstanding.keep_plan(self)
+        comm.outstanding.keep_plan(self, _look_again)
         self._begin = self._prepared[0].Start if len(self._prepared) == 1 else self._start_all
         self._fill = call.fill
         self._receives = call.verb == "recv"
@@ -93,7 +94,7 @@ class Plan(ClosedByAll, Generic[T_co]):
                 if self.is_under_way
                 else ("is closed", "make a new one with comm.plan(), or close() this one later")
             )
-            raise UsageError(f"the plan of {self._call} {what}", hint=hint).located("plan", self._comm)
+            raise UsageError(f"the plan of {self._call} {what}", where("plan", self._comm), hint)
         _refuse_gradients(self._call, self._tensors)
         if self._leave is not None:
             self._leave()
@@ -118,9 +119,8 @@ class Plan(ClosedByAll, Generic[T_co]):
             WaitTimeoutError: timeout seconds are over. The call is still under way.
         """
         if not self.is_under_way:
-            raise UsageError(
-                f"the plan of {self._call} was not started", hint="plan.start(), or plan()"
-            ).located("plan", self._comm)
+            what, hint = f"the plan of {self._call} was not started", "plan.start(), or plan()"
+            raise UsageError(what, where("plan", self._comm), hint)
         with waiting(self):
             return self._waited(timeout)
 
@@ -176,14 +176,6 @@ class Plan(ClosedByAll, Generic[T_co]):
         for request in self._prepared if self._started is None else ():
             request.Free()
         self._prepared = []
-
-    def slow_down(self) -> None:
-        """Look at all there is from now on, such as a deadline."""
-
-    def forget_mpi(self) -> None:
-        """Be as after close(): MPI is finalized."""
-        self._prepared, self.is_under_way = [], False
-        self.slow_down()
 
     def explain(self) -> str:
         """Which path the data take, and why."""
@@ -250,7 +242,6 @@ class _DirectPlan(Plan[T_co]):
     Of a receive what has come is looked at, too.
     """
 
-    _is_quick = False  # until all have made it
     _end: Callable[..., object]
 
     def __init__(
@@ -301,12 +292,16 @@ class _DirectPlan(Plan[T_co]):
         super()._agree()
         self._is_quick = patience(self._comm) is None and self._again is None
 
-    def slow_down(self) -> None:
-        self._is_quick = False
-
     def close(self) -> None:
         super().close()
-        self.slow_down()
+        self._is_quick = False
+
+
+def _look_again(plan: Plan[Any], is_over: bool = False) -> None:
+    """Let it look at all there is from now on, such as a deadline. is_over: be as after close()."""
+    plan._is_quick = False
+    if is_over:
+        plan._prepared, plan.is_under_way = [], False
 
 
 def _refuse_gradients(call: Call, tensors: Sequence[Any]) -> None:
@@ -420,7 +415,7 @@ class Plans(Shell):
                 call = _composed(comm, Arguments(verb, x, out, reducing, root), algorithm)
         except HpcommError as error:
             if is_message:
-                raise error.located(f"plan of {verb}", comm) from None
+                raise placed(error, f"plan of {verb}", comm) from None
             raise refused(comm, f"plan of {verb}", error) from None
         return _collective(comm, call, tensors)
 

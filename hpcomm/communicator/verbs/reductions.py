@@ -10,7 +10,7 @@ from ..._lazy import NDArray
 from ...agree.agreement import refusing
 from ...core.operation import Arguments
 from ...core.present import calling
-from ...core.request import Request, StagesOf
+from ...core.request import Request, StagesOf, note_collective, note_rounds
 from ...core.types import AlgorithmName, Array, ArrayLike, Later, Now, Operator, Scalar
 from ...transport.late import buffer, reduction
 from ..payloads.payload_agreement import each_of
@@ -311,8 +311,8 @@ class Reductions(Shell):
                 return [self.reduce(x, op, root) for root, x in enumerate(items)][comm.rank]
         each = [self.reduce(x, op, root, async_op=True) for root, x in enumerate(items)]
         request = Request(f"{name}()", _all_of(each, comm.rank))
-        request.needs_all(comm, name)
-        request.in_rounds()
+        note_collective(request, comm, name)
+        note_rounds(request)
         return request
 
 

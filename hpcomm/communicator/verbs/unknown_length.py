@@ -14,7 +14,7 @@ from ...agree import message_kinds
 from ...core.buffer import Buffer
 from ...core.dtypes import Dtype
 from ...core.operation import Call
-from ...core.request import Request, Stages
+from ...core.request import Request, Stages, note_message, note_rounds
 from ...errors import MismatchError, where
 from ...transport.late import buffer, dtypes, transport
 from ...transport.matching import Arrival, Envelope, fill
@@ -26,8 +26,8 @@ def in_order(comm: Context, stages: Stages, envelope: Envelope, async_op: bool) 
     stages = transport.in_our_words(comm, "recv", stages)
     source, tag, status = envelope
     request = Request(f"recv(source={source}, tag={tag})", comm.outstanding.begin(stages), status)
-    request.needs(comm, "recv", source, tag)
-    request.in_rounds()
+    note_message(request, comm, "recv", source, tag)
+    note_rounds(request)
     return request if async_op else request.wait()
 
 

@@ -24,6 +24,7 @@ from ...communicator.communicator import Communicator
 from ...core.types import AnyArray
 from ...errors import DtypeError, LayoutError, TransportError, UsageError, where
 from ..field import Field
+from ..own_part import from_host
 from . import file_folder, npy
 
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?$")
@@ -221,7 +222,7 @@ def _load(comm: Communicator, path: Path, fields: Sequence[Field]) -> Checkpoint
             )
         read.append(values)
     for field, values in zip(fields, read, strict=True):
-        field.from_host(values)
+        from_host(field, values)
     return Checkpoint(manifest["step"], manifest["metadata"], path)
 
 

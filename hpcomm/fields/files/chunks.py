@@ -16,6 +16,7 @@ from ...core.partition import Box, Partition, Points, Split, cuts, integers
 from ...core.types import AnyArray
 from ...errors import LayoutError, demand
 from ..field import Field
+from ..own_part import on_host
 from ..redistribution import Redistribution
 from . import file_folder
 from .file_folder import PathLike
@@ -138,7 +139,7 @@ def share(field: Field, chunks: Sequence[int]) -> tuple[Box, AnyArray] | None:
     Where cuts and chunks differ, values move to the rank that writes their chunk.
     """
     target = aligned(boxes(field), chunks)
-    data = field.on_host()
+    data = on_host(field)
     if boxes(field) is not field.partition or target.edges != field.partition.edges:
         move = Redistribution(field.comm, field.partition, target)
         data = move(data)

@@ -37,7 +37,7 @@ from ...errors import (
 )
 from ...transport.late import dtypes
 from ..field import Field
-from ..own_part import shared_comm
+from ..own_part import from_host, on_host, shared_comm
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -287,7 +287,7 @@ def meant(name: str | None, names: Sequence[str], kind: str) -> str:
 class Stored:
     """An array that was found in a file, for fields of its shape and dtype.
 
-    read: (field, out) -> what this rank owns of it, as field.from_host takes it; collective. It may be
+    read: (field, out) -> what this rank owns of it, as from_host takes it; collective. It may be
         read into out, if that is not None.
     """
 
@@ -300,10 +300,10 @@ class Stored:
 
     def into(self, field: Field) -> None:
         """Fill a field, which stays as it was if that fails. Collective."""
-        field.from_host(self.values(field))
+        from_host(field, self.values(field))
 
     def values(self, field: Field, out: Any = None) -> Any:
-        """What this rank is to own, for field.from_host; it may have been read into out. Collective."""
+        """What this rank is to own, for from_host; it may have been read into out. Collective."""
         if self.shape != field.shape:
             raise LayoutError(
                 f"{self.path} holds shape {self.shape}, the field has {field.shape}",
@@ -337,9 +337,9 @@ class Stored:
         dtype = {} if "like" in options else {"dtype": self.dtype}
         options = {"name": self.name, "unit": self.unit} | dtype | options
         field = Field(ranks, self.shape if whole is None else whole, split=split, **options)
-        own = field.on_host() if field.look.place is None else None
+        own = on_host(field) if field.look.place is None else None
         straight = own is not None and own.flags.c_contiguous  # nobody has seen what the field holds yet
         data = self.values(field, own if straight else None)
         if data is not own:
-            field.from_host(data)
+            from_host(field, data)
         return field

@@ -21,6 +21,7 @@ from ...core.types import AnyArray
 from ...errors import HpcommError, UsageError, demand, where
 from ...transport.datatypes import strided
 from ..field import Field
+from ..own_part import check_whole, from_host, on_host
 from . import file_folder
 
 _PIECE = 1 << 30  # bytes of the largest single read or write: counts are C ints
@@ -155,7 +156,7 @@ def read_raw(field: Field, path: file_folder.PathLike, offset: int = 0, *, colle
     _check(field, "read_raw")
     path = file_folder.target_path(path, "read_raw", field.comm, collective=bool(collective), offset=offset)
     _check_offset(field, offset)
-    field.from_host(values(field, path, offset, collective))
+    from_host(field, values(field, path, offset, collective))
 
 
 def _check(field: Field, verb: str) -> None:
@@ -166,7 +167,7 @@ def _check(field: Field, verb: str) -> None:
 def _checked(field: Field, verb: str, path: file_folder.PathLike, **said: object) -> Path:
     """The path where a field is to be written that can be."""
     _check(field, verb)
-    field.check_whole(verb)
+    check_whole(field, verb)
     said |= {"shape": field.shape, "dtype": field.look.dtype}  # names are not in the file
     path = file_folder.target_path(path, verb, field.comm, (), **said)
     if verb != "write_raw":
@@ -307,7 +308,7 @@ def move(
     """
     order, displacement, kind = _view(field, offset, fortran)
     if writing and field.is_first:
-        own = field.on_host().view(field.look.dtype.storage)  # numpy leaves out what lies between components
+        own = on_host(field).view(field.look.dtype.storage)  # numpy leaves out what lies between components
         data = np.ascontiguousarray(own if order is None else own[order])
     elif writing:  # copies are written once
         data = np.empty(0, field.look.dtype.storage)

@@ -120,7 +120,7 @@ class Accelerator:
         made = self._next(*map(_joined, (x.values(), r.values(), answer.values(), spread)))
         return {name: made[a:b] for name, a, b in zip(x, end[:-1], end[1:], strict=True)}
 
-    def agree(self, limits: Mapping[str, float], is_last: bool) -> int:
+    def _agree(self, limits: Mapping[str, float], is_last: bool) -> int:
         """_DONE if all residuals are below limits; else _GIVEN_UP if one is no number, or is_last.
 
         Collective over comm. limits: of the fields given here, by the names of begin_window.
@@ -371,7 +371,7 @@ def _accelerated(
         for name, each in given.items():
             x[name], answer[name] = each.both()
         made = accelerator.step(x, answer)
-        verdict = links[0].note(accelerator.agree(limits, k >= most))
+        verdict = links[0].note(accelerator._agree(limits, k >= most))
         for link in links if is_leader else ():
             link.tell(verdict)
         for name, each in given.items() if not verdict else ():
