@@ -25,7 +25,7 @@ _ITEM = re.compile(r"^\s*(?:[-*]|\d+\.) ", re.M)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
 _CODE = re.compile(r"`[^`]*`")
 _END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)[\"')*]*\s+(?=\S|$)|\n\s*\n")
-_DIRECTIVE = re.compile(r"^\.\. auto(\w+):: ([\w.]+)(?:\(\))?\n((?:   :.*\n)*)", re.M)
+_DIRECTIVE = re.compile(r"^\.\. auto(\w+):: ([\w.]+)(?:\(\))?\n((?: {3}.*\n)*)", re.M)
 _EXAMPLE = re.compile(r"^( *)>>>.*\n(?:\1.*\S.*\n?)*|::\n(?:\n| +.*\n?)*", re.M)
 _ENTRY = re.compile(r"^ *(?:[A-Z][a-z]+:$|[\w, `*.]+?: )", re.M)  # a section of a docstring, or a name in it
 
@@ -67,8 +67,8 @@ def docstrings(page: Path) -> Iterator[tuple[str, str]]:
             continue
         thing = found(name)
         yield name, inspect.getdoc(thing) or ""
-        if wanted := re.search(r":members:(.*)", options):
-            shown = wanted[1].replace(" ", "").split(",") if wanted[1].strip() else members(thing)
+        if wanted := re.search(r":members:(.*(?:\n {4,}.*)*)", options):
+            shown = re.findall(r"\w+", wanted[1]) or members(thing)
             for member in shown:
                 yield f"{name}.{member}", inspect.getdoc(getattr(thing, member)) or ""
 

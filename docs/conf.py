@@ -6,13 +6,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from sphinx.util.inspect import signature, stringify_signature
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import _benchmarks  # noqa: E402
 import _pages  # noqa: E402
+import _signatures  # noqa: E402
 
 import hpcomm  # noqa: E402
 
@@ -37,7 +36,7 @@ highlight_language = "text"
 smartquotes_action = "D"  # dashes alone: quotes stay as a program has them
 default_role = "code"  # docstrings write `x` as Markdown does
 
-autodoc_typehints = "none"  # the overloads of a verb fill a screen; _typed() gives what covers them all
+autodoc_typehints = "none"  # the overloads of a verb fill a screen; _signatures.py gives what covers them all
 suppress_warnings = ["ref.python"]  # of a type that is told by a name that several classes have
 autodoc_member_order = "bysource"
 autosummary_generate = False  # the tables lead to entries of other pages
@@ -60,24 +59,13 @@ def setup(app: Any) -> None:
     _pages.make()
     _benchmarks.make()
     app.connect("source-read", _read)
-    app.connect("autodoc-process-signature", _typed)
+    app.connect("autodoc-process-signature", _signatures.typed)
     app.connect("autodoc-process-docstring", _escape, priority=100)
 
 
 def _read(_app: Any, name: str, source: list[str]) -> None:
     page = HERE / f"{name}.md"
     source[0] = _pages.links(_pages.of_readme(source[0]), page, page)
-
-
-def _typed(
-    _app: Any, kind: str, _name: str, of: Any, _options: object, without: str | None, _returns: object
-) -> tuple[str, str | None] | None:
-    """The signature with types. A return that depends on what goes in is `object`, and left out."""
-    if kind not in ("function", "method") or not without or not hasattr(of, "__annotations__"):
-        return None
-    full = signature(of, bound_method=next(iter(signature(of).parameters), "") in ("self", "cls"))
-    text, arrow, returns = stringify_signature(full, unqualified_typehints=True).rpartition(" -> ")
-    return (text, None if returns == "object" else returns) if arrow else (returns, None)
 
 
 def _escape(_app: Any, kind: str, _name: str, _of: object, _options: object, lines: list[str]) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import pydoc
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 import hpcomm
+
+DOCS = Path(__file__).parent.parent / "docs"
+sys.path.insert(0, str(DOCS))
+import _signatures  # noqa: E402
 
 PROMISED = {
     "ANY_SOURCE",
@@ -231,13 +239,109 @@ def test_a_verb_is_documented_and_its_options_may_be_left_away(name: str) -> Non
             assert parameters[option].default is not inspect.Parameter.empty, option
 
 
+def directives() -> list[tuple[str, str, str, str]]:
+    """What the reference describes: what it is, its name, "()" of a class that no user calls, options."""
+    form = re.compile(r"^\.\. [\w:]*?(\w+):: ([\w.]+)(\(\))?((?:\n   .*)*)", re.MULTILINE)
+    return [each for page in (DOCS / "reference").glob("*.md") for each in form.findall(page.read_text())]
+
+
+def documented() -> dict[type, set[str]]:
+    """What the reference shows of each class: members, attributes, arguments of those that are called."""
+    found: dict[type, set[str]] = {}
+    for what, name, closed, options in directives():
+        if what not in ("autoclass", "autoexception", "automethod"):
+            continue
+        name, _, method = name.rpartition(".") if what == "automethod" else (name, "", "")
+        kind = pydoc.locate(name if name.startswith("hpcomm.") else f"hpcomm.{name}")
+        assert isinstance(kind, type)
+        of = found.setdefault(kind, set())
+        of |= {method, *re.findall(r"\w+", options.partition(":members:")[2])}
+        attributes = (inspect.getdoc(kind) or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        of |= {x for names in re.findall(r"^ {4}(\w[\w, ]*):", attributes, re.M) for x in names.split(", ")}
+        with suppress(ValueError):  # of a class that is one of Python's but in name
+            of |= {*inspect.signature(kind).parameters} if not closed else set()
+    return found
+
+
+def public_names(kind: type) -> set[str]:
+    """What completion shows of an object of the class: names in it and its bases, and what methods set."""
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.startswith("hpcomm"):
+            (tree,) = ast.parse(dedent(inspect.getsource(base))).body
+            methods = [each for each in ast.iter_child_nodes(tree) if isinstance(each, ast.FunctionDef)]
+            found |= {*vars(base), *inspect.get_annotations(base)} | {
+                node.attr
+                for method in methods
+                for node in ast.walk(method)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                if isinstance(node.value, ast.Name) and node.value.id == "self"
+            }
+    return {name for name in found if not name.startswith(("_", "neighbor")) and name not in ALIASES}
+
+
+INTERNAL = {  # of the two ends of a coupling, which other modules of hpcomm use: none is to be added
+    "hpcomm.mpmd.program.Program": {"admit", "spec"},
+    "hpcomm.mpmd.coupled_field.Field": {"check", "check_grid", "plain_dtype"},
+    "hpcomm.mpmd.link.Link": {
+        *("all_links", "clock", "connect", "declare", "gives", "hear", "hear_points", "is_plain", "note"),
+        *(
+            "one_by_one",
+            "over",
+            "planned",
+            "progress",
+            "settle",
+            "swapped",
+            "takes",
+            "tell",
+            "together",
+            "wire",
+        ),
+    },
+}
+
+
+def test_an_object_shows_what_the_reference_shows_of_its_class_and_nothing_else() -> None:
+    shown = documented()
+    assert len(shown) > 35
+    extra = {}
+    for kind in shown:
+        known = {name for base in kind.__mro__ for name in shown.get(base, ())}
+        if names := public_names(kind) - known:
+            extra[f"{kind.__module__}.{kind.__name__}"] = names
+    assert extra == INTERNAL
+
+
+SIGNATURES = {  # parameters, of long ones a part, and what comes back
+    "Communicator.all_reduce": (
+        "(x: ArrayLike, op: Operator = 'sum', out: ArrayLike",
+        "Array | Request[Array]",
+    ),
+    "Communicator.recv": ("dtype: object = None, shape: Shape | int | None", "Array | Request[Array]"),
+    "Communicator.gather": ("root: int = 0, ", "Array | None | Request[Array | None]"),
+    "Communicator.probe": ("(source: int | None = None, tag: int | None = None)", "Status"),
+    "Field.sum": ("(*, deterministic: bool = False)", "np.float64 | np.complex128 | Any"),
+    "Field": ("(ranks: Ranks, whole: Whole, *, split: Sequence[Split] | None = None, dtype: ", None),
+    "Halo": ("(*fields: Field)", None),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_on_the_site_have_types(name: str) -> None:
+    of = pydoc.locate(f"hpcomm.{name}")
+    what = "method" if "." in name else "class"
+    text, back = _signatures.typed(None, what, name, of, None, "(x)", None) or ("", None)
+    assert SIGNATURES[name][0] in text
+    assert SIGNATURES[name][1] == back
+
+
+def test_the_site_asks_for_signatures_and_calls_no_class_that_no_user_calls() -> None:
+    assert '("autodoc-process-signature", _signatures.typed)' in (DOCS / "conf.py").read_text()
+    assert _signatures.typed(None, "class", "Request", hpcomm.Request, None, "()", None) is None
+
+
 def test_the_reference_has_every_public_name() -> None:
-    pages = (Path(__file__).parent.parent / "docs/reference").glob("*.md")
-    found = {
-        name
-        for page in pages
-        for name in re.findall(r"^\.\. [\w:]+:: ([\w.]+)", page.read_text(), re.MULTILINE)
-    }
+    found = {name for _, name, *_ in directives()}
     verbs = {f"Communicator.{name}" for name in COLLECTIVES | P2P | OBJECTS | RAGGED | MAKING}
     assert ({*hpcomm.__all__} | verbs) - found == set()
 
