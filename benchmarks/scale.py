@@ -218,7 +218,7 @@ def making(p: int) -> Any:
 
 
 def rooted(p: int) -> Any:
-    """Fast paths of verbs with a root, for four dtypes."""
+    """Fast paths of calls with a root, for four dtypes."""
     comm, mpi = communicator(p)
     for dtype in ("f4", "f8", "i4", "i8"):
         for root in (0, 1, p // 3, p - 1):
@@ -392,7 +392,7 @@ def slabs(p: int) -> Any:
 
 NOW: dict[str, Callable[[int], Any]] = {
     "a communicator": making,
-    "verbs with a root": rooted,
+    "calls with a root": rooted,
     "a group": grouping,
     "grids: who sits where": placing,
     "grids: who is near": nearby,

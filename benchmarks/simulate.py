@@ -41,7 +41,7 @@ def one(case: tuple[str, str, str, int, int]) -> dict[str, Any]:
 def report(rows: list[dict[str, Any]]) -> str:
     """Per number of ranks and machine the slowest and the largest, and rings apart."""
     lines = [
-        f"{len(rows)} predictions: every algorithm of every verb, {SIZES[0]} B and {SIZES[1] >> 20} MiB",
+        f"{len(rows)} predictions: all algorithms of every collective, {SIZES[0]} B and {SIZES[1] >> 20} MiB",
         "",
     ]
     lines.append(

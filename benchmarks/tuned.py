@@ -2,9 +2,9 @@
 
     python benchmarks/tuned.py        # 2 ranks; the MPI of this Python
 
-Writes benchmarks/results/tuned_<mpi>.{json,txt}: per verb and size, also sizes that were not tuned for, us,
-medians of rounds that alternate between both. Then what a schedule of hpcomm takes for 8 bytes, beside the
-default.
+Writes benchmarks/results/tuned_<mpi>.{json,txt}: per operation and size, also sizes that were not tuned for,
+us, medians of rounds that alternate between both. Then what a schedule of hpcomm takes for 8 bytes, beside
+the default.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(out: str) -> None:
 
 def table(found: dict) -> str:
     lines = [f"{found['mpi']}, {found['ranks']} ranks, us, medians of {ROUNDS}", ""]
-    lines.append(f"{'verb':16s}{'bytes':>9s}{'default':>10s}{'tuned':>10s}{'ratio':>7s}  choice")
+    lines.append(f"{'operation':16s}{'bytes':>9s}{'default':>10s}{'tuned':>10s}{'ratio':>7s}  choice")
     for row in found["rows"]:
         default, tuned = row["default"] * 1e6, row["tuned"] * 1e6
         line = f"{row['verb']:16s}{row['bytes']:9d}{default:10.1f}{tuned:10.1f}{tuned / default:7.2f}"

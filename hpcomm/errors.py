@@ -59,7 +59,7 @@ class HpcommError(Exception):
 
     Attributes:
         what: one line: what happened.
-        where: verb, communicator, rank, line.
+        where: operation, communicator, rank, line.
         hint: what to try.
         during: the call that it has ended.
     """

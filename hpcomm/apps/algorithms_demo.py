@@ -1,4 +1,4 @@
-"""Every algorithm of every verb: is it right, how long does it take, and what did the model say?
+"""Every algorithm of every collective: is it right, how long does it take, and what did the model say?
 
     python -m hpcomm run -n 4 python -m hpcomm.apps.algorithms_demo --bytes 64k
 

@@ -65,7 +65,7 @@ class Communicator(
 
     gpu= forces a path for device arrays, here and on all communicators made of this one: see docs/gpu.md.
 
-    On an inter-communicator the verbs mean what MPI says. all_reduce gives each group the other group's
+    On an inter-communicator the operations mean what MPI says. all_reduce gives each group the other group's
     result. If a call has a root, the root itself passes root=hpcomm.ROOT, and the other ranks of its group
     pass hpcomm.PROC_NULL. The ranks of the other group pass the root's rank.
     """
@@ -129,7 +129,7 @@ class Communicator(
 
     @property
     def timeout(self) -> float | None:
-        """Seconds that a blocking verb, or a wait without a timeout of its own, may take; None: for ever.
+        """Seconds that a blocking call, or a wait without a timeout of its own, may take; None: for ever.
 
         Then it raises WaitTimeoutError. A receive is taken back; what else was begun stays under way, so
         other ranks may still come to it. Within a node that holds for one collective: the next one that is

@@ -412,7 +412,7 @@ class Windows(Shell):
     ) -> Window:
         """An array of zeros on each rank, which all ranks read and write.
 
-        Its verbs are put, get, accumulate, fetch_and_add and so on. Collective. The memory
+        Its operations are put, get, accumulate, fetch_and_add and so on. Collective. The memory
         comes from the MPI library. close() frees it.
 
         Args:

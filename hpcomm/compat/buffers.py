@@ -218,7 +218,7 @@ def _flat(buf: Any) -> NpArray:
     if not is_contiguous:
         raise LayoutError(
             "the buffer is not contiguous",
-            hint="numpy.ascontiguousarray(x); hpcomm's own verbs take it as it is",
+            hint="numpy.ascontiguousarray(x); hpcomm's own calls take it as it is",
         )
     return cast("NpArray", buf.reshape(-1))
 

@@ -112,7 +112,7 @@ class DeviceBuffer(Buffer):
 
     @property
     def array(self) -> NDArray[Any]:  # type: ignore[override]
-        hint = "x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which verbs take device arrays"
+        hint = "x.cpu() for torch, cupy.asnumpy(x); docs/gpu.md says which operations take device arrays"
         raise LayoutError(f"x lies on {self.device}, and this moves host memory only", hint=hint)
 
     @property
@@ -335,7 +335,7 @@ def tensor_memory(x: Tensor, storage: str, shape: Shape, strides: Shape | None =
         address = x.data_ptr()
     except RuntimeError:
         what = "x stands for a tensor inside torch.func or torch.compile, and owns no memory"
-        hint = "call the verb outside of vmap, grad and jvp; for gradients see hpcomm.differentiable"
+        hint = "make the call outside of vmap, grad and jvp; for gradients see hpcomm.differentiable"
         raise LayoutError(what, hint=hint) from None
     if not address and x.numel():
         raise LayoutError("x has no memory: its storage was freed, or never made", hint="x.clone() before")

@@ -11,7 +11,7 @@
     +--------+                                      +----+----+
 
 A Partition cuts an n-dimensional index space into boxes over the axes of a mesh. Mesh axes that cut no
-array axis hold copies ("replicated"), or summands ("partial"): the value is the sum over those ranks.
+array axis hold copies ("replicated"), or partial sums ("partial"): the value is the sum over those ranks.
 Points own arbitrary global indices of the first array axis, as unstructured grids do.
 """
 
@@ -278,7 +278,7 @@ class Partition:
         )
 
     def summand(self, rank: int) -> int:
-        """Which of the summands rank holds: 0 if nothing is partial."""
+        """Which of the partial sums rank holds: 0 if nothing is partial."""
         return self._combination(self.partial, self.coords(rank))
 
     def _combination(self, axes: Sequence[str], at: Mapping[str, int]) -> int:
@@ -290,11 +290,11 @@ class Partition:
 
     @property
     def summands(self) -> int:
-        """Of how many summands a value is made: 1 if nothing is partial."""
+        """Of how many partial sums a value is made: 1 if nothing is partial."""
         return math.prod(self.mesh[name] for name in self.partial)
 
     def holders(self, cell: Shape, summand: int = 0) -> list[int]:
-        """The ranks that hold a copy of cell (of one summand of it), ascending."""
+        """The ranks that hold a copy of cell (of one partial sum of it), ascending."""
         base = self._axis_offset(self.partial, summand) + sum(
             self._axis_offset(axes, i) for axes, i in zip(self.axes, cell, strict=True)
         )

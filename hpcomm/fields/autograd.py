@@ -141,7 +141,7 @@ def update_halo(field: Field, x: Tensor) -> Tensor:
 def redistribute(move: Redistribution, x: Tensor) -> Tensor:
     """move(x), for ranks that are in both source and target. Gradients of copies are added up.
 
-    The source partition must not have copies or summands, since it is not defined which copy counts.
+    The source partition must not have copies or partial sums, since it is not defined which copy counts.
     """
     demand(move, Redistribution, "what moves", "redistribute", "redistribute(Redistribution(...), x)")
     comm = move.comm

@@ -199,7 +199,7 @@ class Redistribution:
                 raise LayoutError("x and out overlap in memory", hint="an out of its own")
         if made is not None and self._sums and made.dtype.kind in "hqo":
             raise DtypeError(
-                f"summands of {made.dtype} cannot be added without loss", hint="float32, and round after"
+                f"partial sums of {made.dtype} cannot be added without loss", hint="float32, and round after"
             )
 
     def _planned(self, look: object, made: object) -> Exchange:

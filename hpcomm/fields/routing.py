@@ -251,7 +251,7 @@ def _as_points(partition: Partition | Points) -> Points:
     if partition.size != math.prod(partition.grid[:1]):
         raise LayoutError(
             f"points cannot be exchanged with the partition {partition}",
-            hint="a partition of the first array axis only, without copies or summands",
+            hint="a partition of the first array axis only, without copies or partial sums",
         )
     boxes = [partition.box(r) for r in range(partition.size)]
     return Points(partition.shape, [np.arange(b.start[0], b.stop[0]) for b in boxes])

@@ -352,7 +352,7 @@ def _about_shared_gpus(gpus: Iterable[str | None]) -> Iterator[Finding]:
 def _about_gpu(gpu: Mapping[str, object], packages: Mapping[str, str | None]) -> Iterator[Finding]:
     if gpu["driver"] and not gpu["mpi_reads_cuda_memory"]:
         what = "there is a GPU, but no word that this MPI reads CUDA memory: a device pointer may crash it."
-        hint = "hpcomm's verbs, which stage through pinned memory or use CUDA IPC (docs/gpu.md); not comm.mpi"
+        hint = "hpcomm's calls, which stage through pinned memory or use CUDA IPC (docs/gpu.md); not comm.mpi"
         yield Finding("advice", what, hint)
     if gpu["driver"] and (packages["torch"] or "").endswith("+cpu"):
         what = f"there is a GPU, but torch {packages['torch']} is built for CPUs."

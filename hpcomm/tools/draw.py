@@ -36,7 +36,7 @@ parser = partial(
     "hpcomm draw",
     "Draw collective algorithms and what they cost.",
     option("algorithm", help="a name; with --view cost or winners several, with commas, or all"),
-    option("--verb", default="all_reduce", help="all_reduce, broadcast, ..."),
+    option("--verb", metavar="OPERATION", default="all_reduce", help="all_reduce, broadcast, ..."),
     option("--ranks", type=int, default=8, help="how many; with --view winners the largest number"),
     option("--root", type=int, default=0, help="the root, for operations that have one"),
     option("--view", choices=VIEWS, default=VIEWS[0], help="what is drawn"),

@@ -1,4 +1,4 @@
-"""`hpcomm prove`: whether the algorithms of a Python file do what their verbs say, on how many ranks.
+"""`hpcomm prove`: whether the algorithms of a Python file do what their operations say, on how many ranks.
 
 python -m hpcomm prove star.py
 python -m hpcomm prove star.py --ranks 2,3,48,1000 --algorithm star:chunks=4

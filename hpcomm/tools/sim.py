@@ -27,7 +27,7 @@ parser = partial(
     Command,
     "hpcomm sim",
     "What collectives take on a machine.",
-    option("verb", nargs="?", default="all_reduce", help="all_reduce, broadcast, ..."),
+    option("verb", nargs="?", metavar="operation", default="all_reduce", help="all_reduce, broadcast, ..."),
     option("--algorithm", default="all", help=_NAMES),
     option("--ranks", default="8", help="one number or several: 96,384,1536"),
     option("--bytes", default="8", help="of x; one or several: 8,64k,1M"),

@@ -34,8 +34,8 @@ const colour = n => n < 0 ? "#cfd8dc" : `hsl(${(n * 137 + 200) % 360} 50% 55%)`;
 const said = us => us >= 1e6 ? +(us / 1e6).toPrecision(4) + " s"
   : us >= 1e3 ? +(us / 1e3).toPrecision(4) + " ms"
   : +us.toPrecision(3) + " us";
-D.verbs.forEach((verb, n) => key.insertAdjacentHTML("beforeend",
-  `<i style="background:${colour(n)}"></i>${verb}`));
+D.verbs.forEach((name, n) => key.insertAdjacentHTML("beforeend",
+  `<i style="background:${colour(n)}"></i>${name}`));
 let from = 0, to = D.span || 1, width = 0, held = null, drawn = [];
 const time = x => from + (x - LEFT) / (width - LEFT) * (to - from);
 const place = t => Math.min(width, Math.max(LEFT, LEFT + (t - from) / (to - from) * (width - LEFT)));

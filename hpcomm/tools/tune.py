@@ -46,7 +46,12 @@ parser = partial(
     "hpcomm tune",
     "Measure which algorithm of each collective is fastest here, and keep a table.",
     option("--ranks", type=int, default=2, help="how many ranks measure; the table is for that many"),
-    option("--verb", default="all", help=f"one or several of {', '.join(VERBS)}, with commas"),
+    option(
+        "--verb",
+        metavar="OPERATION",
+        default="all",
+        help=f"one or several of {', '.join(VERBS)}, with commas",
+    ),
     option(
         "--bytes", default="8,512,8k,64k,512k,4M", help="sizes to measure: of a rank's x, or of one block"
     ),
@@ -199,7 +204,7 @@ def table(records: list[Record]) -> str:
         own = _best([r for r in rows if r["algorithm"] and not r["algorithm"].startswith("mpi:")])
         chosen = next(r["algorithm"] for r in rows if r["chosen"]) or "default"
         cells.append((verb, nbytes, f"{default['seconds'] * 1e6:.1f}", library, own, chosen))
-    header = ("verb", "bytes", "default us", "the library, chosen", "our schedule", "choice")
+    header = ("operation", "bytes", "default us", "the library, chosen", "our schedule", "choice")
     return laid_out(header, cells, left=(0, 3, 4, 5), rule=False)
 
 

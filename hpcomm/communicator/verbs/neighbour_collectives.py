@@ -241,7 +241,7 @@ class NeighbourCollectives(RaggedNeighbours):
         if out is None and hasattr(given := result.give(), "__dlpack__"):  # not a number
             out = given
         call.carrier = Carrier(
-            prepare=lambda: Again("the verb in the background", lambda: begin(x, out=out, async_op=True))
+            prepare=lambda: Again("the operation in the background", lambda: begin(x, out=out, async_op=True))
         )
         call.finish = lambda _: result.give() if out is None else out
         return call

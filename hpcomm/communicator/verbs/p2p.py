@@ -305,9 +305,7 @@ def _check_op(comm: Context, op: P2POp) -> str:
     name = op.verb if isinstance(op.verb, str) else getattr(op.verb, "__name__", "")
     name = name.removeprefix("i")
     if name not in ("send", "recv"):
-        raise UsageError(
-            f"a P2POp's verb is 'send' or 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)'
-        )
+        raise UsageError(f"a P2POp is a 'send' or a 'recv', not {op.verb!r}", hint='P2POp("send", x, peer)')
     its = comm, op.x, op.peer, op.tag
     if (known_send(*its) if name == "send" else known_receive(*its, False)) is not None:
         return name

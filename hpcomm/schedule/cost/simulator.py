@@ -74,7 +74,7 @@ def simulate(schedule: Schedule, on: Machine, nbytes: float, trace: bool = False
     """Simulate a schedule.
 
     Args:
-        nbytes: of x for all_reduce, broadcast, reduce and scan; of one block for the other verbs.
+        nbytes: of x for all_reduce, broadcast, reduce and scan; of one block for the other operations.
         trace: keep every message, and find the critical path. For small cases only.
     """
     on = on.running(schedule.name)
