@@ -20,7 +20,7 @@ def make() -> None:
     rows = [f"| [{name}]({name}.md) | {docstring(source(name))[0]} |" for name in results]
     write(
         "benchmarks/index.md",
-        "# Benchmarks\n\nSaved results of the programs in "
+        "# Benchmarks\n\nFor those who ask where a number comes from: saved results of the programs in "
         f"[benchmarks]({HOME}/blob/main/benchmarks). Each table names its machine and its day.\n\n"
         "| program | what it measures |\n|---|---|\n"
         + "\n".join(rows)
@@ -49,7 +49,7 @@ def by_program() -> dict[str, list[Path]]:
 def page(program: str, files: list[Path]) -> str:
     """What a program says of itself, and all that it has saved."""
     title, rest = docstring(source(program))
-    parts = [f"# {program}\n\n{title}\n\n{rest}\n"]
+    parts = [f"# {program}\n\nFor those who ask where a number comes from. {title}\n\n{rest}\n"]
     parts.append(f"Source: [benchmarks/{program}.py]({HOME}/blob/main/benchmarks/{program}.py)\n")
     for path in files:
         parts.append(f"## {path.stem}\n\n```text\n{path.read_text().rstrip()}\n```\n")

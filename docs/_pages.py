@@ -106,7 +106,8 @@ def app(path: Path) -> str:
     code = ast.parse(path.read_text()).body
     file = os.path.relpath(path, MADE / "apps")
     source = f"```{{literalinclude}} {file}\n:language: python\n:lines: {code[1].lineno}-\n```\n"
-    return f"# {path.stem}\n\n{title}\n\n{rest}\n\n{output(path.stem)}## Source\n\n{source}"
+    told = f"For those who learn from programs. {title}\n\n{rest}\n\n{output(path.stem)}"
+    return f"# {path.stem}\n\n{told}## Source\n\n{source}"
 
 
 def output(name: str) -> str:
@@ -120,8 +121,8 @@ def output(name: str) -> str:
 
 def command_line() -> str:
     """What `hpcomm COMMAND --help` says, for all commands."""
-    more = "`hpcomm` is also `python -m hpcomm`. How to start jobs: [launching](../launching.md).\n"
-    parts = ["# Command line\n", help_of(), more]
+    whom = "For looking up a command, or an option of one. How to start jobs: [launching](../launching.md).\n"
+    parts = ["# Command line\n", whom, help_of(), "`hpcomm` is also `python -m hpcomm`.\n"]
     parts += [f"## hpcomm {name}\n\n{help_of(name)}" for name in COMMANDS]
     return "\n".join(parts)
 
@@ -130,7 +131,7 @@ def spec() -> str:
     """All keys of a spec, as hpcomm's schema has them."""
     parts = [
         "# Keys of a spec\n",
-        "Of specs for `hpcomm run`; [Several programs](../mpmd.md#a-spec) has an example.\n",
+        "For whoever writes a spec for `hpcomm run`: [Several programs](../mpmd.md#a-spec) has an example.\n",
     ]
     for head, keys in (
         ("[job]", JOB),

@@ -8,22 +8,31 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "docs"))
+import _benchmarks  # noqa: E402
+import _pages  # noqa: E402
 from _sentences import REFERENCE, docstrings, found  # noqa: E402
 
 PAGES = [page for page in (ROOT / "docs").rglob("*.md") if "_made" not in page.parts]
+FOLDERS = [ROOT / folder / "README.md" for folder in ("apps", "hpcomm/apps", "mpmd_configs")]
 
 _CODE = re.compile(r"^(`{3,}).*?^\1`*$|`[^`]*`", re.M | re.S)
 _FORMER = re.compile(r"(?<![\w.])(?:verbs?|summands?)\b(?!:)", re.I)  # "verb:" is the name of an argument
 
 
-def test_every_page_begins_with_a_sentence() -> None:
+def test_every_page_begins_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which says for whom it is: no code, table or heading stands before it, only a picture may."""
     assert len(PAGES) > 40
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        assert re.match(r"# .+\n\n(```{image}(?s:.*?)```\n\n)?(?!```|[#|<-])\S", text), page
+    texts = {str(page): page.read_text("utf-8") for page in [*PAGES, *FOLDERS, ROOT / "CHANGELOG.md"]}
+    monkeypatch.setattr(_pages, "help_of", str)
+    texts |= {make.__name__: make() for make in (_pages.command_line, _pages.spec, _pages.changelog)}
+    texts |= {path.stem: _pages.app(path) for path in _pages.APPS.glob("[a-z]*.py")}
+    texts |= {name: _benchmarks.page(name, []) for name in _benchmarks.by_program()}
+    begins = re.compile(r"# .+\n\n(```{image}(?s:.*?)```\n\n)?(For|If) ")
+    assert [page for page, text in texts.items() if not begins.match(text)] == []
 
 
 def test_specs_name_the_schema_where_editors_look_for_it() -> None:
@@ -47,8 +56,7 @@ def test_former_words_are_found_outside_of_code() -> None:
 
 
 def test_pages_and_changes_say_operation_and_partial_sum() -> None:
-    written = [*(ROOT / "changelog.d").glob("*.md"), *ROOT.glob("*.md"), *PAGES]
-    written += [ROOT / "apps/README.md", ROOT / "hpcomm/apps/README.md", ROOT / "mpmd_configs/README.md"]
+    written = [*(ROOT / "changelog.d").glob("*.md"), *ROOT.glob("*.md"), *PAGES, *FOLDERS]
     assert {page.name: lines for page in written if (lines := former(page.read_text("utf-8")))} == {}
 
 
