@@ -304,7 +304,7 @@ def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> Ite
             yield Finding("advice", what, "fewer ranks, or more nodes")
         elif count > 1 and "OMP_NUM_THREADS" not in environ:
             what = f"OMP_NUM_THREADS is not set: {count} ranks on {node['host']} may each fill all cores."
-            yield Finding("advice", what, f"hpcomm run -x OMP_NUM_THREADS={node['cores'] // count} ...")
+            yield Finding("advice", what, f"hpcomm run --threads {node['cores'] // count} ...")
 
 
 def _about_shm(memory: Mapping[str, Any]) -> Iterator[Finding]:

@@ -93,7 +93,7 @@ def test_oversubscription_is_remarked():
 def test_threads_that_would_fill_all_cores_are_remarked():
     _, what, hint = only(doctor._about_nodes([{"host": "a", "cores": 8, "ranks": [0, 1, 2]}], {}))
     assert "OMP_NUM_THREADS is not set: 3 ranks on a" in what
-    assert hint == "hpcomm run -x OMP_NUM_THREADS=2 ..."
+    assert hint == "hpcomm run --threads 2 ..."
 
 
 @pytest.mark.parametrize(("free", "level"), [(2**20, "problem"), (2**26, "advice")])
