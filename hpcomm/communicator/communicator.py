@@ -132,10 +132,10 @@ class Communicator(
         """Seconds that a blocking call, or a wait without a timeout of its own, may take; None: for ever.
 
         Then it raises WaitTimeoutError. A receive is taken back; what else was begun stays under way, so
-        other ranks may still come to it. Within a node that holds for one collective: the next one that is
-        given up before they came is withdrawn, and they get PeerFailedError there. Communicators made of
-        this one take it over. Set it on all ranks alike: with check="light" or "full" ranks that differ raise
-        MismatchError.
+        other ranks may still come to it. Within a node that holds for four collectives of up to 4 KiB. A
+        fifth, or a longer one, that is given up before they came is withdrawn, and they get PeerFailedError
+        there. Communicators made of this one take it over. Set it on all ranks alike: ranks that differ raise
+        MismatchError, unless check is "off".
         """
         return self.context.timeout_s
 
@@ -154,7 +154,7 @@ class Communicator(
 
         "rank" is the order of ranks, within nodes and then between them: the same bits whatever way a call
         takes. "fast" is what the MPI library takes for quickest. Communicators made of this one take it over.
-        Set it on all ranks alike: with check="light" or "full" ranks that differ raise MismatchError.
+        Set it on all ranks alike: ranks that differ raise MismatchError, unless check is "off".
         """
         return "fast" if self.context.is_fast else "rank"
 
