@@ -1,7 +1,8 @@
 """Look at a built site in a browser: python tests/outside/site.py build/docs
 
 Each page is laid out 400, 800 and 1,400 pixels wide, light and dark. Said, and the exit status 1: a page that
-is wider than its window, and a picture that is not there. Needs a headless chromium; without one it says so.
+is wider than its window, a picture that is not there or wider than what it stands in, and text cut off at the
+side. Needs a headless chromium. Without one it says so, and fails where CI is set, as hosts of a CI do.
 """
 
 import functools
@@ -22,6 +23,13 @@ WIDTHS = (400, 800, 1400)
 LIMIT_S = 600  # for all pages
 LOOK = """<!doctype html><body><iframe style="border: 0; height: 3000px"></iframe><script>
 const frame = document.querySelector("iframe"), found = [];
+const style = element => frame.contentWindow.getComputedStyle(element);
+const room_of = picture => {
+  let box = picture.parentElement;
+  while (style(box).display === "inline") box = box.parentElement;
+  const {paddingLeft, paddingRight} = style(box);
+  return Math.ceil(box.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight));
+};
 const load = page => new Promise(done => { frame.onload = done; frame.src = page; });
 (async () => {
   for (const page of PAGES) {
@@ -35,7 +43,19 @@ const load = page => new Promise(done => { frame.onload = done; frame.src = page
       inside.body.dataset.theme = theme;
       for (const width of WIDTHS) {
         frame.style.width = `${width}px`;
-        if (root.scrollWidth > width) found.push(`${page}: ${root.scrollWidth} wide of ${width}, ${theme}`);
+        const at = `${page}, ${width}, ${theme}`;
+        const say = (what, is, room) => found.push(`${at}: ${what}, ${is} wide of ${room}`);
+        if (root.scrollWidth > width) say("the page", root.scrollWidth, width);
+        for (const picture of inside.images) {
+          const is = Math.floor(picture.getBoundingClientRect().width), room = room_of(picture);
+          if (is > room) say(`picture ${picture.src}`, is, room);
+        }
+        for (const each of inside.querySelectorAll("*")) {
+          const is = each.scrollWidth, room = each.clientWidth;
+          const seen = room > 1;  // or it is for those who hear the page
+          if (seen && is > room && /hidden|clip/.test(style(each).overflowX))
+            say(`cut off: ${each.textContent.trim().slice(0, 40)}`, is, room);
+        }
       }
     }
   }
@@ -90,7 +110,7 @@ def look(site: Path) -> list[str]:
 def main() -> None:
     if BROWSER is None:
         print("no headless chromium: the pages were not looked at")
-        return
+        sys.exit(bool(os.environ.get("CI")))
     wrong = look(Path(sys.argv[1]).resolve())
     print(*wrong, sep="\n", end="\n" * bool(wrong))
     sys.exit(bool(wrong))
