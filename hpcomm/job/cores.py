@@ -23,6 +23,7 @@ class Machine(NamedTuple):
     binds: whether ranks may be bound to cores: on Linux, where all cores of the machine are ours.
     registers: whether there may be a device that MPI registers memory for.
     shared: bytes that MPI may take in /dev/shm.
+    keyboard: whether a person may type what rank 0 reads.
     """
 
     cores: int
@@ -32,6 +33,7 @@ class Machine(NamedTuple):
     binds: bool = False
     registers: bool = True
     shared: int = sys.maxsize
+    keyboard: bool = False
 
 
 def here() -> Machine:
@@ -39,7 +41,9 @@ def here() -> Machine:
     ours = core_names(), usable_cores()
     binds = sys.platform == "linux" and {*map(core_of, range(os.cpu_count() or 1))} == ours[0]
     binds = binds and len(ours[0]) == ours[1]
-    return Machine(ours[1], os.geteuid() == 0, os.environ, sys.prefix, binds, registers_memory(), room.free())
+    is_root, keyboard = os.geteuid() == 0, bool(sys.stdin and sys.stdin.isatty())
+    found = registers_memory(), room.free(), keyboard
+    return Machine(ours[1], is_root, os.environ, sys.prefix, binds, *found)
 
 
 def registers_memory() -> bool:

@@ -399,6 +399,8 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     elif "PBS_NODEFILE" in machine.environ:
         words += ["--hostfile", machine.environ["PBS_NODEFILE"]]
     words += ["--bind-to", job.bind] if job.bind else []
+    # By whole lines, a prompt would come after its answer. Version 4, of some clusters, takes no such option.
+    words += ["--output", ":raw"] if machine.keyboard and mpi.bundled else []
     if not _is_local(job, machine):
         # Other hosts get variables by name only, and each program its own.
         return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted

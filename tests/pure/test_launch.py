@@ -152,6 +152,13 @@ def test_a_name_that_is_too_long_is_not_found_and_ends_no_command(word):
 # -- telling Open MPI ------------------------------------------------------------------------------
 
 
+def test_at_a_terminal_a_prompt_does_not_wait_for_the_end_of_its_line():
+    typed = machine()._replace(keyboard=True)
+    assert "--output :raw" in line(job(2), OPENMPI, typed)[0]
+    for mpi in (CLUSTERS_OPENMPI, MPICH):
+        assert line(job(2), mpi, typed) == line(job(2), mpi, machine())
+
+
 def test_openmpi_with_a_core_for_each_rank_is_left_alone():
     assert line(job(4), OPENMPI, machine(cores=4)) == (
         "/env/bin/mpiexec -n 4 program0 x",
