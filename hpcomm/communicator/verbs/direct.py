@@ -295,50 +295,63 @@ def by_copies(comm: Comm, given: Arguments) -> object:
     if out is None and (type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED)):
         made = getattr(node, verb)(np.array(x), *how, None)
         return made.item() if type(made) is np.ndarray and not made.ndim else made
-    like = out if x is None else x
-    if type(like) is not np.ndarray or not (out is None or _may_land(x, out)):
+    dtype = _dtype_of_both(x, out)
+    if dtype is None:
         return NotImplemented
-    try:
-        dtype = dtypes.from_numpy(like.dtype)
-    except HpcommError:
-        return NotImplemented
-    return _by_copied_arrays(comm, verb, how, dtype, x, out)
+    if host_calls.core_knows(dtype):
+        return _by_copied_arrays(getattr(node, verb), how, dtype.storage, dtype.code, x, out)
+    return _by_bytes(comm, verb, how, dtype, x, out)
 
 
-def _by_copied_arrays(
-    comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: AnyArray | None, out: AnyArray | None
-) -> object:
-    """The same of arrays. how: operator and root, as far as the core's function takes them."""
-    row, like, is_known = TABLE[verb], out if x is None else x, host_calls.core_knows(dtype)
-    assert like is not None
-    if not is_known and (
-        row.reduces or not (like.ndim and (out is None or out.ndim)) or any(type(r) is not int for r in how)
+def _by_bytes(comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: Any, out: Any) -> object:
+    """The same of elements that the core does not know, such as records: their bytes move."""
+    row, like = TABLE[verb], out if x is None else x
+    if (
+        row.reduces
+        or 0 in (like.ndim, 1 if out is None else out.ndim)
+        or any(type(root) is not int for root in how)
     ):
         return NotImplemented
     count = like.size // comm.size if row.x_blocks and x is not None else like.size
-    bits = dtype.storage if is_known else "u1"
+    try:
+        enter(
+            comm, verb, like, head(verb, root=how[0] if how else 0), None
+        )  # or errors would speak of the bytes
+        word = host_calls.core_word(dtype, count + dtype.checksum)
+        return _by_copied_arrays(getattr(comm.node, verb), how, "u1", word, x, out)
+    finally:
+        leave()
+
+
+def _by_copied_arrays(
+    function: Callable[..., Any], how: tuple[Any, ...], bits: str, elements: int, x: Any, out: Any
+) -> object:
+    """The call on arrays as the core wants them. how: operator and root, as far as function takes them.
+
+    bits: the dtype by which the core sees them; elements: what it is told of them, see host_calls.core_word.
+    """
     packed, into = (
         None if each is None else host_calls.aligned(each, filled=each is x).view(bits) for each in (x, out)
     )
-    elements = host_calls.core_word(dtype, count + dtype.checksum)
-    function, given = getattr(comm.node, verb), (*how, packed if out is x else into, elements)
-    if is_known:
-        made = function(packed, *given)
-    else:
-        try:
-            enter(
-                comm, verb, like, head(verb, root=how[0] if row.root else 0), None
-            )  # which x it is in words
-            made = function(packed, *given)
-        finally:
-            leave()
+    made = function(packed, *how, packed if out is x else into, elements)
     if type(made) is not np.ndarray:
         return made
     if out is None:
-        return made.view(like.dtype)
+        return made.view(x.dtype)
     if not np.may_share_memory(made, out):
         out[...] = made.view(out.dtype)
     return out
+
+
+def _dtype_of_both(x: Any, out: Any) -> Dtype | None:
+    """The record of arrays of which copies may be made; None: the general path has to look at them."""
+    like = out if x is None else x
+    if type(like) is not np.ndarray or not (out is None or _may_land(x, out)):
+        return None
+    try:
+        return dtypes.from_numpy(like.dtype)
+    except HpcommError:
+        return None
 
 
 def _may_land(x: AnyArray | None, out: Any) -> bool:
