@@ -41,7 +41,7 @@ def _note(text: str, trace: TracebackType | None) -> str:
     if text == "'int' object is not callable":
         name = next((name for name in ("rank", "size") if f".{name}()" in line), "")
         return name and f"{name} is a number: comm.{name}, without ()"
-    if re.search("'(Request|Message|Collective)'", text):  # and the short ways to it
+    if re.search("'(Request|StreamRequest|Message|Collective|OfNode)'", text):  # and the short ways to it
         return (
             "with async_op=True, and of isend and irecv, the result is what wait() of their Request returns"
         )

@@ -102,9 +102,11 @@ def at_hand() -> bool:
 
 def by_mpi(is_for_mpi: bool, url: str, rank: int, size: int) -> bool:
     """Whether MPI is to say who is who: env:// says nothing, or mpi's ranks are not what somebody says."""
-    if is_for_mpi and is_launched():
+    if is_for_mpi:
         said = given_numbers(rank, size, url)
-        return _is_wrong(said, world(said))[1] or url == "env://"
+        if is_launched():
+            return _is_wrong(said, world(said))[1] or url == "env://"
+        _refuse_unjoined(said)
     if _is_said() or url != "env://" or not rank == size == -1:
         return False
     if _world is None:
@@ -191,6 +193,13 @@ def _by_store(said: Told, store: Store, seconds: float) -> Communicator | NodeWo
     torchrun.forget()
     comm.barrier()
     return comm
+
+
+def _refuse_unjoined(said: Told) -> None:
+    """See that ranks that no launcher started can join here, before they wait for each other in a store."""
+    lack = native.missing()
+    if lack is not None and _world is None and not runtime.started() and (said.size or 1) > 1:
+        torchrun.refuse_others(said.size or 1, said.by, f"they have no node core: {lack.why}")
 
 
 def refuse_unsaid(said: Told, url: str | None = None) -> None:

@@ -188,7 +188,10 @@ def _needs_x(verb: str, sends: bool) -> str:
     if not sends and verb in ROOT_RECEIVES:  # the root of another group
         return f"give out=, or x with the shape and dtype that the others give, or use {verb}_object"
     if sends and verb in ROOT_SENDS:
-        return "this rank is the root: give x here, or say by root= which rank has it"
+        return (
+            "this rank is the root: give x here, or say by root= which rank has it; "
+            f"{verb}_object takes any object, None too"
+        )
     if sends or verb not in ROOT_SENDS:
         return "give the array that this rank contributes"
     return (

@@ -44,6 +44,7 @@ MISTAKES: dict[str, Case] = {
     "set": (lambda c: c.all_reduce({1, 2}), "set is not an array", "all_reduce_object, which takes any"),
     "None": (lambda c: c.all_reduce(None), "all_reduce needs x here", "the array that this rank contrib"),
     "x elsewhere": (lambda c: c.scatter(None, root=c.rank), "scatter needs x here", "say by root= whi"),
+    "an object None": (lambda c: c.bcast(None, root=c.rank), "broadcast needs x", "broadcast_object takes"),
     "huge int": (lambda c: c.all_reduce(2**62), "might not fit into 64 bits", "all_reduce_object(x, 'sum')"),
     "too huge": (lambda c: c.all_reduce(2**70), "not fit into 64 bits", "all_reduce_object, which takes int"),
     "object array": (lambda c: c.all_reduce(np.array([1, "a"], object)), "holds Python obj", "all_reduce_ob"),

@@ -141,6 +141,35 @@ def test_exceptions_of_python_say_what_was_meant_on_one_rank_too(job: Any) -> No
     assert "hpcomm:" not in own
 
 
+REQUESTS = """
+import sys
+import numpy as np
+from hpcomm import world as comm
+from hpcomm.agree.mistakes import noting  # what the hook of a job does first
+
+for begin in (
+    lambda: comm.all_reduce(np.ones(3), async_op=True),
+    lambda: comm.all_gather(np.ones(300_000), async_op=True),
+    lambda: comm.all_reduce(np.ones(3), np.hypot, async_op=True),
+    lambda: comm.broadcast_object(1, async_op=True),
+    lambda: comm.barrier(async_op=True),
+):
+    request = begin()
+    try:
+        request + 1
+    except TypeError:
+        noting(lambda kind, error, trace: print(error.__notes__, flush=True))(*sys.exc_info())
+    request.wait()
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("node", ["on", "off"])
+def test_who_forgets_to_wait_is_told_whatever_carries_the_call(job: Any, node: str) -> None:
+    said = job(2, REQUESTS, env={"HPCOMM_NODE": node}).stdout
+    assert said.count("hpcomm: with async_op=True, and of isend and irecv, the result is what wait()") == 10
+
+
 FOR_EVER = {  # what two ranks do, and what ends the job
     "a collective of one": (
         "if comm.rank == 0:\n    comm.all_reduce(x)",
