@@ -1,6 +1,8 @@
 """What others meet first is right: citation, recipe, workflow and links agree with the package."""
 
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -88,3 +90,12 @@ def test_pages_that_are_made_have_keys_of_specs_what_is_new_and_the_readmes_exam
     )
     assert len(tabs) == 4
     assert "| compared with | hpcomm |" in start
+
+
+@pytest.mark.parametrize("script", ["mpi/random_programs", "mpi/random_mixtures", "mpi_jobs/random_kills"])
+def test_scripts_of_random_programs_begin_without_pytest(script):
+    """Nothing but their own folder is on the path then."""
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    words = [sys.executable, str(ROOT / f"tests/{script}.py"), "--help"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    assert "usage:" in done.stdout, done.stderr

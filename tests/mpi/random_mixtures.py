@@ -23,10 +23,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
+sys.path.append(str(Path(__file__).parents[1]))
 from random_between import Between
 from random_coupling import Couplings
 from random_fields import Fields

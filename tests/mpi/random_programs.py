@@ -21,7 +21,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))
 from random_steps import Flags, Program
 from random_writer import program
 
