@@ -52,7 +52,8 @@ static void plan(struct steps *s) {
   const int verb = s->c->verb, is_half = s->c->dtype == F16 || s->c->dtype == BF16;
   s->is_shared = verb == BY_ALL_REDUCE || (verb == BY_REDUCE && s->n->size > 2);
   size_t most = verb_is(verb, INPUT_BLOCKS) || s->is_shared ? node_chunk(s->n->size) : node_piece(s->n->size);
-  if (verb_is(verb, PREFIXES)) most = links(s, is_half ? most / 2 & ~(size_t)(NODE_LINE - 1) : most); /* halves are float32 there */
+  if (verb_is(verb, PREFIXES)) /* halves are float32 there */
+    most = links(s, is_half ? most / 2 & ~(size_t)(NODE_LINE - 1) : most);
   const size_t ranks = s->is_shared ? (size_t)s->n->size : 1;
   s->whole = call_block(s->c, s->n->size);
   s->count = (s->whole + most * ranks - 1) / (most * ranks);
