@@ -209,34 +209,6 @@ def test_compressed_chunks_are_made_by_all_and_written_as_they_are(comm: Any, fo
         comm.barrier()
 
 
-def test_a_rank_that_fails_in_parallel_hdf5_is_an_error_on_all(
-    comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None goes on to the next dataset. A stand-in for a build with MPI: each rank has a file of its own."""
-    h5py = pytest.importorskip("h5py")
-    from types import SimpleNamespace
-
-    from hpcomm.fields.files import hdf5_files
-
-    real, begun = h5py.File, []
-
-    def opened(path: Path, mode: str, driver: str | None = None, comm: Any = None) -> Any:
-        return real(f"{path}.{comm.rank}", mode) if driver == "mpio" else real(path, mode)
-
-    def write(dataset: Any, own: Any) -> None:
-        begun.append(dataset.name)
-        if comm.rank == comm.size - 1:
-            raise OSError("No space left on device")
-
-    monkeypatch.setattr(hdf5_files.h5py, "get_config", lambda: SimpleNamespace(mpi=True))
-    monkeypatch.setattr(hdf5_files.h5py, "File", opened)
-    monkeypatch.setattr(hdf5_files, "_write_collectively", write)
-    fields = [Field(comm, (6,), name=name) for name in "ab"]
-    with pytest.raises(hpcomm.TransportError, match=rf"failed on rank {comm.size - 1}: No space left"):
-        hdf5.save(fields, folder / "x", chunks=True)
-    assert begun == ["/a"]
-
-
 def cut_file(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -339,8 +311,29 @@ def test_files_of_others_are_read_piece_by_piece(comm: Any, folder: Path) -> Non
     assert field.name == "u"
     with pytest.raises(hpcomm.TransportError, match="which no field does"):
         hdf5.load(folder / "x.h5", comm, "run/names")
-    build = "with" if h5py.get_config().mpi else "without"
-    assert f"{build} MPI" in hdf5.explain()
+    assert f"HDF5 {h5py.version.hdf5_version}" in hdf5.explain()
+
+
+@pytest.mark.parametrize("chunks", [(3, 2), (7, 5), (1, 1), True])
+def test_chunks_are_written_where_hdf5_will_look_for_them_also_behind_a_block_of_others(
+    comm: Any, folder: Path, chunks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all ranks at once: only rank 0 opens the file by HDF5."""
+    h5py = pytest.importorskip("h5py")
+    if comm.rank == 0:
+        with h5py.File(folder / "x", "w", userblock_size=1024) as file:
+            file["before"] = np.arange(1000)
+    comm.barrier()
+    field = Field(comm, (7, 5), name="T")
+    field.inner[...] = values((7, 5), "float64")[field.box.slices()]  # type: ignore[union-attr]
+    with monkeypatch.context() as patched:
+        if comm.rank:
+            patched.setattr(h5py, "File", None)
+        hdf5.save(field, folder / "x", mode="a", chunks=chunks)
+    with h5py.File(folder / "x", "r") as file:
+        assert (file["before"][...] == np.arange(1000)).all()
+        assert (file["T"][...] == values((7, 5), "float64")).all()
+        assert file["T"].chunks == (chunks if chunks is not True else file["T"].chunks)
 
 
 NUMPYS = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "g", "c8", "c16", "G"]

@@ -150,12 +150,19 @@ def share(field: Field, chunks: Sequence[int]) -> tuple[Box, AnyArray] | None:
     return box, np.asarray(data, order="C").view(file_folder.storage_of(field))
 
 
-def values(field: Field, read: Callable[[Box], Any], path: PathLike) -> Any:
-    """What this rank owns of the field, as read(box) finds it there. Collective."""
+def values(
+    field: Field, read: Callable[[Box, AnyArray | None], Any], path: PathLike, out: AnyArray | None = None
+) -> Any:
+    """What this rank owns of the field, as read(box, out) finds it there, in out or beside it. Collective."""
     partition = boxes(field)
     found: list[Any] = []
-    failed = file_folder.attempt(lambda: found.append(read(partition.box(field.comm.rank))))
+    straight = (
+        out.view(file_folder.storage_of(field)) if out is not None and partition is field.partition else None
+    )
+    failed = file_folder.attempt(lambda: found.append(read(partition.box(field.comm.rank), straight)))
     file_folder.agree(field.comm, failed, "load", path)
+    if straight is not None and found[0] is straight:
+        return out
     native = np.asarray(found[0], file_folder.storage_of(field), order="C")
     data = native.view(field.look.dtype.storage)  # float16 is kept as its bits, also in memory
     if partition is not field.partition:

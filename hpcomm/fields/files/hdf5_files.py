@@ -1,9 +1,9 @@
 """Fields in HDF5 files, written and read by all ranks together. Needs h5py: pip install 'hpcomm[hdf5]'.
 
-A dataset in one piece is made by rank 0 and then written by all ranks through MPI-IO at its place in the
-file, whatever HDF5 was built like. A dataset in chunks is written by the owners of the chunks: together if
-h5py was built with parallel HDF5, else one rank after the other. Compressed chunks are made by all ranks at
-once, in memory, and written one rank after the other. `explain()` says which.
+A dataset is made by rank 0, which asks HDF5 where in the file its data, or each of its chunks, will lie.
+All ranks then write theirs there through MPI-IO, whatever HDF5 was built like. The size of compressed chunks
+is not known before. They are made by all ranks at once, in memory, and written by HDF5, one rank after the
+other.
 
 HDF5 ends the process where it finds the disk full while it closes a file. So the space of all is reserved
 before it is written, that of compressed chunks as soon as their sizes are known.
@@ -20,7 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..._lazy import LazyModule, np
+from ..._lazy import MPI, LazyModule, np
 from ...communicator.communicator import Communicator
 from ...core.partition import Box
 from ...core.types import AnyArray
@@ -80,31 +80,25 @@ def save(
         shapes = [_chunks(field, chunks) for field in fields]
     if mode not in _MODES:
         raise UsageError(f"the mode is {mode!r}", where("save", comm), f"one of {', '.join(_MODES)}")
-    together = h5py.get_config().mpi and any(shapes) and compression is None
     with file_folder.beside(comm, path) as part:
         room = _METADATA * (1 + len(fields)) + (0 if compression else sum(map(_room, fields, shapes)))
         now = file_folder.from_root(comm, "save", path, lambda: _begin(path, part, fields, mode, room))
-        if together:
-            _write_together(comm, part, now, fields, shapes, path)
-        else:
-            places = file_folder.from_root(
-                comm, "save", path, lambda: _create(part, now, fields, shapes, compression)
-            )
-            _write_plain(comm, part, zip(fields, places, strict=True))
-            if any(shapes):
-                _write_chunks(comm, part, zip(fields, shapes, strict=True), compression, path)
+        create = partial(_create, part, now, fields, shapes, compression)
+        places = file_folder.from_root(comm, "save", path, create)
+        if any(place is not None for place in places):
+            _write(comm, part, zip(fields, shapes, places, strict=True), path)
+        if compression is not None and any(shapes):
+            _write_compressed(comm, part, zip(fields, shapes, strict=True), compression, path)
         file_folder.publish(comm, part, path, sync=sync)
 
 
 def explain() -> str:
     """Who writes what, with the h5py that is installed."""
     _library()
-    chunks = "all ranks together" if h5py.get_config().mpi else "its owners, one rank after the other"
-    build = "with" if h5py.get_config().mpi else "without"
     return (
-        f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version} {build} MPI: datasets in one piece are "
-        f"written through MPI-IO by all ranks together, chunks by {chunks}; all ranks compress at once, and "
-        "write compressed chunks one after the other"
+        f"h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}: datasets and their chunks are written "
+        "through MPI-IO by all ranks together; all ranks compress at once, and write compressed chunks one "
+        "after the other"
     )
 
 
@@ -141,15 +135,27 @@ def _create(
     fields: Sequence[Field],
     shapes: Sequence[tuple[int, ...] | None],
     compression: object,
-) -> list[int | None]:
-    """Make the file with its datasets; where the data of each begin in it (None: in chunks, or nowhere)."""
+) -> list[int | AnyArray | None]:
+    """Make the file with its datasets; where the data of each begin in it, or those of each of its chunks.
+
+    None: nowhere, or they are to be compressed.
+    """
     with h5py.File(part, mode) as file:
-        datasets = [_dataset(file, f, c, compression) for f, c in zip(fields, shapes, strict=True)]
-        places = [d.id.get_offset() if d.chunks is None else None for d in datasets]
-    chunked = [_room(f, c) for f, c in zip(fields, shapes, strict=True) if c and compression is None]
-    # Of what HDF5 has not taken in the end, closing the file gives back the rest.
-    file_folder.reserve(part, sum(chunked), part.stat().st_size)
+        places = [_place(_dataset(file, f, c, compression)) for f, c in zip(fields, shapes, strict=True)]
+    file_folder.reserve(part, part.stat().st_size)
     return places
+
+
+def _place(dataset: Any) -> int | AnyArray | None:
+    if dataset.chunks is None:
+        return dataset.id.get_offset()  # type: ignore[no-any-return]
+    if dataset.compression is not None:
+        return None
+    first = product(*(range(0, n, c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)))
+    # github.com/HDFGroup/hdf5/issues/3003: chunks, unlike datasets, were told without the user block
+    before = dataset.file.userblock_size if h5py.version.hdf5_version_tuple < (1, 14, 4) else 0
+    places = [before + dataset.id.get_chunk_info_by_coord(at).byte_offset for at in first]
+    return np.reshape(places, [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)])
 
 
 def _room(field: Field, chunks: tuple[int, ...] | None) -> int:
@@ -171,35 +177,56 @@ def _share(field: Field, chunks: tuple[int, ...]) -> tuple[Box, AnyArray] | None
 
 
 def _dataset(file: Any, field: Field, chunks: tuple[int, ...] | None, compression: object = None) -> Any:
-    if chunks is None:
+    dtype = _kept(file_folder.storage_of(field))
+    if chunks is not None and compression is not None:
+        made = file.create_dataset(
+            field.name, field.shape, dtype, chunks=chunks, compression=compression, fillvalue=None
+        )
+    else:
         early = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         early.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that its place in the file is known now
         early.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        kind = h5py.h5t.py_create(_kept(file_folder.storage_of(field)), logical=True)
+        if chunks is not None:
+            early.set_chunk(chunks)
         space = h5py.h5s.create_simple(field.shape) if field.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+        kind = h5py.h5t.py_create(dtype, logical=True)
         made = h5py.Dataset(h5py.h5d.create(file.id, field.name.encode(), kind, space, early))
-    else:
-        made = file.create_dataset(
-            field.name,
-            field.shape,
-            _kept(file_folder.storage_of(field)),
-            chunks=chunks,
-            compression=compression,
-            fillvalue=None,
-        )
     made.attrs["unit"] = field.unit
     return made
 
 
-def _write_plain(comm: Communicator, part: Path, fields: Iterable[tuple[Field, int | None]]) -> None:
-    """Those that have a place, in one piece, all ranks together."""
-    if plain := [(field, place) for field, place in fields if place]:
-        with npy.opened(comm, part, "save", writing=True) as file:
-            for field, place in plain:
+def _write(
+    comm: Communicator,
+    part: Path,
+    fields: Iterable[tuple[Field, tuple[int, ...] | None, int | AnyArray | None]],
+    path: Path,
+) -> None:
+    """Those that have a place, all ranks together."""
+    with npy.opened(comm, part, "save", writing=True, meant=path) as file:
+        for field, chunks, place in fields:
+            if isinstance(place, int):
                 npy.move(field, file, place, collective=True, writing=True)
+            elif place is not None and chunks is not None:
+                own = _share(field, chunks)
+                failed = _write_chunks(file, chunks, place, *own) if own else ""
+                file_folder.agree(comm, failed, "save", path)
 
 
-def _write_chunks(
+def _write_chunks(file: MPI.File, chunks: tuple[int, ...], places: AnyArray, box: Box, data: AnyArray) -> str:
+    """Write a box of whole chunks, each to its place; returns what failed."""
+    for at in product(*(range(s.start, s.stop, n) for s, n in zip(box.slices(), chunks, strict=True))):
+        inside = tuple(slice(a - b, a - b + n) for a, b, n in zip(at, box.start, chunks, strict=True))
+        chunk = np.ascontiguousarray(data[inside])
+        if chunk.shape != chunks:  # at the edge of the whole: in the file it is as long as all others
+            cut, chunk = chunk, np.zeros(chunks, data.dtype)
+            chunk[tuple(map(slice, cut.shape))] = cut
+        place = int(places[tuple(a // n for a, n in zip(at, chunks, strict=True))])
+        if failed := npy.moved(partial(file.Write_at, place), chunk.reshape(-1).view(np.uint8)):
+            return failed
+    return ""
+
+
+def _write_compressed(
     comm: Communicator,
     part: Path,
     fields: Iterable[tuple[Field, tuple[int, ...] | None]],
@@ -208,25 +235,18 @@ def _write_chunks(
 ) -> None:
     """Those that have chunks: each rank opens the file when those before it have closed it."""
     shares = [(f, c, _share(f, c)) for f, c in fields if c]
-    packed: list[list[Packed]] = []
-    if compression is not None:
-        failed = file_folder.attempt(
-            lambda: packed.extend(_packed(f, c, compression, own) for f, c, own in shares if own)
-        )
-        file_folder.agree(comm, failed, "save", path)
-        sizes = [len(chunk.data) + _ENTRY for chunks in packed for chunk in chunks]
-        room = comm.context.mpi_handle.allreduce(sum(sizes))
-        room += _METADATA
-        file_folder.from_root(
-            comm, "save", path, lambda: file_folder.reserve(part, room, part.stat().st_size)
-        )
-    mine = [(f.name, *own) for f, _, own in shares if own is not None]
+    mine: list[tuple[str, list[Packed]]] = []
+    failed = file_folder.attempt(
+        lambda: mine.extend((f.name, _packed(f, c, compression, own)) for f, c, own in shares if own)
+    )
+    file_folder.agree(comm, failed, "save", path)
+    sizes = [len(chunk.data) + _ENTRY for _, chunks in mine for chunk in chunks]
+    room = comm.context.mpi_handle.allreduce(sum(sizes)) + _METADATA
+    file_folder.from_root(comm, "save", path, lambda: file_folder.reserve(part, room, part.stat().st_size))
 
     def write() -> None:
         with h5py.File(part, "r+") as file:
-            for name, box, data in mine if compression is None else ():
-                file[name][box.slices()] = data
-            for (name, _, _), chunks in zip(mine, packed, strict=False):
+            for name, chunks in mine:
                 for chunk in chunks:
                     file[name].id.write_direct_chunk(chunk.begin, chunk.data, chunk.mask)
 
@@ -259,57 +279,12 @@ def _packed(
         return [Packed(at, *made.id.read_direct_chunk(at)) for at in begins]
 
 
-def _write_together(
-    comm: Communicator,
-    part: Path,
-    mode: str,
-    fields: Sequence[Field],
-    shapes: Sequence[tuple[int, ...] | None],
-    path: Path,
-) -> None:
-    """All ranks in one parallel file: none goes on to the next step before all are through with this one."""
-    opened: list[Any] = []
-
-    def begin() -> None:
-        opened.append(h5py.File(part, mode, driver="mpio", comm=comm.context.mpi_handle))
-
-    def write(field: Field, chunks: tuple[int, ...] | None) -> None:
-        dataset = _dataset(opened[0], field, chunks)
-        if chunks is not None:
-            _write_collectively(dataset, own)
-        elif own is not None:  # one number or none at all
-            dataset[own[0].slices()] = own[1]
-
-    try:
-        file_folder.agree(comm, file_folder.attempt(begin), "save", path)
-        for field, chunks in zip(fields, shapes, strict=True):
-            own = _share(field, chunks or chunk_shape(boxes(field), 1))
-            file_folder.agree(comm, file_folder.attempt(partial(write, field, chunks)), "save", path)
-    finally:
-        failed = file_folder.attempt(opened[0].close) if opened else ""
-    file_folder.agree(comm, failed, "save", path)
-
-
-def _write_collectively(dataset: Any, own: tuple[Box, AnyArray] | None) -> None:
-    """Who has nothing writes nothing, which h5py's own words leave out."""
-    data = own[1] if own else np.empty((1,) * len(dataset.shape), dataset.dtype)
-    memory, place = h5py.h5s.create_simple(data.shape), dataset.id.get_space()
-    if own is None:
-        memory.select_none()
-        place.select_none()
-    else:
-        place.select_hyperslab(own[0].start, own[0].shape)
-    how = h5py.h5p.create(h5py.h5p.DATASET_XFER)
-    how.set_dxpl_mpio(h5py.h5fd.MPIO_COLLECTIVE)
-    dataset.id.write(memory, place, data, dxpl=how)
-
-
 # -- reading ------------------------------------------------------------------------------------------------
 def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
     offset, held = found.place
     if offset is not None:
         return npy.values(field, held, offset, out=out)
-    return values(field, lambda box: _read_box(path, found.name, box), path)
+    return values(field, partial(_read_box, path, found.name), path, out)
 
 
 def _look(path: Path, name: str | None) -> Found:
@@ -349,9 +324,12 @@ def _dataset_called(file: Any, name: str | None) -> tuple[str, Any]:
     return file_folder.meant(name, [each for each in names + linked if each != name], "dataset"), found
 
 
-def _read_box(path: file_folder.PathLike, name: str, box: Box) -> Any:
+def _read_box(path: file_folder.PathLike, name: str, box: Box, out: AnyArray | None) -> Any:
     with h5py.File(path, "r") as file:
-        return file[name][box.slices()]
+        if out is None or not out.size:
+            return file[name][box.slices()]
+        file[name].read_direct(out, box.slices())
+        return out
 
 
 _reader = Reader("hdf5", _library, _look, _read)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -334,15 +334,16 @@ def _move_pieces(comm: Communicator, file: MPI.File, function: str, flat: AnyArr
     for i in range(comm.context.mpi_handle.allreduce(-(-flat.nbytes // _PIECE), MPI.MAX)):
         piece = flat[i * _PIECE : (i + 1) * _PIECE]
         if collective:  # the others need this rank's call, whatever went wrong here
-            failed = _moved(file, f"{function}_all", piece) or failed
+            failed = moved(getattr(file, f"{function}_all"), piece) or failed
         elif piece.nbytes and not failed:
-            failed = _moved(file, function, piece)
+            failed = moved(getattr(file, function), piece)
     return failed
 
 
-def _moved(file: MPI.File, name: str, piece: AnyArray) -> str:
+def moved(function: Callable[[Any, MPI.Status], object], piece: AnyArray) -> str:
+    """Call one of MPI's functions that write or read flat bytes; returns what failed."""
     status = MPI.Status()
-    failed = file_folder.attempt(lambda: getattr(file, name)([piece, MPI.BYTE], status))
+    failed = file_folder.attempt(lambda: function([piece, MPI.BYTE], status))
     count = status.Get_count(MPI.BYTE)
     if not failed and count != piece.nbytes:
         failed = f"{count} of {piece.nbytes} bytes went through"

@@ -102,7 +102,7 @@ def _kept(dtype: np.dtype[Any]) -> Any:
 
 
 def _read(path: Path, found: Found, field: Field, out: Any) -> Any:
-    return values(field, lambda box: np.asarray(_array(found.place, found.name)[box.slices()]), path)
+    return values(field, lambda box, _: np.asarray(_array(found.place, found.name)[box.slices()]), path)
 
 
 def _look(path: Path, name: str | None) -> Found:
