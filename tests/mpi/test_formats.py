@@ -400,6 +400,19 @@ def test_every_dtype_goes_through_every_layout(comm: Any, folder: Path, layout: 
         assert np.array_equal(on_host(other), on_host(field)), (layout, dtype)
 
 
+@pytest.mark.parametrize("chunks", [None, (2, 3)])
+@pytest.mark.parametrize("dtype", ["M8[s]", "m8[ms]", "U3", "S4", [("a", "f8"), ("b", "i4")]])
+def test_dates_text_and_records_come_back_in_a_new_field(
+    comm: Any, folder: Path, dtype: Any, chunks: Any
+) -> None:
+    pytest.importorskip("h5py")
+    field = Field(comm, (4, 5), dtype=np.dtype(dtype), name="T")
+    texts = [(i, i) if isinstance(dtype, list) else i for i in range(field.inner.size)]
+    field.inner[...] = np.array(texts, "i8" if dtype[0] in "mM" else dtype).reshape(field.inner.shape)
+    hdf5.save(field, folder / "x", chunks=chunks)
+    assert (hdf5.load(folder / "x", comm).inner == field.inner).all()
+
+
 def test_every_dtype_in_any_byte_order_is_read_as_its_library_reads_it(comm: Any, folder: Path) -> None:
     """What numpy, h5py and zarr have written, in every layout that they know."""
     h5py, library = pytest.importorskip("h5py"), pytest.importorskip("zarr")

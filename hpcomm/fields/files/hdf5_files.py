@@ -328,7 +328,7 @@ def _read_box(path: file_folder.PathLike, name: str, box: Box, out: AnyArray | N
     with h5py.File(path, "r") as file:
         if out is None or not out.size:
             return file[name][box.slices()]
-        file[name].read_direct(out, box.slices())
+        file[name].read_direct(out.view(_kept(out.dtype)), box.slices())
         return out
 
 
