@@ -9,7 +9,10 @@ sync). "read": into a field that is there, and stays as it was if that fails. "l
 both read into new memory. "write": where no file is. "replace": over an older file, by hand too under
 another name and renamed. ext4 then writes the data to the disk at once, which takes longer than writing to
 memory.
-The checkpoint adds checksums, a manifest and a sync, and is listed with what it writes per second.
+HDF5 and zarr in chunks: by hand rank 0 has the whole and writes it alone by h5py; in zarr each rank writes
+its rows. Each rank reads its rows by either library.
+The checkpoint adds checksums, a manifest and a sync, and is listed with what it writes per second. By hand
+np.fromfile reads each rank's rows.
 """
 
 from __future__ import annotations
@@ -17,16 +20,20 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import zarr
 from measure import alternate, library, machine, median, need_two_ranks, ratio, save, say
 from mpi4py import MPI
 
-from hpcomm import Field, Partition, checkpoint, io
+from hpcomm import Field, Partition, checkpoint, hdf5, io
 from hpcomm import world as comm
+from hpcomm import zarr as zarrs
 
 HEADER = 128  # bytes before the numbers of a .npy file
 
@@ -55,10 +62,22 @@ def main() -> None:
             row = report(f"{deed} {name}", times, n * 4096 * 8)
             text.append(row.pop("line"))
             rows.append(row)
-    times = alternate({"hpcomm": lambda: checkpoint.save(folder / "c", [named(field)], 1, keep=1)}, 3, span=0)
+    field = named(Field(comm, Partition((n, 4096), {"p": 2}, ("p", None))))
+    field.inner[...] = 1.0
+    for name, pair in in_chunks(field, folder):
+        row = report(name, alternate(pair, options.rounds, span=0), n * 4096 * 8)
+        text.append(row.pop("line"))
+        rows.append(row)
+    times = alternate({"hpcomm": lambda: checkpoint.save(folder / "c", [field], 1, keep=1)}, 3, span=0)
     took = median(times["hpcomm"])
     text.append(f"{'checkpoint':>24} {'':>10} {took / 1e3:>12.1f} {n * 4096 * 8 / took / 1e3:>14.2f}")
     say(text[-1])
+    pair = {
+        "raw": lambda: np.fromfile(folder / "x.npy", count=n * 2048, offset=HEADER + comm.rank * n * 2048 * 8)
+    }
+    pair["hpcomm"] = lambda: checkpoint.load(folder / "c", [field])
+    rows.append(report("load checkpoint", alternate(pair, options.rounds, span=0), n * 4096 * 8))
+    text.append(rows[-1].pop("line"))
     comm.barrier()
     if comm.rank == 0:
         shutil.rmtree(folder)
@@ -73,6 +92,57 @@ def report(label: str, times: dict[str, list[float]], nbytes: int) -> dict[str, 
     line = f"{label:>24} {row['raw_ms']:>10.1f} {row['hpcomm_ms']:>12.1f} {rate:>14.2f} {row['speed']:>14.2f}"
     say(line)
     return row | {"line": line}
+
+
+Pair = dict[str, Callable[[], Any]]
+
+
+def in_chunks(field: Field, folder: Path) -> Iterator[tuple[str, Pair]]:
+    """Chunks of rows, and squares; in HDF5, and in zarr."""
+    n, rows = field.shape[0], slice(field.box.start[0], field.box.start[0] + field.box.shape[0])  # type: ignore[union-attr]
+    whole = np.ones(field.shape)
+
+    def alone(chunks: tuple[int, int]) -> None:
+        if comm.rank == 0:
+            with h5py.File(folder / "raw.h5", "w") as file:
+                file.create_dataset("x", data=whole, chunks=chunks)
+        comm.mpi.Barrier()
+
+    def by_h5py() -> Any:
+        with h5py.File(folder / "x.h5") as file:
+            return file["x"][rows]
+
+    for chunks, name in (((n // 8, 4096), "rows"), ((256, 256), "squares")):
+        yield (
+            f"HDF5, {name}",
+            {
+                "raw": partial(alone, chunks),
+                "hpcomm": partial(hdf5.save, field, folder / "x.h5", chunks=chunks),
+            },
+        )
+        load = partial(hdf5.load, folder / "x.h5", comm, whole=field.partition)
+        yield f"load HDF5, {name}", {"raw": by_h5py, "hpcomm": load}
+    chunks = n // 8, 4096
+
+    def rows_of_zarr() -> None:
+        gone(folder / "raw.zarr")
+        if comm.rank == 0:
+            zarr.create_array(folder / "raw.zarr", shape=field.shape, chunks=chunks, dtype="f8")
+        comm.mpi.Barrier()
+        zarr.open_array(folder / "raw.zarr", mode="r+")[rows] = field.inner
+        comm.mpi.Barrier()
+
+    yield (
+        "zarr, rows",
+        {"raw": rows_of_zarr, "hpcomm": partial(zarrs.save, field, folder / "x.zarr", chunks=chunks)},
+    )
+    yield (
+        "load zarr, rows",
+        {
+            "raw": lambda: zarr.open_array(folder / "raw.zarr", mode="r")[rows],
+            "hpcomm": partial(zarrs.load, folder / "x.zarr", comm, whole=field.partition),
+        },
+    )
 
 
 def named(field: Field) -> Field:
@@ -96,7 +166,7 @@ def ours(field: Field, path: Path, deed: str) -> Callable[[], Any]:
 
 def gone(path: Path) -> None:
     if comm.rank == 0:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     comm.mpi.Barrier()
 
 

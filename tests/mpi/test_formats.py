@@ -408,7 +408,7 @@ def test_dates_text_and_records_come_back_in_a_new_field(
     pytest.importorskip("h5py")
     field = Field(comm, (4, 5), dtype=np.dtype(dtype), name="T")
     texts = [(i, i) if isinstance(dtype, list) else i for i in range(field.inner.size)]
-    field.inner[...] = np.array(texts, "i8" if dtype[0] in "mM" else dtype).reshape(field.inner.shape)
+    field.inner[...] = np.array(texts, "i8" if str(dtype)[0] in "mM" else dtype).reshape(field.inner.shape)
     hdf5.save(field, folder / "x", chunks=chunks)
     assert (hdf5.load(folder / "x", comm).inner == field.inner).all()
 
