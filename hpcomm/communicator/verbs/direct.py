@@ -299,7 +299,8 @@ def by_copies(comm: Comm, given: Arguments) -> object:
     if dtype is None:
         return NotImplemented
     if host_calls.core_knows(dtype):
-        return _by_copied_arrays(getattr(node, verb), how, dtype.storage, dtype.code, x, out)
+        gives = None if verb != "broadcast" else root == comm.rank
+        return _by_copied_arrays(getattr(node, verb), how, dtype.storage, dtype.code, x, out, gives)
     return _by_bytes(comm, verb, how, dtype, x, out)
 
 
@@ -324,21 +325,29 @@ def _by_bytes(comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: Any,
 
 
 def _by_copied_arrays(
-    function: Callable[..., Any], how: tuple[Any, ...], bits: str, elements: int, x: Any, out: Any
+    function: Callable[..., Any],
+    how: tuple[Any, ...],
+    bits: str,
+    elements: int,
+    x: Any,
+    out: Any,
+    gives: bool | None = None,
 ) -> object:
     """The call on arrays as the core wants them. how: operator and root, as far as function takes them.
 
-    bits: the dtype by which the core sees them; elements: what it is told of them, see host_calls.core_word.
+    Args:
+        bits: the dtype by which the core sees them.
+        elements: what it is told of them, see host_calls.core_word.
+        gives: whether this rank only gives (True) or only receives (False) where out is x.
     """
-    packed, into = (
-        None if each is None else host_calls.aligned(each, filled=each is x).view(bits) for each in (x, out)
-    )
-    made = function(packed, *how, packed if out is x else into, elements)
+    packed = None if x is None else host_calls.aligned(x, filled=gives is not False).view(bits)
+    into = packed if out is x else None if out is None else host_calls.aligned(out, filled=False).view(bits)
+    made = function(packed, *how, into, elements)
     if type(made) is not np.ndarray:
         return made
     if out is None:
         return made.view(x.dtype)
-    if not np.may_share_memory(made, out):
+    if not (np.may_share_memory(made, out) or (gives and out is x)):
         out[...] = made.view(out.dtype)
     return out
 
