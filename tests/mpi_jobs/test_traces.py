@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import pickle
 import sys
 from importlib.util import find_spec
@@ -97,6 +98,7 @@ if dist.get_rank() == 0:
     dist.send(x, 1)
 else:
     dist.recv(x, 0)
+dist.all_reduce(torch.eye(2).to_sparse())
 dist.destroy_process_group()
 """
 
@@ -209,6 +211,16 @@ def test_all_programs_of_a_job_are_in_one_report(tmp_path: Path, capsys: Any) ->
 def test_calls_of_torch_are_in_the_report(job: Any, tmp_path: Path, capsys: Any) -> None:
     job(2, TORCH, options=["--trace", str(tmp_path / "t")])
     found = told(tmp_path / "t", capsys)
-    calls = {each["call"].partition("(")[0]: (each["calls"], each["nbytes"]) for each in found["operations"]}
-    assert calls == {"all_reduce": (6, 240), "broadcast": (2, 80), "send": (1, 40), "recv": (1, 40)}
+    calls = {
+        re.match(r"\w+(\(sparse)?", each["call"])[0]: (each["calls"], each["nbytes"])  # type: ignore[index]
+        for each in found["operations"]
+    }
+    of_sparse = 2 * 2 * (4 + 2 * 8)  # of each rank the values, and their places
+    assert calls == {
+        "all_reduce": (6, 240),
+        "broadcast": (2, 80),
+        "send": (1, 40),
+        "recv": (1, 40),
+        "all_reduce(sparse": (2, of_sparse),
+    }
     assert found["moved"] == [[0, 40], [0, 0]]
