@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import pickle
+import re
 import sys
 from importlib.util import find_spec
 from pathlib import Path
