@@ -23,7 +23,7 @@ class VirtualRanks:
 
     Args:
         comm: of the processes.
-        players: which rank of comm plays each.
+        players: which rank of comm plays each; where they are fewer than its ranks, the first ones do.
     """
 
     def __init__(self, comm: MPI.Intracomm, players: Sequence[int]) -> None:
@@ -40,6 +40,19 @@ class VirtualRanks:
         Raises:
             Exception: what the first of them has raised.
         """
+        if not self._mine:
+            return {}
+        comm = self.comm
+        if (count := len({*self.players})) < comm.size:  # who plays nobody is in no meeting
+            self.comm = comm.Create_group(comm.Get_group().Incl(range(count)))
+        try:
+            return self._played(parts)
+        finally:
+            if self.comm is not comm:
+                self.comm.Free()
+                self.comm = comm
+
+    def _played(self, parts: Mapping[int, Callable[[VirtualRank], T]]) -> dict[int, T]:
         done: dict[int, T] = {}
         wrong: list[Exception] = []
 
