@@ -2,8 +2,8 @@
 
 A block whose first line is `# NAME` is a file. A block without a language is a command if it begins with
 one of COMMANDS. A text block right after it is what the command prints: each of its lines must come, in any
-order, since ranks and programs print at the same time. Of a page with torch, which starts slowly, the
-programs that are started alike run in one job, one after the other.
+order, since ranks and programs print at the same time. Of a page with torch, which starts slowly, all
+programs run in one job, one after the other.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ def test_a_reader_who_follows_the_page_sees_what_it_shows(page: Path, tmp_path: 
 
 
 def follow_at_once(page: Path, folder: Path) -> None:
-    """The programs of a page that are started with the same words, at once: with a launcher, then without."""
-    together: dict[tuple[str, ...], Command] = {}
+    """The programs of a page in one job: those with its launcher, then on each rank those without."""
+    programs: dict[tuple[str, ...], list[str]] = {}  # by the words that start them
+    shown = []
     for step in steps(page):
         if isinstance(step, Command):
-            *start, program = step.words
-            before = together.setdefault(tuple(start), Command([], []))
-            together[*start] = Command([*before.words, program], [*before.shown, *step.shown])
+            programs.setdefault(tuple(step.words[:-1]), []).append(step.words[-1])
+            shown += step.shown
         else:
             (folder / step[0]).write_text(step[1], encoding="utf-8")
+    [alone, launcher] = sorted(programs, key=len)
+    assert alone == ("python",)
     code = "import runpy, sys; [runpy.run_path(path, run_name='__main__') for path in sys.argv[1:]]"
-    assert len(together) < sum(len(each.words) for each in together.values())
-    for start, each in sorted(together.items(), key=lambda item: -len(item[0])):
-        follow(Command([*start, "-c", code, *each.words], each.shown), folder)
+    follow(Command([*launcher, "-c", code, *programs[launcher], *programs[alone]], shown), folder)
 
 
 def follow(command: Command, folder: Path) -> None:
