@@ -84,10 +84,9 @@ HEAT_JOB = """
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("left", "right"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-def test_partitioned_heat_is_exact_with_any_steps(spec, left, right):
+@pytest.mark.parametrize(("left", "right", "scheme"), [(1, 2, "iqn-ils"), (2, 1, "iqn-imvj")])
+def test_partitioned_heat_is_exact_with_other_steps_on_either_side(spec, left, right, scheme):
     """u = 1 + x² + 3y² + 1.2t, of preCICE's tutorial: linear in time, so waveforms lose nothing."""
-    scheme = "iqn-imvj" if left == right else "iqn-ils"
     job = HEAT_JOB.format(folder=HEAT, left=left, right=f"--substeps {right} --scheme {scheme}")
     line = next(line for line in spec(job).stdout.splitlines() if "largest error" in line)
     assert float(line.split()[-1]) < 1e-10
@@ -321,13 +320,10 @@ def test_waveforms_go_on_from_what_was_saved_and_one_program_runs_alone(spec, tm
     def got(done):
         return sorted(line for line in done.stdout.splitlines() if "got" in line)
 
-    whole = got(spec(KEPT, files=files))
+    whole = got(spec(KEPT, "--record", "run", files=files))
     assert len(whole) == 12
     again = got(spec(KEPT, files=files))  # from the middle on
     assert again == [line for line in whole if int(line.split("got ")[1][0]) >= 2]
     shutil.rmtree(tmp_path / "kept")
-    first = got(spec(KEPT, "--record", "run", files=files))
-    assert first == whole
-    shutil.rmtree(tmp_path / "kept")
     alone = got(spec(KEPT, "--only", "b", "--record", "run", files=files))
-    assert alone == [line for line in first if line.startswith("[b")]
+    assert alone == [line for line in whole if line.startswith("[b")]
