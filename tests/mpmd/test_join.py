@@ -52,7 +52,6 @@ def named(name, source=VERBS):
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param({"a": 1, "b": 3}, marks=pytest.mark.once),
         {"c": 2, "a": 1, "b": 3},
         pytest.param({"alone": 2}, marks=pytest.mark.once),
     ],
