@@ -79,10 +79,7 @@ TORCH_RANKS = 4
 TORCH_BY_MPI = "tests/torch/test_groups.py"
 QUICK_PURE = [
     *("tests/test_layers.py", "tests/test_public_names.py", "tests/pure"),
-    *(
-        f"--ignore=tests/pure/test_{name}.py"
-        for name in ("draw", "regrid", "regrid_cells", "simulate", "types")
-    ),
+    *(f"--ignore=tests/pure/test_{name}.py" for name in ("draw", "regrid", "regrid_cells", "simulate")),
 ]
 QUICK_TORCH = "tests/torch/test_verbs.py"
 QUICK_JOBS = [

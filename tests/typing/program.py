@@ -1,4 +1,4 @@
-"""A program that calls everything public, for type checkers only: nobody runs it (test_types.py).
+"""A program that calls everything public, for type checkers only: nobody runs it.
 
 `assert_type` says what a right call gives. Wrong calls stand in wrong_calls.py.
 """
@@ -99,6 +99,7 @@ def messages(x: Floats, t: torch.Tensor) -> None:
     assert_type(comm.send(x, dest=1), None)
     assert_type(comm.send(t, dst=1, tag=3, async_op=True), Request[None])
     assert_type(comm.isend(x, 1), Request[None])
+    wait_all([comm.isend(x, dest=hpcomm.PROC_NULL)])
     assert_type(comm.recv(x, source=0), Floats)
     assert_type(comm.recv(t, async_op=True), Request[torch.Tensor])
     assert_type(comm.recv(dtype=np.float64, shape=(3,)), Floats)
@@ -188,6 +189,8 @@ class Looker:
 
 def communicators(x: Floats) -> None:
     assert_type(comm.split(0), Communicator)
+    with comm.split(color=comm.rank % 2) as half:
+        assert_type(half.all_reduce(x), Floats)
     assert_type(comm.split(None), Communicator | None)
     assert_type(comm.split_node(key=1), Communicator)
     assert_type(comm.group([0, 1]), Communicator)
@@ -233,6 +236,7 @@ def fields(t: torch.Tensor) -> None:
     assert_type(hpcomm.Field(comm, 12), hpcomm.Field[NDArray[np.float64]])
     assert_type(hpcomm.Field(comm, hpcomm.Partition([12], {"r": 2}), like=t).array, torch.Tensor)
     assert_type(hpcomm.Field(comm, hpcomm.Points(4, [[0, 1], [2, 3]])).array, NDArray[np.float64])
+    hpcomm.Points((5,), [[0, 4], [1, 2, 3]], ghosts=[[1, 3], [0]])
     assert_type(hpcomm.Field(comm.mesh(y=2, x=2), (8, 8), dtype=np.float32).array, NDArray[np.float32])
     assert_type(hpcomm.Field(comm, hpcomm.Partition((8,), {}), array=t).inner, torch.Tensor)
     assert_type(hpcomm.Field(comm, (8,), like=t).scatter(t), hpcomm.Field[torch.Tensor])

@@ -70,6 +70,11 @@ def communicators(x: Floats) -> None:
     print(comm.split(None).rank)  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]
     comm.observe(print)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     comm.timeout = "30"  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    comm.split("a")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    from hpcomm import wrld  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+    print(wrld)
+    hpcomm.wait_al([])  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     print(hpcomm.wrold)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
