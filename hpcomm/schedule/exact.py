@@ -39,9 +39,10 @@ def exact_sum(parts: NpArray) -> NpArray:
 
 
 def _exact_sum(parts: NpArray) -> NpArray:
-    with np.errstate(invalid="ignore", over="ignore"):
-        plain = parts.sum(axis=0)
-    finite = np.isfinite(parts).all(axis=0)
+    is_number = np.isfinite(parts)
+    with np.errstate(invalid="ignore"):  # of infinities and NaNs alone: the numbers might overflow
+        plain = np.where(is_number, 0, parts).sum(axis=0)
+    finite = is_number.all(axis=0)
     rest = np.where(finite, parts, 0).astype(np.float64)
     top = np.frexp(np.abs(rest).max(axis=0, initial=0))[1].astype(np.int64)
     pieces = []

@@ -133,6 +133,8 @@ def _exact(call: Call, reduce: Reduction) -> Reduction:
         raise UsageError("deterministic=True needs one group of ranks", hint="comm.merge() makes one of two")
     if reduce.op.mpi is not None:
         raise UsageError("deterministic=True reduces by operators with a name", hint="a named op")
+    if reduce.mpi_op == "SUM" and "LONG_DOUBLE" in reduce.mpi_type:
+        raise DtypeError(f"deterministic=True has no sums of {call.look.dtype}", hint="float64 or complex128")
     call.code = marked(call.code, "deterministic")
     return reduce._replace(exact=reduce.function is None)
 

@@ -281,6 +281,9 @@ def test_deterministic_does_not_depend_on_the_number_of_ranks(comm: Any) -> None
     assert comm.all_reduce(mine, deterministic=True).tolist() == total
     with pytest.raises(hpcomm.UsageError, match="in its own way"):
         comm.all_reduce(mine, deterministic=True, algorithm="ring")
+    for code in "gG":
+        with pytest.raises(hpcomm.DtypeError, match="has no sums of"):
+            comm.all_reduce(mine.astype(code), deterministic=True)
 
 
 def test_ones_own_algorithm_runs_by_name(comm: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import random
 import re
 import tracemalloc
@@ -506,6 +507,9 @@ def test_the_exact_sum_is_that_of_fsum_whatever_the_order(dtype: type) -> None:
         assert (found == exact_sum(np.concatenate([x, np.zeros((3, 40), dtype)]))).all()
     odd = np.array([[np.inf, np.nan, 1.0, 0.0], [1.0, 1.0, -1.0, -0.0]], dtype)
     assert np.array_equal(exact_sum(odd), odd.sum(0), equal_nan=True)
+    most = np.finfo(dtype).max
+    for order in itertools.permutations([-most, -most, np.inf]):
+        assert exact_sum(np.array(order, dtype)[:, None]) == np.inf
 
 
 def test_the_page_of_algorithms_has_every_one_with_its_rounds_and_volume() -> None:

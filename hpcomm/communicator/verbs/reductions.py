@@ -112,15 +112,16 @@ class Reductions(Shell):
             out: array that receives, of x's shape and dtype; out=x is in place.
             algorithm: one of hpcomm's, as "ring" or "double_tree"; None: the library's or the node core's
                 (docs/algorithms.md).
-            deterministic: the same bits for any number and order of ranks. Sums of floats are exact and
-                rounded once. The ranks share the work, in pieces, which take up to 16 MiB of memory.
+            deterministic: sums and averages have the same bits for any number and order of ranks. Floats
+                are added exactly, and rounded once (halves to float32 first). The ranks share the work, in
+                pieces, which take up to 16 MiB of memory.
             async_op: begin, and return a Request to wait for.
 
         Returns:
             out, or a new array.
 
         Raises:
-            DtypeError: op has no right result on this dtype.
+            DtypeError: op has no right result on this dtype; a sum of long doubles with deterministic=True.
             LayoutError: x and out overlap without being the same, or out does not fit.
 
         Cost: the MPI library's; a function as op costs an all_gather and memory for p arrays.
