@@ -46,18 +46,21 @@ all_reduce = staged("x", takes_devices=True, takes_sparse=True)(_all_reduce)
 
 
 def _all_reduce_sparse(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
-    """The sum of sparse tensors: each rank's entries go round, and equal places add up."""
+    """The sum of sparse tensors: that of dense ones of the places that any rank has, in the same order."""
     if op not in ("sum", "avg"):
         raise DtypeError(f"{op} of sparse tensors has no meaning", hint="op=ReduceOp.SUM, or x.to_dense()")
 
     def run() -> None:
         own = x.detach().coalesce()
-        places = comm.all_gather_ragged(own.indices())
-        values = comm.all_gather_ragged(own.values())
-        total = torch.sparse_coo_tensor(
-            torch.cat(places, 1), torch.cat(values), x.shape, check_invariants=True
+        places, values = comm.all_gather_ragged(own.indices()), own.values()
+        zeros = values.new_zeros((sum(each.shape[1] for each in places), *values.shape[1:]))
+        mine = torch.sparse_coo_tensor(
+            torch.cat([*places, own.indices()], 1), torch.cat([zeros, values]), x.shape, check_invariants=True
         ).coalesce()
-        x.copy_(total / comm.size if op == "avg" else total)
+        total = flat_of(mine.values())
+        comm.all_reduce(total, op, out=total)
+        give_back(total, mine.values())
+        x.copy_(mine)
 
     return run
 
