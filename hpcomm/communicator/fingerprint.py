@@ -36,7 +36,6 @@ from .._lazy import np
 from ..agree.values import bits
 from ..core import checksum
 from ..core.request import Request
-from ..core.signature import NEIGHBOURS
 from ..core.verbs import ROOT_RECEIVES, ROOT_SENDS
 from ..errors import source_line
 from ..transport.late import buffer, host_copy
@@ -82,7 +81,7 @@ def _watched(method: Callable[..., Any], name: str, how: str, of: str) -> Callab
         its = how if of not in ("", "Plan") else TOGETHER.get(verb, "each")
         note = Note(ranks_of(self, of), verb, its, end_of(given))
         words, key = partial(words_of, of, self, name, given), (name, *map(_kind, given.items()))
-        note.begin(frame, key, words, _brought(note, verb, given) if of in ("", "Redistribution") else None)
+        note.begin(frame, key, words, _brought(note, of, verb, self, given))
         result = method(self, *args, **kwargs)
         if isinstance(result, Request):
             later(result, lambda got, *_: note.end(got))
@@ -106,12 +105,20 @@ def _kind(item: tuple[str, Any]) -> object:
     return name, x if is_word else str(getattr(x, "name", type(x)))
 
 
-def _brought(note: Note, verb: str, given: Mapping[str, Any]) -> Any:
-    """What this rank gives that counts; None: nothing."""
+def _brought(note: Note, of: str, verb: str, caller: Any, given: Mapping[str, Any]) -> Any:
+    """What this rank gives that counts; None: nothing. of: as in _watched."""
     base = verb.removesuffix("_object").removesuffix("_ragged")
-    if note.is_nobody or (base in ROOT_SENDS and (note.end_at or 0) != note.rank) or base in NEIGHBOURS:
+    if note.is_nobody or (base in ROOT_SENDS and (note.end_at or 0) != note.rank):
         return None
-    return next((given[x] for x in GIVEN if x in given), None)
+    if of == "Field" and verb not in ("scatter", "update_halo"):  # its own elements
+        return [caller, *(x for name, x in given.items() if name == "other")]
+    if of not in ("", "Field", "Redistribution"):
+        return None
+    x: Any = next((given[x] for x in GIVEN if x in given), None)
+    if base == "neighbour_all_to_all":
+        with suppress(TypeError):  # what has no blocks the call itself refuses
+            return [part for part, rank in zip(x, caller.destinations, strict=False) if rank >= 0]
+    return x
 
 
 class Note:

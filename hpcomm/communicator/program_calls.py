@@ -12,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from threading import Lock
@@ -21,10 +22,12 @@ from weakref import WeakKeyDictionary
 
 from .._lazy import MPI, NDArray, loaded, np
 from ..core.present import calling
+from ..core.reduction import named
 from ..core.request import Request
 from ..core.signature import NEIGHBOURS
 from ..core.verbs import TABLE
-from ..errors import ConfigError, calling_frame, is_ours
+from ..errors import ConfigError, HpcommError, calling_frame, is_ours
+from ..node import segment
 
 
 def _table(same: str = "", parts: str = "", each: str = "") -> dict[str, str]:
@@ -34,6 +37,7 @@ def _table(same: str = "", parts: str = "", each: str = "") -> dict[str, str]:
 
 
 _VERB = re.compile(rf"(i?send|i?recv|sendrecv|{'|'.join([*TABLE, *NEIGHBOURS])})(_object|_ragged)?")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in this run
 TOGETHER = _table(
     "barrier broadcast same all_gather all_reduce all_reduce_loc broadcast_object all_reduce_object"
     " broadcast_ragged all_gather_ragged",
@@ -42,7 +46,7 @@ TOGETHER = _table(
 _COUPLED = _table(parts="put get exchange")
 METHODS = {  # of other classes than those of verbs
     "Field": _table(
-        "all_gather __getitem__ sum mean var std min max argmin argmax norm dot",
+        "all_gather __getitem__ sum mean var std min max argmin argmax norm dot all any",
         "update_halo gather scatter redistribute",
     ),
     "Halo": _table(parts="__call__ wait"),
@@ -110,7 +114,10 @@ def words_of(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     told = calling(None, f"{of}.{name}" if of else name, self if of == "Field" else x)
     told.x = "str" if isinstance(told.x, str) else told.x  # a value, and not a word of the call
     told.words = said  # some have the names of its own arguments
-    return str(told)
+    if said.get("op") is not None:
+        with suppress(HpcommError):  # an operator of MPI's that has no name here
+            said["op"] = str(named(said["op"]))
+    return _ADDRESS.sub("", str(told))
 
 
 def fields_of(self: Any, name: str, given: Mapping[str, Any]) -> list[Any]:
@@ -240,6 +247,8 @@ def whose(comm: Any) -> tuple[str, dict[str, Any]]:
             rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         if MPI.Comm.Get_parent() != MPI.COMM_NULL:
             program = "spawned"
+    elif segment.current is not None:  # of a job without MPI, which is on one node
+        rank, size = segment.current.here, len(segment.current.regions)
     spans = dict(each.split("=") for each in os.environ.get("HPCOMM_PROGRAMS", "").split())
     if program in spans:
         first, last = map(int, spans[program].split("-"))

@@ -17,7 +17,9 @@ import pytest
 from processes import ROOT, finish, judge
 
 from hpcomm.communicator import fingerprint
+from hpcomm.communicator.program_calls import METHODS
 from hpcomm.errors import ConfigError
+from hpcomm.fields.numbers import Numbers
 from hpcomm.job import installation, launch
 from hpcomm.tools import diff
 
@@ -39,6 +41,7 @@ def each_time(cases, *given):
 """
 
 SPMD = """
+from mpi4py import MPI
 from hpcomm import Field, Halo
 
 world = hpcomm.world
@@ -201,6 +204,50 @@ def own_elements(odd):
     field.update_halo()  #own_elements
 
 @case
+def sum_of_a_field(odd):
+    field = Field(world, (6, 4))
+    field.inner[...] = 1 + (odd and rank == 1)
+    world.barrier()
+    field.sum()  #sum_of_a_field
+
+@case
+def another_factor(odd):
+    field, other = Field(world, (6, 4)), Field(world, (6, 4))
+    field.inner[...], other.inner[...] = 1, 1 + (odd and rank == 2)
+    world.barrier()
+    field.dot(other)  #another_factor
+
+@case
+def whether_all(odd):
+    field = Field(world, (6, 4))
+    field.inner[...] = not (odd and rank == 1)
+    world.barrier()
+    field.all()  #whether_all
+    field.any()
+
+@case
+def neighbour(odd):
+    ring = world.cart((size,), periodic=True, name="ring")
+    world.barrier()
+    ring.neighbour_all_gather(np.ones(2) + (odd and rank == 1))  #neighbour
+
+@case
+def neighbours_block(odd):
+    line = world.cart((size,), name="line")
+    world.barrier()
+    for each in (1, 3):
+        x = np.random.default_rng().random((2, 3))
+        x[np.array([rank > 0, rank < size - 1])] = each  # what goes to nobody is not looked at
+        if odd and rank == 1 and each == 3:
+            x[0, 2] = 7
+        line.neighbour_all_to_all(x)  #neighbours_block
+
+@case
+def operator_of_mpi(odd):
+    world.barrier()
+    world.all_reduce_object(rank, MPI.MAX if odd else MPI.SUM)  #operator_of_mpi
+
+@case
 def halo(odd):
     field = Field(world, (6, 4), halo=1, periodic=odd and [0])
     field.scatter(np.ones((6, 4)))
@@ -358,6 +405,12 @@ SAID = {
     "an_object": "call 2 of ranks 0-2: rank 0 gave other values",
     "ragged": "call 2 of ranks 0-2: other calls",
     "own_elements": "call 2 of ranks 0-1: rank 1 gave other values",
+    "sum_of_a_field": "call 2 of ranks 0-2: rank 1 gave other values",
+    "another_factor": "call 2 of ranks 0-2: rank 2 gave other values",
+    "whether_all": "call 2 of ranks 0-2: rank 1 gave other values",
+    "neighbour": "call 2 of rank 1: rank 1 gave other values",
+    "neighbours_block": "call 3 of rank 1: rank 1 gave other values",
+    "operator_of_mpi": "call 2 of ranks 0-2: other calls",
     "halo": "call 3 of ranks 0, 2: other elements in the halo",
     "block": "call 2 of ranks 0, 2: rank 0 gave other values",
     "sign_of_zero": "call 2 of ranks 0-2: rank 0 gave other values",
@@ -433,6 +486,11 @@ def test_the_first_sum_that_another_mpi_makes_in_another_order_is_found(
     assert told(text) == "call 4 of rank 0: other values came out of the same"
     line = next(i for i, words in enumerate(BY_MPI.splitlines(), 1) if words.endswith("#by_mpi"))
     assert text.count(f".py:{line}\n") == 2
+
+
+@pytest.mark.once
+def test_every_number_of_a_field_is_a_call_that_is_written_down() -> None:
+    assert {name for name in vars(Numbers) if name[0] != "_"} <= METHODS["Field"].keys()
 
 
 def ended_early(capsys: Any, once: Path, cut: Path) -> None:

@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 
 import hpcomm.job.installation as installation
+from hpcomm.tools import diff
 
 ROOT = Path(__file__).parents[2]
 NODE = (pytest.param("on", marks=pytest.mark.once), "off")  # with the node core they need no MPI
@@ -369,6 +371,35 @@ def test_receives_that_wait_for_each_other_are_named_and_end_after_the_time_that
             text,
         ), text
         assert job.returncode == 1, text
+
+
+PRINTED = (
+    FEW
+    + """
+dist.init_process_group("hpcomm")
+part = dist.new_group([1])
+if dist.get_rank() == 1:
+    dist.all_reduce(torch.ones(3) + int(sys.argv[1] == "other"), group=part)
+dist.barrier()
+"""
+)
+
+
+@pytest.mark.once
+def test_fingerprints_without_mpi_are_by_ranks_of_the_job(tmp_path: Path, capsys: Any) -> None:
+    """Also where the first call of a rank is one of a part of them."""
+    program = tmp_path / "printed.py"
+    program.write_text(PRINTED)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program)
+    folders = [str(tmp_path / name) for name in ("once", "other")]
+    jobs = [start(*torchrun, Path(folder).name, HPCOMM_FINGERPRINT=folder) for folder in folders]
+    texts = [said(job) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], texts
+    assert diff.main(folders) == 1
+    text = capsys.readouterr().out
+    assert "A: 2 ranks, no MPI, 3 calls\n" in text
+    assert "first difference: call 1 of rank 1\n" in text
+    assert "  why    rank 1 gave other values: look before this call\n" in text
 
 
 READS = """
