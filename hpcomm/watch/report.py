@@ -194,9 +194,10 @@ def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
             late[part.comm.name, rank] = part.comm
     for (name, rank), comm in itertools.islice(late.items(), _SHOWN):
         number = doing.numbers_of(comm).get(rank, ELSEWHERE)
-        what = _what(comm, rank, doings.get(number))
-        whose = f" of '{name}'" * (comm is not call.comm)
-        lines.append(f"  for rank {rank}{whose}" + f": {what}" * bool(what))
+        its = doings.get(number)
+        who = f"rank {rank}" + f" of '{name}'" * (number != rank) if its is None else its.who
+        what = _what(comm, rank, its)
+        lines.append(f"  for {who}" + f" on '{name}'" * (comm is not call.comm) + f": {what}" * bool(what))
         named.add(number)
     if len(late) > _SHOWN:
         lines.append(f"  and {len(late) - _SHOWN} more ranks")

@@ -46,8 +46,16 @@ def test_a_wait_for_several_requests_is_reported_with_all_for_whom_it_still_wait
     assert done.stderr.count("has waited") == 1, done.stderr
     late = r"not in a call of hpcomm, in time.sleep\(3.5\) at device_call.py:11\n"
     call = r"wait_all\(recv\(.*source=1.*\) and 1 more\) at device_call.py:14 on 'world'"
-    rows = rf"  for rank 1: {late}  for rank 1 of 'two': {late}"
+    rows = rf"  for rank 1: {late}  for rank 1 on 'two': {late}"
     assert re.search(rf"hpcomm: rank [02]: {call} has waited \d s\n{rows}", done.stderr), done.stderr
+
+
+@pytest.mark.once
+def test_a_report_names_ranks_of_a_part_by_their_numbers_in_the_job(job: Any) -> None:
+    part = "half = comm.split(comm.rank // 2, name='half')\nif comm.rank == 3:\n    time.sleep(3.5)\n"
+    source = LATE.format(late=0) + f"{part}half.barrier()\n"
+    said = job(4, source, timeout=60, env={"HPCOMM_STALL": "1.5"}).stderr
+    assert re.search(r"rank 2: barrier\(\) .* on 'half' has waited \d s\n  for rank 3: not in", said), said
 
 
 WAITS = {
