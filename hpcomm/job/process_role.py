@@ -33,9 +33,19 @@ def told(names: Iterable[str], environ: Mapping[str, str] = os.environ) -> int |
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), None)
 
 
-def world_rank() -> int:
-    """This process's rank in the world, as its launcher says."""
-    return told((*NUMBERS, "SLURM_PROCID")) or 0
+def world_rank(environ: Mapping[str, str] = os.environ) -> int:
+    """The rank in the world of who has this environment, as its launcher says; 0 where that says nothing."""
+    return told((*NUMBERS, "SLURM_PROCID"), environ) or 0
+
+
+def who_has(environ: Mapping[str, str]) -> str:
+    """`rank 1`, or `rank 0 of 'ocean'` where a spec has several programs; "": no launcher has started it."""
+    if told(NUMBERS, environ) is None:
+        return ""
+    program = environ.get("HPCOMM_PROGRAM", "")
+    spans = dict(each.split("=") for each in environ.get("HPCOMM_PROGRAMS", "").split())
+    rank = world_rank(environ) - int(spans.get(program, "0").partition("-")[0])
+    return f"rank {rank} of '{program}'" if program else f"rank {rank}"
 
 
 def mark(rank: int, size: int) -> None:

@@ -56,7 +56,7 @@ from .launcher import (
     send,
     wait_for,
 )
-from .process_role import RANKS
+from .process_role import RANKS, who_has
 
 if TYPE_CHECKING:
     from .program_watch import Watch
@@ -463,10 +463,7 @@ def _show_ranks(mark: str) -> bool:
 
 def _head(pid: int) -> None:
     """Write which rank it is to where its stack comes."""
-    environ = environ_of(pid)
-    rank = next((environ[name] for name in RANKS if name in environ), "")
-    program = f" (program '{environ['HPCOMM_PROGRAM']}')" if "HPCOMM_PROGRAM" in environ else ""
-    say_to(pid, f"rank {rank}{program} gives no answer; its threads:\n")
+    say_to(pid, f"{who_has(environ_of(pid)) or 'a rank'} gives no answer; its threads:\n")
 
 
 def kill_members(mark: str) -> None:

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -40,14 +41,16 @@ def main(words: Sequence[str]) -> int:
 def top(words: Sequence[str]) -> int:
     """Carry out `hpcomm top`."""
     options = top_parser().parse_args(list(words))
-    while True:
-        found = _jobs(options.job)
-        said = json.dumps([_record(job) for job in found], indent=1) if options.json else _table(found)
-        if options.once or options.json:
-            print(said)
-            return 0
-        print(f"{_CLEAR}{said}", flush=True)
-        time.sleep(_EVERY_S)
+    is_once = options.once or options.json
+    with suppress(KeyboardInterrupt):  # which is how it ends
+        while True:
+            found = _jobs(options.job)
+            said = json.dumps([_record(job) for job in found], indent=1) if options.json else _table(found)
+            print(said if is_once else f"{_CLEAR}{said}", flush=True)
+            if is_once:
+                break
+            time.sleep(_EVERY_S)
+    return 0
 
 
 def tell(pid: int) -> list[int]:

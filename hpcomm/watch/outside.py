@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from ..agree import doing
 from ..agree.doing import Doing
 from ..errors import in_package
-from ..job.launcher import above, read_of, stat_of
+from ..job.launcher import above, environ_of, read_of, stat_of
+from ..job.process_role import who_has
 from ..node import native, segment
 
 _ANSWER_S = 0.7  # for ranks to answer: they look five times a second
@@ -50,7 +51,10 @@ class Rank(NamedTuple):
 
     @property
     def who(self) -> str:
-        return f"process {self.pid}" if self.doing is None else self.doing.who
+        """Its rank; of one that says nothing as its launcher has told it, and its process."""
+        if self.doing is not None:
+            return self.doing.who
+        return (who_has(environ_of(self.pid)) or "a rank") + f" (process {self.pid})" * bool(self.pid)
 
     @property
     def words(self) -> str:

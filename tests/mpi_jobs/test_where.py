@@ -14,6 +14,9 @@ import pytest
 from mistakes import MISTAKES
 from processes import ROOT, finish, judge
 
+from hpcomm.job.process_role import who_has
+from hpcomm.tools import where
+
 JOB = """
 import ctypes, json, os, signal, subprocess, sys, time
 import numpy as np
@@ -70,13 +73,13 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     first = found["ranks"][0]["doing"]
     assert first["text"] == "recv(float64 (3,), source=1) at device_call.py:12"
     held = "no answer: in code that holds the interpreter lock"
-    assert f"process {told['pids'][4]}: {held}\n" in told["where"]
+    assert f"rank 4 (process {told['pids'][4]}): {held}\n" in told["where"]
     assert re.search(r"job of \d+ processes here: \d.*\n  python\S* ", told["where"])
     spy = shutil.which("py-spy", path=Path(sys.executable).parent)
     lines = [line.partition(" at ")[0] for line in found["ranks"][4]["stack"]]
     assert lines == (["<module>", "hold"] if spy else [])
     assert [line.partition(" at ")[0] for line in first["stack"]] == ["<module>", "exchange"]
-    assert f"process {told['pids'][3]}: no answer: stopped" in told["where"]
+    assert f"rank 3 (process {told['pids'][3]}): no answer: stopped" in told["where"]
     line = "rank 1: recv(float64 (3,), source=0) at device_call.py:12 on 'world' waits for rank 0"
     assert line in told["where"]
     assert "rank 2: not in a call of hpcomm, in subprocess.run(...) at " in told["where"]
@@ -112,6 +115,25 @@ def test_a_user_without_privileges_sees_all_of_sixteen_ranks_by_one_look() -> No
     privileges, looks, ranks = done.stdout.split(maxsplit=2)
     assert (int(privileges, 16), ranks.strip()) == (0, str(sorted(f"rank {i}" for i in range(16))))
     assert int(looks) < 20  # a busy machine may keep a rank from answering in time
+
+
+@pytest.mark.once
+def test_ctrl_c_ends_top_without_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, "_jobs", lambda pid: [])
+    monkeypatch.setattr(where.time, "sleep", interrupt)
+    assert where.top([]) == 0
+    assert capsys.readouterr().out.startswith("\x1b[H")
+
+
+@pytest.mark.once
+def test_who_gives_no_answer_is_known_by_what_its_launcher_has_said() -> None:
+    spec = {"HPCOMM_PROGRAM": "air", "HPCOMM_PROGRAMS": "ocean=0-3 air=4-5"}
+    assert who_has({"OMPI_COMM_WORLD_RANK": "5", **spec}) == "rank 1 of 'air'"
+    assert who_has({"PMI_RANK": "5"}) == "rank 5"
+    assert who_has({}) == ""
 
 
 def test_the_page_tells_at_which_level_each_kind_of_mistake_is_named() -> None:
