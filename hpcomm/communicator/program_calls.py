@@ -54,6 +54,7 @@ METHODS = {  # of other classes than those of verbs
     "Plan": _table(each="__call__ wait"),
     "Program": _COUPLED,
     "Redistribution": _table(each="__call__"),
+    "Window": _table(each="put get accumulate fetch_and_add compare_and_swap flush fence"),
 }
 _PASSING = (  # modules of ours that pass a program's call on
     "hpcomm.compat.", "hpcomm.differentiable.", "hpcomm.communicator.mpi4py_names.",

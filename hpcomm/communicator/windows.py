@@ -36,7 +36,7 @@ from ..node.present import enter, leave
 from ..transport.late import buffer, dtypes, prepare, transport
 from .making.groups import agreed, mapped
 from .shared_array import MOST, shape_of
-from .shell import Shell
+from .shell import Shell, watched
 from .verbs.collectives import Collectives
 from .window_places import HEAD, Places, is_number
 
@@ -56,6 +56,7 @@ _OPERATORS = {name: name.upper() for name in ("sum", "prod", "min", "max", "band
 _ATOMIC = ("int32", "int64", "uint32", "uint64", "float32", "float64")
 
 
+@watched
 class Window(ClosedByAll):
     """An array on each rank of comm, which all of them read and write. comm.window(shape, dtype) makes it.
 

@@ -168,6 +168,8 @@ def _ends(row: dict[str, Any], verb: str, is_loose: bool) -> Iterator[tuple[Any,
     if row["of"] in _COUPLED:
         yield row["call"].partition("(")[2], verb == "put", verb == "get", 0
         return
+    if row["of"] == "Window" and verb != "fence":  # which waits for nobody
+        return
     others = _others(row, verb, is_loose)
     if others is None:
         if row["size"] > 1:

@@ -50,6 +50,9 @@ for _ in range(2):
 field.sum()  #sum
 part = world.split(rank % 2, name="part")
 part.barrier()
+window = world.window(8)
+window.put(np.ones(8), 0)
+window.fence()
 plan = world.plan("all_gather", x)
 plan()
 """
@@ -143,7 +146,7 @@ def test_a_report_counts_calls_and_bytes_by_line(job: Any, tmp_path: Path, capsy
         "early": 3, "background": 3, "sendrecv": 2, "broadcast_object": 3, "send": 1, "recv": 1,
         "send_object": 2, "irecv_object": 1, "recv_object": 1,
         "Field.update_halo": 6, "Field.sum": 3,
-        "barrier": 3, "plan of all_gather": 3,
+        "Window.put": 3, "Window.fence": 3, "barrier": 3, "plan of all_gather": 3,
     }  # fmt: skip
     assert at[str(line(SPMD, "halo"))]["nbytes"] == 2 * 4 * 8 * 4
     assert at[str(line(SPMD, "sum"))]["nbytes"] <= 3 * 8
