@@ -107,7 +107,8 @@ def describe_call(thread: int | None = None, verb: str = "") -> str:
     if runtime.uncaught is not None:
         return _ended(*runtime.uncaught)
     if frame is not None and is_ours(frame.f_code):
-        return _placed(f"{verb}()" if verb else "in hpcomm,", calling_frame(frame))
+        user = calling_frame(frame)  # none: Python has come to the end of the program, and waits for threads
+        return _placed(f"{verb}()" if verb else "in hpcomm," if user else OUTSIDE, user)
     user, doing = (None, "") if frame is None else _of_program(frame)
     return _placed((f"{verb}()" if verb else OUTSIDE) + doing, user)
 

@@ -166,6 +166,12 @@ def test_code_of_a_library_that_we_call_is_not_the_programs_line() -> None:
     assert said.startswith("in hpcomm, at test_present_calls.py:"), said
 
 
+def test_who_waits_for_threads_at_its_end_is_in_no_call_of_hpcomm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(present_calls, "is_ours", lambda code: True)
+    monkeypatch.setattr(present_calls, "calling_frame", lambda frame: None)
+    assert present_calls.describe_call() == "not in a call of hpcomm, at the end of the program"
+
+
 def test_an_array_is_held_no_longer_than_its_call(noted: Any) -> None:
     class Array(np.ndarray[Any, Any]):
         gone = False
