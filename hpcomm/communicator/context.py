@@ -368,8 +368,7 @@ class Context(ClosedByAll):
             free(left)
 
     def _close_all_but_carriers(self) -> None:
-        if self.near.logs is not None:
-            self.near.logs.close()
+        self.near.leave()
         if self.exchange_channel is not None:
             self.exchange_channel[0].Free()
             if self.exchange_channel[2] is not None:

@@ -9,8 +9,6 @@ that go by MPI. Beside it a rank leaves words: why it has refused a call, and of
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from .native import native_core as core
 from .words import Words, words_of_text
 
@@ -20,7 +18,7 @@ _KINDS = _WHY + words_of_text(_WHY_BYTES)  # and KINDS more: at most core.WORDS
 
 
 class CallLog:
-    """That of one rank. kinds: its words for message types."""
+    """That of one rank of node, in memory. kinds: its words for message types."""
 
     __slots__ = ("_node", "_rank", "_words", "kinds")
 
@@ -51,25 +49,3 @@ class CallLog:
     def refusal(self, call: int) -> str:
         """Why its rank refused a call; empty if it has refused another one since."""
         return self._words.read(_WHY, _WHY_BYTES) if self._words[_REFUSED] == call else ""
-
-
-class CallLogs:
-    """Those of the ranks of a communicator on this node, in order."""
-
-    def __init__(self, node: core.Node, memory: core.Segment) -> None:
-        self._node, self._memory = node, memory
-
-    def __getitem__(self, rank: int) -> CallLog:
-        return CallLog(self._node, rank, self._memory)
-
-    @property
-    def mine(self) -> CallLog:
-        return self[self._node.rank]
-
-    def close(self) -> None:
-        """Leave; the memory may serve others when all ranks have left.
-
-        While a thread is in a call, the node is left when that has dropped it.
-        """
-        with suppress(RuntimeError):  # which it raises for that alone
-            self._node.close()

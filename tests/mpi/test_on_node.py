@@ -548,7 +548,7 @@ def test_where_nobody_may_read_others_memory_objects_go_by_mpi(own_comm: Any) ->
             return NotImplemented
 
         def __getattr__(self, name: str) -> Any:
-            return getattr(own_comm.context.near.logs._node, name)
+            return getattr(own_comm.context.near.node, name)
 
     own_comm.context.node = own_comm.context.direct = Without()
     begun, x = calls(own_comm), np.arange(3000.0)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from steady import steady_time
 
-from hpcomm.node.call_log import CallLogs
+from hpcomm.node.call_log import CallLog
 from hpcomm.node.segment import _NOTE, Region
 from hpcomm.node.words import Words
 
@@ -147,16 +147,16 @@ def test_the_memory_of_call_logs_serves_others_when_all_ranks_have_left() -> Non
     memory = core.Segment(1 << 20)
     memory.unlink()
     place = memory.reserve(2)
-    logs = [CallLogs(core.Node(memory, place, rank), memory) for rank in range(2)]
-    assert logs[0].mine.post(77) == 1
-    seen = logs[1][0]
+    nodes = [core.Node(memory, place, rank) for rank in range(2)]
+    (mine, beside), (seen, other) = ([CallLog(node, rank, memory) for rank in range(2)] for node in nodes)
+    assert mine.post(77) == 1
     assert (seen.last_call(), seen.posted(1), seen.posted(2)) == (1, 77, None)
-    logs[0].mine.refuse(2, "no such root")
+    mine.refuse(2, "no such root")
     assert (seen.refusal(2), seen.refusal(1)) == ("no such root", "")
-    logs[1].mine.kinds[3] = -1
-    assert (logs[0][1].kinds[3], seen.kinds[3]) == (-1, 0)
-    logs[0].close()
+    other.kinds[3] = -1
+    assert (beside.kinds[3], seen.kinds[3]) == (-1, 0)
+    nodes[0].close()
     assert memory.reserve(2) != place
-    logs[1].close()
+    nodes[1].close()
     assert (seen.last_call(), seen.posted(1)) == (0, None)
     assert memory.reserve(2) == place

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn
 
@@ -22,7 +23,7 @@ from ...core.signature import head
 from ...device import driver
 from ...errors import MismatchError, where
 from ...node import native, segment
-from ...node.call_log import CallLog, CallLogs
+from ...node.call_log import CallLog
 from ...node.native import native_core as core
 from ...node.segment import NodeSegment, Region
 from ..payloads.pickling import mark_of
@@ -41,18 +42,27 @@ class Near:
     Attributes:
         ranks: all of them, this one too, in their order.
         regions: the records of the others; others: the same of the other one of two groups.
-        logs: of their calls, if there was room for them.
+        node: what the core has of their calls, if there was room for that.
         watched: this rank's call log, and of the others that note calls, the next one first: rank, record,
             log; None: there is nobody to compare with.
     """
 
     regions: Mapping[int, Region] = MappingProxyType({})
     others: Mapping[int, Region] = MappingProxyType({})
-    logs: CallLogs | None = None
+    node: core.Node | None = None
     watched: tuple[CallLog, list[tuple[int, Region, CallLog]]] | None = None
 
     def __init__(self, ranks: list[int]) -> None:
         self.ranks = ranks
+
+    def leave(self) -> None:
+        """Leave node, whose memory may serve others when all ranks have left.
+
+        While a thread is in a call, the node is left when that has dropped it.
+        """
+        if self.node is not None:
+            with suppress(RuntimeError):  # which it raises for that alone
+                self.node.close()
 
 
 class Met(NamedTuple):
@@ -182,17 +192,16 @@ def _take_place(
     """Have call logs in the core's memory, and its collectives where they are for all."""
     here = near.ranks.index(comm.rank)
     node = native.node(there, place, here, Arrivals(comm), level != "off")
-    near.logs = logs = CallLogs(node, there.shared)
+    near.node = node
     if noting and level != "off" and comm.size > 1:
-        others = [(rank, near.regions[rank], logs[near.ranks.index(rank)]) for rank in noting]
-        near.watched = logs.mine, others
+        logs = {rank: CallLog(node, i, there.shared) for i, rank in enumerate(near.ranks)}
+        near.watched = logs[comm.rank], [(rank, near.regions[rank], logs[rank]) for rank in noting]
     return None if len(near.ranks) < comm.size or depth(level) else node
 
 
 def _part(comm: Comm, here: _Here, what: str, hint: str) -> NoReturn:
     """Give up a communicator about which the ranks disagree."""
-    if here.near.logs is not None:
-        here.near.logs.close()
+    here.near.leave()
     if "carriers" in vars(comm):
         comm.carriers.Free()
     raise MismatchError(what, where("communicator", comm), hint)
