@@ -70,6 +70,7 @@ class Region:
 
     pipe = _Word(7)  # the owner's file that job/first_end.py watches; 0: none
     domain = _Word(8)  # of memory, near which the owner ran when it began
+    failed = _Word(_FAILED)  # 1: this rank is about to end by failure; the others may still say so before
     aborted = _Word(9)  # the status with which this rank ends the job; 0: it does not
 
     def __init__(self, words: Words, file: int, byte: int) -> None:
@@ -120,14 +121,6 @@ class Region:
         if len(text := begun.hex()) <= _BEGUN_BYTES:
             self._words.write(_BEGUN, text, _BEGUN_BYTES)
         self._words[_ENDED] = 1
-
-    @property
-    def failed(self) -> bool:
-        """Whether this rank is about to end by failure; the others may still say so before the job ends."""
-        return bool(self._words[_FAILED])
-
-    def fail(self) -> None:
-        self._words[_FAILED] = 1
 
     @property
     def gone(self) -> bool:
