@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
+from itertools import islice
 from textwrap import indent
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from .present_calls import OUTSIDE, call_of, describe_call, program_stack
 ANY = -1
 _SERVED = 64  # messages in the background that are told
 _FRAMES = 12  # of the program's own code, from the innermost one on
+_AWAITED = 4  # requests of an event loop
 _BRIEF_S = 1e-3
 _AT_A_FAILURE_S = DESCRIPTION_S  # for ranks to say what they do when a call has failed
 waits: Waiting | None = None  # the watchdog's, once it runs
@@ -138,6 +140,9 @@ class Doing(NamedTuple):
 def own() -> Doing:
     """What this rank is doing, by its main thread."""
     stack, call, now = program_stack(_FRAMES), blocked_call(), call_of(threading.main_thread().ident)
+    if call is None and stack[-1:] and stack[-1].startswith("select at selectors.py:"):  # an idle event loop
+        awaited = islice(under_way(*kinds), _AWAITED)
+        stack += tuple(f"awaits {each.call}, started at {each.birth}" for each in awaited)
     told = Doing(
         runtime.name, runtime.process, describe_call(threading.main_thread().ident),
         comm="" if call is None else call.comm.name, stack=stack, number=own_number(),

@@ -171,6 +171,7 @@ def program_stack(most: int) -> tuple[str, ...]:
         found = [(each.f_code, n) for each, n in walk_stack(frames[thread.ident]) if not is_ours(each.f_code)]
         own = [i for i, (code, _) in enumerate(found) if not _is_library(code.co_filename)]
         found = found[: own[-1] + 1] if own else found  # without what has called the program, such as pytest
-        told += [] if thread is main else [f"in thread {thread.name}:"]
+        call = None if thread is main else call_of(thread.ident)
+        told += [] if thread is main else [f"in thread {thread.name}:" + f" {call}" * (call is not None)]
         told += [f"{code.co_name} at {source_line(code, n)}" for code, n in reversed(found[:most])]
     return tuple(told)

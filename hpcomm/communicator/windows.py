@@ -21,6 +21,7 @@ from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
 from ..core.patience import Pause
+from ..core.present import polling
 from ..errors import (
     DtypeError,
     LayoutError,
@@ -216,20 +217,24 @@ class Window(ClosedByAll):
                 self._held.discard((each, mine))
 
     def _take(self, mpi: MPI.Win, rank: int, shared: bool) -> None:
-        begin, pause, found = time.monotonic(), Pause(), 0
+        begin, pause, found, before = time.monotonic(), Pause(), 0, 0
         limit = self.comm.timeout
-        while True:
-            if shared:
-                found = max(found, 0)  # how many share it, as far as is known
-            before = self._word(mpi, rank, found + 1 if shared else -1 - self.comm.rank, found)
-            if before == found:
-                return
-            found = before if shared else 0
-            if limit is not None and time.monotonic() - begin >= limit:
-                who = f"rank {-1 - before}" if before < 0 else f"{counted(before, 'rank')}, shared,"
-                what = f"{who} had the lock of rank {rank} for {limit:g} s"
-                raise WaitTimeoutError(what, where("lock", self.comm), "a shorter block; comm.timeout")
-            pause.sleep()
+
+        def who() -> str:
+            return f"rank {-1 - before}" if before < 0 else f"{counted(before, 'rank')}, shared,"
+
+        with polling(lambda: f"lock({rank}, held by {who().rstrip(',')})", self.comm.context):
+            while True:
+                if shared:
+                    found = max(found, 0)  # how many share it, as far as is known
+                before = self._word(mpi, rank, found + 1 if shared else -1 - self.comm.rank, found)
+                if before == found:
+                    return
+                found = before if shared else 0
+                if limit is not None and time.monotonic() - begin >= limit:
+                    what = f"{who()} had the lock of rank {rank} for {limit:g} s"
+                    raise WaitTimeoutError(what, where("lock", self.comm), "a shorter block; comm.timeout")
+                pause.sleep()
 
     def _word(self, mpi: MPI.Win, rank: int, value: int, compare: int | None = None) -> int:
         """What the word of a rank's lock was; then value is added, or put in the place of compare."""

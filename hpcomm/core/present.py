@@ -200,6 +200,13 @@ class saying(calling):  # noqa: N801
         return self._say()
 
 
+class polling(saying):  # noqa: N801
+    """The same of a wait that no call of another rank ends, such as that for a lock."""
+
+    __slots__ = ()
+    number = NONE
+
+
 def _word(value: object) -> str:
     try:
         return getattr(value, "__name__", None) or repr(value)

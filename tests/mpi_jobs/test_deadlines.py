@@ -58,6 +58,15 @@ def test_a_report_names_ranks_of_a_part_by_their_numbers_in_the_job(job: Any) ->
     assert re.search(r"rank 2: barrier\(\) .* on 'half' has waited \d s\n  for rank 3: not in", said), said
 
 
+@pytest.mark.once
+def test_a_wait_for_the_lock_of_a_window_says_who_has_it(job: Any) -> None:
+    source = LATE.replace("comm.barrier()", "window = comm.window(4)").format(late=0.5) + (
+        "with window.lock(0, shared=False):\n    time.sleep(4 * (comm.rank == 0))\n"
+    )
+    said = job(2, source, timeout=60, env={"HPCOMM_STALL": "1.5"}).stderr
+    assert re.search(r"rank 1: lock\(0, held by rank 0\) at .*:12 on 'world' has waited \d s\n", said), said
+
+
 WAITS = {
     "a collective": "comm.all_reduce(np.ones(2_000_000))",
     "a halo": "hpcomm.Field(comm, (8,), halo=1, periodic=True).update_halo()",

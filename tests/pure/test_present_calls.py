@@ -166,6 +166,23 @@ def test_code_of_a_library_that_we_call_is_not_the_programs_line() -> None:
     assert said.startswith("in hpcomm, at test_present_calls.py:"), said
 
 
+def test_a_stack_says_what_another_thread_calls() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def call() -> None:
+        with calling(COMM, "barrier"):
+            begun.set()
+            over.wait()
+
+    thread = threading.Thread(target=call, name="of calls")
+    thread.start()
+    begun.wait()
+    stack = present_calls.program_stack(9)
+    over.set()
+    thread.join()
+    assert "in thread of calls: barrier()" in stack
+
+
 def test_who_waits_for_threads_at_its_end_is_in_no_call_of_hpcomm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(present_calls, "is_ours", lambda code: True)
     monkeypatch.setattr(present_calls, "calling_frame", lambda frame: None)

@@ -165,3 +165,12 @@ def test_an_error_says_why_a_rank_does_not_answer(monkeypatch: pytest.MonkeyPatc
     stopped, ended = (SimpleNamespace(**silent, gone=gone, stopped=not gone) for gone in (False, True))
     comm: Any = SimpleNamespace(near=SimpleNamespace(regions={1: stopped, 2: ended, 3: ended}))
     assert doing.doings(comm, [1, 2]) == ["  rank 1: no answer: stopped", "  rank 2: it has ended"]
+
+
+def test_an_idle_event_loop_says_what_it_may_await(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = SimpleNamespace(call="recv(x, source=1)", birth="a.py:5")
+    monkeypatch.setattr(doing, "under_way", lambda *kinds: iter([request]))
+    monkeypatch.setattr(doing, "program_stack", lambda most: ("main at a.py:9", "select at selectors.py:468"))
+    assert doing.own().stack[2:] == ("awaits recv(x, source=1), started at a.py:5",)
+    monkeypatch.setattr(doing, "program_stack", lambda most: ("main at a.py:9",))
+    assert doing.own().stack == ("main at a.py:9",)  # it computes: nothing is looked for
