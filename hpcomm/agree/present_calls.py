@@ -13,10 +13,11 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from ..core.comm import Comm
-from ..core.present import calling, innermost, is_own, looking, messaging, waiting
+from ..core.present import calling, exchanging, innermost, is_own, looking, messaging, waiting
 from ..core.signature import words_of
 from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, calling_frame, is_ours, source_line
+from ..node.channels import end_of
 from ..node.present import present
 from . import runtime
 
@@ -62,6 +63,8 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
     owner, verb, x, by, other, count = noted
     if hasattr(owner, "waits_for"):  # a plan's state
         made: calling = waiting(owner, verb)
+    elif (end := end_of(owner)) is not None:
+        made = exchanging(end[0], verb, None, end[1], None)
     elif noted is call:
         comm, is_message = _of_node(owner), verb in _MESSAGES
         made = looking(comm, verb, x, by, other) if is_message else calling(comm, verb, x, op=by, root=other)

@@ -135,6 +135,15 @@ class looking_for_a_time(looking):  # noqa: N801
     ends = True
 
 
+class exchanging(looking):  # noqa: N801
+    """The same of a planned exchange, which waits for one of its ranks now."""
+
+    __slots__ = ()
+
+    def named(self) -> dict[str, object]:
+        return {"peer": self.peer}
+
+
 def _known(number: object) -> object:
     """None in place of what MPI has for any."""
     return None if isinstance(number, int) and number < 0 else number

@@ -6,7 +6,7 @@ its sender may be one exchange ahead of its receiver, as with MPI, and no furthe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
 
 from ..core.comm import Comm
 from ..core.limits import NODE_SPINS
@@ -29,7 +29,7 @@ def attached(at: int, comm: Comm, peer: int, verb: str) -> native_core.Channel:
     """One end of a channel, which both ends take once. Its waits raise PeerFailedError."""
     native, near = core(), _near()
     assert native is not None
-    hook, spins = _watching(comm, peer, verb), 0 if near.is_crowded else NODE_SPINS
+    hook, spins = _Watch(comm, peer, verb), 0 if near.is_crowded else NODE_SPINS
     made: native_core.Channel = native.Channel(near.shared, at, peer, hook, spins, verb=verb)
     return made
 
@@ -39,15 +39,21 @@ def _near() -> segment.NodeSegment:
     return segment.current
 
 
-def _watching(comm: Comm, peer: int, verb: str) -> Callable[..., None]:
-    """What a wait for a peer calls again and again."""
-    region, is_gone = comm.near.regions[peer], False
+class _Watch:
+    """What a wait for a peer calls again and again. end: whose wait, and for whom."""
 
-    def look(*_: object) -> None:
-        nonlocal is_gone
+    def __init__(self, comm: Comm, peer: int, verb: str) -> None:
+        self.end, self._verb, self._is_gone = (comm, peer), verb, False
+
+    def __call__(self, *_: object) -> None:
+        comm, peer = self.end
         comm.move_on()  # others may wait for what MPI has to do here
-        if is_gone:  # and what it had left to say has not been it
-            raise has_ended(f"the {verb}", where(verb, comm), [peer])
-        is_gone = region.gone
+        if self._is_gone:  # and what it had left to say has not been it
+            raise has_ended(f"the {self._verb}", where(self._verb, comm), [peer])
+        self._is_gone = comm.near.regions[peer].gone
 
-    return look
+
+def end_of(channel: object) -> tuple[Comm, int] | None:
+    """Of which communicator a channel is, and the rank at its other end; None: it is no channel."""
+    held = gc.get_referents(channel) if type(channel).__name__ == "Channel" else ()
+    return next((each.end for each in held if isinstance(each, _Watch)), None)

@@ -58,6 +58,16 @@ def test_a_report_names_ranks_of_a_part_by_their_numbers_in_the_job(job: Any) ->
     assert re.search(r"rank 2: barrier\(\) .* on 'half' has waited \d s\n  for rank 3: not in", said), said
 
 
+@pytest.mark.parametrize("node", ["on", pytest.param("off", marks=pytest.mark.once)])
+def test_a_wait_in_a_halo_that_has_gone_before_is_reported(job: Any, node: str) -> None:
+    field = "field = hpcomm.Field(comm, (8,), halo=1)\nfield.update_halo()"
+    source = LATE.replace("comm.barrier()", field).format(late=3.5) + "field.update_halo()\n"
+    said = job(2, source, timeout=60, env={"HPCOMM_STALL": "1.5", "HPCOMM_NODE": node}).stderr
+    peer = "peer=1" if node == "on" else ""
+    assert re.search(rf"rank 0: halo exchange\({peer}\) at .*:13 on 'world' has waited \d s\n", said), said
+    assert ("  for rank 1: not in a call of hpcomm, in time.sleep" in said) == (node == "on"), said
+
+
 @pytest.mark.once
 def test_a_wait_for_the_lock_of_a_window_says_who_has_it(job: Any) -> None:
     source = LATE.replace("comm.barrier()", "window = comm.window(4)").format(late=0.5) + (
