@@ -51,6 +51,13 @@ if rank == 1:
     lines_later("p 3\\nc\\n")
     pdb.set_trace()
 comm.all_reduce(x)
+=== halos, one rank late | 3
+import hpcomm
+field = hpcomm.Field(comm, (9, 3), halo=1)
+for k in range(4):
+    if rank == 1 and k == 2:
+        time.sleep(W)
+    field.update_halo()
 === long reading | 2
 if rank == 1:
     lines_later("a")

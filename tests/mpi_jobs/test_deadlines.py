@@ -69,6 +69,16 @@ def test_a_wait_in_a_halo_that_has_gone_before_is_reported(job: Any, node: str) 
 
 
 @pytest.mark.once
+def test_a_circle_through_a_halo_is_named(job: Any) -> None:
+    field = "field = hpcomm.Field(comm, (8,), halo=1)\nfield.update_halo()"
+    rest = "if comm.rank:\n    comm.recv(np.empty(1), 0)\nfield.update_halo()\n"
+    source = LATE.replace("comm.barrier()", field).format(late=0) + rest
+    said = job(2, source, timeout=60, expect=1, options=("--stall", "8")).stderr
+    assert "these calls can never end" in said, said
+    assert re.search(r"  rank 0: halo exchange\(peer=1\) at .*:15 on 'world' waits for rank 1\n", said), said
+
+
+@pytest.mark.once
 def test_a_wait_for_the_lock_of_a_window_says_who_has_it(job: Any) -> None:
     source = LATE.replace("comm.barrier()", "window = comm.window(4)").format(late=0.5) + (
         "with window.lock(0, shared=False):\n    time.sleep(4 * (comm.rank == 0))\n"
