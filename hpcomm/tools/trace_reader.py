@@ -82,7 +82,7 @@ def read(folder: Path) -> Trace:
     rows: list[dict[str, Any]] = []
     parts, before, shifts = [], 0, dict[str, int]()  # of each clock, to the wall clock
     for rank, (program, _, (about, *its), records) in enumerate(files):
-        records["of"][records["of"] > len(records)] = 0
+        records["of"][records["of"].view("<u4") > len(records)] = 0  # damaged
         order = np.argsort(records["begin"], kind="stable")
         order = order[(records["row"][order] > 0) & (records["row"][order] <= len(its))]
         place = np.full(len(records) + 1, -1)

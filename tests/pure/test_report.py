@@ -85,6 +85,12 @@ def test_messages_meet_in_order_and_a_wait_belongs_to_its_call(tmp_path: Path) -
     assert ranks[1]["computing_s"] == pytest.approx(1e-6)
 
 
+def test_a_record_of_a_call_that_is_not_there_is_no_wait(tmp_path: Path) -> None:
+    rows = [{"verb": "all_reduce"}, {"verb": "wait"}]
+    written(tmp_path, "0", 0, rows, [(0, 5, 1, 0, -1, -1, of) for of in (9, 0x80000001)], size=1)
+    assert [int(of) for of in read(tmp_path).events["of"]] == [-1, -1]
+
+
 def test_bytes_count_once_where_a_receive_does_not_say_more(tmp_path: Path) -> None:
     """From any source, it is not known of whom it gets them; in the background it has no bytes of its own."""
     sends, recv = [{"verb": "send_object"}, {"verb": "send"}], {"verb": "irecv_object"}
