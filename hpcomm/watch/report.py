@@ -65,8 +65,11 @@ class Reporter:
         doings = _all()
         notices = runtime.end_notices
         is_silent = notices is not None and notices.leaves_word_to_others(_ASKING_S)  # one of another node
+        before = self._before
         is_soon = not is_silent and self._look_for_circles(call, doings)
         self._next_s = waited_s + (_SOON_S if is_soon else _AGAIN_S)
+        if self._before not in ([], before):  # a circle, perhaps: the next look says so, or reports the wait
+            return
         if self._is_due(waited_s, limit_s, doings):
             self._reported = True
             if not is_silent:

@@ -111,8 +111,8 @@ def test_a_report_that_fails_does_not_keep_a_job_alive(monkeypatch: pytest.Monke
     assert said[0].endswith("it has waited 7 s; --stall 5 (HPCOMM_TIMEOUT) ends the job")
 
 
-def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On a busy machine the time that the user has set may be over before two looks have found it."""
+def waiting_for_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """This rank and another one; the call of this one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "passed_over", lambda comm, call: "")
     own = doing.own_number()
@@ -124,9 +124,25 @@ def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch
         for here, there in ((own, own + 1), (own + 1, own))
     }  # fmt: skip
     monkeypatch.setattr(report, "_all", lambda: waits)
-    call: Any = SimpleNamespace(comm=None, call=None, number=MESSAGE)
+    return SimpleNamespace(comm=None, call=None, number=MESSAGE)
+
+
+def test_a_circle_is_told_by_the_last_report_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a busy machine the time that the user has set may be over before two looks have found it."""
+    call = waiting_for_each_other(monkeypatch, tmp_path)
     told = report.Reporter(pytest.fail, 30.0).report(call, 12.0)
     assert told.startswith("these calls can never end, since each waits for the next one:\n  rank 0: recv(")
+
+
+def test_a_circle_that_is_found_when_a_report_is_due_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    call, said = waiting_for_each_other(monkeypatch, tmp_path), list[str]()
+    reporter = report.Reporter(said.append, 3.0)
+    for waited_s in (3.2, 3.8, 5.5, 40.0):
+        reporter.look(call, waited_s)
+    assert len(said) == 1
+    assert said[0].startswith("these calls can never end")
 
 
 def test_a_wait_that_another_rank_has_reported_is_not_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
