@@ -452,18 +452,13 @@ def _show_ranks(mark: str) -> bool:
     send(launchers, signal.SIGSTOP)
     for pid in silent:
         if parent_of(pid) not in silent:  # else it writes to the same place
-            _head(pid)
+            say_to(pid, f"{who_has(environ_of(pid)) or 'a rank'} gives no answer; its threads:\n")
     deadline = time.monotonic() + GRACE_S
     send(silent, signal.SIGABRT)
     while any(map(environ_of, silent)) and time.monotonic() < deadline:
         time.sleep(0.05)
     send(launchers, signal.SIGCONT)
     return True
-
-
-def _head(pid: int) -> None:
-    """Write which rank it is to where its stack comes."""
-    say_to(pid, f"{who_has(environ_of(pid)) or 'a rank'} gives no answer; its threads:\n")
 
 
 def kill_members(mark: str) -> None:
