@@ -78,6 +78,20 @@ def refused(**how):
         print(str(error).replace("\\n", " "), flush=True)
     else:
         print("nothing was said", how, flush=True)
+
+def forked(*sizes):
+    "Go on as each rank of jobs of these sizes, (job, rank); torch is loaded once, by who tells how they end."
+    ranks = {}
+    for job, size in enumerate(sizes):
+        for rank in range(size):
+            pid = os.fork()
+            if pid == 0:
+                return job, rank
+            ranks[pid] = job, rank
+    while ranks:
+        pid, status = os.wait()
+        os.write(1, f"\\nended {ranks.pop(pid)} {os.waitstatus_to_exitcode(status)}\\n".encode())
+    sys.exit()
 """
 
 ALONE = (
@@ -113,15 +127,17 @@ def test_a_process_of_its_own_has_nothing_of_mpi_until_it_says_so_and_is_one_ran
 JOIN = (
     FEW
     + """
-rank, port = int(sys.argv[1]), int(sys.argv[2])
-print("available:", dist.is_mpi_available())
+count, port = int(sys.argv[1]), int(sys.argv[2])
+print("available:", dist.is_mpi_available(), flush=True)
+_, rank = forked(count)
 try:
     dist.init_process_group("mpi", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 except hpcomm.ConfigError as error:
     print(str(error).replace("\\n", " "), flush=True)
 else:
-    print("joined", dist.get_rank(), *total(), [name for name in os.environ if name.startswith("PMI")])
-    print("from_torch:", hpcomm.from_torch().size)
+    numbered = [name for name in os.environ if name.startswith("PMI")]
+    ours = hpcomm.from_torch().size
+    print(f"joined {dist.get_rank()} {total()} {numbered}, from_torch: {ours}", flush=True)
 """
 )
 
@@ -129,21 +145,19 @@ else:
 def test_without_the_core_ranks_by_arguments_join_by_an_mpi_or_say_what_to_type(can_join: bool) -> None:
     port = free_port()
     # Who cannot join says so without the others: rank 0 alone would wait for them in the store.
-    ranks = [start("-c", JOIN, str(rank), port, HPCOMM_NODE="off") for rank in range(1 + can_join)]
-    for rank, process in enumerate(ranks):
-        text = said(process)
-        assert "available: False" in text
-        if can_join:
-            assert f"joined {rank} 2 2.0 []\nfrom_torch: 2" in text
-        else:
-            assert re.search(
-                r"no MPI launcher started these 2 ranks \(rank= and world_size=\)\. They need MPI, as .*"
-                r"HPCOMM_NODE=off, and this MPI needs its",
-                text,
-            )
-            assert re.search(r"try: +mpirun -n 2 python", text)
-            assert "or init_process_group('gloo')" in text
-            assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out" in text
+    text = said(start("-c", JOIN, str(1 + can_join), port, HPCOMM_NODE="off"))
+    assert "available: False" in text
+    if can_join:
+        assert all(f"joined {rank} (2, 2.0) [], from_torch: 2" in text for rank in range(2)), text
+    else:
+        assert re.search(
+            r"no MPI launcher started these 2 ranks \(rank= and world_size=\)\. They need MPI, as .*"
+            r"HPCOMM_NODE=off, and this MPI needs its",
+            text,
+        )
+        assert re.search(r"try: +mpirun -n 2 python", text)
+        assert "or init_process_group('gloo')" in text
+        assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps hpcomm out" in text
 
 
 SPAWN = (
@@ -221,9 +235,10 @@ memory = re.findall("/dev/shm/(mpich_shm_[0-9a-f]+_0|hpcomm-\\\\S+)", open("/pro
 there = [name for name in set(memory) if os.path.exists(f"/dev/shm/{name}")]
 print(f"attempt {attempt} rank {rank} memory {memory[0]} there {there}\\n", end="", flush=True)
 print(f"listens {listens()}\\n", end="", flush=True)
-dist.barrier()
-if attempt == sys.argv[1] and rank == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
+for i in range(10**9 * (attempt == "0" and len(sys.argv) > 1)):
+    dist.all_reduce(torch.ones(3))
+    if i == 20 and rank == "1":
+        exec(sys.argv[1])
 print(f"sum {total()}\\n", end="", flush=True)
 for backend in ("gloo", "cpu:mpi"):
     dist.destroy_process_group()
@@ -237,105 +252,72 @@ for backend in ("gloo", "cpu:mpi"):
 def test_torchruns_at_once_and_again_after_a_crash(tmp_path: Path, can_join: bool, node: str) -> None:
     """Ranks find each other, without MPI or by MPICH, and without a name that another job or attempt has.
 
-    Two jobs at once by MPICH: the next test.
+    However rank 1 leaves while rank 0 goes on, every process ends. More ways: test_endings.py.
     """
+    if node == "off" and not can_join:
+        pytest.skip("this MPI's ranks need its own launcher")
     program = tmp_path / "rank_supervisor.py"
     program.write_text(RANK)
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    if node == "off" and not can_join:
-        pytest.skip("this MPI's ranks need its own launcher")
-    torchrun += ("--max-restarts", "1", program)
-    jobs = [start(*torchrun, crash, HPCOMM_NODE=node) for crash in ("0", "-")[: 1 + (node == "on")]]
-    texts = [said(job) for job in jobs]
+    again = start(*torchrun, "--max-restarts", "1", program, "os.kill(os.getpid(), 9)", HPCOMM_NODE=node)
+    way, rank, status = ("sys.exit(0)", 0, 1) if node == "on" else ("raise ValueError(3)", 1, 1)
+    once = start(*torchrun, program, way, HPCOMM_NODE=node)
+    text, of_once = said(again), said(once)
+    assert [text.count(f"{word} (2, 2.0)") for word in ("sum", "gloo", "cpu:mpi")] == [2, 2, 2], text
+    assert text.count("handler (2, 2.0)\n") == 2, text
+    assert once.returncode == 1, of_once
+    exits = {int(r): int(c) for r, c in re.findall(r"rank +: (\d) .*\n +exitcode +: (-?\d+)", of_once)}
+    # torchrun ends the other one if rank 0 was quicker
+    assert exits.get(rank) in {status, *([-15] if exits.get(0) == 1 else [])}, of_once
     found = set()
-    for text in texts:
-        assert [text.count(f"{word} (2, 2.0)") for word in ("sum", "gloo", "cpu:mpi")] == [2, 2, 2], text
-        assert text.count("handler (2, 2.0)\n") == 2, text
-        assert "available: False" not in text
-        assert set(re.findall(r"listens (.*)", text)) == {"[]"}  # on no network
-        found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", text))
-    assert len(found) == 1 + len(jobs), texts  # one of them has begun twice
-    assert len({name for _, name in found}) == 1 + len(jobs)
+    for told in (text, of_once):
+        assert re.search(r"rank +(: )?1\b", told), told  # torchrun may be quicker than rank 0
+        assert told.count("application called MPI_Abort") <= 2, told
+        assert "available: False" not in told
+        assert set(re.findall(r"listens (.*)", told)) == {"[]"}  # on no network
+        found |= set(re.findall(r"attempt (\d) rank \d memory (\S+) there \[\]", told))
+    assert len(found) == len({name for _, name in found}) == 3, found  # one of them has begun twice
     assert not [name for _, name in found if Path("/dev/shm", name).exists()]
 
 
-GOES_ON = """
-import os, signal, sys
-import torch, torch.distributed as dist
-dist.init_process_group("mpi")
-for i in range(10**9):
-    dist.all_reduce(torch.ones(3))
-    if i == 20 and dist.get_rank() == 1:
-        {}
-"""
-LEAVES = {  # how rank 1 leaves while rank 0 goes on, and what torchrun says of the two; more: test_endings.py
-    "sys.exit(0)": {0: 1},
-    "raise ValueError(3)": {1: 1},
-    "os._exit(3)": {1: 3},
-    "os.kill(os.getpid(), signal.SIGKILL)": {1: -9},
-}
-
-
-@pytest.mark.parametrize("node", NODE)
-def test_however_a_rank_of_torchruns_leaves_the_other_every_process_ends(
-    tmp_path: Path, can_join: bool, node: str
-) -> None:
-    """Two of the ways without MPI, and two by it."""
-    if node == "off" and not can_join:
-        pytest.skip("this MPI's ranks need its own launcher")
-    jobs, torchrun = {}, ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    for way in [*LEAVES][node == "off" :: 2]:
-        program = tmp_path / f"leaves{len(jobs)}.py"
-        program.write_text(GOES_ON.format(way))
-        jobs[way] = start(*torchrun, program, HPCOMM_NODE=node)
-    for way, job in jobs.items():
-        text = said(job)
-        assert job.returncode == 1, text
-        found = {int(r): int(c) for r, c in re.findall(r"rank +: (\d) .*\n +exitcode +: (-?\d+)", text)}
-        ended = {-15} if found.get(0) == 1 else set()  # torchrun ends the other one if rank 0 was quicker
-        assert all(found.get(r) in {status, *ended} for r, status in LEAVES[way].items()), (way, text)
-        assert re.search(r"rank +(: )?1\b", text), text  # torchrun may be quicker than rank 0
-        assert text.count("application called MPI_Abort") <= 2, text
-
-
-BY_HAND = """
-import os, signal, sys, time
-sys.modules["mpi4py.MPI"] = None
-import torch, torch.distributed as dist
-rank = int(sys.argv[2])
-dist.init_process_group("hpcomm", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=int(sys.argv[4]))
+BY_HAND = (
+    FEW
+    + """
+import signal, time
+ways = sys.argv[2:]
+job, rank = forked(2, 2, 3)
+file = f"file://{sys.argv[1]}{job}"
+dist.init_process_group("hpcomm", init_method=file, rank=rank, world_size=2 + job // 2)
 dist.barrier()
 if rank == 2:
     os.kill(os.getpid(), signal.SIGSTOP)
 while rank == 0:
     time.sleep(1)
 time.sleep(0.2)
-exec(sys.argv[3])
+exec(ways[job])
 """
+)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("way", "status", "words"),
-    [
-        ("raise ValueError(3)", 1, "ValueError: 3"),
-        ("os._exit(7)", 7, "leaves by os._exit(7)"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", -9, "rank 1 was killed"),
-    ],
-)
-def test_ranks_that_nobody_supervises_end_together(tmp_path: Path, way: str, status: int, words: str) -> None:
+def test_ranks_that_nobody_supervises_end_together(tmp_path: Path) -> None:
     """Rank 0, in no call, leaves after rank 1; rank 2, which is stopped, is killed."""
-    size = 3 if status < 0 else 2
-    ranks = [start("-c", BY_HAND, tmp_path / "meet", str(rank), way, str(size)) for rank in range(size)]
-    texts = [said(process) for process in ranks]
-    assert [process.returncode for process in ranks] == [max(status, 1), status, -9][:size], texts
-    assert words in texts[0 if status < 0 else 1], texts
+    ways = "raise ValueError(3)", "os._exit(7)", "os.kill(os.getpid(), signal.SIGKILL)"
+    text = said(start("-c", BY_HAND, tmp_path / "meet", *ways))
+    for words in ("ValueError: 3", "leaves by os._exit(7)", "rank 1 was killed"):
+        assert words in text, text
+    ended = re.findall(r"^ended \((\d), (\d)\) (-?\d+)", text, re.MULTILINE)
+    statuses = [int(status) for *_, status in sorted(ended)]
+    assert statuses == [1, 1, 7, 7, 1, -9, -9], text
 
 
 CIRCLE = (
     FEW
     + """
-dist.init_process_group("mpi")
+by_file = {}
+if sys.argv[1:]:
+    by_file = {"init_method": sys.argv[1], "rank": forked(2)[1], "world_size": 2}
+dist.init_process_group("mpi", **by_file)
 x, other = torch.ones(50_000), 1 - dist.get_rank()
 going = dist.isend(x, other, tag=7)  # which nobody receives
 if other:
@@ -355,10 +337,7 @@ def test_receives_that_wait_for_each_other_are_named_and_end_after_the_time_that
     program = tmp_path / "circle.py"
     program.write_text(CIRCLE)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    ways = (
-        ("-m", "hpcomm", "run", "-n", "2", "python", program),
-        ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program, "no MPI"),
-    )
+    ways = ("-m", "hpcomm", "run", "-n", "2", "python", program), (program, f"file://{tmp_path}/meet")
     jobs = [start(*way, HPCOMM_TIMEOUT="12", HPCOMM_STALL_DIR=str(tmp_path), **root) for way in ways]
     recv = r"recv\(float32 \(50000,\), source=%d, tag=0\) at circle.py:\d+ on 'world'"
     rows = "".join(rf"  rank {r}: {recv % (1 - r)} waits for rank {1 - r}\n" for r in range(2))
@@ -370,7 +349,8 @@ def test_receives_that_wait_for_each_other_are_named_and_end_after_the_time_that
             r"  try:   .*\n  stacks: .*\n  --stall 12 \(HPCOMM_TIMEOUT\) ends the job",
             text,
         ), text
-        assert job.returncode == 1, text
+        statuses = re.findall(r"^ended \(0, \d\) (-?\d+)", text, re.MULTILINE) or [str(job.returncode)]
+        assert set(statuses) == {"1"}, text
 
 
 PRINTED = (
