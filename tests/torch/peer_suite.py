@@ -1,7 +1,7 @@
 """torch's own distributed test suite, as shipped in its wheel, over any backend.
 
-    python tests/torch/peer_suite.py [-n 4] [--backend mpi] [--as gloo] [--only WORD] [--out FILE] [--more]
-                                     [--torchrun]
+    python tests/torch/peer_suite.py [-n 4] [--backend mpi] [--as gloo] [--only WORD | --names NAMES]
+                                     [--out FILE] [--more] [--torchrun]
 
 Starts jobs of n ranks in which all ranks run each test of torch.testing._internal.distributed in turn. A
 test that fails, or takes longer than its limit, ends its job, and the next job goes on behind it. Skips that
@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--backend", default="mpi")
     parser.add_argument("--as", dest="guise", default="", help="the backend whose tests are run")
     parser.add_argument("--only", default="", help="comma-separated parts of names")
+    parser.add_argument("--names", default="", help="comma-separated: these, without a look at what there is")
     parser.add_argument("--out", default="peer_suite.json")
     parser.add_argument("--more", action="store_true")
     parser.add_argument("--torchrun", action="store_true")
@@ -51,7 +52,7 @@ def main() -> int:
         as_rank(arguments.backend)
         return 0
     arguments.guise = arguments.guise or {"hpcomm": "mpi"}.get(arguments.backend, "")
-    names = [
+    names = [name for name in arguments.names.split(",") if name] or [
         name
         for name in all_tests(arguments.n, arguments.guise or arguments.backend)
         if any(part in name for part in arguments.only.split(","))
