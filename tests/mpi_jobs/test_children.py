@@ -52,27 +52,9 @@ POOLS = """
         again = [sys.executable, "-m", "hpcomm", "run", "-n", "1", "python", "-c", code]
         show("a job of its own", [subprocess.run(again).returncode], [])
 """
-FORKED = """
+OF_TORCH = """
     import os, torch, torch.distributed as dist, hpcomm.torch_backend
-    dist.init_process_group("mpi")
-    dist.barrier()
-    x, other = torch.ones(1), 1 - dist.get_rank()
-    calls = [lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, async_op=True).wait(), dist.barrier]
-    calls += [lambda: dist.send(x, other), lambda: dist.irecv(x, other).wait()]
-    if os.fork() == 0:
-        for call in calls:
-            try:
-                call()
-            except hpcomm.UsageError as error:
-                print(f"refused {'is a child of rank' in str(error)}\\n", end="", flush=True)
-        os._exit(0)
-    os.wait()
-    dist.barrier()
-    dist.destroy_process_group()
-"""
-LOADERS = """
     from hpcomm import world as comm
-    import torch
 
     class Numbers(torch.utils.data.Dataset):
         def __len__(self):
@@ -81,11 +63,27 @@ LOADERS = """
         def __getitem__(self, i):
             return comm.rank if torch.utils.data.get_worker_info() is None else torch.tensor(i)
 
-    if __name__ == "__main__":
-        comm.barrier()
-        loader = torch.utils.data.DataLoader(Numbers(), 2, num_workers=2)  # others each import torch: 5 s
-        total = comm.all_reduce(sum(batch.sum() for batch in loader))
-        print(int(total))
+    dist.init_process_group("mpi")
+    dist.barrier()
+    x, other = torch.ones(1), 1 - dist.get_rank()
+    calls = [lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, async_op=True).wait(), dist.barrier]
+    calls += [lambda: dist.send(x, other), lambda: dist.irecv(x, other).wait()]
+    group = dist.group.WORLD
+    for group._node in (group._node, None):  # by the core; by MPI
+        if os.fork() == 0:
+            for call in calls:
+                try:
+                    call()
+                except hpcomm.UsageError as error:
+                    print(f"refused {'is a child of rank' in str(error)}\\n", end="", flush=True)
+            os._exit(0)
+        os.wait()
+        dist.barrier()
+    dist.destroy_process_group()
+
+    loader = torch.utils.data.DataLoader(Numbers(), 2, num_workers=2)  # others each import torch: 5 s
+    total = comm.all_reduce(sum(batch.sum() for batch in loader))
+    print(f"loaded {int(total)}\\n", end="")
 """
 
 
@@ -102,11 +100,6 @@ def test_pools_and_other_children_work_in_ranks_and_are_no_ranks(job: Any) -> No
         "spawn 10 1",
         "subprocess 2 1",
     ]
-
-
-@pytest.mark.once
-def test_workers_of_torchs_data_loaders_work_in_ranks(job: Any) -> None:
-    assert job(2, LOADERS, timeout=120).stdout == "12\n12\n"
 
 
 def test_naming_the_world_starts_nothing(job: Any) -> None:
@@ -135,8 +128,8 @@ def test_a_rank_under_another_launcher_is_told_that_it_is_alone(tmp_path: Path, 
     assert "start it with its own MPI's launcher" in done.stderr
 
 
-@pytest.mark.parametrize("node", ["on", "off"])
-def test_a_forked_child_of_a_rank_of_torch_says_so(job: Any, node: str) -> None:
+@pytest.mark.once
+def test_a_forked_child_of_a_rank_of_torch_says_so_and_workers_of_data_loaders_work(job: Any) -> None:
     pytest.importorskip("torch")
-    said = job(2, FORKED, timeout=90, env={"HPCOMM_NODE": node}).stdout.split("\n")
-    assert said.count("refused True") == 10, said
+    said = job(2, OF_TORCH, timeout=120).stdout.split("\n")
+    assert (said.count("refused True"), said.count("loaded 12")) == (20, 2), said
