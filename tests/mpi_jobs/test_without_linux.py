@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 from processes import finish, judge
 
 WITHOUT = {"PYTHONPATH": f"{Path(__file__).with_name('without_linux')}"}
@@ -10,8 +11,6 @@ WITHOUT = {"PYTHONPATH": f"{Path(__file__).with_name('without_linux')}"}
 VERBS = """
 import os, signal, sys
 import numpy as np
-import torch
-import torch.distributed as dist
 import hpcomm
 from hpcomm import checkpoint
 from hpcomm.job.cores import here
@@ -43,16 +42,22 @@ checkpoint.save(folder, field)
 field.inner[...] = 0
 checkpoint.load(folder, field)
 assert field.mean() == 0.5
+TORCH
+print(comm.rank)
+"""
+TORCH = """
+import torch
+import torch.distributed as dist
 dist.init_process_group("mpi")
 dist.all_reduce(t := torch.ones(3))
 assert t.tolist() == [2, 2, 2]
 dist.destroy_process_group()
-print(comm.rank)
 """
 
 
-def test_verbs_arrays_files_and_torch_work(job, tmp_path):
-    (tmp_path / "verbs.py").write_text(VERBS)
+@pytest.mark.parametrize("torch", [pytest.param(TORCH, id="torch", marks=pytest.mark.once), ""])
+def test_verbs_arrays_files_and_torch_work(job, tmp_path, torch):
+    (tmp_path / "verbs.py").write_text(VERBS.replace("TORCH", torch))
     done = job(2, ["python", str(tmp_path / "verbs.py"), str(tmp_path / "saved")], env=WITHOUT)
     assert sorted(done.stdout.split()) == ["0", "1"]
     assert "no node core" not in done.stderr  # nobody could do anything about that
