@@ -86,12 +86,14 @@ def test_a_group_that_only_its_members_make(rank: int, size: int) -> None:
         group = dist.new_group([0, 1], use_local_synchronization=True)
         assert dist.get_backend(group) == "mpi"
         assert total(group, rank) == 1
+        dist.destroy_process_group(group)
     dist.barrier()
     later = dist.new_group(list(range(size)), backend="gloo")  # names still agree
     assert total(later, 1.0) == size
 
 
 def test_subgroups_and_split_groups(rank: int, size: int) -> None:
+    """They end here: on ranks with other groups torch names each otherwise, and ends all in turn by names."""
     mine, _ = dist.new_subgroups(group_size=1)
     assert total(mine, rank) == rank
     halves = [list(range(size // 2)), list(range(size // 2, size))]
@@ -100,6 +102,8 @@ def test_subgroups_and_split_groups(rank: int, size: int) -> None:
     assert total(part, rank) == sum(ours)
     alone = dist.split_group(split_ranks=[[0]])
     assert (alone is not None) == (rank == 0)
+    for group in filter(None, (alone, part, mine)):
+        dist.destroy_process_group(group)
 
 
 def test_the_store_of_a_group(rank: int, size: int) -> None:
