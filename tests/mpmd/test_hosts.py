@@ -224,7 +224,7 @@ for i in range(2000):
 
 def test_a_job_of_one_program_names_the_host_whose_cable_is_cut(hosts):
     (hosts.folder / "loop.py").write_text(LOOP)
-    where = ["--hosts", "h1:2,h2:1,h3:1", "--stall", "9"]
+    where = ["--hosts", "h1:2,h2:1,h3:1", "--stall", "6"]
     command = [sys.executable, "-m", "hpcomm", "run", *where, "python", "loop.py"]
     process = hosts.start(command, hosts.environ(find_mpi().vendor))
     out = ""
@@ -252,10 +252,6 @@ if comm.rank == 3:
     time.sleep(60)
 comm.all_reduce(x)
 """
-MESSAGES = """
-if comm.rank in (0, 2):
-    comm.recv(x, source=2 - comm.rank)
-"""
 COLLECTIVE = """
 if comm.rank == 2:
     comm.recv(x, source=0)
@@ -270,16 +266,12 @@ if comm.rank in (0, 2):
     ("then", "calls"),
     [
         (
-            MESSAGES,
-            [r"recv\(.*source=2\) at circle.py:\d+ on 'world'", r"recv\(.*source=0\) at .* on 'world'"],
-        ),
-        (
             COLLECTIVE,
             [r"all_reduce\(.*\) at circle.py:\d+ on 'world'", r"recv\(.*source=0\) at .* on 'world'"],
         ),
         (CROSSED, [r"barrier\(\) at circle.py:\d+ on 'pair'", r"barrier\(\) at circle.py:\d+ on 'other'"]),
     ],
-    ids=["messages", "collective", "crossed"],
+    ids=["collective", "crossed"],
 )
 def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts, then, calls):
     (hosts.folder / "circle.py").write_text(CIRCLE.format(then=then))
