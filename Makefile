@@ -135,7 +135,7 @@ clean:
 
 .venv-openmpi/ready .venv-mpich/ready: .venv-%/ready: .venv-packages
 	$(environment)
-.venv-openmpi/ready .venv-mpich/ready: PACKAGES = --no-compile '$(TORCH)' -e '.[$*,test$(MORE)]'
+.venv-openmpi/ready .venv-mpich/ready: PACKAGES = --no-compile '$(TORCH)' -e '.[$*,dev$(MORE)]'
 # Most of its modules are never loaded, and what loads one compiles it.
 # mpi4py-fft, a recipe of docs/mpi4py.md, comes as source only, and needs the headers of FFTW (libfftw3-dev).
 COMMA = ,

@@ -26,6 +26,7 @@ os.environ.setdefault("HPCOMM_STALL_DIR", os.devnull)  # no files
 
 # What each rank says is to be seen here; tests of what is said once set it themselves.
 os.environ["HPCOMM_TRACEBACK"] = "full"
+os.environ["PYTEST_ADDOPTS"] = "-p no:pytest_isolate_mpi"  # of what tests start: see pyproject.toml
 
 _FOLDER = pytest.StashKey[str]()
 

