@@ -40,6 +40,7 @@ from typing import IO, NamedTuple, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / ".test-logs"
+START = ROOT / "tests" / "start"  # a module that each Python loads
 BUDGET_S = 40 * 60.0  # for all steps together, of steady_time()
 # For one step, the same: several times what it takes on a quiet machine. A test that hangs ends much earlier.
 PURE_S, MPI_S, TORCH_S, JOBS_S = 420.0, 480.0, 240.0, 900.0
@@ -73,6 +74,8 @@ OF_MPI = (
     "communicator intercommunicator io known_messages meshes message_order plans requests route windows"
     " shared_array"
 )
+# numpy's OpenBLAS starts a thread for each further core, which looks for work for a while.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 # Where jobs go side by side, ranks that wait in MPI leave the cores to others.
 WAITING = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
 TORCH_RANKS = 4
@@ -245,7 +248,7 @@ def run(lanes: list[list[Step]], deadline: float) -> Generator[tuple[Step, Count
     # Thousands of processes load the same modules: where none may keep what it has compiled, as some machines
     # have it, each compiles all of them anew, which takes as long as the rest of its start-up.
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    beside = WAITING if len(lanes) > 1 else {}
+    beside = ONE_THREAD | (WAITING if len(lanes) > 1 else {})
     environs = {step.name: {**beside, **kept, **settings(kept)} for lane in lanes for step in lane}
     done: queue.Queue[tuple[Step, Counter[str], float]] = queue.Queue()
 
@@ -275,7 +278,8 @@ def mark_of(environ: dict[str, str]) -> str:
 def run_one(step: Step, environ: dict[str, str], deadline: float) -> Counter[str]:
     """Carry out a step before the deadline; leave none of its processes behind."""
     step.logs.mkdir(parents=True)
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    path = [str(ROOT), str(START), os.environ.get("PYTHONPATH")]
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     deadline = min(steady_time() + step.limit_s + 2 * GRACE_S, deadline)
     log = step.logs / ("rank-0" if step.ranks else "log")
     for _ in range(1 + AGAIN):

@@ -20,6 +20,7 @@ import hpcomm.job.installation as installation
 from hpcomm.tools import diff
 
 ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 NODE = (pytest.param("on", marks=pytest.mark.once), "off")  # with the node core they need no MPI
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "HPCOMM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_")
 
@@ -27,10 +28,9 @@ LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "HPCOMM_", "TORCHELASTIC_", "RANK", "WORL
 def start(*command: str | Path, **variables: str) -> subprocess.Popen[str]:
     """Run Python with words, in an environment that tells nothing of ranks but variables."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", *map(str, command)],
-        env={**env, "PYTHONPATH": path, **variables},
+        env={**env, "PYTHONPATH": PATH, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -404,7 +404,7 @@ def test_one_word_sets_what_torchrun_sets_under_mpirun(tmp_path: Path) -> None:
     options = ["--oversubscribe"] if library.vendor == "openmpi" else []
     word = "-m", "hpcomm.torch_backend"
     env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": str(ROOT)}
+    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": PATH}
     run = [library.launcher, *options, "-n", "2", sys.executable, *word, program, "word"]
     done = subprocess.run([*map(str, run)], env=env, capture_output=True, text=True, timeout=90, check=False)
     wanted = [f"early {rank} {rank} 2 word" for rank in range(2)] + ["gloo True 2.0", "mpi True 2.0"] * 2
