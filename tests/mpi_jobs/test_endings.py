@@ -27,6 +27,7 @@ from steady import steady_time
 
 LIMIT_S = 5.0
 OFTEN = "from hpcomm.watch import watchdog; watchdog.WATCHDOG_TICK_S = 0.05  # who waits takes a core"
+SOON = "from hpcomm.agree import runtime; runtime.GRACE_S = 0.3  # nobody else is to say anything"
 SLACK_S = 1.5  # two cores, several processes that end, a launcher that gathers them
 
 ENDINGS: dict[str, tuple[str, int | None, str]] = {  # statement, status (None: any failure), words on stderr
@@ -104,10 +105,11 @@ import numpy as np
 import hpcomm
 
 {OFTEN}
+{SOON}
 comm = hpcomm.world
 comm.barrier()
 if comm.rank == 1:
-    time.sleep(0.3)
+    time.sleep(0.1)  # others stand in their calls by then, and take a core each
     Path({str(note)!r}).write_text(str(time.time()))
 {indent(dedent(on_one), "    ")}
 else:
@@ -580,7 +582,7 @@ def test_who_needs_at_its_end_a_rank_that_has_ended_is_told(
         + LATE[where]
     )
     words = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] * (where == "a test")
-    ranks = 2 if where == "torch" else 3  # each loads torch
+    ranks = 2 if where in ("torch", "a test") else 3  # each loads torch, or pytest
     done = job(ranks, ["python", *words, str(program)], expect=None, env={"HPCOMM_NODE": node})
     assert done.returncode != 124  # a handler's exception is no failure
     # Whoever of those that it needs was seen to have ended first.
@@ -798,10 +800,10 @@ def test_nobody_misses_who_has_ended_after_its_part(job: Any, node: str) -> None
 
 
 def test_a_timeout_that_nobody_catches_ends_the_job_with_its_message(job: Any) -> None:
-    source = """
+    source = f"""
 import numpy as np
 import hpcomm
-
+{SOON}
 comm = hpcomm.world
 if comm.rank == 0:
     comm.irecv(np.zeros(1), 1).wait(timeout=0.5)
@@ -852,10 +854,10 @@ except hpcomm.PeerFailedError as error:
 
 
 def test_requests_under_way_say_nothing_when_an_exception_ends_the_program(job: Any) -> None:
-    source = """
+    source = f"""
 import numpy as np
 import hpcomm
-
+{SOON}
 comm = hpcomm.world
 kept = [comm.barrier(async_op=True), comm.all_gather_object(1, async_op=True), comm.irecv(np.zeros(3), tag=9)]
 if comm.rank == 1:
