@@ -56,7 +56,7 @@ blocks = {
 """
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", [0, pytest.param(1, marks=pytest.mark.once)])
 def test_calls_in_rounds_go_on_in_every_call_that_blocks(job: Any, late: int) -> None:
     """The other rank comes to that call only when it has waited for the one in the background."""
     source = PROLOGUE + (

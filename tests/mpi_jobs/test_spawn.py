@@ -60,7 +60,7 @@ def programs(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.once), 2])
 def test_spawned_ranks_talk_to_those_who_have_started_them(job, programs, monkeypatch, tmp_path, ranks):
     monkeypatch.chdir(tmp_path)
     said = job(ranks, programs(), options=SPAWN).stdout.splitlines()
