@@ -78,6 +78,8 @@ OF_MPI = (
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 # Where jobs go side by side, ranks that wait in MPI leave the cores to others.
 WAITING = {"OMPI_MCA_mpi_yield_when_idle": "1", "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}
+# And each rank begins in less time: Open MPI takes ob1 here anyway, once it has looked for networks.
+WAITING["OMPI_MCA_pml"] = "ob1"
 TORCH_RANKS = 4
 TORCH_BY_MPI = "tests/torch/test_groups.py"
 QUICK_PURE = [
