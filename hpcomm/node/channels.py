@@ -6,8 +6,6 @@ its sender may be one exchange ahead of its receiver, as with MPI, and no furthe
 
 from __future__ import annotations
 
-import gc
-
 from ..core.comm import Comm
 from ..core.limits import NODE_SPINS
 from ..errors import has_ended, where
@@ -55,5 +53,5 @@ class _Watch:
 
 def end_of(channel: object) -> tuple[Comm, int] | None:
     """Of which communicator a channel is, and the rank at its other end; None: it is no channel."""
-    held = gc.get_referents(channel) if type(channel).__name__ == "Channel" else ()
-    return next((each.end for each in held if isinstance(each, _Watch)), None)
+    hook = getattr(channel, "hook", None)
+    return hook.end if isinstance(hook, _Watch) else None

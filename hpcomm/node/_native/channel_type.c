@@ -102,6 +102,12 @@ static PyObject *hand_over(PyObject *me, int to_fill) {
 static PyObject *channel_fill_box(PyObject *me, PyObject *none) { return (void)none, hand_over(me, 1); }
 static PyObject *channel_free_box(PyObject *me, PyObject *none) { return (void)none, hand_over(me, 0); }
 
+static PyObject *channel_hook(PyObject *me, void *none) {
+  PyObject *hook = ((Channel *)me)->hook;
+  return (void)none, Py_NewRef(hook ? hook : Py_None);
+}
+
+static PyGetSetDef channel_fields[] = {{"hook", channel_hook, NULL, NULL, NULL}, {0}};
 static PyMethodDef channel_methods[] = {
     {"empty_box", channel_empty_box, METH_O, NULL},
     {"full_box", channel_full_box, METH_O, NULL},
@@ -116,6 +122,7 @@ static PyType_Slot channel_slots[] = {{Py_tp_new, channel_new},
                                       {Py_bf_getbuffer, channel_view},
                                       {Py_bf_releasebuffer, channel_view_ends},
                                       {Py_tp_methods, channel_methods},
+                                      {Py_tp_getset, channel_fields},
                                       {0, NULL}};
 PyType_Spec channel_spec = {"hpcomm.node._native.core.Channel", sizeof(Channel), 0,
                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, channel_slots};

@@ -117,6 +117,8 @@ class Request:
     def Wait(self, status: object = None, /) -> bool: ...  # noqa: N802
 
 class Channel:
+    @property
+    def hook(self) -> Hook | None: ...
     def __new__(
         cls,
         segment: Segment,
