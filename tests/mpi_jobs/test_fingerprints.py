@@ -336,8 +336,7 @@ dist.init_process_group("mpi")
 rank = dist.get_rank()
 
 def values(odd):
-    dist.barrier()
-    works = []
+    works = [dist.barrier(async_op=True)]
     for i in range(3):
         x = torch.full((3,), i + (odd and i == 1 and rank == 1))
         works.append(dist.all_reduce(x, async_op=True))  #values
@@ -360,9 +359,8 @@ def gathered(odd):
     dist.all_gather_into_tensor(torch.empty(4), torch.ones(2) * (1 + odd))  #gathered
 
 def begin_training(model):  # as DistributedDataParallel, which loads compilers for seconds, does it
-    group, parameters = dist.group.WORLD, [*model.parameters()]
-    utils._verify_param_shape_across_processes(group, parameters)
-    utils._sync_module_states(model, group, 1 << 20, 0, set())  #trained
+    utils._verify_param_shape_across_processes(dist.group.WORLD, [*model.parameters()])
+    utils._sync_module_states(model, dist.group.WORLD, 1 << 20, 0, set())  #trained
 
 def trained(odd):
     torch.manual_seed(1 + odd)
