@@ -430,3 +430,8 @@ def test_elements_of_32_bytes_are_gathered_by_any_root(comm: Any) -> None:
         got = comm.gather(x, root)
         late = comm.gather(x, root, async_op=True).wait()
         assert comm.rank != root or ((got == wanted).all() and (late == wanted).all())
+    with comm.dup(check="full") as apart:  # without the core, where a reduction in the order of ranks gathers
+        for root in range(comm.size):
+            for y in (x, x[:500]):
+                total = apart.reduce(y, root=root)
+                assert comm.rank != root or (total == wanted[:, : len(y)].sum(0)).all()

@@ -402,7 +402,7 @@ def _known(comm: Comm, op: str | None, dtype: np.dtype[Any]) -> tuple[Any, int, 
     can_wrap = comm.compared == "full" and wrapping.can_wrap(record, reduce)
     if any(beside) or record.mpi is None or can_wrap:
         return None
-    kind, code = getattr(MPI, reduce.mpi_type), record.code | (SCHEDULED >> DTYPE if comm.is_fast else 0)
+    code = record.code | (SCHEDULED >> DTYPE if comm.is_fast else 0)
     if rank_order.applies(comm, reduce, record):
-        return kind, code, None, reduce.code, rank_order.Fold(comm, reduce, record)
-    return kind, code, reduce.mpi(), reduce.code, None
+        return transport.native(record), code, None, reduce.code, rank_order.Fold(comm, reduce, record)
+    return getattr(MPI, reduce.mpi_type), code, reduce.mpi(), reduce.code, None
