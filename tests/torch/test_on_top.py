@@ -84,6 +84,19 @@ def test_ddp_reaches_the_weights_of_one_process(options: dict[str, object]) -> N
     close(model.module, expected)
 
 
+def test_ddp_gives_weights_of_the_same_bits_for_buckets_of_any_size() -> None:
+    found = []
+    for cap in (0.0001, 0.001, 25):
+        model = DistributedDataParallel(fresh(), bucket_cap_mb=cap)
+        step = torch.optim.SGD(model.parameters(), 0.1)
+        for x, y in batches():
+            step.zero_grad()
+            nn.functional.mse_loss(model(mine(x)), mine(y)).backward()
+            step.step()
+        found.append(torch.cat([weights.detach().view(-1) for weights in model.parameters()]))
+    assert [int((weights != found[0]).sum()) for weights in found] == [0, 0, 0]
+
+
 def test_ddp_accumulates_without_synchronising() -> None:
     expected = fresh()
     model = DistributedDataParallel(fresh())
