@@ -175,11 +175,12 @@ class PeerFailedError(HpcommError):
         self.ranks = tuple(ranks)
 
 
-def has_ended(what: str, where: str, ranks: Sequence[int]) -> PeerFailedError:
-    """The error where what needs ranks that have ended."""
+def has_ended(what: str, where: str, ranks: Sequence[int], more: Iterable[str] = ()) -> PeerFailedError:
+    """The error where what needs ranks that have ended. more: lines about them."""
     hint = "look at what that rank printed; every rank must make the matching calls"
     have = "have" if len(ranks) > 1 else "has"
-    return PeerFailedError(f"{what} needs {named(ranks)}, which {have} ended", where, hint, ranks)
+    told = "\n".join([f"{what} needs {named(ranks)}, which {have} ended", *more])
+    return PeerFailedError(told, where, hint, ranks)
 
 
 def incomplete(

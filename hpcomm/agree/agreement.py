@@ -68,6 +68,7 @@ from .differences import (
     refusers,
     rows,
 )
+from .last_calls import lines
 from .present_calls import describe_call, verb_now
 from .values import Values
 
@@ -161,7 +162,8 @@ def light(comm: Comm, log: CallLog, peers: list[tuple[int, Region, CallLog]]) ->
         rank, region, other = ahead
         survival.check(comm, verb_now())
         if region.ended and other.last_call() < number:
-            raise has_ended(f"call #{number} on '{comm.name}'", where(verb_now(), comm), [rank])
+            what, told = f"call #{number} on '{comm.name}'", lines(comm, [rank])
+            raise has_ended(what, where(verb_now(), comm), [rank], told)
         if first_difference(log, other, number) or first_difference(log, behind[2], number):
             time.sleep(1e-4)  # where stores may be seen out of order: look again before accusing anybody
             if others := [peer for peer in peers if first_difference(log, peer[2], number)]:

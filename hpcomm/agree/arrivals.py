@@ -35,6 +35,7 @@ from .differences import (
     told,
 )
 from .doing import doings
+from .last_calls import lines
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
 
@@ -158,7 +159,7 @@ def _ended(comm: Comm, rank: int, cause: int) -> HpcommError:
     what = f"{verb_now()} on '{comm.name}'"
     if rank != cause:
         what += f" needs rank {rank}, which is out of step: its own call"
-    return has_ended(what, where(verb_now(), comm), [cause])
+    return has_ended(what, where(verb_now(), comm), [cause], lines(comm, [cause]))
 
 
 def _out_of_step(comm: Comm, rank: int) -> HpcommError:

@@ -18,6 +18,7 @@ from ..core.limits import NETWORK_PATIENCE_S
 from ..errors import HpcommError, WaitTimeoutError, has_ended
 from . import runtime
 from .doing import doings
+from .last_calls import lines
 
 
 @contextlib.contextmanager
@@ -75,7 +76,7 @@ class Stay:
     def _error(self, gone: list[int]) -> HpcommError:
         what = f"{self.words()} on '{self._comm.name}' stands in MPI"
         if gone:
-            return has_ended(f"{what} and", self._where, gone)
+            return has_ended(f"{what} and", self._where, gone, lines(self._comm, gone))
         what = "\n".join([f"{what} for more than {self.seconds:g} s.", *doings(self._comm, self._needs)])
         return WaitTimeoutError(what, self._where, "look at the ranks that do something else, or nothing")
 
@@ -92,7 +93,7 @@ def unanswered(comm: Comm, peer: int | None, call: str, where: str) -> None:
     """Raise if no message can come: its rank has ended, or all others have where it may be anybody's."""
     others = [rank for rank in range(comm.size) if rank != comm.rank] if peer is None else [peer]
     if others and lost(comm, others) == others:
-        raise has_ended(f"{call} on '{comm.name}'", where, others)
+        raise has_ended(f"{call} on '{comm.name}'", where, others, lines(comm, others))
 
 
 _stays: weakref.WeakSet[Stay] = weakref.WeakSet()

@@ -15,6 +15,7 @@ from ..node.call_log import CallLog
 from ..node.segment import Region
 from .blocked import IN_CORE, core_calls, logs
 from .doing import Doing, ask
+from .last_calls import lines
 from .present_calls import describe_call, verb_now
 
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own
@@ -149,9 +150,8 @@ def mismatch(comm: Comm, number: int, rows: str, refusing: list[int], verb: str 
     hint = "make the same call on every rank, in the same order: operator, dtype, number of elements, root"
     if verb in RAGGED:
         hint += f"; {verb}_ragged takes arrays of any shape and dtype"
-    return MismatchError(
-        f"ranks disagree about call #{number} on '{comm.name}'.\n{rows}", where(verb, comm), hint
-    )
+    what = [f"ranks disagree about call #{number} on '{comm.name}'.", rows, *lines(comm)]
+    return MismatchError("\n".join(what), where(verb, comm), hint)
 
 
 # -- what all ranks call: equal calls together, so that a report stays short -----------------------------

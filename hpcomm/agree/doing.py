@@ -24,7 +24,7 @@ from ..core.verbs import receives
 from ..errors import NAMED
 from ..node import segment
 from ..node.segment import Region
-from . import runtime
+from . import last_calls, runtime
 from .blocked import ELSEWHERE, Blocked, Waiting, blocked_call, counted, needed, parts
 from .present_calls import OUTSIDE, call_of, describe_call, program_stack
 
@@ -86,6 +86,7 @@ class Doing(NamedTuple):
         counts: of collective calls that it has begun, where they are counted: a communicator's number, calls.
         quiet_s: since it has last reported a wait, and so what all ranks do.
         verb: of its call; "": it is in none.
+        calls: its last ones, in words.
     """
 
     who: str
@@ -104,6 +105,7 @@ class Doing(NamedTuple):
     counts: tuple[tuple[int, int], ...] = ()
     quiet_s: float = _NEVER_S
     verb: str = ""
+    calls: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
@@ -116,12 +118,12 @@ class Doing(NamedTuple):
         return bool(re.match(rf"{OUTSIDE} in (a debugger at |input\()", self.text))
 
     def as_text(self) -> str:
-        """For the record: the stack is cut where it is too long."""
+        """For the record: without the last calls, and with a shorter stack, where it is too long."""
         import json
 
         doing = self
-        while len(text := json.dumps(doing)) > segment.ANSWER_BYTES and doing.stack:
-            doing = doing._replace(stack=doing.stack[1:])
+        while len(text := json.dumps(doing)) > segment.ANSWER_BYTES and (doing.calls or doing.stack):
+            doing = doing._replace(calls=(), stack=doing.stack[0 if doing.calls else 1 :])
         if len(text) > segment.ANSWER_BYTES:
             short = self.text[: segment.ANSWER_BYTES // 8]
             text = json.dumps(Doing(self.who, self.pid, short, others=True, number=self.number))
@@ -134,7 +136,7 @@ class Doing(NamedTuple):
 
         told = Doing(*json.loads(text))
         messages, begun = ([Message(*each) for each in some] for some in (told.messages, told.begun))
-        return told._replace(messages=tuple(messages), begun=tuple(begun))
+        return told._replace(messages=tuple(messages), begun=tuple(begun), calls=tuple(told.calls))
 
 
 def own() -> Doing:
@@ -147,6 +149,7 @@ def own() -> Doing:
         runtime.name, runtime.process, describe_call(threading.main_thread().ident),
         comm="" if call is None else call.comm.name, stack=stack, number=own_number(),
         quiet_s=round(time.monotonic() - reported_at, 3), verb="" if now is None else now.verb,
+        calls=last_calls.own(None if now is None else now.comm),
     )  # fmt: skip
     if call is None or waits is None or not waits.times or waits.mark != call.mark:
         return told
@@ -331,7 +334,7 @@ def doings(comm: Comm, ranks: Container[int]) -> list[str]:
         f"  rank {rank}: {no_answer(region) if each is None else each.text}"
         for (rank, region), each in zip(near, said, strict=True)
     ]
-    return [*rows, *indent(silent(), "  ").splitlines()]
+    return [*rows, *indent(silent(), "  ").splitlines(), *last_calls.lines(comm, dict(near))]
 
 
 def answer() -> None:

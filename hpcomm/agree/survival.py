@@ -22,6 +22,7 @@ from ..core import present
 from ..core.comm import Comm
 from ..errors import PeerFailedError, named, where
 from ..node import segment
+from .last_calls import lines
 
 _Found = TypeVar("_Found")
 
@@ -96,7 +97,7 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
         time.sleep(_LOOK_S)
     comm.fall_out()
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
-    what = _died(comm, ranks) if ranks else what
+    what = "\n".join([_died(comm, ranks), *lines(comm, ranks)]) if ranks else what
     hint = "comm.shrink() makes one of the ranks that live" if segment.survives else "go on without it"
     return PeerFailedError(what, where(verb, comm), hint, ranks)
 

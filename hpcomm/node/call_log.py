@@ -37,6 +37,12 @@ class CallLog:
         """
         return self._node.logged_call(self._rank, call) if call > 0 else None
 
+    def last(self, most: int) -> list[tuple[int, int]]:
+        """The numbers and signatures of as many last calls, the oldest first."""
+        end = self.last_call()
+        found = ((call, self.posted(call)) for call in range(max(1, end - most + 1), end + 1))
+        return [(call, signature) for call, signature in found if signature is not None]
+
     def last_call(self) -> int:
         """The number of the last call that its rank has come to; 0 before the first, and once closed."""
         return self._node.last_logged(self._rank)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from ..agree import last_calls
 from ..agree.doing import Doing, known
 from ..errors import ConfigError
 from ..job.command_line import AS_JSON, Command, option, table
@@ -23,7 +24,8 @@ _COMMON = option("job", nargs="?", type=int, metavar="PID", help=_PID), AS_JSON
 _WHERE = "Say where the ranks of your jobs on this host are, and who waits for whom."
 _TOP = "Show what the ranks of your jobs on this host do, again and again."
 _ONCE = option("--once", action="store_true", help="show it once")
-parser = partial(Command, "hpcomm where", _WHERE, *_COMMON)
+_CALLS = option("--calls", action="store_true", help="the last calls of all ranks")
+parser = partial(Command, "hpcomm where", _WHERE, _CALLS, *_COMMON)
 top_parser = partial(Command, "hpcomm top", _TOP, _ONCE, *_COMMON)
 _EVERY_S = 1.0
 _MOST, _WIDTH = 4, 100  # programs of a job, and characters of one
@@ -34,7 +36,9 @@ def main(words: Sequence[str]) -> int:
     """Carry out `hpcomm where`; returns the exit status."""
     options = parser().parse_args(list(words))
     found = _jobs(options.job)
-    print(json.dumps([_record(job) for job in found], indent=1) if options.json else _text(found))
+    print(
+        json.dumps([_record(job) for job in found], indent=1) if options.json else _text(found, options.calls)
+    )
     return 0
 
 
@@ -89,12 +93,12 @@ def _head(job: Job) -> str:
     return "\n  ".join([head, *lines[:_MOST]])
 
 
-def _text(found: list[Job]) -> str:
-    return "\n\n".join("\n".join(_lines(job)) for job in found)
+def _text(found: list[Job], all_calls: bool = False) -> str:
+    return "\n\n".join("\n".join(_lines(job, all_calls)) for job in found)
 
 
-def _lines(job: Job) -> Iterator[str]:
-    """A job: ranks at the same place together, the smallest groups last; then who can never go on."""
+def _lines(job: Job, all_calls: bool) -> Iterator[str]:
+    """A job: ranks at the same place together, the smallest groups last; last calls; who can never go on."""
     yield _head(job)
     if job.lack:
         yield f"  {job.lack}"
@@ -106,6 +110,8 @@ def _lines(job: Job) -> Iterator[str]:
         if waited_s := max(rank.waited_s for rank in ranks):
             yield f"    waits for {waited_s:.0f} s"
         yield from (f"    {line}" for line in stack)
+    calls = {rank.who: rank.doing.calls for rank in job.ranks if rank.doing is not None}
+    yield from last_calls.told(calls, report.some, len(calls) if all_calls else last_calls.RANKS)
     held, doings = _held(job)
     yield from (f"  {line}" for line in (report.never(held, doings).splitlines() if held else ()))
 

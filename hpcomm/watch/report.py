@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from ..agree import blocked, doing, runtime
+from ..agree import blocked, doing, last_calls, runtime
 from ..agree.blocked import ELSEWHERE, Blocked
 from ..agree.doing import Doing
 from ..agree.other_sort import passed_over
@@ -172,6 +172,8 @@ def never(held: list[int], doings: Mapping[int, Doing], call: Blocked | None = N
         inside.update(circle)
         for rank, after in zip(circle, [*circle[1:], circle[0]], strict=True):
             lines.append(f"  {doings[rank].who}: {doings[rank].words} waits for {doings[after].who}")
+    if call is not None:
+        lines += last_calls.told({doings[rank].who: doings[rank].calls for rank in sorted(inside)}, some)
     others = [doings[rank].who for rank in held if rank not in inside]
     if others:
         lines.append(f"  and for these wait {some(others)}")
@@ -192,6 +194,7 @@ def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
     """What a call waits for, what the other ranks are doing, and which hosts do not answer."""
     lines = [f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s"]
     named, late, parts = {doing.own_number()}, {}, blocked.parts(call)
+    calls = {each.who: each.calls for number, each in doings.items() if number in named}
     for part in parts:
         for rank in blocked.late(part) or _elsewhere(part, doings):
             late[part.comm.name, rank] = part.comm
@@ -202,13 +205,14 @@ def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
         what = _what(comm, rank, its)
         lines.append(f"  for {who}" + f" on '{name}'" * (comm is not call.comm) + f": {what}" * bool(what))
         named.add(number)
+        calls[who] = last_calls.of(comm, rank) if its is None else its.calls
     if len(late) > _SHOWN:
         lines.append(f"  and {len(late) - _SHOWN} more ranks")
     if not late and _is_for_other_hosts(call, parts):
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
     if there := _passed_over(call):
         lines.append(f"  {there}")
-    lines += _others(doings, named)
+    lines += [*_others(doings, named), *last_calls.told(calls, some)]
     lines += [f"  {line}" for line in doing.silent().splitlines()]
     return "\n".join(lines)
 

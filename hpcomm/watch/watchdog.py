@@ -31,6 +31,7 @@ import time
 from ..agree import doing, runtime
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
 from ..agree.differences import disagreement, first_difference, past_call
+from ..agree.last_calls import lines
 from ..agree.one_thread import concurrent_calls
 from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
@@ -211,8 +212,9 @@ def _judge(comm: Comm, source: int | None, call: int) -> str | None:
         return None
     for peer, number in _differing(comm, call):
         return disagreement(comm, number, [peer], is_over=False).what
-    found = _ended(comm, source, call)
-    return None if found is None else describe_call() + found[0]
+    if (found := _ended(comm, source, call)) is None:
+        return None
+    return "\n".join([describe_call() + found[0], *lines(comm, found[1])])
 
 
 def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:

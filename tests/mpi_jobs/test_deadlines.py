@@ -32,6 +32,9 @@ def test_a_long_wait_is_reported_once_with_what_the_late_rank_does(job: Any) -> 
     assert re.search(rf"hpcomm: rank [02]: {call} on 'world' has waited \d s\n"
                      r"  for rank 1: not in a call of hpcomm, in time.sleep\(3.5\) at device_call.py:11\n"
                      rf"  meanwhile rank [02]: {call} on 'world'\n", done.stderr), done.stderr  # fmt: skip
+    row = "    #1 barrier() on 'world'\n"
+    assert f"{row}    #2 all_reduce(float64, 4 elements, op='sum') on 'world'\n" in done.stderr, done.stderr
+    assert f"\n  last calls of rank 1:\n{row}" in done.stderr, done.stderr
 
 
 @pytest.mark.once

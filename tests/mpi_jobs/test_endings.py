@@ -672,6 +672,9 @@ def test_waiting_for_a_rank_that_has_ended_well_ends_the_job_and_says_so(
     assert ended.returncode not in (0, 124), ended
     assert ended.lived_on_s < LIMIT_S + SLACK_S
     assert re.search(r"rank 1\b.* has ended|any rank\b.* all others have ended", ended.stderr)
+    assert ("last calls of rank 1:\n    #1 barrier() on 'world'" in ended.stderr) == (check != "off"), (
+        ended.stderr
+    )
 
 
 RING = "ring = comm.cart((comm.size,), periodic=True, name='ring'); "

@@ -211,6 +211,10 @@ for i in range(300):
     done = job(2, source, timeout=60, expect=None)
     assert done.returncode not in (0, 124)
     assert "ranks disagree about call #201 on 'world'" in done.stderr
+    calls = [
+        f"    #{i + 1} all_reduce(float64, {i % 7 + 1} elements, op='sum') on 'world'\n" for i in range(201)
+    ]
+    assert f"  last calls of rank 0:\n{''.join(calls[-8:])}" in done.stderr, done.stderr
 
 
 def test_full_lets_every_rank_catch_and_go_on(job: Any) -> None:

@@ -14,6 +14,8 @@ import pytest
 from mistakes import MISTAKES
 from processes import ROOT, finish, judge
 
+from hpcomm.agree import last_calls
+from hpcomm.errors import named
 from hpcomm.job.process_role import who_has
 from hpcomm.tools import where
 
@@ -55,8 +57,9 @@ def answered(*words):
             break
     return told
 
-print(json.dumps({"pids": pids, "jobs": found, "where": answered("where"), "top": answered("top", "--once"),
-                  "none": look("where", "2").stderr}), flush=True)
+told = {"pids": pids, "jobs": found, "where": answered("where"), "all": answered("where", "--calls")}
+told |= {"top": answered("top", "--once"), "none": look("where", "2").stderr}
+print(json.dumps(told), flush=True)
 os.kill(pids[3], signal.SIGCONT)
 sys.exit(3)
 """
@@ -83,6 +86,12 @@ def test_another_process_sees_where_ranks_are_and_who_waits_for_whom(job: Any) -
     line = "rank 1: recv(float64 (3,), source=0) at device_call.py:12 on 'world' waits for rank 0"
     assert line in told["where"]
     assert "rank 2: not in a call of hpcomm, in subprocess.run(...) at " in told["where"]
+    assert re.search(
+        r"\n  last calls of rank 0, rank 1, rank 2:\n    #1 .*all_gather_object\(\)", told["where"]
+    )
+    assert re.search(
+        r"\n  last calls of rank 0, rank 1, rank 2:\n    #1 .*all_gather_object\(\)", told["all"]
+    )
     rows = told["top"].splitlines()[4:]
     assert [row.split("  ")[0] for row in rows[:3]] == ["rank 0", "rank 1", "rank 2"]
     assert re.match(r"rank 1 +\d+ +\d+\.\d s +\d+ MiB +\d+ s  recv\(", rows[1])
@@ -136,6 +145,16 @@ def test_who_gives_no_answer_is_known_by_what_its_launcher_has_said() -> None:
     assert who_has({}) == ""
 
 
+def test_the_last_calls_of_many_ranks_are_shown_if_asked_for_and_of_the_odd_ones_else() -> None:
+    calls = {rank: (f"#{rank % 8} barrier()",) for rank in range(11)} | {11: ()}
+    few, all_of_them = (last_calls.told(calls, named, most) for most in (last_calls.RANKS, 11))
+    names = ["ranks 0, 8", "ranks 1, 9", "ranks 2, 10", *(f"rank {rank}" for rank in range(3, 8))]
+    told = {name: [f"  last calls of {name}:", f"    #{n} barrier()"] for n, name in enumerate(names)}
+    odd = [line for name in names[3:7] for line in told[name]]
+    assert few == [*odd, "  others: hpcomm where --calls, while the job runs"]
+    assert sorted(all_of_them) == sorted(line for lines in told.values() for line in lines)
+
+
 def test_the_page_tells_at_which_level_each_kind_of_mistake_is_named() -> None:
     page = (ROOT / "docs/watching.md").read_text()
     rows = [row.split(" | ") for row in re.findall(r"^\| (.* \| (?:light|full|strict)) \|$", page, re.M)]
@@ -175,6 +194,10 @@ def test_all_circles_are_named_with_communicators_and_kept_for_programs(job: Any
     ]
     for row in rows:
         assert f"\n  {row}" in said, said
+    for rank, last in enumerate(("two", "one")):
+        assert re.search(
+            rf"\n  last calls of rank {rank}:\n( {{4}}#.*\n)* {{4}}#1 barrier\(\) on '{last}'\n", said
+        )
     (file,) = tmp_path.glob("hpcomm-stall-*.json")
     kept = json.loads(file.read_text())
     assert kept["can_never_end"] == [0, 1, 2, 3]

@@ -509,6 +509,15 @@ def test_who_refuses_a_call_comes_to_it_and_the_others_hear_at_once():
     assert ranks.together(3, body) == [3, 3, 3]
 
 
+def test_the_last_calls_of_each_rank_can_be_read():
+    def body(node):
+        for k in range(11):
+            node.all_reduce(np.ones(k + 1), "sum")
+        return [[(n, sig >> 32) for n, sig in node.last_calls(rank)] for rank in (0, 1)]
+
+    assert ranks.together(2, body) == [[[(k, k) for k in range(4, 12)]] * 2] * 2
+
+
 def test_what_a_waiting_rank_waits_for_can_be_read():
     def body(node):
         if node.rank:

@@ -400,18 +400,23 @@ static PyObject *node_close(PyObject *me, PyObject *none) {
   return PyBool_FromLong(depart((Node *)me));
 }
 
-/* calls(): for each rank (number, signature, waits for, since): its last call, and for whom it waits since when */
+/* calls(): for each rank (number, signature, waits for, since): its last call, and for whom it waits since when.
+   last_calls(rank): (number, signature) of those that its cells still hold, the oldest first */
+static uint64_t last_call(const struct node *n, int rank) {
+  uint64_t number = 0;
+  for (int i = 0; i < NODE_CELLS; i++) {
+    const uint64_t arrival = node_load(&n->place->rank[rank].cell[i].arrival);
+    if (!node_is_behind(arrival, number)) number = arrival >> 2;
+  }
+  return number;
+}
 static PyObject *node_calls(PyObject *me, PyObject *none) {
   struct node *n = open_node(me);
   (void)none;
   PyObject *list = n ? PyList_New(n->size) : NULL;
   for (int r = 0; list && r < n->size; r++) {
     struct node_rank *rank = &n->place->rank[r];
-    uint64_t number = 0;
-    for (int i = 0; i < NODE_CELLS; i++) {
-      const uint64_t arrival = node_load(&rank->cell[i].arrival);
-      if (!node_is_behind(arrival, number)) number = arrival >> 2;
-    }
+    const uint64_t number = last_call(n, r);
     const int is_waiting = node_load(&rank->status.waiting) != 0;
     PyObject *waits = is_waiting ? PyLong_FromUnsignedLongLong(node_peek(&rank->status.rank)) : Py_NewRef(Py_None);
     PyObject *since =
@@ -419,6 +424,19 @@ static PyObject *node_calls(PyObject *me, PyObject *none) {
     PyList_SetItem(list, r,
                    Py_BuildValue("(KKNN)", (unsigned long long)number,
                                  (unsigned long long)node_signature(n, r, number), waits, since));
+  }
+  return list;
+}
+static PyObject *last_calls(PyObject *me, PyObject *given) {
+  struct node *n = open_node(me);
+  const int rank = rank_of(n, given);
+  const uint64_t last = rank < 0 ? 0 : last_call(n, rank);
+  PyObject *list = rank < 0 ? NULL : PyList_New(0);
+  for (uint64_t number = last < NODE_CELLS ? 1 : last - NODE_CELLS + 1; list && number <= last; number++) {
+    const uint64_t signature = node_signature(n, rank, number); /* 0: withdrawn, or written over meanwhile */
+    PyObject *call = Py_BuildValue("(KK)", (unsigned long long)number, (unsigned long long)signature);
+    if (!call || (signature && PyList_Append(list, call))) Py_CLEAR(list);
+    Py_XDECREF(call);
   }
   return list;
 }
@@ -504,6 +522,7 @@ static PyMethodDef node_methods[] = {FAST(all_reduce),
                                      {"words", words, METH_O, NULL},
                                      {"barrier", barrier, METH_NOARGS, NULL},
                                      {"calls", node_calls, METH_NOARGS, NULL},
+                                     {"last_calls", last_calls, METH_O, NULL},
                                      {"close", node_close, METH_NOARGS, NULL},
                                      {0}};
 static PyMemberDef node_members[] = {{"rank", T_INT, offsetof(Node, node.rank), READONLY, NULL},

@@ -38,7 +38,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 13        /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 14        /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
