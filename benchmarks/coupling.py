@@ -100,12 +100,12 @@ def _alone(link: Any, field: Any) -> Any:
     side = link.gives[field.name] if sends else link.takes[field.name]
 
     def channel() -> Channel:
-        return Channel(Lane(link.wire, 3), [side.part], sends=sends)
+        return Channel(Lane(link.context.wire, 3), [side.part], sends=sends)
 
     together = (None, Turns(channel, 2)) if sends else (channel(), None)
 
     def exchange() -> None:
-        link.together = together
+        link.context.together = together
         link.exchange()
 
     return exchange

@@ -16,7 +16,7 @@ from ..grids.methods import KINDS
 from ..grids.radians import Ends
 from ..grids.vectors import in_space, on_sphere
 from ..job.spec.calendar import check_months
-from .coupled_field import Field, MemberField
+from .coupled_field import Field, MemberField, check_grid, check_values
 from .coupling.coupler import Arrival, Departure, Outgoing, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Clock, Schedule
@@ -24,13 +24,21 @@ from .coupling.fixer import Fixer
 from .coupling.unit import conversion_of
 from .coupling.waveform import kinds_of
 from .coupling.wire import FIRST_TAG, Lane, Part, Wire
-from .link import Link, Planned, S
+from .link_context import LinkContext, Planned, S
 from .misfits import misfits
 from .record import Recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
+
+
+def check_fields(spec: JobSpec | None, program: str, fields: Mapping[tuple[str, str], Field]) -> None:
+    """What a rank can see alone of its fields. Arguments as of take_grids."""
+    for field in fields.values():
+        check_values(field, field.values)
+    if spec is not None:
+        take_grids(spec, program, fields)
 
 
 def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Field]) -> None:
@@ -64,7 +72,7 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
             return  # only the program knows the coordinates; whoever checks both sides says so
         else:
             field.grid = from_spec(said)
-        field.check_grid("connect")
+        check_grid(field, "connect")
     mine = field.grid
     is_same = (mine.kind, bool(mine.sphere)) == (said.kind, said.sphere)
     if is_same and mine.is_own:
@@ -121,27 +129,18 @@ def unlike_first(
     return ConfigError(what, "connect", hint)
 
 
-class Pair(NamedTuple):
-    """Two programs without Python, between which there is no Link here."""
-
-    name: str
-    peer: str
-    clock: Clock
-
-
 def agreed(
-    link: Link | Pair, mine: dict[str, Any], theirs: dict[str, Any], listed: tuple[FieldSpec, ...] | None
+    name: str, sides: dict[str, dict[str, Any]], clock: Clock, listed: tuple[FieldSpec, ...] | None
 ) -> list[FieldSpec]:
-    """The fields between two programs, in the same order on both sides."""
-    sides = {link.name: mine, link.peer: theirs}
+    """The fields between two programs, of which name is one, in the same order on both sides."""
     found = _between(sides, listed)
     _check_times(sides, [each.every.seconds for each in found if each.every is not None])
     for each in found:
         if each.every is not None and each.every.months:
-            check_months(link.clock.calendar, f"every of field {each.name!r}")
+            check_months(clock.calendar, f"every of field {each.name!r}")
         for what, hint in misfits(each, sides):
             raise _wrong(what, hint)
-        if each.target == link.name:  # has it what a conversion or a mapping needs? The giver would wait
+        if each.target == name:  # has it what a conversion or a mapping needs? The giver would wait
             conversion_of(each)
             if each.mapping != "none":
                 from ..grids.weights import sparse_matrices
@@ -231,7 +230,7 @@ class Declared(NamedTuple):
 
 
 def connect(
-    link: Link,
+    link: LinkContext,
     fields: list[FieldSpec],
     declared: Declared,
     recorder: Recorder | None,
@@ -294,7 +293,7 @@ def _plan(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Planned:
     return field, weights, rows, wire.device_side(field.values)
 
 
-def _fixer(link: Link, each: FieldSpec, part: Part, weights: Any) -> Fixer | None:
+def _fixer(link: LinkContext, each: FieldSpec, part: Part, weights: Any) -> Fixer | None:
     """What sets the integral, where a field wants that. weights: None at the giver."""
     field = part.field
     if each.conserve == "none" or field.grid is None:
@@ -302,7 +301,7 @@ def _fixer(link: Link, each: FieldSpec, part: Part, weights: Any) -> Fixer | Non
     area = field.grid.areas(field.points) if field.areas is None else field.areas
     ranks = [0]
     if weights is None:  # the first rank sends the sum to all
-        ranks = [*range(link.size)] if link.local.rank == 0 else []
+        ranks = [*range(link.comm.remote_size)] if link.local.rank == 0 else []
     else:  # what only a further mapping reaches counts whole
         reached = np.diff(weights.matrix.indptr) > 0
         area = area * np.where(weights.fraction > 0, weights.valid, reached)
@@ -385,7 +384,7 @@ def in_radians(
     return told
 
 
-def _bundle(link: Link, wire: Wire, fields: list[FieldSpec], apart: bool) -> None:
+def _bundle(link: LinkContext, wire: Wire, fields: list[FieldSpec], apart: bool) -> None:
     """One channel each way for everything that exchange() can send as it is; the rest goes one by one."""
     bundled = [
         each

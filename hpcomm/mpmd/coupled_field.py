@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -64,7 +65,7 @@ class Field(Generic[A]):
         if len(self.points) != shape[0]:
             what = f"field {name!r} has {len(self.points)} points here, but values of shape {shape}"
             raise LayoutError(what, verb, "one row of values for each point")
-        self.check_grid(verb)
+        check_grid(self, verb)
         self.areas: NDArray[np.float64] | None = None
         if areas is not None:
             from ..grids.grid import checked_areas
@@ -79,46 +80,11 @@ class Field(Generic[A]):
         self.kind = look.dtype
         self.dtype = np.dtype(look.dtype.storage) if look.place is not None else look.array.dtype
         self.shape = shape[1:]
-        self._verb, self.plain_dtype = verb, getattr(values, "dtype", None)
+        self._verb, self._plain_dtype = verb, getattr(values, "dtype", None)
 
     def own_checksum(self) -> int:
         """What this rank adds to the checksum of the values of all ranks."""
         return of_rows(host(self.values), self.points.astype(np.uint64), 0, width_of(self))
-
-    def check(self, values: object) -> None:
-        """Refuse values of another shape or kind than those that were declared, where they are set anew."""
-        shape, wanted = tuple(getattr(values, "shape", ())), (len(self.points), *self.shape)
-        if shape != wanted:
-            what = f"the values of field {self.name!r} now have the shape {shape}"
-            raise LayoutError(what, "put or get", f"shape {wanted}, as when it was declared")
-        if getattr(values, "dtype", None) == self.plain_dtype:
-            return
-        kind = _looked_at(self.name, values, self._verb).dtype
-        source, target = (kind, self.kind) if self._verb == "gives" else (self.kind, kind)
-        is_numpys = not {"h", "q"} & {kind.kind, self.kind.kind}
-        fits = is_numpys and np.can_cast(source.storage, target.storage, "same_kind")
-        if kind != self.kind and not fits:
-            what = f"the values of field {self.name!r} are now {kind}, and it was declared as {self.kind}"
-            raise DtypeError(what, "put or get", f"values of {self.kind}")
-
-    def check_grid(self, verb: str) -> None:
-        """That the grid has these points: of points and cells it is this rank's own part."""
-        if self.grid is None:
-            return
-        from ..grids.grid import Grid
-
-        if not isinstance(self.grid, Grid):
-            hint = "me.grid(NAME), or hpcomm.regrid.LatLon(...)"
-            raise UsageError(f"the grid of field {self.name!r} is {self.grid!r:.60}", verb, hint)
-        size = self.grid.size
-        if not self.grid.is_own:
-            highest = int(self.points.max(initial=-1))
-            if highest >= size:
-                what = f"field {self.name!r} has a point {highest}, but its grid has {size} points"
-                raise LayoutError(what, verb, "indices from 0, row by row: j * nlon + i")
-        elif size != len(self.points):
-            what = f"field {self.name!r} has {len(self.points)} points here, but its grid has {size}"
-            raise LayoutError(what, verb, "coordinates of this rank's own points, in their order")
 
     def __repr__(self) -> str:
         return f"<Field '{self.name}', {len(self.points)} points here, {self.dtype}>"
@@ -137,7 +103,7 @@ class MemberField(Field[A]):
     def values(self) -> A:  # type: ignore[override]  # they are the whole field's
         now: Any = self.whole.values
         if self._parted[0] is not now:  # the program has replaced them
-            self.whole.check(now)
+            check_values(self.whole, now)
             self._parted = now, now[:, self._n]
         part: A = self._parted[1]
         return part
@@ -147,6 +113,50 @@ class MemberField(Field[A]):
         made: Field[A] = object.__new__(Field)
         vars(made).update(vars(self), values=self.values)
         return made
+
+
+def check_values(field: Field, values: object) -> None:
+    """Refuse values of another shape or kind than those that were declared, where they are set anew."""
+    shape, wanted = tuple(getattr(values, "shape", ())), (len(field.points), *field.shape)
+    if shape != wanted:
+        what = f"the values of field {field.name!r} now have the shape {shape}"
+        raise LayoutError(what, "put or get", f"shape {wanted}, as when it was declared")
+    if getattr(values, "dtype", None) == field._plain_dtype:
+        return
+    kind = _looked_at(field.name, values, field._verb).dtype
+    source, target = (kind, field.kind) if field._verb == "gives" else (field.kind, kind)
+    is_numpys = not {"h", "q"} & {kind.kind, field.kind.kind}
+    fits = is_numpys and np.can_cast(source.storage, target.storage, "same_kind")
+    if kind != field.kind and not fits:
+        what = f"the values of field {field.name!r} are now {kind}, and it was declared as {field.kind}"
+        raise DtypeError(what, "put or get", f"values of {field.kind}")
+
+
+def check_grid(field: Field, verb: str) -> None:
+    """That the grid has these points: of points and cells it is this rank's own part."""
+    if field.grid is None:
+        return
+    from ..grids.grid import Grid
+
+    if not isinstance(field.grid, Grid):
+        hint = "me.grid(NAME), or hpcomm.regrid.LatLon(...)"
+        raise UsageError(f"the grid of field {field.name!r} is {field.grid!r:.60}", verb, hint)
+    size = field.grid.size
+    if not field.grid.is_own:
+        highest = int(field.points.max(initial=-1))
+        if highest >= size:
+            what = f"field {field.name!r} has a point {highest}, but its grid has {size} points"
+            raise LayoutError(what, verb, "indices from 0, row by row: j * nlon + i")
+    elif size != len(field.points):
+        what = f"field {field.name!r} has {len(field.points)} points here, but its grid has {size}"
+        raise LayoutError(what, verb, "coordinates of this rank's own points, in their order")
+
+
+def copy_of(field: Field, dtype: np.dtype[Any]) -> Field:
+    """A copy, whose values will be of this dtype."""
+    made = copy(field)
+    made._plain_dtype = dtype
+    return made
 
 
 def _looked_at(name: str, values: object, verb: str) -> Buffer:

@@ -20,13 +20,13 @@ from ..core.types import AnyArray, Ints
 from ..errors import ConfigError, HpcommError, PeerFailedError, WaitTimeoutError
 from ..grids.grid import Grid
 from ..regrid import Cells, LatLon, PointCloud
-from .connect import Pair, agreed, take_grids
+from .connect import agreed, take_grids
 from .coupled_field import Field, indices, length
 from .coupling.coupler import sent_dtype
 from .coupling.coupling_clock import Schedule
 from .coupling.unit import conversion_of as conversion
 from .coupling.wire import FIRST_TAG, Wire
-from .link import Link, Plan, Planned
+from .link_context import LinkContext, Plan, Planned
 from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 from .verdict import Refusal
 from .virtual_ranks import VirtualRank, VirtualRanks
@@ -95,8 +95,8 @@ class Stage(NamedTuple):
         return frozenset()
 
 
-class GuestLink(Link):
-    """A link to such a program. Fields go over it, and MPI's own calls."""
+class GuestContext(LinkContext):
+    """That of a link to such a program. Fields go over it, and MPI's own calls."""
 
     _rows: Sequence[_Row] = ()
     _version = ""
@@ -115,7 +115,7 @@ class GuestLink(Link):
     @property
     def _played(self) -> range:
         """The ranks there that this one plans for."""
-        return range(self.local.rank, self.size, self.local.size)
+        return range(self.local.rank, self.comm.remote_size, self.local.size)
 
     def declare(self, mine: dict[str, Any], wrong: Refusal | None, spec: JobSpec | None) -> tuple[Any, None]:
         self._given = {name: its["kind"] for name, its in mine["gives"].items()}
@@ -178,23 +178,23 @@ class GuestLink(Link):
                 raise ConfigError(what, "connect", "docs/fortran.md says what such programs can do")
 
     @property
-    def _others(self) -> list[GuestLink]:
+    def _others(self) -> list[GuestContext]:
         """Other such programs, whose fields with this one are planned here: by the first one in Python."""
-        links = self.all_links.values() if self.keeps else ()
-        return [link for link in links if isinstance(link, GuestLink) and link.peer != self.peer]
+        links = self.links.values() if self.keeps else ()
+        return [link for link in links if isinstance(link, GuestContext) and link.peer != self.peer]
 
     @property
     def keeps(self) -> bool:
         """Whether this is the first program in Python, by its name, which does for it what one must do."""
-        return all(link.is_plain or self.name < link.peer for link in self.all_links.values())
+        return all(link.is_plain or self.name < link.peer for link in self.links.values())
 
     def hear_points(self, fields: Sequence[FieldSpec], spec: JobSpec | None) -> None:
         """Make fields of what the ranks say that this one plays."""
         listed = (spec.fields or None) if spec is not None else None
-        self._between = {
-            other.peer: agreed(Pair(self.peer, other.peer, self.clock), self._said, other._said, listed)
-            for other in self._others
-        }
+        self._between = {}
+        for other in self._others:
+            both = {self.peer: self._said, other.peer: other._said}
+            self._between[other.peer] = agreed(self.peer, both, self.clock, listed)
         for each in (*fields, *chain.from_iterable(self._between.values())):
             self._check(each)
         if self._version != _VERSION:
@@ -266,7 +266,7 @@ class GuestLink(Link):
 
     @property
     def _end(self) -> _Side:
-        return _Side(self.peer, self.size, self._fields)
+        return _Side(self.peer, self.comm.remote_size, self._fields)
 
     def _play(self, plan: Plan, each: FieldSpec, *both: _Side) -> dict[tuple[str, int], Planned]:
         """Plans of a field, by program and rank, of this process. Collective over this program."""

@@ -26,7 +26,8 @@ from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError
 from ..job import own_files
 from ..watch import start_up
 from .link import Link
-from .program import Program
+from .link_context import LinkContext
+from .program import Program, admit
 
 _LOOK_S = 0.05
 _MPI_S = 30.0  # both are there by then: MPI needs much less
@@ -88,9 +89,7 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
     finally:
         if port:
             MPI.Close_port(port)
-    link = Link.over(me.name, found.peer, me.comm, inter)
-    me.admit(link)
-    return link
+    return admit(me, LinkContext.over(me.name, found.peer, me.comm, inter))
 
 
 def _check(me: Program, verb: str, library: str) -> None:

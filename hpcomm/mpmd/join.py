@@ -22,8 +22,9 @@ from ..job.spec.programs import called
 from ..watch import start_up
 from . import handshake
 from .coupling.coupling_clock import is_number
-from .guest import GuestLink
-from .link import Link, group
+from .guest import GuestContext
+from .link import group
+from .link_context import LinkContext
 from .program import Program
 
 NAME = "HPCOMM_PROGRAM"  # what the launcher calls this program
@@ -148,7 +149,7 @@ def _links(
     comm: Communicator,
     programs: dict[str, list[int]],
     kinds: dict[str, str],
-) -> list[Link]:
+) -> list[LinkContext]:
     """A link for every other program, made in one order by all, so that nobody waits in a circle."""
     names = sorted(programs)
     pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
@@ -160,8 +161,8 @@ def _links(
         inter = comm.context.mpi_handle.Create_intercomm(  # type: ignore[attr-defined]
             0, world, programs[peer][0], _LINK_TAG + number
         )
-        made = GuestLink if kinds[peer] == "fields" else Link
-        links.append(made.over(name, peer, comm, inter, plain=kinds[peer] != "hpcomm"))
+        kind = GuestContext if kinds[peer] == "fields" else LinkContext
+        links.append(kind.over(name, peer, comm, inter, plain=kinds[peer] != "hpcomm"))
     return links
 
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any
 
-from .._lazy import MPI, np
-from ..agree import runtime
-from ..agree.partners import Partners
+from .._lazy import MPI
 from ..communicator.communicator import Communicator, over
 from ..communicator.context import Context
 from ..communicator.shell import watched
 from ..core.present import saying
-from ..errors import ConfigError, HpcommError, UsageError, WaitTimeoutError, where
-from ..job.progress import Progress
+from ..errors import ConfigError, UsageError
 from ..job.spec.calendar import Time
 from ..job.spec.programs import ProgramSpec, numbered
 from .coupled_field import A, Field
-from .coupling.coupler import Incoming, Outgoing
-from .coupling.coupling_channel import Channel, Turns
-from .coupling.coupling_clock import Clock, is_number
-from .coupling.wire import TIMEOUT_S, Wire
-from .record import VERDICTS, Recorder
+from .coupling.coupling_clock import is_number
+from .coupling.wire import TIMEOUT_S
+from .link_context import LinkContext, S
 from .report import link_lines
-from .route.coupled_route import Selection
-from .spec.spec_file import FieldSpec, JobSpec
-from .verdict import Refusal
 
-# A field, its weights, the rows that go to or come from each rank there, and which of these by a device.
-Planned: TypeAlias = tuple[Field, Any, list[tuple[int, Selection]], frozenset[int]]
-Plan: TypeAlias = Callable[[Any, FieldSpec, Field, bool], Planned]
-S = TypeVar("S", Outgoing, Incoming)
 _TOGETHER_TAG, _ENSEMBLE_TAG = 32112, 32113
 
 
@@ -47,6 +35,7 @@ class Link:
         recorder: what keeps or has the verdicts of an implicit coupling, if anything does.
         local: this program's own communicator.
         couples: whether fields may go over it.
+        is_plain: whether the other program speaks MPI only, or is without Python.
         is_recorded: whether the other program does not run, and its record is read.
         is_first: True on one of the two sides, which begins where they take turns.
         timeout_s: seconds that implicit coupling waits for the other program, the longest timeout of the
@@ -54,48 +43,29 @@ class Link:
         deadline_s: seconds after which a blocking call of comm, or a wait without a timeout, ends the job.
             The default is 300; None: no limit.
         busy_s: seconds spent in put, get and exchange.
+        gives, takes: this program's side of each field, by its name. takes[name].weights is the mapping, if
+            there is one; gives[name].last are the values that were sent last.
+        context: what hpcomm's own modules share of it; not for programs.
     """
 
-    is_recorded = False
-
-    def __init__(self, name: str, peer: str, local: Communicator, comm: Communicator, *, plain: bool) -> None:
-        self.name = name
-        self.peer = peer
-        self.local = local
-        self.comm = comm
-        self.recorder: Recorder | None = None
-        self.is_first = name < peer
-        self.is_plain = plain
-        self.couples = not plain
-        self.timeout_s = TIMEOUT_S
+    def __init__(self, context: LinkContext) -> None:
+        self.context = context
+        self.name, self.peer = context.name, context.peer
+        self.comm, self.local = context.comm, context.local
+        self.couples, self.is_plain = context.couples, context.is_plain
+        self.is_first, self.is_recorded = context.is_first, context.is_recorded
+        self.recorder = context.recorder
+        self.gives, self.takes = context.gives, context.takes
         self.deadline_s = TIMEOUT_S
         self.busy_s = 0.0
-        self.wire: Wire | None = None  # once connected
-        self.gives: dict[str, Outgoing] = {}
-        self.takes: dict[str, Incoming] = {}
-        self.progress: Progress | None = None
-        self.clock = Clock()  # the program's
-        self.all_links: Mapping[str, Link] = {}  # of the program
-        self.connect: Callable[[], None] = lambda: None  # of the program, until it is done
-        self.together: tuple[Channel | None, Turns | None] = (None, None)  # in and out, of exchange()
-        self.one_by_one: tuple[list[Outgoing], list[Incoming]] = ([], [])  # what exchange() moves one by one
 
-    @classmethod
-    def over(
-        cls, name: str, peer: str, local: Communicator, inter: MPI.Intercomm, *, plain: bool = False
-    ) -> Link:
-        """A link that owns inter. Collective over both programs.
+    @property
+    def timeout_s(self) -> float:
+        return self.context.timeout_s
 
-        Args:
-            plain: whether the peer speaks MPI only.
-        """
-        between = Context(inter, f"{name}<->{peer}", plain=plain)
-        between.is_fast = between.is_fast or plain
-        between.partners = Partners(between, peer, local.context, plain=plain)
-        if not plain:
-            runtime.farewells.append(between.partners.say_farewell)
-        comm = over(between, PlainCommunicator if plain else Communicator)
-        return cls(name, peer, local, comm, plain=plain)
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self.context.timeout_s = seconds
 
     @property
     def deadline_s(self) -> float | None:
@@ -116,7 +86,7 @@ class Link:
     @property
     def waited_s(self) -> float:
         """Seconds of busy_s spent waiting for the other program."""
-        return self.wire.waited_s if self.wire is not None else 0.0
+        return self.context.wire.waited_s if self.context.wire is not None else 0.0
 
     def ended(self) -> set[int]:
         """Ranks of the other program that have ended."""
@@ -168,8 +138,8 @@ class Link:
         once.
         """
         with self._moving("exchange", time) as at:
-            together = [each for each in self.together if each is not None]
-            gives, takes = self.one_by_one
+            together = [each for each in self.context.together if each is not None]
+            gives, takes = self.context.one_by_one
             for side in (*gives, *takes):
                 side.check(at)
             for each in together:
@@ -180,92 +150,6 @@ class Link:
                 taking.get(at)
             for each in together:
                 each.finish()
-
-    def tell(self, verdict: int) -> None:
-        """Tell all ranks of the other program, which hear it, a number. Collective over both."""
-        root = MPI.ROOT if self.local.rank == 0 else MPI.PROC_NULL
-        self.comm.broadcast(np.array([verdict]), root=root, async_op=True).wait(timeout=self.timeout_s)
-
-    def hear(self) -> int:
-        """The number that the other program tells this one. Collective over both."""
-        later = self.comm.broadcast(np.zeros(1, int), root=0, async_op=True)
-        return self.note(int(later.wait(timeout=self.timeout_s)[0]))
-
-    def note(self, verdict: int) -> int:
-        """Keep what has become of an iteration, for a replay."""
-        if self.recorder is not None:
-            self.recorder.keep(VERDICTS, verdict)
-        return verdict
-
-    def settle(self) -> None:
-        """At the end of this program: wait until what was put last has been taken, or its taker has ended.
-
-        Ends the job if it is not taken in time: MPI_Finalize would wait for ever.
-        """
-        if runtime.status:  # it has failed
-            return
-        try:
-            for sending in (*self.gives.values(), self.together[1]):
-                if sending is not None:
-                    sending.settle()
-        except WaitTimeoutError as error:
-            runtime.abort(f"at its end: {error}")
-
-    def declare(self, mine: dict[str, Any], wrong: Refusal | None, spec: JobSpec | None) -> tuple[Any, Any]:
-        """What the other program gives and takes, and what it refuses. Collective over both."""
-        said: tuple[Any, Any] = self.swapped((mine, wrong), "connect")
-        return said
-
-    def hear_points(self, fields: Sequence[FieldSpec], spec: JobSpec | None) -> None:
-        """Hear of the points there, where this side plans the fields for both."""
-
-    def planned(
-        self,
-        wire: Wire,
-        todo: Sequence[tuple[FieldSpec, Field, bool]],
-        plan: Plan,
-        start_s: float,
-        steps: Mapping[str, float | None],
-    ) -> list[Planned]:
-        """Plans of these fields, as plan makes each. Collective over both programs; errors are on every rank.
-
-        Args:
-            todo: with this program's side of a field, and whether that gives.
-            steps: of the programs, as far as they are known.
-        """
-        return [plan(wire, *one) for one in todo]
-
-    def swapped(self, mine: object, verb: str) -> Any:
-        """What the other program says, for what this one does. Collective over both.
-
-        Raises:
-            WaitTimeoutError: it has not come to the same call within timeout_s. On all ranks here.
-            PeerFailedError: it has ended.
-        """
-        said: tuple[HpcommError | None, Any] = None, None
-        if self.local.rank == 0:
-            try:
-                said = None, self._swapped(mine, verb)
-            except HpcommError as error:  # the others here wait to hear of it
-                said = error, None
-        wrong, theirs = self.local.broadcast_object(said)
-        if wrong is not None:
-            wrong.where = where(verb, self.comm)
-            raise wrong
-        return theirs
-
-    def _swapped(self, mine: object, verb: str) -> Any:
-        """swapped, by the first ranks of both programs."""
-        going = self.comm.isend_object(mine, 0)
-        try:
-            theirs = self.comm.irecv_object(0).wait(timeout=self.timeout_s)
-            going.wait(timeout=self.timeout_s)
-        except WaitTimeoutError:
-            what = f"{verb} waited {self.timeout_s:.0f} s for program '{self.peer}'"
-            hint = f"{verb} needs all programs (the first put, get or exchange connects); look at what"
-            hint += " the other one does, or at the network; timeout of the field if it is slow"
-            raise WaitTimeoutError(what, None, hint) from None
-        return theirs
 
     def report(self, *, alone: bool = False) -> str:
         """What each field moves, and how exact its mapping is. Collective over both programs.
@@ -280,20 +164,20 @@ class Link:
             WaitTimeoutError: the other program has not come to its report within timeout_s.
             PeerFailedError: it has ended.
         """
+        if self.is_recorded:
+            return f"{self.peer} is only recorded"
         alone = alone or self.is_plain
         if not alone:
-            self.connect()
-        ends = self.name, self.peer
-        if self.wire is None:
+            self.context.connect()
+        if self.context.wire is None:
             return f"'{self.name}' has not connected with '{self.peer}' yet"
-        swapped = None if alone else self.swapped
-        return "\n".join(link_lines(ends, self.local, self.wire, self.gives, self.takes, swapped))
+        return "\n".join(link_lines(self.context, self.context.wire, alone=alone))
 
     @contextmanager
     def _moving(self, verb: str, time: Time | None, fields: object = ()) -> Iterator[float | None]:
         """A call that moves fields, of which is noted how long it takes; gives the time in seconds."""
-        at = self.clock.seconds(time, verb)
-        self.connect()
+        at = self.context.clock.seconds(time, verb)
+        self.context.connect()
         began = perf_counter()
         try:
             with saying(partial(self._words, verb, fields, at)):
@@ -301,14 +185,14 @@ class Link:
         finally:
             now = perf_counter()
             self.busy_s += now - began
-            if self.progress is not None:
-                self.progress.note(at)
+            if self.context.progress is not None:
+                self.context.progress.note(at)
 
     def _words(self, verb: str, fields: object, at: float | None) -> str:
         """`get('flux', 8 s) with program 'air'`."""
         named = fields if isinstance(fields, (list, tuple)) else (fields,)
         words = [repr(field.name) for field in named if isinstance(field, Field)]
-        words += [] if at is None else [self.clock.said(at)]
+        words += [] if at is None else [self.context.clock.said(at)]
         return f"{verb}({', '.join(words)}) with program '{self.peer}'"
 
     def _side(self, verb: str, field: Field, sides: dict[str, S]) -> S:
@@ -321,7 +205,7 @@ class Link:
         which, does = ("gives", "takes") if verb == "put" else ("takes", "gives")
         what = f"program '{self.peer}' {does} no field {name!r}"
         hint = f"it {does} {', '.join(map(repr, known)) or 'nothing'}; declare fields before the first put"
-        others = [other for other in self.all_links.values() if name in getattr(other, which)]
+        others = [other for other in self.context.links.values() if name in getattr(other, which)]
         if others:
             who = " and ".join(f"{other.peer!r} {does}" for other in others)
             hint = f"{who} it: me.{verb}(field) takes the link to {others[0].peer!r}"
@@ -378,34 +262,3 @@ def group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:
     made = world.Create_group(some, tag)
     some.Free()
     return made
-
-
-class PlainCommunicator(Communicator):
-    """To a program without hpcomm, which does not know the verbs of objects and ragged arrays: refused."""
-
-    @property
-    def order(self) -> str:
-        """That of the MPI library, whose calls the other program makes."""
-        return "fast"
-
-    @order.setter
-    def order(self, order: str) -> None:
-        if order != "fast":
-            what = f"the program at the other end of '{self.name}' speaks plain MPI, whose order is its own"
-            raise UsageError(what, where("order", self), "all_gather, and add up what has come")
-
-
-def _refusal(verb: str) -> Callable[..., NoReturn]:
-    def refuse(comm: Communicator, *args: object, **options: object) -> NoReturn:
-        raise UsageError(
-            f"the program at the other end of '{comm.name}' speaks plain MPI, and {verb} hpcomm's own way",
-            where(verb, comm),
-            "send arrays: send, recv, all_reduce and their kin are MPI's own calls",
-        )
-
-    return refuse
-
-
-for _name in dir(Communicator):
-    if _name.endswith(("_object", "_ragged")):
-        setattr(PlainCommunicator, _name, _refusal(_name))

@@ -13,7 +13,7 @@ import os
 import time
 
 from . import restart
-from .guest import GuestLink
+from .guest import GuestContext
 from .join import NAME, join
 
 _PAUSE_S = 0.05
@@ -23,16 +23,17 @@ def main() -> None:
     """Plan with the others, and save and restore for them until they have ended."""
     me = join(os.environ.get(NAME, "planner"))
     me.connect()
-    links = {peer: link for peer in me.peers if (link := me.link(peer)).couples}
-    guests = [link for link in links.values() if isinstance(link, GuestLink)]
+    links = [link for peer in me.peers if (link := me.link(peer)).couples]
+    shared = {link.peer: link.context for link in links}
+    guests = [link for link in shared.values() if isinstance(link, GuestContext)]
     is_over = False
     while not is_over:
         time.sleep(_PAUSE_S)
-        ended = all(len(link.ended()) == link.size for link in links.values())
+        ended = all(len(link.ended()) == link.size for link in links)
         asks = any(link.is_asking() for link in guests)
         asks, is_over = me.comm.broadcast_object((asks, ended and not asks))  # as the first rank sees it
         if asks:
-            restart.serve(me.comm, links, guests[0].clock)
+            restart.serve(me.comm, shared, guests[0].clock)
 
 
 if __name__ == "__main__":

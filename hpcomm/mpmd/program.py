@@ -28,6 +28,7 @@ from .coupled_field import A, Field
 from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
 from .link import Link, across, no_field, together
+from .link_context import LinkContext
 from .record import recorders
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, JobSpec
@@ -52,41 +53,33 @@ class Program:
         members: how many members each ensemble of the spec has, by its name.
     """
 
-    def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[Link]):
+    def __init__(self, name: str, comm: Communicator, ranks: dict[str, list[int]], links: list[LinkContext]):
         self.name = name
         self.comm = comm
         self.ranks = ranks
         self.peers: tuple[str, ...] = ()
-        self.spec: JobSpec | None = started_from()
-        self._programs = {} if self.spec is None else self.spec.programs
+        self._spec: JobSpec | None = started_from()
+        self._programs = {} if self._spec is None else self._spec.programs
         self._about = self._programs.get(name)
         self.member = self._about.member if self._about is not None else 0
         self.members = {each.ensemble: each.members for each in self._programs.values() if each.member}
-        self._clock = Clock(self.spec.calendar if self.spec is not None else None)
+        self._clock = Clock(self._spec.calendar if self._spec is not None else None)
         self.is_connected, self._start_s = False, 0.0
         self._progress = progress = progress_of(os.environ)
         if progress is not None:
             runtime.looks.append(progress.look)
             runtime.farewells.append(lambda: progress.end(runtime.status))
         self._links: dict[str, Link] = {}
+        self._shared: dict[str, LinkContext] = {}  # of these links
         self._gives: dict[str, Field] = {}
         self._takes: dict[str, tuple[Field, FieldSpec]] = {}
         self._recorder, self._replayed = recorders(os.environ, name, comm.rank)
-        if self._replayed is not None and self.spec is not None:
-            links = replay.links(self.spec, name, comm, self._replayed)
-            self.ranks = {each: [*where] for each, where in self.spec.world_ranks().items()}
+        if self._replayed is not None and self._spec is not None:
+            links = replay.links(self._spec, name, comm)
+            self.ranks = {each: [*where] for each, where in self._spec.world_ranks().items()}
         for link in links:
-            self.admit(link)
+            admit(self, link)
         self._began = perf_counter()
-
-    def admit(self, link: Link) -> None:
-        """Count link among those of this program."""
-        link.connect, link.all_links = self.connect, self._links
-        link.progress, link.clock = self._progress, self._clock
-        if self._replayed is None:
-            link.recorder = self._recorder
-        self._links[link.peer] = link
-        self.peers = tuple(sorted(self._links))
 
     def link(self, peer: str) -> Link:
         """The link to another program, or to the member of an ensemble with the same number. Not collective.
@@ -125,15 +118,15 @@ class Program:
         Raises:
             ConfigError: there is no spec, or no such grid in it.
         """
-        if self.spec is None:
+        if self._spec is None:
             hint = "hpcomm run SPEC.toml starts a job with one; or hpcomm.regrid.LatLon(nlat, nlon)"
             raise ConfigError(f"there is no grid {name!r}, for there is no spec", "grid", hint)
-        if name not in self.spec.grids:
-            hint = did_you_mean(name, self.spec.grids, f"grids: {', '.join(self.spec.grids) or 'none'}")
-            raise ConfigError(f"there is no grid {name!r} in {self.spec.path.name}", "grid", hint)
+        if name not in self._spec.grids:
+            hint = did_you_mean(name, self._spec.grids, f"grids: {', '.join(self._spec.grids) or 'none'}")
+            raise ConfigError(f"there is no grid {name!r} in {self._spec.path.name}", "grid", hint)
         from ..regrid import from_spec
 
-        return from_spec(self.spec.grids[name])
+        return from_spec(self._spec.grids[name])
 
     def gives(
         self,
@@ -253,9 +246,9 @@ class Program:
             self._start_s = self._clock.begin(time)
         self.is_connected = True
         if self._replayed is not None:
-            self._check_fields()
-            links = [*self._links.values()]
-            replay.connect(links, self._gives, self._takes, self._listed, self._replayed, self._start_s)
+            connecting.check_fields(self._spec, self.name, self._declared)
+            own, listed = (self._gives, self._takes), self._listed
+            replay.connect(self._shared.values(), *own, listed, self._replayed, self._start_s)
             return
         links = self._coupled
         for link in links:
@@ -267,22 +260,22 @@ class Program:
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
-        for doubt in reporting.doubts(self.name, self._gives, self._links.values(), self.comm.rank):
+        for doubt in reporting.doubts(self.name, self._gives, self._shared.values(), self.comm.rank):
             warn(doubt)
 
     @property
-    def _coupled(self) -> list[Link]:
-        """The links over which fields may go."""
-        return [self._links[peer] for peer in self.peers if self._links[peer].couples]
+    def _coupled(self) -> list[LinkContext]:
+        """Of the links over which fields may go."""
+        return [self._shared[peer] for peer in self.peers if self._shared[peer].couples]
 
     @property
     def _listed(self) -> tuple[FieldSpec, ...] | None:
         """The fields of the spec; None: the programs say what they give and take."""
-        return self.spec.fields if self.spec is not None and (self.spec.fields or self.members) else None
+        return self._spec.fields if self._spec is not None and (self._spec.fields or self.members) else None
 
     def _plan(
         self,
-        links: list[Link],
+        links: list[LinkContext],
         fields: dict[str, list[FieldSpec]],
         theirs: dict[str, Any],
         timeout: float | None,
@@ -302,14 +295,6 @@ class Program:
                     wrong = wrong or error
         return wrong
 
-    def _check_fields(self) -> None:
-        """What this rank can see alone of its fields."""
-        fields = self._declared
-        for field in fields.values():
-            field.check(field.values)
-        if self.spec is not None:
-            connecting.take_grids(self.spec, self.name, fields)
-
     def _own_refusal(self) -> Exception | None:
         """What is wrong with the fields here; the others wait to hear of it. Collective over comm."""
         unlike = connecting.unlike_first(self.comm, self._declared, self._clock.said(self._start_s))
@@ -317,7 +302,7 @@ class Program:
         try:
             if unlike is not None:
                 raise unlike
-            self._check_fields()
+            connecting.check_fields(self._spec, self.name, self._declared)
             for doubt in doubts if self.comm.rank == 0 else ():
                 warn(doubt)
         except Exception as error:
@@ -330,7 +315,7 @@ class Program:
         gives = {("from", name): field for name, field in self._gives.items()}
         return gives | {("to", name): field for name, (field, _) in self._takes.items()}
 
-    def _agree(self, links: list[Link]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
+    def _agree(self, links: list[LinkContext]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
 
         Raises:
@@ -340,15 +325,15 @@ class Program:
         wrong = self._own_refusal()
         mine = connecting.described(self._gives, self._takes, self._start_s, self._clock)
         refused = first_refusal(self.comm, wrong)
-        said = {link.peer: link.declare(mine, refused, self.spec) for link in links}
+        said = {link.peer: link.declare(mine, refused, self._spec) for link in links}
         theirs = {peer: its for peer, (its, _) in said.items()}
         refusals, fields = [refused, *(refusal for _, refusal in said.values())], {}
         if not any(refusals):
             try:
                 for link in links:
-                    its = theirs[link.peer]
-                    fields[link.peer] = connecting.agreed(link, mine, its, self._listed)
-                    link.hear_points(fields[link.peer], self.spec)
+                    sides = {self.name: mine, link.peer: theirs[link.peer]}
+                    fields[link.peer] = connecting.agreed(self.name, sides, self._clock, self._listed)
+                    link.hear_points(fields[link.peer], self._spec)
                 every = [*chain(*fields.values())]
                 connecting.check_takes(self.name, self._takes, every, theirs, self._listed)
             except Exception as error:
@@ -356,7 +341,7 @@ class Program:
         self._settle(links, wrong, refusals)
         return fields, theirs
 
-    def _meet(self, links: list[Link], wrong: Exception | None, timeout: float | None) -> None:
+    def _meet(self, links: list[LinkContext], wrong: Exception | None, timeout: float | None) -> None:
         """Wait until the other programs have planned, too: that takes longer than an exchange may wait."""
         kept = [link.timeout_s for link in links]
         for link in links:
@@ -365,7 +350,7 @@ class Program:
         for link, timeout_s in zip(links, kept, strict=True):
             link.timeout_s = timeout_s
 
-    def _settle(self, links: list[Link], wrong: Exception | None, known: list[Refusal | None]) -> None:
+    def _settle(self, links: list[LinkContext], wrong: Exception | None, known: list[Refusal | None]) -> None:
         """Go on if no rank of any program has refused. known: what has been told before."""
         mine = next(filter(None, [first_refusal(self.comm, wrong), *known]), None)
         told = [mine, *(link.swapped(mine, "connect") for link in links)]
@@ -393,10 +378,10 @@ class Program:
             ...     me.put(sst, then)
         """
         own = None if self._about is None else self._about.step
-        if self.spec is None or own is None or self.spec.until_s is None:
+        if self._spec is None or own is None or self._spec.until_s is None:
             hint = f'[program.{self.name}] step = "PT1H" and [job] stop, in the spec'
             raise ConfigError("it is not known how long a step is, or when the job stops", "steps", hint)
-        return Schedule(own, start_s=self._start_s, clock=self._clock).steps(self.spec.until_s)
+        return Schedule(own, start_s=self._start_s, clock=self._clock).steps(self._spec.until_s)
 
     def put(self, field: Field, time: Time | None = None) -> None:
         """link.put to every program that takes the field."""
@@ -448,7 +433,7 @@ class Program:
         self.connect()
         if self._replayed is None:
             at = self._clock.seconds(time, "save")
-            restart.save(Path(path) / self.name, self.comm, self._links, at or 0.0, self._clock)
+            restart.save(Path(path) / self.name, self.comm, self._shared, at or 0.0, self._clock)
 
     def restore(self, path: Path | str, time: Time | None = None) -> Any:
         """Go on from what save has written, on any number of ranks; in place of connect.
@@ -470,7 +455,7 @@ class Program:
         stamp = restart.stamp_of(folder, self.comm, self._clock, time)
         self._start_s = stamp.seconds
         self.connect()
-        restart.restore(folder, self.comm, self._links, stamp, self._clock)
+        restart.restore(folder, self.comm, self._shared, stamp, self._clock)
         return self.start
 
     def report(self, picture: Path | str | None = None, *, alone: bool = False) -> str:
@@ -482,14 +467,14 @@ class Program:
             picture: name of an SVG file, in which rank 0 draws the times.
             alone: only what this program knows, which waits for no other one. Collective over this program.
         """
-        links = self._coupled
-        spent = {link.peer: (link.busy_s, link.waited_s) for link in links}
+        links, own = self._coupled, [self._links[link.peer] for link in self._coupled]
+        spent = {link.peer: (link.busy_s, link.waited_s) for link in own}
         mine = reporting.row_of(self.name, self.comm, perf_counter() - self._began, spent)
         asked = [link for link in links if not (alone or link.is_plain)]
         theirs = {link.peer: reporting.Row(*link.swapped(tuple(mine), "report")) for link in asked}
         rows = [theirs.get(name, mine) for name in sorted({self.name, *theirs})]
         lines = reporting.table(rows, {each.name: each.ensemble for each in self._programs.values()})
-        lines += [link.report(alone=alone) for link in links if link.gives or link.takes]
+        lines += [link.report(alone=alone) for link in own if link.gives or link.takes]
         if picture is not None and self.comm.rank == 0:
             reporting.draw(rows, Path(picture))
         return "\n".join(lines)
@@ -497,3 +482,14 @@ class Program:
     def __repr__(self) -> str:
         peers = ", ".join(self.peers) or "nobody else"
         return f"<Program '{self.name}', rank {self.comm.rank} of {self.comm.size}, with {peers}>"
+
+
+def admit(me: Program, context: LinkContext) -> Link:
+    """A link of a program, which counts among its own from now on."""
+    context.connect, context.links = me.connect, me._shared
+    context.progress, context.clock = me._progress, me._clock
+    context.recorder = me._recorder or me._replayed
+    me._shared[context.peer] = context
+    me._links[context.peer] = made = Link(context)
+    me.peers = tuple(sorted(me._links))
+    return made

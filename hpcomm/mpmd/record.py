@@ -17,7 +17,7 @@ from ..core.types import AnyArray
 from ..errors import ConfigError
 from .coupled_field import Field
 
-VERDICTS = ".verdicts"  # no field is called so
+_VERDICTS = ".verdicts"  # no field is called so
 
 
 class Recorder:
@@ -28,7 +28,7 @@ class Recorder:
         self._stem = folder / f"{program}.{rank}"
         self._files: dict[str, IO[bytes]] = {}
         if not replays:
-            self._file(VERDICTS)  # there, even if nothing comes
+            self._file(_VERDICTS)  # there, even if nothing comes
 
     def keep(self, name: str, values: AnyArray | int) -> None:
         """Write what a get returned."""
@@ -46,9 +46,12 @@ class Recorder:
             raise ConfigError(what, "get", "record a run of the same grids and ranks")
         return values
 
-    def next_verdict(self) -> int:
-        """What the leader of an implicit coupling said next."""
-        return int(self._next_array(VERDICTS, "the verdicts of windows", "windows"))
+    def verdict(self, mine: int) -> int:
+        """Keep what an implicit coupling has agreed on; in a replay, what it was then."""
+        if self.replays:
+            return int(self._next_array(_VERDICTS, "the verdicts of windows", "windows"))
+        self.keep(_VERDICTS, mine)
+        return mine
 
     def _next_array(self, name: str, what: str, verb: str) -> NDArray[Any]:
         try:

@@ -15,35 +15,9 @@ from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
 from .coupling.coupling_clock import Clock, Schedule
 from .coupling.waveform import kinds_of
 from .coupling.wire import Part
-from .link import Link
+from .link_context import LinkContext
 from .record import Recorder
 from .spec.spec_file import FieldSpec, JobSpec
-
-
-class Absent(Link):
-    """A link to a program that is only recorded."""
-
-    is_recorded = True
-
-    def __init__(self, name: str, peer: str, local: Communicator, size: int, recorder: Recorder) -> None:
-        inter = cast("Communicator", _Silent(peer, size))
-        super().__init__(name, peer, local, inter, plain=True)
-        self._kept = recorder
-
-    def report(self, *, alone: bool = False) -> str:
-        """Nothing can be asked of it."""
-        return f"{self.peer} is only recorded"
-
-    def tell(self, verdict: int) -> None:
-        """Nobody hears it."""
-
-    def hear(self) -> int:
-        """What the other program told this one then."""
-        return self._kept.next_verdict()
-
-    def note(self, verdict: int) -> int:
-        """What has become of the iteration then."""
-        return self._kept.next_verdict()
 
 
 class _Silent:
@@ -58,14 +32,19 @@ class _Silent:
         raise UsageError(what, f"link.comm.{name}", "fields, by put, get and exchange; or run all programs")
 
 
-def links(spec: JobSpec, name: str, local: Communicator, recorder: Recorder) -> list[Link]:
-    """A link to every other program of the spec."""
-    others = ((peer, about) for peer, about in spec.programs.items() if peer != name and about.joins)
-    return [Absent(name, peer, local, about.ranks, recorder) for peer, about in others]
+def links(spec: JobSpec, name: str, local: Communicator) -> list[LinkContext]:
+    """A link to every other program of the spec, which is only recorded."""
+    made = []
+    for peer, about in spec.programs.items():
+        if peer != name and about.joins:
+            silent = cast("Communicator", _Silent(peer, about.ranks))
+            made.append(LinkContext(name, peer, local, silent, plain=True))
+            made[-1].is_recorded = True
+    return made
 
 
 def connect(
-    links: Iterable[Link],
+    links: Iterable[LinkContext],
     gives: dict[str, Field],
     takes: dict[str, tuple[Field, FieldSpec]],
     listed: Iterable[FieldSpec] | None,

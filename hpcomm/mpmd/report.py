@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from .coupling import trial
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import NONE
 from .coupling.wire import Wire
-
-if TYPE_CHECKING:
-    from .link import Link
+from .link_context import LinkContext
 
 _WHOLE = 1e-6  # parts that are missing and not worth a word
 _NAMED = 4  # fields
@@ -54,7 +52,7 @@ def row_of(program: str, comm: Communicator, total_s: float, spent: Mapping[str,
     return Row(program, comm.size, total, total - busy, waiting, busy - waiting, whom)
 
 
-def doubts(program: str, gives: Iterable[str], links: Collection[Link], rank: int) -> Iterator[str]:
+def doubts(program: str, gives: Iterable[str], links: Collection[LinkContext], rank: int) -> Iterator[str]:
     """What may be wrong with a plan that can be carried out. gives: the fields that the program declares."""
     for link in links:
         for name, taking in link.takes.items():
@@ -105,32 +103,20 @@ def advice(rows: Sequence[Row], ensembles: Mapping[str, str]) -> str:
     return f"by computing time {total} ranks would be better dealt out as {told}"
 
 
-def link_lines(
-    ends: tuple[str, str],
-    local: Communicator,
-    wire: Wire,
-    gives: Mapping[str, Outgoing],
-    takes: Mapping[str, Incoming],
-    swapped: Callable[[Any, str], Any] | None,
-) -> list[str]:
-    """What each field of a link moves and keeps. Collective over both programs.
-
-    Args:
-        ends: this program's name and the other's.
-        local: this program's communicator.
-        swapped: gives what the other program says, for what this one does. None: nobody asks it.
-    """
-    sides: dict[Any, Outgoing | Incoming] = {(ends[0], name): side for name, side in gives.items()}
-    sides |= {(ends[1], name): side for name, side in takes.items()}
+def link_lines(link: LinkContext, wire: Wire, *, alone: bool) -> list[str]:
+    """What each field of a link moves and keeps. Collective over both programs, or this one alone."""
+    ends, local = (link.name, link.peer), link.local
+    sides: dict[Any, Outgoing | Incoming] = {(ends[0], name): side for name, side in link.gives.items()}
+    sides |= {(ends[1], name): side for name, side in link.takes.items()}
     mine = {key: _about(sides[key], local, key[0] == ends[0]) for key in sides}
-    if swapped is None:
+    if alone:
         return [_own_line(name, by, ends[by == ends[0]], mine[by, name]) for by, name in sorted(sides)]
-    theirs = swapped(mine, "report")
+    theirs = link.swapped(mine, "report")
     for number, key in enumerate(sorted(sides)):
         within = mine[key]["extent"] or theirs[key]["extent"]
         if within is not None:
             mine[key]["trial"] = trial.measure(wire, sides[key], number, within, local)
-    theirs = swapped(mine, "report")
+    theirs = link.swapped(mine, "report")
     both = {ends[0]: (mine, theirs), ends[1]: (theirs, mine)}  # (giver's, taker's), by the giver
     return [
         _line((source, name), ends[source == ends[0]], *both[source])

@@ -25,8 +25,8 @@ from ..job.spec.calendar import Time
 from .coupled_field import indices, length
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_clock import NONE, Clock, is_number
-from .guest import GuestLink, State, Told
-from .link import Link
+from .guest import GuestContext, State, Told
+from .link_context import LinkContext
 from .route import scattered_points
 from .verdict import first_refusal, judge
 
@@ -50,7 +50,7 @@ class Stamp(NamedTuple):
     fields: dict[str, Any]
 
 
-def _sides(links: Mapping[str, Link]) -> Iterator[tuple[str, Outgoing | Incoming]]:
+def _sides(links: Mapping[str, LinkContext]) -> Iterator[tuple[str, Outgoing | Incoming]]:
     """What a program gives and takes, in the same order on all ranks, with names for people."""
     for peer, link in sorted(links.items()):
         for name, giving in sorted(link.gives.items()):
@@ -59,18 +59,18 @@ def _sides(links: Mapping[str, Link]) -> Iterator[tuple[str, Outgoing | Incoming
             yield f"{name} from {peer}", taking
 
 
-def _coupled(links: Mapping[str, Link]) -> list[Link]:
+def _coupled(links: Mapping[str, LinkContext]) -> list[LinkContext]:
     """Those over which fields go, and to programs without Python whose state this one keeps."""
     kept = _guests(links)
     linked = [link for _, link in sorted(links.items()) if link.couples]
     return [link for link in linked if link.gives or link.takes or link in kept]
 
 
-def _guests(links: Mapping[str, Link]) -> list[GuestLink]:
-    return [link for _, link in sorted(links.items()) if isinstance(link, GuestLink) and link.keeps]
+def _guests(links: Mapping[str, LinkContext]) -> list[GuestContext]:
+    return [link for _, link in sorted(links.items()) if isinstance(link, GuestContext) and link.keeps]
 
 
-def _told(links: Mapping[str, Link], mine: Told) -> dict[str, Told]:
+def _told(links: Mapping[str, LinkContext], mine: Told) -> dict[str, Told]:
     """What each program says. Collective over all programs.
 
     Raises:
@@ -90,13 +90,13 @@ def _told(links: Mapping[str, Link], mine: Told) -> dict[str, Told]:
     return told
 
 
-def _agree(verb: str, comm: Communicator, links: Sequence[Link], wrong: Exception | None) -> None:
+def _agree(verb: str, comm: Communicator, links: Sequence[LinkContext], wrong: Exception | None) -> None:
     """Go on if no rank of any program refuses; else raise on all. Collective over all programs."""
     mine = first_refusal(comm, wrong)
     judge(verb, comm, wrong, [mine, *(link.swapped(mine, verb) for link in links)])
 
 
-def save(path: Path, comm: Communicator, links: Mapping[str, Link], at: float, clock: Clock) -> None:
+def save(path: Path, comm: Communicator, links: Mapping[str, LinkContext], at: float, clock: Clock) -> None:
     """Write the state of all fields, at a time of the model. Collective over all programs."""
     told, wrong = {}, None
     try:
@@ -116,7 +116,7 @@ def save(path: Path, comm: Communicator, links: Mapping[str, Link], at: float, c
 
 def _write(
     comm: Communicator,
-    links: Mapping[str, Link],
+    links: Mapping[str, LinkContext],
     told: Mapping[str, Told],
     states: dict[Path, list[State]],
     at: float,
@@ -133,7 +133,7 @@ def _write(
     _agree("save", comm, _guests(links), wrong)
 
 
-def _folder(told: Mapping[str, Told], link: Link) -> Path:
+def _folder(told: Mapping[str, Told], link: LinkContext) -> Path:
     return Path(told[link.peer].path) / link.peer
 
 
@@ -208,7 +208,9 @@ def _stamps(path: Path, steps: Iterable[int]) -> tuple[list[Stamp], list[Excepti
     return stamps, damaged
 
 
-def restore(path: Path, comm: Communicator, links: Mapping[str, Link], stamp: Stamp, clock: Clock) -> None:
+def restore(
+    path: Path, comm: Communicator, links: Mapping[str, LinkContext], stamp: Stamp, clock: Clock
+) -> None:
     """Set the state of all fields to what was saved. Collective over all programs.
 
     Raises:
@@ -228,7 +230,7 @@ def restore(path: Path, comm: Communicator, links: Mapping[str, Link], stamp: St
 
 def _restore_guests(
     comm: Communicator,
-    links: Mapping[str, Link],
+    links: Mapping[str, LinkContext],
     told: Mapping[str, Told],
     wrong: HpcommError | None,
     clock: Clock,
@@ -278,7 +280,7 @@ def _restore(comm: Communicator, wanted: Mapping[str, NDArray[np.int64]], stamp:
     return states
 
 
-def serve(comm: Communicator, links: Mapping[str, Link], clock: Clock) -> None:
+def serve(comm: Communicator, links: Mapping[str, LinkContext], clock: Clock) -> None:
     """Save or restore, as programs without Python say, for one without fields. Collective over all."""
     told = _told(links, Told("save or restore", nan, "", "", {}))
     first = next(iter(told.values()))

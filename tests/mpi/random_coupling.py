@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpcomm.mpmd.link import Link
+from hpcomm.mpmd.link_context import LinkContext
 from hpcomm.mpmd.program import Program
 
 
@@ -60,7 +60,7 @@ class Couplings:
             return
         cut, is_low, half, inter = self.halves(rng, circle)
         mine, other = ("a", "b") if is_low else ("b", "a")
-        link = Link.over(mine, other, half, inter.mpi.Dup())
+        link = LinkContext.over(mine, other, half, inter.mpi.Dup())
         inter.close()
         ranks = {"a": list(range(cut)), "b": list(range(cut, circle.size))}
         me = Program(mine, half, ranks, [link])

@@ -152,7 +152,7 @@ link.exchange()
 if me.name == "b":
     for field in fields:
         assert np.array_equal(back(field.values), whole[field.points] + 2), field
-assert not order.races(link.wire.mpi.allgather(device.noted()))
+assert not order.races(link.context.wire.mpi.allgather(device.noted()))
 for way in ("ipc", "pipeline"):
     assert any(way in path for path in paths) == (LIMIT < 99), paths
 """
@@ -276,7 +276,7 @@ for name in fields if LIMIT < 99 else ():
     if where != "host" and me.name in where and (sums if me.name == "a" else comes):
         may.add(name)
 assert stays == may, stays ^ may
-races = order.races(link.wire.mpi.allgather(device.noted()))
+races = order.races(link.context.wire.mpi.allgather(device.noted()))
 assert not races, races[:3]
 """
 

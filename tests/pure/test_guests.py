@@ -12,7 +12,7 @@ from hpcomm.fields.files import checkpoints
 from hpcomm.job.spec.calendar import Duration
 from hpcomm.mpmd import restart
 from hpcomm.mpmd.coupling.coupling_clock import NONE
-from hpcomm.mpmd.guest import GuestLink
+from hpcomm.mpmd.guest import GuestContext
 from hpcomm.mpmd.route import coupled_route
 from hpcomm.mpmd.spec.spec_file import FieldSpec
 from hpcomm.mpmd.virtual_ranks import VirtualRanks
@@ -75,9 +75,9 @@ def test_what_one_of_them_refuses_ends_the_plan_of_all():
     ],
 )
 def test_what_cannot_go_to_a_program_without_python_is_refused(words, options):
-    link = GuestLink.__new__(GuestLink)
+    link = GuestContext.__new__(GuestContext)
     link.name, link.peer, link._given, link._version = "air", "sea", {"heat": "int64"}, "0"
-    link.all_links = {}
+    link.links = {}
     fields = [] if options is None else [FieldSpec("heat", "air", "sea", **options)]
     with pytest.raises(ConfigError, match=words):
         link.hear_points(fields, None)

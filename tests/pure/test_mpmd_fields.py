@@ -12,9 +12,9 @@ from hpcomm.errors import ConfigError, DtypeError
 from hpcomm.grids.weights import Weights
 from hpcomm.job.spec.calendar import Duration
 from hpcomm.mpmd.connect import agreed
-from hpcomm.mpmd.coupled_field import Field
+from hpcomm.mpmd.coupled_field import Field, check_values
 from hpcomm.mpmd.coupling import coupler
-from hpcomm.mpmd.coupling.coupling_clock import Schedule
+from hpcomm.mpmd.coupling.coupling_clock import Clock, Schedule
 from hpcomm.mpmd.coupling.wire import Part
 from hpcomm.mpmd.spec.spec_file import FieldSpec
 
@@ -54,7 +54,7 @@ WHEN = {"start": 0.0, "said": "0 s", "calendar": None}
 
 def both(gives, takes):
     """What two programs say, of which one gives and the other takes."""
-    return {"gives": gives, "takes": {}} | WHEN, {"gives": {}, "takes": takes} | WHEN
+    return {"a": {"gives": gives, "takes": {}} | WHEN, "b": {"gives": {}, "takes": takes} | WHEN}
 
 
 @pytest.mark.parametrize("case", KINDS, ids=" ".join)
@@ -62,14 +62,13 @@ def test_what_arrives_means_what_was_sent_or_is_refused(case):
     given, taken, time = case
     spec = FieldSpec("f", "a", "b", every=Duration(1.0), time=time)
     sides = both({"f": entry(given)}, {"f": entry(taken)})
-    link = SimpleNamespace(name="a", peer="b")
     if KINDS[case] is None:
-        assert agreed(link, *sides, (spec,)) == [spec]
+        assert agreed("a", sides, Clock(), (spec,)) == [spec]
     else:
         with pytest.raises(
             ConfigError, match=f"field 'f' is {given} at 'a' and {taken} at 'b': {KINDS[case]}"
         ):
-            agreed(link, *sides, (spec,))
+            agreed("a", sides, Clock(), (spec,))
 
 
 def test_bases_are_for_vectors():
@@ -77,11 +76,7 @@ def test_bases_are_for_vectors():
     taken |= {"bases": True, "grid": "latlon"}
     spec = FieldSpec("f", "a", "b", mapping="nearest")
     with pytest.raises(ConfigError, match=r"with bases= by 'b', but is no vector\n.*\n.*vector = true"):
-        agreed(
-            SimpleNamespace(name="a", peer="b"),
-            *both({"f": given | {"grid": "latlon"}}, {"f": taken}),
-            (spec,),
-        )
+        agreed("a", both({"f": given | {"grid": "latlon"}}, {"f": taken}), Clock(), (spec,))
 
 
 CUTS = {
@@ -100,15 +95,14 @@ def test_whole_numbers_that_would_be_cut_are_refused_by_both_sides(case):
     gives, takes = (
         {"f": {**entry(kind), "surface": "sphere", "areas": False, "grid": "latlon"}} for _ in range(2)
     )
-    mine, theirs = both(gives, takes)
-    for link, sides in (("a", (mine, theirs)), ("b", (theirs, mine))):
-        ends = SimpleNamespace(name=link, peer="ba"[link == "b"])
+    sides = both(gives, takes)
+    for name in sides:
         words = f"field 'f' is {kind} at 'a' and {kind} at 'b': what {what} makes are no whole numbers"
         with pytest.raises(ConfigError, match=words) as told:
-            agreed(ends, *sides, (spec,))
+            agreed(name, sides, Clock(), (spec,))
         assert "a floating dtype at 'b'" in str(told.value)
     takes["f"].update(entry("float64"), grid="latlon", surface="sphere")
-    assert agreed(SimpleNamespace(name="a", peer="b"), mine, theirs, (spec,)) == [spec]
+    assert agreed("a", sides, Clock(), (spec,)) == [spec]
 
 
 @pytest.mark.parametrize(("start", "first"), [(0.0, 0), (3.0, 2), (4.0, 2), (4.1, 3), (4.0 + 1e-9, 2)])
@@ -132,10 +126,10 @@ def test_values_set_anew_are_of_a_kind_that_keeps_them(case):
     verb, declared, now = case
     field = Field("f", np.zeros(3, declared), np.arange(3), None, verb)
     if SET_ANEW[case] is None:
-        field.check(np.zeros(3, now))
+        check_values(field, np.zeros(3, now))
     else:
         with pytest.raises(DtypeError, match=SET_ANEW[case]):
-            field.check(np.zeros(3, now))
+            check_values(field, np.zeros(3, now))
 
 
 COMPUTED = [

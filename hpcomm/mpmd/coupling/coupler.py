@@ -12,7 +12,7 @@ import numpy as np
 from ..._lazy import NDArray
 from ...core.types import AnyArray
 from ...errors import ConfigError, UsageError, warn
-from ..coupled_field import Field, chooses, copied, host, scatter
+from ..coupled_field import Field, check_values, chooses, copied, copy_of, host, scatter
 from ..record import Recorder
 from ..route.coupled_route import Selection
 from .coupling_channel import Channel, Turns, goes_aboard
@@ -85,11 +85,10 @@ class Outgoing(_Side):
         super().__init__(lane, part, schedule)
         ahead, self.fixer, self.turn = departure
         field = self.field
-        self._sent = copy(field)
-        if part.dtype != field.dtype:
-            self._sent.plain_dtype = part.dtype
+        is_same = part.dtype == field.dtype and self.turn is None
+        self._sent = copy(field) if is_same else copy_of(field, part.dtype)
         if self.turn is not None:
-            self._sent.shape, self._sent.plain_dtype = (3, *field.shape[1:]), part.dtype
+            self._sent.shape = (3, *field.shape[1:])
         self._turns: Turns | None = None
         if lane is not None:
             parts, copied = self._parts(self._sent), lane._replace(direct=False)
@@ -153,7 +152,7 @@ class Outgoing(_Side):
     def _with_now(self) -> Any:
         """What was put since the last coupling time, joined: sums where they lie, all else on the host."""
         values, there = self.field.values, self._there
-        self.field.check(values)  # before others of another shape are stretched to it
+        check_values(self.field, values)  # before others of another shape are stretched to it
         if there is not None and there.holds(values) and not isinstance(self._joined, np.ndarray):
             mine: Any = there.cast(there.plain(values), self.part.dtype)
             if self._joined is not None:
@@ -169,7 +168,7 @@ class Outgoing(_Side):
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         if self.turn is not None:
             if values is self.field.values:
-                self.field.check(values)
+                check_values(self.field, values)
             values = self.turn(host(values)).astype(self.part.dtype, copy=False)
         self._sent.values = values
         if self.fixer is not None:
@@ -232,8 +231,8 @@ class Incoming(_Side):
 
     def _made_inbox(self, lane: Lane | None) -> Field:
         """Where values come to that are to be mapped or converted: on their device, if that can do it."""
-        field, weights, inbox = self.field, self.weights, copy(self.field)
-        inbox.plain_dtype = dtype = self.part.dtype
+        field, weights, dtype = self.field, self.weights, self.part.dtype
+        inbox = copy_of(field, dtype)
         if weights is not None:
             inbox.points = weights.sources
         if self.turn is not None:
@@ -253,7 +252,7 @@ class Incoming(_Side):
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""
         if self.field.values is not self._seen:
-            self.field.check(self.field.values)
+            check_values(self.field, self.field.values)
             self._seen = self.field.values
         if self._recorder is not None and self._recorder.replays:
             self._set(self._recorder.next(self.field))

@@ -16,7 +16,7 @@ from ..._lazy import MPI, NDArray
 from ...agree import survival
 from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
-from ..coupled_field import Field, gather, length, scatter, width_of
+from ..coupled_field import Field, check_values, gather, length, scatter, width_of
 from ..route.coupled_route import Selection
 from .coupling_clock import Clock
 from .on_device import Share
@@ -108,7 +108,7 @@ class Channel:
 
     def _prepare(self) -> None:
         for part in self.parts:  # of each turn's channel, whichever has seen these values first
-            part.field.check(part.field.values)
+            check_values(part.field, part.field.values)
         self.free()
         self._made_for = [(part.field, part.field.values) for part in self.parts]
         # A send that is complete when it is buffered would hide from every deadline that nobody takes it.

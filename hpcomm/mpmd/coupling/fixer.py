@@ -8,7 +8,6 @@ not depend on the number of ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
 from ...core.types import AnyArray
 from ...fields.numbers import PIECE, exact_sums
-from ..coupled_field import host
+from ..coupled_field import copy_of, host
 from .wire import Part
 
 
@@ -43,11 +42,11 @@ class Fixer:
     ) -> None:
         self._how, self._local, self.area = how, local, area
         field = part.field
-        whole = copy(field)
+        dtype = np.result_type(part.dtype, np.float64)
+        whole = copy_of(field, dtype)
         whole.name, whole.points = f"integral of {field.name}", np.arange(1)
-        whole.values = np.zeros((1, *field.shape), np.result_type(part.dtype, np.float64))
-        whole.dtype = whole.plain_dtype = whole.values.dtype
-        self.part = Part(whole, [(rank, slice(0, 1)) for rank in ranks], whole.dtype)
+        whole.dtype, whole.values = dtype, np.zeros((1, *field.shape), dtype)
+        self.part = Part(whole, [(rank, slice(0, 1)) for rank in ranks], dtype)
 
     def give(self, values: object) -> None:
         """Add up what is to be sent."""

@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._lazy import MPI
 from ...communicator.communicator import Communicator
 from ...core.types import AnyArray, Floats
 from ...errors import ConfigError, HpcommError
@@ -305,8 +306,8 @@ def windows(
     links, listed = _roles(links, fields, accelerator)
     limits = _limits(tolerance, most, listed)
     for link in links:
-        link.connect()
-    waves, state = waveforms(links), save()
+        link.context.connect()
+    waves, state = waveforms(link.context for link in links), save()
     iterations = _followed(links[0])
     if accelerator is not None:
         given = {f"{links[0].name}.{field.name}": _Given(field, links) for field in listed}
@@ -371,9 +372,10 @@ def _accelerated(
         for name, each in given.items():
             x[name], answer[name] = each.both()
         made = accelerator.step(x, answer)
-        verdict = links[0].note(accelerator._agree(limits, k >= most))
-        for link in links if is_leader else ():
-            link.tell(verdict)
+        verdict = _noted(links[0], accelerator._agree(limits, k >= most))
+        for link in links if is_leader and not links[0].is_recorded else ():
+            root = MPI.ROOT if link.local.rank == 0 else MPI.PROC_NULL
+            link.comm.broadcast(np.array([verdict]), root=root, async_op=True).wait(timeout=link.timeout_s)
         for name, each in given.items() if not verdict else ():
             each.set(made[name])
     if verdict == _GIVEN_UP:
@@ -385,9 +387,15 @@ def _followed(link: Link) -> Iterator[int]:
     verdict = k = 0
     while not verdict:
         yield (k := k + 1)
-        verdict = link.hear()
+        said = None if link.is_recorded else link.comm.broadcast(np.zeros(1, int), root=0, async_op=True)
+        verdict = _noted(link, 0 if said is None else int(said.wait(timeout=link.timeout_s)[0]))
     if verdict == _GIVEN_UP:
         raise _not_converged([link], f"'{link.peer}' gave up after {k} iterations")
+
+
+def _noted(link: Link, verdict: int) -> int:
+    """What has become of an iteration: that is recorded; or in a replay what it was then."""
+    return verdict if link.recorder is None else link.recorder.verdict(verdict)
 
 
 def _not_converged(links: Sequence[Link], what: str) -> NotConvergedError:

@@ -7,7 +7,6 @@ between the points are not known. So a known function is sent through the same m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from typing import Any, TypedDict
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
 from ...grids.methods import KINDS
+from ..coupled_field import copy_of
 from .coupler import Incoming, Outgoing
 from .coupling_channel import Channel
 from .wire import Lane, Part, Wire
@@ -51,8 +51,8 @@ def measure(
     assert field.grid is not None  # of a field with weights
     exact = _smooth(field.grid.centres(field.points), within)
     made = exact if weights is None else np.zeros(weights.columns)
-    carrier = copy(field)
-    carrier.values, carrier.plain_dtype, carrier.shape = made, made.dtype, ()
+    carrier = copy_of(field, made.dtype)
+    carrier.values, carrier.shape = made, ()
     carrier.points = field.points if weights is None else weights.sources
     part = Part(carrier, side.part.rows, made.dtype)
     channel = Channel(Lane(wire, _FIRST_TAG + number, side.timeout_s), [part], sends=weights is None)

@@ -20,8 +20,8 @@ import numpy as np
 
 from ...core.types import AnyArray
 from ...errors import UsageError
-from ..coupled_field import host
-from ..link import Link
+from ..coupled_field import check_values, host
+from ..link_context import LinkContext
 from ..spec.spec_file import FieldSpec
 from .coupler import Incoming, Outgoing
 from .coupling_clock import NEAR, Schedule
@@ -89,7 +89,7 @@ class OutgoingWaveform(Outgoing):
         if t <= (self.samples[-1].time if self.samples else begin):
             what = f"{name!r} is put at {self.schedule.clock.said(t)} a second time, or backwards"
             raise UsageError(what, "put", "at the end of each step, the last one at the end of the window")
-        self.field.check(self.field.values)
+        check_values(self.field, self.field.values)
         self.samples.append(Sample(t, np.array(host(self.field.values))))
         if t == end and not self.is_held:
             self.send(self.samples)
@@ -179,7 +179,7 @@ def kinds_of(each: FieldSpec) -> tuple[type[Outgoing], type[Incoming]]:
 Waveform = OutgoingWaveform | IncomingWaveform
 
 
-def waveforms(links: Iterable[Link]) -> list[Waveform]:
+def waveforms(links: Iterable[LinkContext]) -> list[Waveform]:
     """Both sides' of these links."""
     sides = [side for link in links for side in (*link.gives.values(), *link.takes.values())]
     return [side for side in sides if isinstance(side, Waveform)]
