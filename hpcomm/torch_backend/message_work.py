@@ -103,12 +103,12 @@ class MessageWork(Work):
             self._source = error.source
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self.poll():
-            try:
+        try:
+            if not self.poll():
                 self._poll_until(timeout.total_seconds() if timeout else None)
-            except BaseException as raised:
-                if not self._has_come(raised, sys._getframe(1)):
-                    raise
+        except BaseException as raised:
+            if not self._has_come(raised, sys._getframe(1)):
+                raise
         return super().wait()
 
     def _has_come(self, raised: BaseException, caller: FrameType) -> bool:
@@ -229,12 +229,12 @@ class NodeMessageWork(MessageWork):
         return future
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        if not self._request.state:
-            try:
+        try:
+            if not self._request.state:
                 self._wait_in_core(timeout.total_seconds() if timeout else None)
-            except BaseException as raised:
-                if not self._has_come(raised, sys._getframe(1)):
-                    raise
+        except BaseException as raised:
+            if not self._has_come(raised, sys._getframe(1)):
+                raise
         if self._is_all():
             self._group.under_way.discard(self)
             return True
