@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from . import room, supervise, survive, tracebacks
 from .command_line import Command, Option, make_folder, option
-from .cores import Machine, here
+from .cores import THREADS, Machine, here, sharing
 from .installation import Mpi, check_python, find_mpi, refusal, which
 from .launcher import begun, host_and_slots, programs_of, wrong_name
 from .torch_variables import master, setting
@@ -41,12 +41,11 @@ _MPICH_YIELDING = {
     f"MPIR_CVAR_{verb}_POSIX_INTRA_ALGORITHM": "mpir" for verb in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
 }
 # By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
-_MAPPING_SET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
-_BINDING_SET = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
+_MAPPING_SET = {"PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"}
+_BINDING_SET = {"PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"}
 # UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
 _UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
 _NO_UCX_WINDOWS = {"OMPI_MCA_osc": "^ucx"}  # which without such a network complains at each window
-_THREADS = "OMP_NUM_THREADS"
 
 
 class Program(NamedTuple):
@@ -77,11 +76,15 @@ class Job(NamedTuple):
 
 
 class Composition(NamedTuple):
-    """What to run: command, what it adds to the environment, files to write first (name: content)."""
+    """What to run: command, what it adds to the environment, files to write first (name: content).
+
+    shares: whether each rank finds its own share of its host's cores.
+    """
 
     command: list[str]
     environ: dict[str, str]
     files: Mapping[str, str] = MappingProxyType({})
+    shares: bool = False
 
 
 def has_spec(argv: Sequence[str]) -> bool:
@@ -109,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
         )
     )
     machine = here()
-    if shows(launcher_command(job, mpi, machine), job.dry_run, job.verbose, _THREADS in job.env):
+    if shows(launcher_command(job, mpi, machine), job.dry_run, job.verbose, THREADS in job.env):
         return 0
     make_folder("--output", job.output)
 
@@ -134,11 +137,13 @@ def _told_apart(command: Sequence[str], label: bool, output: str | None) -> tupl
 
 def _for_torch(job: Job, mpi: Mpi, machine: Machine, restart: tuple[int, int]) -> Job:
     """The same job, whose ranks have what torchrun sets, are named if killed, and send their tracebacks."""
-    at = master(job.hosts, _is_local(job, machine), {**os.environ, **job.env})
+    is_local = _is_local(job, machine)
+    at = master(job.hosts, is_local, {**os.environ, **job.env})
     first = setting("srun" if mpi.is_srun else mpi.vendor, at, restart)
+    first += "" if is_local else f"; {sharing()}"
     names = mpi.vendor == "mpich" and not mpi.is_srun
     programs = tuple(each._replace(command=begun(each.command, first, names)) for each in job.programs)
-    sends = not _is_local(job, machine) and os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL
+    sends = not is_local and os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL
     return job._replace(programs=programs, env={**job.env, **({tracebacks.SENT: "1"} if sends else {})})
 
 
@@ -160,9 +165,10 @@ def shows(composed: Composition, dry_run: bool, verbose: bool, has_threads: bool
     """
     if dry_run or verbose:
         print(shown(composed), file=sys.stdout if dry_run else sys.stderr)
-    elif _THREADS in composed.environ and not has_threads and sys.stderr.isatty():
-        what = f"{_THREADS}={composed.environ[_THREADS]} in each rank: its share of the cores"
-        print(f"hpcomm run: {what} (set {_THREADS} for another number)", file=sys.stderr)
+    elif not has_threads and sys.stderr.isatty() and (composed.shares or THREADS in composed.environ):
+        number, whose = ("", "its host's") if composed.shares else (f"={composed.environ[THREADS]}", "the")
+        what = f"{THREADS}{number} in each rank: its share of {whose} cores"
+        print(f"hpcomm run: {what} (set {THREADS} for another number)", file=sys.stderr)
     return dry_run
 
 
@@ -189,7 +195,7 @@ def parser() -> Command:
         add(*names, **how)
     what = "set a variable for every rank (NAME alone: hand over its present value)"
     add("-x", "--env", **_setting("NAME=VALUE", _read_env, what))
-    what = f"{_THREADS}, of each rank (default, on one host: its cores divided by its ranks)"
+    what = f"{THREADS}, of each rank (default: the cores of its host divided by the ranks there)"
     add("--threads", **_setting("N", _read_threads, what))
     what = "let each rank use all cores (default: as the MPI binds it; under MPICH, to its share of them)"
     add("--bind", choices=["none"], help=what)
@@ -288,7 +294,7 @@ def seconds(option: str, text: str, may_be_none: bool = False) -> float:
 def _read_threads(text: str) -> dict[str, str]:
     if not text.isdecimal() or int(text) < 1:
         raise refusal(f"--threads {text}: a rank has 1 thread or more.", "--threads 2")
-    return {_THREADS: text}
+    return {THREADS: text}
 
 
 def _read_stall(text: str) -> dict[str, str]:
@@ -323,9 +329,8 @@ def refusing(what: str, hint: str) -> Callable[[str], NoReturn]:
 def _read_hosts(text: str) -> str:
     for host in re.split(r",(?![^\[]*\])", text):  # but not those in Slurm's node[1,3]
         if host_and_slots(host) is None:
-            raise refusal(
-                f"--hosts {text!r}: {host!r} is no host and its number of ranks.", "--hosts a:2,b:2"
-            )
+            what = f"--hosts {text!r}: {host!r} is no host and its number of ranks."
+            raise refusal(what, "--hosts a:2,b:2")
     return text
 
 
@@ -345,12 +350,9 @@ def _command(words: list[str]) -> tuple[str, ...]:
     if words[0] == "hpcomm":  # this one, whatever PATH has
         return (sys.executable, "-m", *words)
     if which(words[0]) is None:
-        is_script = words[0].endswith(".py") and os.path.isfile(words[0])  # noqa: PTH113
-        hint = (
-            f"hpcomm run python {shlex.quote(words[0])}"
-            if is_script
-            else "check its spelling, or give its full path"
-        )
+        hint = "check its spelling, or give its full path"
+        if words[0].endswith(".py") and os.path.isfile(words[0]):  # noqa: PTH113
+            hint = f"hpcomm run python {shlex.quote(words[0])}"
         raise refusal(f"command not found: {words[0]}", hint)
     return tuple(words)
 
@@ -378,15 +380,14 @@ def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> Composition:
 
     What the user has set in the environment stays as it is, unless -x says otherwise.
     """
-    if mpi.is_srun:
-        words, wanted = _for_srun(job, mpi, machine)
-    elif mpi.vendor == "openmpi":
-        words, wanted = _for_openmpi(job, mpi, machine)
-    else:
-        words, wanted = _for_mpich(job, mpi, machine)
-    wanted |= _threads(job, machine)
+    tell = _for_srun if mpi.is_srun else _for_openmpi if mpi.vendor == "openmpi" else _for_mpich
+    words, wanted = tell(job, mpi, machine)
+    is_local = _is_local(job, machine)
+    wanted |= {THREADS: str(_share(job, machine) or 1)} if is_local and _ranks(job, machine) > 1 else {}
     added = {name: value for name, value in wanted.items() if name not in machine.environ}
-    return Composition([mpi.launcher, *survive.words(job.env, mpi), *words], {**added, **job.env})
+    shares = not (is_local or job.launcher or THREADS in {**machine.environ, **job.env})
+    words = [mpi.launcher, *survive.words(job.env, mpi), *words]
+    return Composition(words, {**added, **job.env}, shares=shares)
 
 
 def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
@@ -403,7 +404,8 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     words += ["--output", ":raw"] if machine.keyboard and mpi.bundled else []
     if not _is_local(job, machine):
         # Other hosts get variables by name only, and each program its own.
-        return [*words, *_joined(job, machine, [f"-x {name}" for name in job.env])], wanted
+        names = dict.fromkeys([*job.env, *machine.environ.keys() & {THREADS}])
+        return [*words, *_joined(job, machine, [f"-x {name}" for name in names])], wanted
     wanted |= {} if machine.registers else _UCX_UNHOOKED | _NO_UCX_WINDOWS
     # By tcp, ranks listen on all addresses, which they need where shared memory is short, and to meet those
     # that they spawn, for whom Open MPI has no shared memory. Then by loopback:
@@ -413,10 +415,10 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
     if by_tcp and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
         wanted["OMPI_MCA_btl_tcp_if_include"] = "lo"
-    if _is_crowded(job, machine):
+    if not _share(job, machine):
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        words += [] if machine.environ.keys() & set(_MAPPING_SET) else ["--oversubscribe"]
-        words += [] if job.bind or machine.environ.keys() & set(_BINDING_SET) else ["--bind-to", "none"]
+        words += [] if machine.environ.keys() & _MAPPING_SET else ["--oversubscribe"]
+        words += [] if job.bind or machine.environ.keys() & _BINDING_SET else ["--bind-to", "none"]
     return [*words, *_joined(job, machine)], wanted
 
 
@@ -429,11 +431,11 @@ def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[st
         # By tcp, ranks listen on all interfaces; by posix, UCX crashes where /dev/shm is short.
         left = [*([] if job.spawn else ["tcp"]), *(["posix"] if _is_short(job, machine) else [])]
         wanted |= {"UCX_TLS": f"^{','.join(left)}"} if left else {}
-        if _is_crowded(job, machine):
+        share = _share(job, machine)
+        if not share:
             wanted |= _MPICH_YIELDING
         elif mpi.bundled and machine.binds and len(job.programs) == 1 and not job.bind:
-            each = machine.cores // (job.programs[0].ranks or machine.cores)
-            wanted |= {"HYDRA_BINDING": f"core:{each}"} if each < machine.cores else {}
+            wanted |= {"HYDRA_BINDING": f"core:{share}"} if share < machine.cores else {}
     return [*words, *_joined(job, machine)], wanted
 
 
@@ -456,10 +458,6 @@ def _is_local(job: Job, machine: Machine) -> bool:
     return not machine.environ.keys() & {"PBS_NODEFILE", "SLURM_JOB_ID"}
 
 
-def _is_crowded(job: Job, machine: Machine) -> bool:
-    return _ranks(job, machine) > machine.cores
-
-
 def _is_short(job: Job, machine: Machine) -> bool:
     return room.is_short(_ranks(job, machine), machine.shared)
 
@@ -468,11 +466,9 @@ def _ranks(job: Job, machine: Machine) -> int:
     return sum(program.ranks or machine.cores for program in job.programs)
 
 
-def _threads(job: Job, machine: Machine) -> dict[str, str]:
-    """The cores of a rank, for OpenMP's threads and those of BLAS, where all ranks are on this machine."""
-    ranks = _ranks(job, machine)
-    each = str(max(1, machine.cores // ranks))
-    return {_THREADS: each} if ranks > 1 and _is_local(job, machine) else {}
+def _share(job: Job, machine: Machine) -> int:
+    """The cores of a rank where all ranks are on this machine; 0: they are more than its cores."""
+    return machine.cores // _ranks(job, machine)
 
 
 def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:

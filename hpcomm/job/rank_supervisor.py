@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
 from . import tracebacks
+from .cores import THREADS, threads
 from .launcher import wait_for
 from .process_role import world_rank
 from .program_watch import MARK, status_words
@@ -87,8 +88,8 @@ def environment(spec: RunSpec, name: str, rank: int, options: Mapping[str, str])
     environ["HPCOMM_PROGRAMS"] = " ".join(joined)
     if not program.joins:
         del environ["HPCOMM_PROGRAMS"]  # which may be of an outer job
-    if program.threads:
-        environ["OMP_NUM_THREADS"] = str(program.threads)
+    if each := program.threads or (THREADS not in environ and threads(spec.ranks_beside(name, rank))):
+        environ[THREADS] = str(each)
     if program.gpus:
         environ["CUDA_VISIBLE_DEVICES"] = str(program.gpus[rank % len(program.gpus)])
     elif program.device == "cpu":

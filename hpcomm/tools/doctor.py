@@ -94,7 +94,7 @@ def examine(environ: Mapping[str, str]) -> dict[str, Any]:
     findings += _about_core(mpi)
     findings += _about_mpi(mpi, environ)
     if in_job:
-        findings += _about_nodes(nodes, environ)
+        findings += _about_nodes(nodes)
         findings += _about_shared_gpus(mpi["gpus"]) if mpi else []
     findings += _about_gpu(gpu, packages)
     findings += _about_environment(environ, packages, mpi)
@@ -214,14 +214,16 @@ def _telling(lines: list[str]) -> str:
 
 
 def _nodes(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The hosts of a job: their ranks, which cores each of these may use, and how many cores that are in all.
+    """The hosts of a job: ranks, OMP_NUM_THREADS and cores of each, and how many cores that are in all.
 
     A core has the number of its first hyper-thread.
     """
     nodes: dict[str, dict[str, Any]] = {}
     for rank, about in enumerate(ranks):
-        node = nodes.setdefault(about["host"], {"host": about["host"], "ranks": [], "bound": []})
+        host = about["host"]
+        node = nodes.setdefault(host, {"host": host, "ranks": [], "threads": [], "bound": []})
         node["ranks"].append(rank)
+        node["threads"].append(about["threads"])
         node["bound"].append(sorted(int(re.split("[,-]", name)[0]) for name in about["cores"]))
     return [{**node, "cores": len({*chain(*node["bound"])})} for node in nodes.values()]
 
@@ -294,17 +296,24 @@ def _who_says(said: Iterable[T]) -> dict[T, list[int]]:
     return ranks
 
 
-def _about_nodes(nodes: list[dict[str, Any]], environ: Mapping[str, str]) -> Iterator[Finding]:
+def _about_nodes(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
     for node in nodes:
-        count = len(node["ranks"])
-        if count > node["cores"]:
-            what = (
-                f"{count} ranks share {node['cores']} cores on {node['host']}: right for trying, not timing."
-            )
+        count, cores, host = len(node["ranks"]), node["cores"], node["host"]
+        each = [*zip(node["ranks"], node["threads"], map(len, node["bound"]), strict=True)]
+        total = sum(may_use if threads is None else threads for _, threads, may_use in each)
+        if count > cores:
+            what = f"{count} ranks share {cores} cores on {host}: right for trying, not timing."
             yield Finding("advice", what, "fewer ranks, or more nodes")
-        elif count > 1 and "OMP_NUM_THREADS" not in environ:
-            what = f"OMP_NUM_THREADS is not set: {count} ranks on {node['host']} may each fill all cores."
-            yield Finding("advice", what, f"hpcomm run --threads {node['cores'] // count} ...")
+        elif total > cores:
+            what = (
+                f"OMP_NUM_THREADS gives {count} ranks on {host} {total} threads, which share {cores} cores."
+            )
+            if None in node["threads"]:
+                what = f"OMP_NUM_THREADS is not set: {count} ranks on {host} may each fill all cores."
+            yield Finding("advice", what, f"hpcomm run --threads {cores // count} ...")
+        elif bound := [rank for rank, threads, may_use in each if threads is not None and threads > may_use]:
+            what = f"{named(bound)} on {host} may use fewer cores than OMP_NUM_THREADS says."
+            yield Finding("advice", what, "hpcomm run --bind none ..., or the launcher's own option")
 
 
 def _about_shm(memory: Mapping[str, Any]) -> Iterator[Finding]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from .._lazy import MPI
 from ..job import process_role
-from ..job.cores import core_names
+from ..job.cores import THREADS, core_names
 from ..job.installation import loaded_library
 
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
@@ -42,7 +43,9 @@ def probe() -> None:
     from ..transport.device.cuda_aware import says
 
     world = MPI.COMM_WORLD
-    everyone = world.allgather({"host": MPI.Get_processor_name(), "cores": sorted(core_names())})
+    threads = re.match(r"\d+", os.environ.get(THREADS, ""))
+    mine = {"cores": sorted(core_names()), "threads": threads and int(threads[0])}
+    everyone = world.allgather({"host": MPI.Get_processor_name(), **mine})
     paths, gpus = _devices(world, [each["host"] for each in everyone])
     lacks, readable = zip(*_meet(world), strict=True)
     if world.rank == 0:

@@ -15,18 +15,20 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 NUMBERS = 64  # of runs that may have hosts on this machine at a time
 AGENT = """#!/bin/bash
-# stands in for ssh: agent [options] HOST COMMAND..., and is a process between both ends, too
+# stands in for ssh: agent [options] HOST COMMAND..., and is a process between both ends, too; first it runs
+# the file `there` there, if there is one
 while [ $# -gt 0 ]; do case "$1" in -[lop]) shift 2;; -*) shift;; *) break;; esac; done
 host=$1; shift
 case "$host" in {net}.*) host=h${{host##*.}};; esac
 echo "$host $*" >> {folder}/agent.log
 there() {{
   ip netns exec {prefix}${{host#h}} unshare -u bash -c \\
-    "hostname $host; export TMPDIR={folder}/$host; cd {cwd}; $*"
+    "hostname $host; export TMPDIR={folder}/$host; cd {cwd}; [ ! -e there ] || . ./there; $*"
 }}
 [ -e {folder}/apart ] || {{ there "$@"; exit; }}
 mkfifo {folder}/$$
@@ -34,6 +36,28 @@ mkfifo {folder}/$$
 read status < {folder}/$$
 exit $status
 """
+
+CORES = """
+#define _GNU_SOURCE
+#include <sched.h>
+#include <string.h>
+#include <unistd.h>
+int sched_getaffinity(pid_t pid, size_t size, cpu_set_t *set) {{
+  char name[64];
+  gethostname(name, sizeof name);
+  memset(set, 0, size);
+  for (int i = 0; i < ({count}); i++) CPU_SET_S(i, size, set);
+  return 0;
+}}
+"""
+
+
+def with_cores(folder: Path, cores: Mapping[str, int]) -> Path:
+    """A library that tells each process that it is preloaded to how many cores its host has, by its name."""
+    count = "".join(f'!strcmp(name, "{host}") ? {n} : ' for host, n in cores.items())
+    (folder / "cores.c").write_text(CORES.format(count=f"{count}1"))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "cores.so", "cores.c"], cwd=folder, check=True)
+    return folder / "cores.so"
 
 
 def why_not() -> str | None:

@@ -2,12 +2,13 @@
 
 import json
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, why_not
+from hosts import Hosts, why_not, with_cores
 from processes import said
 from steady import steady_time
 
@@ -374,6 +375,35 @@ def test_who_waits_for_a_rank_of_another_host_that_has_ended_is_told(hosts):
     out = said(process, 60)[0]
     assert process.returncode not in (0, 124), out
     assert re.search(r"all_reduce\(.*\) at ends.py:7 on 'world' waits for rank 2, which has ended", out), out
+
+
+THREADS = """
+[program.ocean]
+command = "sh threads.sh"
+joins = false
+ranks = 2
+hosts = ["h1:2"]
+[program.air]
+command = "sh threads.sh"
+joins = false
+ranks = 2
+hosts = ["h2:2"]
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize("is_spec", [False, True], ids=["command", "spec"])
+def test_ranks_share_the_cores_of_their_own_host(hosts, is_spec):
+    library = with_cores(hosts.folder, {"h1": 4, "h2": 9})
+    (hosts.folder / "there").write_text(f"export LD_PRELOAD={library}; unset OMP_NUM_THREADS")
+    (hosts.folder / "threads.sh").write_text('echo "$(uname -n): $OMP_NUM_THREADS threads"')
+    (hosts.folder / "job.toml").write_text(THREADS)
+    words = ["job.toml"] if is_spec else ["--hosts", "h1:2,h2:2", "sh", "threads.sh"]
+    command = ["bash", "-c", f". ./there; exec {sys.executable} -m hpcomm run $*", "run", *words]
+    process = hosts.start(command, hosts.environ(find_mpi().vendor))
+    out = said(process, 60)[0]
+    assert process.returncode == 0, out
+    assert sorted(re.findall(r"h\d: .* threads", out)) == ["h1: 2 threads"] * 2 + ["h2: 4 threads"] * 2, out
 
 
 FAILS = """

@@ -1,10 +1,12 @@
 """A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file or heterogeneous steps, and mpiexec."""
 
+import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from hosts import with_cores
 from processes import finish
 from slurm import Slurm, why_not
 
@@ -85,6 +87,26 @@ def test_a_program_that_fails_ends_the_step_by_name(slurm, tmp_path):
     done = run(tmp_path, SPEC.format(ocean="", air=""), failing)
     assert done.returncode not in (0, 124), done.stdout + done.stderr
     assert "of 'ocean' ends with status 3" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+@pytest.mark.parametrize(("tasks", "said"), [("3", "n1 2\nn1 2\nn2 2\n"), ("2", "n1 2\nn2 2\n")])
+def test_ranks_share_the_cores_that_the_step_has_on_their_node(slurm, tmp_path, tasks, said):
+    """Also a rank that is alone there: the node has more cores."""
+    library = with_cores(tmp_path, {"n1": 8, "n2": 8})
+    allotted = ["salloc", "-N2", f"-n{tasks}", "--cpus-per-task=2"]
+    command = [
+        "hpcomm",
+        "run",
+        "-x",
+        f"LD_PRELOAD={library}",
+        "sh",
+        "-c",
+        "echo $(uname -n) $OMP_NUM_THREADS",
+    ]
+    done = finish([*allotted, sys.executable, "-m", *command], 60, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "".join(sorted(done.stdout.splitlines(keepends=True))) == said
 
 
 def test_by_hand_a_program_that_ends_before_init_alone_on_its_node_ends_the_job(slurm, tmp_path):

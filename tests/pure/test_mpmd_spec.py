@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,22 @@ def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     assert second["HPCOMM_PROGRAMS"] == "ocean=0-1 air=2-2"
     assert "HPCOMM_PROGRAMS" not in rank_supervisor.environment(spec, "viewer", 0, {})
     assert rank_supervisor.environment(spec, "air", 0, {})["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_rank_of_a_spec_shares_the_cores_of_its_host_with_all_that_are_there(folder, monkeypatch):
+    text = "[program.a]\ncommand = 'true'\nranks = 2\nhosts = ['n1:1', 'n2:1']\n"
+    text += "[program.b]\ncommand = 'true'\nranks = 3\nhosts = ['n2:2', 'n1:1']\n"
+    (folder / "job.toml").write_text(text)
+    spec = read(folder / "job.toml", here=False)
+    assert [spec.ranks_beside("a", rank) for rank in range(2)] == [2, 3]
+    assert [spec.ranks_beside("b", rank) for rank in range(3)] == [3, 3, 2]
+    assert replace(spec, programs={"b": replace(spec.programs["b"], hosts=())}).ranks_beside("b", 0) is None
+    monkeypatch.setattr(rank_supervisor, "threads", {2: 8, 3: 4}.get)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    told = [rank_supervisor.environment(spec, "b", rank, {})["OMP_NUM_THREADS"] for rank in range(3)]
+    assert told == ["4", "4", "8"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert rank_supervisor.environment(spec, "b", 0, {})["OMP_NUM_THREADS"] == "5"
 
 
 MEMBERS = """

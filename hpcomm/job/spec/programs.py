@@ -100,6 +100,14 @@ class RunSpec:
             first += program.ranks
         return found
 
+    def ranks_beside(self, name: str, rank: int) -> int | None:
+        """How many ranks the spec has on the host of this one, itself included; None: it names no hosts."""
+        program = self.programs[name]
+        if not program.hosts:
+            return None
+        host, _ = program.hosts[program.place_of(rank)[0]]
+        return sum(n for each in self.programs.values() for at, n in each.hosts if at == host)
+
 
 def read_programs(tables: Tables, here: bool) -> RunSpec:
     """What the spec starts.
