@@ -43,6 +43,7 @@ _MPICH_YIELDING = {
 # By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
 _MAPPING_SET = {"PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"}
 _BINDING_SET = {"PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"}
+_PLACING_SET = _MAPPING_SET | _BINDING_SET
 # UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
 _UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
 _NO_UCX_WINDOWS = {"OMPI_MCA_osc": "^ucx"}  # which without such a network complains at each window
@@ -197,7 +198,7 @@ def parser() -> Command:
     add("-x", "--env", **_setting("NAME=VALUE", _read_env, what))
     what = f"{THREADS}, of each rank (default: the cores of its host divided by the ranks there)"
     add("--threads", **_setting("N", _read_threads, what))
-    what = "let each rank use all cores (default: as the MPI binds it; under MPICH, to its share of them)"
+    what = "let each rank use all cores of its host (default: its share; on several hosts, as the MPI binds)"
     add("--bind", choices=["none"], help=what)
     what = "go on when a rank is killed; the others get PeerFailedError (Open MPI)"
     add("--survive", dest="env", action="append_const", const={survive.VARIABLE: "1"}, help=what)
@@ -415,10 +416,13 @@ def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[
     wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
     if by_tcp and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
         wanted["OMPI_MCA_btl_tcp_if_include"] = "lo"
-    if not _share(job, machine):
+    share = _share(job, machine)
+    if not share:
         wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         words += [] if machine.environ.keys() & _MAPPING_SET else ["--oversubscribe"]
         words += [] if job.bind or machine.environ.keys() & _BINDING_SET else ["--bind-to", "none"]
+    elif share > 1 and mpi.bundled and not (job.spawn or job.bind or machine.environ.keys() & _PLACING_SET):
+        words += ["--map-by", f"slot:PE={share}", "--bind-to", "core:if-supported"]  # else to one core each
     return [*words, *_joined(job, machine)], wanted
 
 

