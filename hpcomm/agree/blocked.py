@@ -11,14 +11,16 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..core.comm import Comm
-from ..core.present import MESSAGE, NEXT, NONE, calling, several, waiting
+from ..core.present import MESSAGE, NEXT, NONE, calling, meeting, several, waiting
 from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime
+from .end_notices import MUTUAL
 from .letters import FEW
 from .present_calls import call_of
 
@@ -158,6 +160,8 @@ def needed(call: Blocked) -> tuple[list[int], bool]:
     if call.number == IN_CORE:
         awaited = _awaited(comm)
         return ([ELSEWHERE], True) if awaited is None else ([awaited], False)
+    if ranks := met(call):  # who is in no such call may have left it, so that one that goes on is enough
+        return [rank for rank in ranks if rank != comm.rank], True
     if counted(call):
         return [rank for rank in range(comm.size) if rank != comm.rank], _goes_round(call)
     found = [] if comm.is_inter or call.number == NONE else late(call)
@@ -175,16 +179,27 @@ def _goes_round(call: Blocked) -> bool:
 
 
 def counted(call: Blocked) -> tuple[int, int, int] | None:
-    """Of a collective call whose ranks count it, those of several hosts: what it is.
+    """Of a collective call whose ranks count it, those of several hosts, or are met: what it is.
 
-    The communicator's number; which call there; the rank that all others wait for, or ELSEWHERE.
+    The communicator's number; which call there, NONE: they are met; the rank that all others wait for, or
+    ELSEWHERE.
     """
     comm, notices = call.comm, runtime.end_notices
+    if met(call):
+        return comm.tag_base, NONE, ELSEWHERE
     if call.call.number != NEXT or notices is None or comm.is_inter or comm.partners is not None:
         return None
     number, root = notices.counts.get(comm.tag_base, 0), call.call.words.get("root")
     root = root if _verb(call) in ROOT_SENDS and isinstance(root, int) else ELSEWHERE
     return (comm.tag_base, number, root) if number else None
+
+
+def met(call: Blocked) -> Sequence[int]:
+    """The ranks of a call that no log has, as of a plan, if nobody gets through before all have begun."""
+    comm, made = call.comm, call.call
+    if call.number != NONE or comm.is_inter or comm.partners is not None:
+        return ()
+    return made.ranks if isinstance(made, meeting) else range(comm.size) if made.verb in MUTUAL else ()
 
 
 def _verb(call: Blocked) -> str:

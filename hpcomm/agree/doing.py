@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ..core.comm import Comm
 from ..core.limits import DESCRIPTION_S
-from ..core.present import MESSAGE, has_other_threads, several
+from ..core.present import MESSAGE, NONE, has_other_threads, several
 from ..core.request import Request
 from ..core.verbs import receives
 from ..errors import NAMED
@@ -136,7 +136,10 @@ class Doing(NamedTuple):
 
         told = Doing(*json.loads(text))
         messages, begun = ([Message(*each) for each in some] for some in (told.messages, told.begun))
-        return told._replace(messages=tuple(messages), begun=tuple(begun), calls=tuple(told.calls))
+        counted = None if told.counted is None else (told.counted[0], told.counted[1], told.counted[2])
+        return told._replace(
+            counted=counted, messages=tuple(messages), begun=tuple(begun), calls=tuple(told.calls)
+        )
 
 
 def own() -> Doing:
@@ -160,7 +163,7 @@ def _waiting(told: Doing, call: Blocked, waited_s: float) -> Doing:
     """The same with what its main thread waits for."""
     numbers = numbers_of(call.comm)
     needs, is_any, messages = _missing(call)
-    begun, others = _begun()
+    begun, others = _begun(getattr(call.call, "what", None))
     is_at, notices = counted(call), runtime.end_notices
     counts = () if notices is None else tuple(notices.counts.items())
     return told._replace(
@@ -177,8 +180,7 @@ def _waiting(told: Doing, call: Blocked, waited_s: float) -> Doing:
 
 def known(doings: Mapping[int, Doing]) -> dict[int, Doing]:
     """doings, by their ranks: needs are without those that have come to a counted call, or to a message."""
-    begun = {rank: dict(each.counts) for rank, each in doings.items()}
-    told = {rank: _without_those_there(each, begun) for rank, each in doings.items()}
+    told = {rank: _without_those_there(each, doings) for rank, each in doings.items()}
     for rank, each in doings.items():
         if each.messages and not each.is_any:
             missing = [message.peer for message in each.messages if not is_met(message, rank, doings)]
@@ -195,11 +197,16 @@ def is_met(message: Message, rank: int, doings: Mapping[int, Doing]) -> bool:
     )
 
 
-def _without_those_there(doing: Doing, begun: Mapping[int, Mapping[int, int]]) -> Doing:
+def _without_those_there(doing: Doing, doings: Mapping[int, Doing]) -> Doing:
     if doing.counted is None:
         return doing
     comm, call, root = doing.counted
-    calls = {rank: begun.get(rank, {}).get(comm) for rank in doing.needs}
+    if call == NONE:
+        there = {
+            rank for rank, each in doings.items() if (each.verb, each.counted) == (doing.verb, doing.counted)
+        }
+        return doing._replace(needs=tuple(rank for rank in doing.needs if rank not in there))
+    calls = {rank: dict(doings[rank].counts).get(comm) if rank in doings else None for rank in doing.needs}
     late = [ELSEWHERE if its is None else rank for rank, its in calls.items() if its is None or its < call]
     return doing._replace(needs=(root,) if root in late and root >= 0 else tuple(dict.fromkeys(late)))
 
@@ -272,9 +279,12 @@ def _message(comm: Comm, verb: str, peer: int | None, tag: int | None) -> Messag
                    ANY if tag is None or tag < 0 else tag)  # fmt: skip
 
 
-def _begun() -> tuple[tuple[Message, ...], bool]:
-    """The messages that this rank has in the background; whether more might move on by itself."""
-    found, others = [], has_other_threads() or _plans_are_under_way()
+def _begun(what: object) -> tuple[tuple[Message, ...], bool]:
+    """The messages that this rank has in the background; whether more might move on by itself.
+
+    what: that it waits for, which does not.
+    """
+    found, others = [], has_other_threads() or _plans_are_under_way(what)
     for each in under_way(*kinds):
         comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
         if comm is None or number != MESSAGE or verb == "sendrecv":
@@ -295,9 +305,9 @@ def under_way(*classes: type) -> Iterator[Any]:
             yield each
 
 
-def _plans_are_under_way() -> bool:
+def _plans_are_under_way(but: object) -> bool:
     kept = [its for comm in runtime.living() if (its := vars(comm).get("outstanding")) is not None]
-    return any(plan.is_under_way for its in kept for plan in [*its.plans])
+    return any(plan.is_under_way and plan is not but for its in kept for plan in [*its.plans])
 
 
 def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing | None]:

@@ -29,7 +29,7 @@ from .levels import depth
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
-_MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
+MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
 _END, _QUESTION, _ANSWER = range(3)  # tags
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
@@ -43,7 +43,7 @@ def awaited(call: Call) -> tuple[int | None, int]:
     comm = call.comm
     if call.verb in ("send", "recv"):
         return call.peer, 0
-    if call.verb in _MUTUAL or comm.is_inter or comm.agreement.again is not None:
+    if call.verb in MUTUAL or comm.is_inter or comm.agreement.again is not None:
         return None, -1
     return call.root if call.verb in ("broadcast", "scatter") and call.root != comm.rank else None, 0
 

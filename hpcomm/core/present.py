@@ -18,7 +18,7 @@ What the native core carries out, and messages that were known before, are writt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Thread, get_ident
 from threading import enumerate as threads
@@ -167,6 +167,21 @@ class waiting(calling):  # noqa: N801
 
     def __str__(self) -> str:
         return f"{self.word}({self.what.call})"
+
+
+class meeting(calling):  # noqa: N801
+    """While the calling thread makes a call that some ranks of comm make together, and that no log has.
+
+    Args:
+        ranks: of comm, None: all.
+    """
+
+    __slots__ = ("ranks",)
+    number = NONE
+
+    def __init__(self, comm: Comm, verb: str, ranks: Sequence[int] | None = None) -> None:
+        super().__init__(comm, verb)
+        self.ranks = range(comm.size) if ranks is None else ranks
 
 
 class several(calling):  # noqa: N801

@@ -27,9 +27,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Container
 
 from ..agree import doing, runtime
-from ..agree.blocked import IN_CORE, Blocked, Waiting, logs
+from ..agree.blocked import IN_CORE, Blocked, Waiting, logs, met
 from ..agree.differences import disagreement, first_difference, past_call
 from ..agree.last_calls import lines
 from ..agree.one_thread import concurrent_calls
@@ -178,7 +179,7 @@ def _verdict(call: Blocked, waiting: Waiting) -> str | None:
     """Why the call cannot complete, or may wait no longer for another program; None: all is well so far."""
     if waiting.times < _PATIENT or call.call.looks:
         return None
-    found = _judge(call.comm, call.source, call.number) or _overdue(call, waiting.waited_s)
+    found = _judge(call) or _overdue(call, waiting.waited_s)
     return crossed(call.comm, call.call) if found is None and call.number == MESSAGE else found
 
 
@@ -206,23 +207,30 @@ def _overdue(call: Blocked, waited_s: float) -> str | None:
     )
 
 
-def _judge(comm: Comm, source: int | None, call: int) -> str | None:
+def _judge(call: Blocked) -> str | None:
     """Why the call cannot complete, or None."""
-    if call == IN_CORE:
+    comm = call.comm
+    if call.number == IN_CORE:
         return None
-    for peer, number in _differing(comm, call):
+    for peer, number in _differing(comm, call.number):
         return disagreement(comm, number, [peer], is_over=False).what
-    if (found := _ended(comm, source, call)) is None:
+    if (found := _ended(comm, call.source, call.number, met(call))) is None:
         return None
     return "\n".join([describe_call() + found[0], *lines(comm, found[1])])
 
 
-def _ended(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
+def _ended(
+    comm: Comm, source: int | None, call: int, ranks: Container[int] = ()
+) -> tuple[str, list[int]] | None:
     """That a call waits for ranks which have ended, in words that go on after it, and those ranks.
 
-    call: its number; 0: a message; below: it is not known.
+    Args:
+        call: its number; 0: a message; below: it is not known.
+        ranks: whom it needs, if not all of comm.
     """
     gone, whose = _gone(comm, call)
+    if ranks:
+        gone = [rank for rank in gone if rank in ranks]
     is_from_any = not call and (source is None or source < 0)
     if is_from_any:
         gone = gone if len(gone) >= (comm.remote_size or comm.size - 1) else []

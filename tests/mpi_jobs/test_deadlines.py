@@ -61,6 +61,19 @@ def test_a_report_names_ranks_of_a_part_by_their_numbers_in_the_job(job: Any) ->
     assert re.search(r"rank 2: barrier\(\) .* on 'half' has waited \d s\n  for rank 3: not in", said), said
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("wait", ["comm.rank == 2 or comm.group([0, 1])", "step.start(); step.wait()"])
+def test_a_wait_for_a_group_or_a_plan_is_reported_with_the_late_rank(job: Any, wait: str) -> None:
+    """Who is no member of the group has ended meanwhile."""
+    source = (
+        LATE.replace("comm.barrier()", "step = comm.plan('all_reduce', np.ones(3))").format(late=3.5) + wait
+    )
+    said = job(3, source, timeout=60, env={"HPCOMM_STALL": "1.5"}).stderr
+    assert re.search(
+        r"rank [02]: .*(group|wait)\(.* on 'world' has waited \d s\n  for rank 1: not in", said
+    ), said
+
+
 @pytest.mark.parametrize("node", ["on", pytest.param("off", marks=pytest.mark.once)])
 def test_a_wait_in_a_halo_that_has_gone_before_is_reported(job: Any, node: str) -> None:
     field = "field = hpcomm.Field(comm, (8,), halo=1)\nfield.update_halo()"

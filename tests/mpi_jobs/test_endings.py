@@ -55,6 +55,7 @@ WAITS = {
     "a long send": "comm.send(np.zeros(2_000_000), 1)",
     "a plan": "comm.plan('all_reduce', np.ones(1))()",
     "a plan's wait": "step = comm.plan('all_reduce', np.ones(1)); step.start(); step.wait()",
+    "a group": "comm.group([0, 1])",
     "a send in the background": "comm.isend_object(np.zeros(2_000_000), 1).wait()",
     "one of several": "hpcomm.wait_any([comm.irecv(np.zeros(1), 1), comm.irecv_object(1)])",
     "objects of several": "hpcomm.wait_all([comm.irecv_object(1, tag) for tag in range(2)])",
@@ -658,6 +659,7 @@ ENDED_WAITS = [  # and at which level: what light notices, full does; off: witho
     ("a long send", "light"),
     pytest.param("a plan", "full", marks=pytest.mark.once),
     ("a plan's wait", "light"),
+    pytest.param("a group", "light", marks=pytest.mark.once),
 ]
 
 

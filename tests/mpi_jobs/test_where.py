@@ -164,6 +164,7 @@ def test_the_page_tells_at_which_level_each_kind_of_mistake_is_named() -> None:
 
 
 CIRCLES = """
+import hpcomm
 import numpy as np
 from hpcomm import world as comm
 pair, x = comm.split(comm.rank // 2, name="pair"), np.ones(3)
@@ -176,21 +177,31 @@ if comm.rank < 2:
     (one if comm.rank else two).barrier()
 elif comm.rank == 2:
     both.recv(x, source=0)
-else:
+elif comm.rank == 3:
     pair.sendrecv(x, dest=0, source=0, sendtag=4)
+elif comm.rank in (5, 7):
+    one.recv(x, source=0)
+elif comm.rank == 4:
+    step = pair.plan("all_reduce", x)
+    step.start(); step.wait()
+else:
+    hpcomm.Field(pair, (8,), halo=1).update_halo()
 """
 
 
 @pytest.mark.once
 def test_all_circles_are_named_with_communicators_and_kept_for_programs(job: Any, tmp_path: Path) -> None:
     env = {"HPCOMM_STALL_DIR": str(tmp_path)}
-    said = job(4, CIRCLES, timeout=60, expect=1, env=env, options=("--stall", "12")).stderr
+    said = job(8, CIRCLES, timeout=60, expect=1, env=env, options=("--stall", "12")).stderr
     assert said.count("these calls can never end") == 1, said
     rows = [
-        "rank 0: barrier() at device_call.py:11 on 'two' waits for rank 1",
-        "rank 1: barrier() at device_call.py:11 on 'one' waits for rank 0",
-        "rank 2: recv(float64 (3,), source=0) at device_call.py:13 on 'both' waits for rank 3",
-        "rank 3: sendrecv(float64 (3,), dest=0, sendtag=4, source=0) at device_call.py:15 on 'pair' ",
+        "rank 0: barrier() at device_call.py:12 on 'two' waits for rank 1",
+        "rank 1: barrier() at device_call.py:12 on 'one' waits for rank 0",
+        "rank 2: recv(float64 (3,), source=0) at device_call.py:14 on 'both' waits for rank 3",
+        "rank 3: sendrecv(float64 (3,), dest=0, sendtag=4, source=0) at device_call.py:16 on 'pair' ",
+        "rank 4: wait(all_reduce(float64 (3,)), op='sum') at device_call.py:21 on 'pair' waits for rank 5",
+        "rank 5: recv(float64 (3,), source=0) at device_call.py:18 on 'one' waits for rank 4",
+        "rank 6: a planned exchange() at device_call.py:23 on 'pair' waits for rank 7",
     ]
     for row in rows:
         assert f"\n  {row}" in said, said
@@ -200,5 +211,6 @@ def test_all_circles_are_named_with_communicators_and_kept_for_programs(job: Any
         )
     (file,) = tmp_path.glob("hpcomm-stall-*.json")
     kept = json.loads(file.read_text())
-    assert kept["can_never_end"] == [0, 1, 2, 3]
-    assert [rank["comm"] for rank in kept["ranks"]] == ["two", "one", "both", "pair"]
+    assert kept["can_never_end"] == [*range(8)]
+    names = ["two", "one", "both", "pair", "pair", "one", "pair", "one"]
+    assert [rank["comm"] for rank in kept["ranks"]] == names

@@ -9,6 +9,7 @@ import pytest
 
 from hpcomm.agree.blocked import ELSEWHERE
 from hpcomm.agree.doing import ANY, Doing, Message, known
+from hpcomm.core.present import NONE
 from hpcomm.node.segment import ANSWER_BYTES
 from hpcomm.watch.stuck import PATIENT_S, circles, stuck
 
@@ -49,6 +50,11 @@ def s(to: int, tag: int = 0) -> Message:
 def counted(*needs: int, call: int = 1, root: int = ELSEWHERE, **more: Any) -> Doing:
     """In a collective call of communicator 7, which is one of several hosts."""
     return waiting(*needs, **{"counted": (7, call, root), "counts": ((7, call),), **more})
+
+
+def planned(*needs: int) -> Doing:
+    """In a plan of communicator 7, in which others are only seen."""
+    return waiting(*needs, is_any=True, counted=(7, NONE, ELSEWHERE), verb="all_reduce")
 
 
 CASES: dict[str, tuple[list[Doing], list[int]]] = {
@@ -112,6 +118,11 @@ CASES: dict[str, tuple[list[Doing], list[int]]] = {
     "a broadcast whose root has come": (
         [counted(1, 2, root=1, is_any=True), recv(0, counts=((7, 1),)), computing()], []
     ),
+    "a plan against a receive": ([planned(1), recv(0)], [0, 1]),
+    "a plan against a receive of one of two others": ([planned(1, 2), recv(0), planned(0, 1)], [0, 1, 2]),
+    "a plan, of which one is under way beside a receive": ([planned(1), recv(0, others=True)], []),
+    "a plan that who receives may have left, and one computes": ([planned(1, 2), recv(0), computing()], []),
+    "a plan that all have begun": ([planned(1), planned(0)], []),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from zlib import crc32
 from ..._lazy import MPI
 from ...agree.agreement import refused, refusing
 from ...core.limits import REFUSAL_S
-from ...core.present import calling
+from ...core.present import calling, meeting
 from ...core.request import abandon
 from ...core.signature import head, signature
 from ...errors import HpcommError, PeerFailedError, RankError, UsageError, located, where
@@ -106,7 +106,7 @@ def group(comm: Context, ranks: Sequence[int], name: str | None, tag: int) -> Co
     some = everybody.Incl(members)
     everybody.Free()
     try:
-        with calling(comm, "group"):
+        with meeting(comm, "group", members):
             name = name or f"{comm.name}{short_list(members)}"
             new = made(comm, "group", name, mpi.Create_group, some, number)
     finally:
@@ -284,7 +284,7 @@ def channel(comm: Context, peek: bool = False) -> Channel:
     """
     if comm.exchange_channel is None:
         try:
-            with calling(comm, "a planned exchange"):
+            with meeting(comm, "a planned exchange"):
                 made = comm.mpi_handle.Dup()
         except MPI.Exception as error:
             raise transport.failure(error, "a planned exchange", comm) from None
