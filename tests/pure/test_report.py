@@ -30,7 +30,7 @@ def written(
     common = {"of": "", "on": "world", "comm": 7, "rank": rank, "size": size, "line": "a.py:1"}
     said = [about, *({**common, "call": f"{row['verb']}()", **row} for row in rows)]
     (folder / f"{name}{ROWS}").write_text("".join(json.dumps(line) + "\n" for line in said))
-    data = b""
+    data = bytearray()
     for begin, end, row, *more in records:
         nbytes, peer, tag, of = (*more, *(0, -1, -1, 0)[len(more) :])
         data += RECORD.pack(begin * US + ahead, end * US + ahead, nbytes, row, peer, tag, of)
@@ -157,7 +157,9 @@ def test_a_browser_draws_every_call_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "t").mkdir()
     for rank in range(2):
         rows = [{"verb": "all_reduce", "call": "all_reduce('</script>')"}, {"verb": "range", "call": "step"}]
-        written(tmp_path / "t", str(rank), rank, rows, [(10 * i, 10 * i + 5, 1 + i % 2) for i in range(1000)])
+        written(
+            tmp_path / "t", str(rank), rank, rows, [(10 * i, 10 * i + 5, 1 + i % 2) for i in range(50_000)]
+        )
     page = tmp_path / "page.html"
     assert report.main([str(tmp_path / "t"), "-o", str(page)]) == 0
     text = page.read_text()
@@ -166,7 +168,7 @@ def test_a_browser_draws_every_call_of_the_page(tmp_path: Path) -> None:
     page.write_text(text.replace("</html>", f"<script>{point}</script></html>"))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()]
     done = finish(command, 60, tmp_path)
-    assert 'data-drawn="2000"' in done.stdout
+    assert 'data-drawn="100000"' in done.stdout
     assert "all_reduce('&lt;/script&gt;') on world\na.py:1\n5 us, begun at 0 us" in done.stdout
 
 
