@@ -1,18 +1,21 @@
 """What moving a field between two programs costs, and planning it.
 
     hpcomm run -n 2 python benchmarks/coupling.py a [--save] : -n 2 python benchmarks/coupling.py b
-    (--quick, given to both, takes fewer sizes and rounds)
+    (--quick, given to both, takes fewer sizes and rounds; --planning plans alone)
 
 Three ways take turns: `link.exchange()`; point-to-point written by hand with mpi4py, its indices known; and
-by the roots (gather, send, scatter). Blocks: both programs own consecutive
-points, the second in the opposite order of ranks. Scattered: points dealt out at random.
+by the roots (gather, send, scatter). Blocks: both programs own consecutive points, the second in the opposite
+order of ranks. Scattered: points dealt out at random. Of planning these, CPU is time of the
+processor, and MiB the most memory that the whole process of a rank has meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +33,13 @@ def main() -> None:
     parser.add_argument("program", choices=["a", "b"])
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--planning", action="store_true")
     options = parser.parse_args()
     me = hpcomm.join(options.program)
     if me.peers != (("b",) if me.name == "a" else ("a",)):
         sys.exit("start two programs, a and b, as the first lines of this file say")
     sizes = SIZES[:2] if options.quick else SIZES
-    cases = [(kind, total) for kind in ("blocks", "scattered") for total in sizes]
+    cases = [(kind, total) for kind in ("blocks", "scattered") for total in sizes if not options.planning]
     fields = [declare(me, kind, total) for kind, total in cases]
     m, n = (len(me.ranks[name]) for name in ("a", "b"))
     lines = [machine(), "", f"{m} ranks to {n}, float64, microseconds (medians of alternated rounds)"]
@@ -57,7 +61,8 @@ def main() -> None:
         print(text, flush=True)
         if options.save:
             library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
-            save(f"coupling_{library}_{m}_{n}", text, [*rows, *planned])
+            name = "planning" if options.planning else "coupling"
+            save(f"{name}_{library}_{m}_{n}", text, [*rows, *planned])
 
 
 def points_of(me: Any, kind: str, total: int, chunk: int = 1) -> Any:
@@ -162,23 +167,29 @@ def by_roots(me: Any, field: Any, total: int) -> Any:
 
 
 def planning(me: Any, quick: bool) -> tuple[list[str], list[dict[str, Any]]]:
-    """Seconds to plan a route, the slowest rank's."""
-    world = MPI.COMM_WORLD
-    lines = ["planning, seconds", f"{'points':>10}{'blocks':>12}{'rows of 1000':>15}{'scattered':>12}"]
+    """Seconds to plan a route, the slowest rank's; of scattered points processor time and memory, too."""
+    world, status = MPI.COMM_WORLD, Path("/proc/self/status")
+    header = f"{'points':>10}{'blocks':>12}{'rows of 1000':>15}{'scattered':>12}{'CPU':>9}{'MiB':>6}"
+    lines = ["planning, seconds", header]
     rows = []
     for total in (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000):
         seconds = {}
         for kind, chunk in (("blocks", 1), ("rows", 1000), ("scattered", 1)):
             points = points_of(me, "blocks" if kind == "blocks" else "scattered", total, chunk)
+            Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
             world.Barrier()
-            start = time.perf_counter()
+            start, own = time.perf_counter(), time.process_time()
             made = coupled_route.plan(
                 world, points if me.name == "a" else None, points if me.name == "b" else None
             )
             seconds[kind] = world.allreduce(time.perf_counter() - start, MPI.MAX)
+            seconds[f"{kind}_cpu"] = world.allreduce(time.process_time() - own, MPI.MAX)
+            peak = int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])
+            seconds[f"{kind}_mib"] = world.allreduce(peak, MPI.MAX) / 1024
             assert made.lack == (0, -1, 0, -1)
         lines.append(
             f"{total:10d}{seconds['blocks']:12.4f}{seconds['rows']:15.4f}{seconds['scattered']:12.3f}"
+            f"{seconds['scattered_cpu']:9.3f}{seconds['scattered_mib']:6.0f}"
         )
         rows.append({"planning": total, **seconds})
     return lines, rows

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._lazy import LazyModule
 from ..core.types import Floats, Ints
-from .geometry import moments
+from .geometry import moments, places
 from .gradients import around_cells, gradients
 from .overlap import Overlaps, Parts, overlaps
 from .rows import Rows
@@ -30,8 +30,9 @@ def conservative2(ask: Ask) -> Entries:
     """First order, and the gradient of each source cell times the way from its centre to the overlap."""
     row, column, area, moment = _overlaps(ask, True)
     covered, fraction, doubled, overlap = _covered(ask, row, column, area)
-    whole, moments_ = _source_moments(ask)
-    centre = moments_ / whole[:, None]
+    source, shapes = ask.source, ask.shapes[:, 1:]
+    whole, integral = source.moments(ask.given) if isinstance(source, Rows) else moments(shapes)
+    centre = integral / whole[:, None]
     share, n = area / covered[row], len(ask.given)
     way, wide = moment / area[:, None] - centre[column], centre.shape[1]
     owner, neighbour, gradient = _gradients(ask, centre)
@@ -79,14 +80,8 @@ def _overlaps(ask: Ask, has_moments: bool) -> Overlaps:
         targets = Parts.of(ask.target, ask.points, ask.target.corners(ask.points))
         return overlaps(targets, Parts.of(ask.source, ask.given, ask.shapes[:, 1:]), has_moments)
     row, index, area, moment = ask.target.overlaps(ask.points, ask.source)
-    at = np.searchsorted(ask.given, index)
-    at[at == len(ask.given)] = 0
-    kept = ask.given[at] == index
+    at, kept = places(ask.given, index)
     return row[kept], at[kept], area[kept], moment[kept]
-
-
-def _source_moments(ask: Ask) -> tuple[Floats, Floats]:
-    return ask.source.moments(ask.given) if isinstance(ask.source, Rows) else moments(ask.shapes[:, 1:])
 
 
 def _in_one_place(ask: Ask) -> str:

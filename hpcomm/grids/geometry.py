@@ -37,6 +37,13 @@ def listed(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     return which, np.fromiter(chain.from_iterable(lists), np.int64, len(which))
 
 
+def places(ascending: Any, wanted: Any) -> tuple[Ints, Any]:
+    """(where each wanted number stands among ascending ones, whether it is there)"""
+    at = np.searchsorted(ascending, wanted)
+    at[at == len(ascending)] = 0
+    return at, ascending[at] == wanted if len(ascending) else np.zeros(at.shape, bool)
+
+
 def distinct(x: Ints) -> Ints:
     """Each number once, ascending; np.unique takes five times as long."""
     x = np.sort(x)

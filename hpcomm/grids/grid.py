@@ -14,7 +14,7 @@ import numpy as np
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, DtypeError, LayoutError
-from .geometry import moments, repeated
+from .geometry import moments, places, repeated
 from .methods import KINDS
 
 
@@ -131,9 +131,7 @@ class Mesh(PointCloud):
         An edge has its last point twice. Behind the last cell comes the point itself.
         """
         order = np.argsort(points)
-        at = np.searchsorted(points, self.cells, sorter=order)
-        at[at == len(points)] = 0
-        here = points[order][at] == self.cells if len(points) else np.zeros(at.shape, bool)
+        at, here = places(points[order], self.cells)
         row, cell = order[at[here]], np.nonzero(here)[0]
         first = np.argsort(row, kind="stable")
         counts = np.bincount(row, minlength=len(points))

@@ -10,7 +10,7 @@ import numpy as np
 from .._lazy import LazyModule
 from ..core.types import Floats, Ints
 from . import geometry
-from .geometry import distinct, listed, tangents
+from .geometry import distinct, listed, places, tangents
 from .gradients import numbered
 from .rows import Rows
 from .triangulation import convex_parts
@@ -107,9 +107,8 @@ def _between_rows(ask: Ask) -> Entries:
     given, n = ask.given, len(ask.points)
     index, share = ask.source.between(ask.wanted)
     row, column, value = np.repeat(np.arange(n), 4), index.ravel(), share.ravel()
-    at = np.searchsorted(given, column)
-    at[at == len(given)] = 0
-    there = (given[at] == column) & (value != 0)
+    at, there = places(given, column)
+    there &= value != 0
     total = np.bincount(row[there], weights=value[there], minlength=n)
     kept = there & (total[row] > 1e-12)
     return Entries(row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..core.types import Floats, Ints
+from .geometry import places
 from .interpolate import DIGITS, closest
 from .weights import Ask, Entries
 
@@ -20,9 +21,8 @@ _FLAT = 1e-14  # of the square of a triangle's sides: one that spans less is an 
 def projection(ask: Ask) -> Entries:
     _, which, needed = closest(ask, _AROUND)
     numbers = np.sort(ask.shapes[:, 1:, 0].reshape(len(ask.x), -1, 3).astype(np.int64), axis=2)
-    cells = np.searchsorted(ask.given, numbers)
-    cells[cells == len(ask.given)] = 0
-    lacks = (ask.given[cells] != numbers).any(axis=2)  # a point of it is masked, or not here yet
+    cells, found = places(ask.given, numbers)
+    lacks = ~found.all(axis=2)  # a point of it is masked, or not here yet
     cells[lacks] = np.nonzero(lacks)[0][:, None]
     parts = [slice(i, i + _PART) for i in range(0, max(1, len(which)), _PART)]
     made = [_nearest(ask, ask.wanted[part], cells[which[part]]) for part in parts]

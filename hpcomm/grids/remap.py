@@ -94,9 +94,7 @@ def weights(
     here = np.unique(_indices("given", given, source))
     there = _indices("points", points, target)
     own = _own_areas(source, target, areas)
-    if "idw" in methods:
-        _check_neighbours(neighbours, len(here))
-    options = Options(neighbours, _number("radius", radius), _norm(normalise))
+    options = _options(neighbours, radius, normalise, len(here) if "idw" in methods else None)
     all_ = np.arange(target.size) if "creep" in methods else there  # it goes over other points
 
     def make(method: str, which: Ints) -> Weights:
@@ -131,18 +129,18 @@ def _doubt(side: str, grid: Grid) -> str:
     return f"the {side} grid has {doubt}" if doubt else ""
 
 
-def _check_neighbours(neighbours: object, given: int) -> None:
-    if not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, given)):
+def _options(neighbours: int, radius: float, normalise: str, given: int | None) -> Options:
+    """These, if they are some. given: how many points there are for neighbours; None: these do not count."""
+    if given is not None and not (isinstance(neighbours, int) and 1 <= neighbours <= max(1, given)):
         what = f"{neighbours} neighbours of {given} points that are given"
         raise ConfigError(what, "regrid.weights", "neighbours=4")
-
-
-def _norm(given: str) -> str:
-    """given, if it is one that conservative mappings know."""
-    if given not in NORMALISE:
-        hint = did_you_mean(given, NORMALISE, f"one of {', '.join(NORMALISE)}")
-        raise ConfigError(f"there is no normalise {given!r}", "regrid.weights", hint)
-    return given
+    is_number = isinstance(radius, (int, float, np.number)) and not isinstance(radius, bool)
+    if not (is_number and 0 <= radius < np.inf):
+        raise ConfigError(f"radius is {radius!r}, and no number from 0", "regrid.weights", "radius=1.0")
+    if normalise not in NORMALISE:
+        hint = did_you_mean(normalise, NORMALISE, f"one of {', '.join(NORMALISE)}")
+        raise ConfigError(f"there is no normalise {normalise!r}", "regrid.weights", hint)
+    return Options(neighbours, float(radius), normalise)
 
 
 def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats] | None:
@@ -180,13 +178,6 @@ def _check_units(sums: Floats, where: str) -> None:
             f"areas of the source are {source:.6g} times those of its cells, of the target {target:.6g} times"
         )
         raise LayoutError(what, where, "one unit on both sides; of grids by formula grid.areas(points)")
-
-
-def _number(name: str, given: object) -> float:
-    """given, if it is a number from 0."""
-    if isinstance(given, bool) or not isinstance(given, (int, float, np.number)) or not 0 <= given < np.inf:
-        raise ConfigError(f"{name} is {given!r}, and no number from 0", "regrid.weights", f"{name}=1.0")
-    return float(given)
 
 
 def _scale(grid: Grid, *ends: Floats) -> float:
@@ -298,7 +289,8 @@ def _between(
             break
         margin *= 2
     if mapping in AMOUNTS:
-        parts = {} if is_giver else _parcels(entries, _triples(made, ask), near[made.column, 0])
+        ends, x = (entries["low"], entries["high"]), near[made.column, 0]
+        parts = {} if is_giver else _in_boxes(np.flatnonzero(is_source), ends, x, _triples(made, ask))
         got = exchange_sparse(comm, parts)
         return _turned(got, points) if is_giver else None
     _agree_on_overlap(comm, found, made.doubled)
@@ -318,13 +310,13 @@ def _triples(made: Entries, ask: Ask) -> Triples:
     return ask.given[made.column], ask.points[made.row], made.value
 
 
-def _parcels(entries: NDArray[np.void], triples: Triples, x: Floats) -> dict[int, Triples]:
-    """The triples for each rank in whose box their target lies, at x."""
+def _in_boxes(ranks: Ints, ends: tuple[Floats, Floats], x: Floats, rows: tuple[Any, ...]) -> dict[int, Any]:
+    """The rows, which lie at x, that are in the box of each of these ranks, if any are."""
     parts, x = {}, _in_three(x)
-    for rank in np.flatnonzero(entries["is_giver"]).tolist():
-        inside = ((x >= entries["low"][rank]) & (x <= entries["high"][rank])).all(axis=1)
+    for rank in ranks.tolist():
+        inside = ((x >= ends[0][rank]) & (x <= ends[1][rank])).all(axis=1)
         if inside.any():
-            parts[rank] = triples[0][inside], triples[1][inside], triples[2][inside]
+            parts[rank] = tuple(each[inside] for each in rows)
     return parts
 
 
@@ -390,13 +382,10 @@ def _nearby(
     """What the givers say of their points that lie within the margin of this taker's box, ascending."""
     parts: dict[int, tuple[Ints, Floats, Floats]] = {}
     if entries["is_giver"][comm.rank]:
-        x, mine = _in_three(said[1][:, 0]), entries[comm.rank]
+        mine = entries[comm.rank]
         low, high = entries["low"] - margin, entries["high"] + margin
         meets = (low <= mine["high"]).all(axis=1) & (high >= mine["low"]).all(axis=1)
-        for rank in np.flatnonzero(meets & ~entries["is_giver"]).tolist():
-            near = ((x >= low[rank]) & (x <= high[rank])).all(axis=1)
-            if near.any():
-                parts[rank] = said[0][near], said[1][near], said[2][near]
+        parts = _in_boxes(np.flatnonzero(meets & ~entries["is_giver"]), (low, high), said[1][:, 0], said)
     got = exchange_sparse(comm, parts)
     if not got:
         return np.empty(0, np.int64), said[1][:0], said[2][:0]

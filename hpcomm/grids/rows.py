@@ -11,7 +11,7 @@ import numpy as np
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
-from .geometry import Bools, rectangle_moments, repeated
+from .geometry import Bools, places, rectangle_moments, repeated
 from .grid import Grid, check_counts, on_sphere
 
 _ROUND = 2 * np.pi
@@ -146,9 +146,7 @@ class Rows(Grid):
             a = self.column(row, u + beyond) if b else i
             cells += [self.index(row, a + more) for more in (-1, 0, 1) if b or more]
         index = np.stack(cells, axis=1)
-        at = np.searchsorted(given, index)
-        at[at == len(given)] = 0
-        kept = (index >= 0) & (given[at] == index)
+        at, kept = places(given, index)
         if self.is_aligned:
             kept &= _IS_EDGE | (kept[:, _IS_EDGE].sum(axis=1) < 4)[:, None]
         return np.nonzero(kept)[0], at[kept]

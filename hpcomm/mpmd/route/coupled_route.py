@@ -32,10 +32,7 @@ _PIECE = 1 << 16
 
 def runs_of(points: Ints) -> tuple[Ints, Ints, Ints]:
     """First index, length and position of each run of consecutive indices in points."""
-    if not points.size:
-        none = np.empty(0, np.int64)
-        return none, none, none
-    at = np.concatenate([[0], *_begins(points)])
+    at = np.concatenate([np.zeros(min(1, len(points)), np.int64), *_begins(points)])
     return points[at], np.diff(np.append(at, points.size)), at
 
 
@@ -92,9 +89,9 @@ def _to_homes(comm: MPI.Intracomm, points: Ints, chunk: int) -> Ints:
 
 def _shuffle(comm: MPI.Intracomm, dest: Ints, rows: Ints) -> tuple[Ints, Ints]:
     """Send each row to its rank: (rows that arrived, in the order of their senders, how many from each)."""
-    order, counts = by_rank(dest, comm.size)
+    counts, (ordered,) = by_rank(dest, comm.size, rows)
     arriving = told(comm, counts)
-    return exchange(comm, rows[order], counts, arriving), arriving
+    return exchange(comm, ordered, counts, arriving), arriving
 
 
 def _intersect(given: Ints, taken: Ints) -> tuple[Ints, Lack]:
@@ -110,25 +107,16 @@ def _intersect(given: Ints, taken: Ints) -> tuple[Ints, Lack]:
     first, last = np.maximum(begin[i], low[k]), np.minimum(end[i], high[k])
     length = last - first
     found = np.bincount(k, weights=length, minlength=len(taken)).astype(np.int64)
-    lost = np.flatnonzero(found < taken[:, 2])
-    first_missing = (
-        int(_first_lost(taken[lost[0]], first[k == lost[0]], last[k == lost[0]])) if lost.size else -1
-    )
+    lost, first_missing = np.flatnonzero(found < taken[:, 2]), -1
+    if lost.size:  # where the pieces of the first run that lacks some leave the first gap
+        of = k == lost[0]
+        ends = np.append(low[lost[0]], last[of])
+        first_missing = int(ends[ends < np.append(first[of], high[lost[0]])][0])
     pieces = np.column_stack(
         [given[i, 0], given[i, 3] + first - begin[i], taken[k, 0], taken[k, 3] + first - low[k], length]
     )
     missing = int((taken[:, 2] - found).sum()) if not doubled.size else 0
     return pieces, Lack(missing, first_missing if missing else -1, int(overlap[doubled].sum()), first_doubled)
-
-
-def _first_lost(taken: Ints, first: Ints, last: Ints) -> int:
-    """The first index of a run that no piece covers."""
-    at = int(taken[1])
-    for a, b in zip(first, last, strict=True):
-        if a > at:
-            break
-        at = int(b)
-    return at
 
 
 def _partners(comm: MPI.Intracomm, rows: Ints) -> list[tuple[int, Selection]]:
@@ -152,13 +140,10 @@ def positions(start: Ints, length: Ints) -> Selection:
 
 
 def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:
-    far = np.iinfo(np.int64).max
-    sums = np.array([lack.missing, lack.doubled], np.int64)
-    firsts = np.array([far if x < 0 else x for x in (lack.first_missing, lack.first_doubled)], np.int64)
+    sums, firsts = np.array([lack[::2], lack[1::2]], np.int64)
     comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
-    comm.Allreduce(MPI.IN_PLACE, firsts, MPI.MIN)
-    first = [-1 if x == far else int(x) for x in firsts]
-    return Lack(int(sums[0]), first[0], int(sums[1]), first[1])
+    comm.Allreduce(MPI.IN_PLACE, firsts.view(np.uint64), MPI.MIN)  # of which -1 is the largest
+    return Lack(int(sums[0]), int(firsts[0]), int(sums[1]), int(firsts[1]))
 
 
 def concatenated(comm: Communicator, count: int) -> Ints:

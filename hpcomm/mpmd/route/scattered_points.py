@@ -11,15 +11,17 @@ Homes look numbers up in a table of their own chunk, or where that had many hole
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from ..._lazy import MPI, NDArray
 from ...core.types import AnyArray, Ints
+from ...grids.geometry import places
 
 Selection: TypeAlias = "slice | Ints"
 T = TypeVar("T", bound=np.generic)
+_PIECE = 1 << 16
 _HOLES = 4  # numbers of a chunk for each one that is given, up to which a table is made
 
 
@@ -59,48 +61,67 @@ def plan(comm: MPI.Intracomm, gives: Ints, takes: Ints, chunk: int) -> Route:
     first = comm.rank * chunk
     firsts = first + first_missing if missing else -1, first + first_doubled if doubled else -1
     lack = Lack(missing, firsts[0], doubled, firsts[1])
-    rank = _ranks(comm.size + 1)  # that number: nobody
+    rank = _kind(comm.size + 1)  # that number: nobody
     giver = np.append(np.repeat(np.arange(comm.size, dtype=rank), given_counts), rank.type(comm.size))[entry]
     answers = exchange(comm, giver, taken_counts, took_counts)
-    order, counts = by_rank(giver, comm.size)
-    begins = np.cumsum(given_counts) - given_counts
-    nth = (entry[order] - np.repeat(begins, counts)).astype(given.dtype)
-    taker = np.repeat(np.arange(comm.size, dtype=rank), taken_counts)[order]
+    taker = np.repeat(np.arange(comm.size, dtype=rank), taken_counts)
+    counts, (entry, taker) = by_rank(giver, comm.size, entry, taker)
+    nth: Any = (entry - np.repeat(_begins(given_counts), counts)).astype(given.dtype)
     arriving = told(comm, counts)
     nth, taker = (exchange(comm, x, counts, arriving) for x in (nth, taker))
-    sent = gave[nth + np.repeat(np.cumsum(gave_counts) - gave_counts, arriving)]
-    gives_to, takes_from = (
-        [(r, _selection(its)) for r, its in shares(x, ranks, comm.size)]
-        for x, ranks in ((sent, taker), (took, answers))
-    )
+    nth += np.repeat(_begins(gave_counts).astype(nth.dtype), arriving)
+    to_taker = shares(nth, taker, comm.size)
+    del given, taken, entry, giver, nth, taker  # each of some bytes for every point
+    gives_to = [(r, _selection(gave[its])) for r, its in to_taker]
+    takes_from = [(r, _selection(its)) for r, its in shares(took, answers, comm.size)]
     return Route(gives_to, takes_from, lack)
 
 
-def by_rank(ranks: AnyArray, size: int) -> tuple[Ints, Ints]:
-    """The order that sorts ranks below size, stably, without the others; how many there are of each."""
-    small = ranks.astype(_ranks(size + 1), copy=False)  # of so few bits, numpy sorts by radix
-    counts = np.bincount(small, minlength=size)[:size]
-    return np.argsort(small, kind="stable")[: int(counts.sum())], counts
+def _begins(counts: Ints) -> Ints:
+    return np.cumsum(counts) - counts
+
+
+def by_rank(ranks: AnyArray, size: int, *columns: Any) -> tuple[Ints, list[Any]]:
+    """How many rows go with each rank below size; columns with these rows, stably sorted by their ranks.
+
+    In pieces that stay in the cache, so no list of all positions is made, of eight bytes for each row.
+    """
+    small = ranks.astype(_kind(size + 1), copy=False)  # of so few bits, numpy sorts by radix
+    pieces = [slice(a, a + _PIECE) for a in range(0, len(small), _PIECE)]
+    counts = np.zeros(size + 1, np.int64)
+    for piece in pieces:
+        counts += np.bincount(small[piece], minlength=size + 1)
+    begins, made = _begins(counts), [np.empty(x.shape, x.dtype) for x in columns]
+    for piece in pieces:
+        order, mine = np.argsort(small[piece], kind="stable"), np.bincount(small[piece], minlength=size + 1)
+        at = np.repeat(begins - _begins(mine), mine) + np.arange(len(order))
+        for x, out in zip(columns, made, strict=True):
+            out[at] = x[piece][order]
+        begins += mine
+    return counts[:size], [x[: len(x) - counts[size]] for x in made]
 
 
 def shares(x: NDArray[T], ranks: AnyArray, size: int) -> Iterator[tuple[int, NDArray[T]]]:
     """The rows of x that go with each rank that has some, in their order."""
-    order, counts = by_rank(ranks, size)
-    ordered, ends = x[order], np.cumsum(counts)
+    counts, (ordered,) = by_rank(ranks, size, x)
+    ends = np.cumsum(counts)
     return ((r, ordered[ends[r] - counts[r] : ends[r]]) for r in np.flatnonzero(counts).tolist())
 
 
-def _ranks(count: int) -> np.dtype[np.generic]:
+def _kind(count: int) -> np.dtype[np.generic]:
+    """The smallest type of numbers below count."""
     return np.min_scalar_type(count - 1)
 
 
-def _ask(comm: MPI.Intracomm, points: Ints, chunk: int) -> tuple[AnyArray, Ints, Ints, Ints]:
+def _ask(comm: MPI.Intracomm, points: Ints, chunk: int) -> tuple[Any, Ints, AnyArray, Ints]:
     """Send points to their homes, as numbers in the chunk: (what came, from whom how many, order, counts)."""
-    home = points // chunk
-    inside = (points - home * chunk).astype(np.uint32 if chunk <= 1 << 32 else np.int64)
-    order, counts = by_rank(home, comm.size)
+    home = np.floor_divide(points, chunk, out=np.empty(len(points), _kind(comm.size)), casting="unsafe")
+    kind = np.uint32 if chunk <= 1 << 32 else np.int64
+    inside = np.remainder(points, chunk, out=np.empty(len(points), kind), casting="unsafe")
+    numbers = np.arange(len(points), dtype=kind)
+    counts, (inside, numbers) = by_rank(home, comm.size, inside, numbers)
     arriving = told(comm, counts)
-    return exchange(comm, inside[order], counts, arriving), arriving, order, counts
+    return exchange(comm, inside, counts, arriving), arriving, numbers, counts
 
 
 def told(comm: MPI.Intracomm, counts: Ints) -> Ints:
@@ -127,17 +148,15 @@ def _found(given: AnyArray, taken: AnyArray, chunk: int) -> tuple[Ints, int, int
         twice = given[table[given] != entries]
         return table[taken], len(twice), int(twice.min(initial=chunk))
     order = np.argsort(given, kind="stable")
-    ascending = np.append(given[order], given.dtype.type(chunk - 1))
-    twice = ascending[1:-1][ascending[1:-1] == ascending[:-2]]
-    at = np.searchsorted(ascending[:-1], taken)
-    return (
-        np.where(ascending[at] == taken, np.append(entries[order], -1)[at], -1),
-        len(twice),
-        int(twice.min(initial=chunk)),
-    )
+    ascending = given[order]
+    twice = ascending[1:][ascending[1:] == ascending[:-1]]
+    at, there = places(ascending, taken)
+    entry = np.append(entries[order], -1)[np.where(there, at, -1)]
+    return entry, len(twice), int(twice.min(initial=chunk))
 
 
-def _selection(positions: Ints) -> Selection:
+def _selection(some: AnyArray) -> Selection:
+    positions = some.astype(np.int64)
     first, last = int(positions[0]), int(positions[-1])
     is_run = last - first == len(positions) - 1 and bool((np.diff(positions) == 1).all())
     return slice(first, last + 1) if is_run else positions
