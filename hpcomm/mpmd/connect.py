@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from ..grids.methods import KINDS
 from ..grids.radians import Ends
 from ..grids.vectors import in_space, on_sphere
 from ..job.spec.calendar import check_months
-from .coupled_field import Field, MemberField, check_grid, check_values
-from .coupling.coupler import Arrival, Departure, Outgoing, Turn, sent_dtype
+from .coupled_field import Field, check_grid, check_values
+from .coupling.components import Vector, joined
+from .coupling.coupler import Arrival, Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Clock, Schedule
 from .coupling.fixer import Fixer
 from .coupling.unit import conversion_of
-from .coupling.waveform import kinds_of
+from .coupling.waveform import OutgoingWaveform, kinds_of
 from .coupling.wire import FIRST_TAG, Lane, Part, Wire
 from .link_context import LinkContext, Planned, S
 from .misfits import misfits
@@ -52,9 +53,15 @@ def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Fie
             ("from", each.source, each.source_grid),
             ("to", each.target, each.target_grid),
         ):
-            field = fields.get((side, each.name))
-            if end == program and field is not None and each.mapping != "none" and name is not None:
-                _take_grid(field, spec.grids[name], f"{spec.path.name} has it {side} grid")
+            if end == program and each.mapping != "none" and name is not None:
+                for field in own(each, side, fields):
+                    _take_grid(field, spec.grids[name], f"{spec.path.name} has it {side} grid")
+
+
+def own(each: FieldSpec, side: str, fields: Mapping[tuple[str, str], Field]) -> list[Field]:
+    """What a program with these fields, by ("from" or "to", name), declares of one at that side."""
+    names = each.names({name for at, name in fields if at == side})
+    return [fields[side, name] for name in names if (side, name) in fields]
 
 
 def _take_grid(field: Field, said: GridSpec, where: str) -> None:
@@ -153,11 +160,26 @@ def _between(sides: dict[str, dict[str, Any]], listed: tuple[FieldSpec, ...] | N
     if listed is not None:
         return [each for each in listed if {each.source, each.target} == set(sides)]
     return [
-        FieldSpec(**sides[target]["takes"][name]["wish"] | {"name": name, "source": source, "target": target})
+        replace(each, source=source, target=target)
         for source, target in permutations(sides)
-        for name in sides[target]["takes"]
-        if name in sides[source]["gives"]
+        for each in wished({name: its["wish"] for name, its in sides[target]["takes"].items()})
+        if not sides[source]["gives"].keys().isdisjoint(each.names(sides[source]["gives"]))
     ]
+
+
+def wished(wishes: Mapping[str, dict[str, Any]]) -> Iterator[FieldSpec]:
+    """The fields that a program takes, where no spec lists them: of two components their vector."""
+    for name, wish in wishes.items():
+        pair = wish["vector"]
+        if not isinstance(pair, tuple) or name not in pair:
+            yield FieldSpec(**wish)
+            continue
+        for other in set(pair) & wishes.keys():
+            if apart := [key for key in wish if key != "name" and wish[key] != wishes[other][key]]:
+                what = f"{pair[0]!r} and {pair[1]!r} are one vector, but are taken with different {apart[0]}"
+                raise _wrong(what, f"vector={[*pair]} and the same mapping, times and units for both")
+        if name == pair[0] or pair[0] not in wishes:
+            yield FieldSpec(**{**wish, "name": ",".join(pair)})
 
 
 def _check_times(sides: dict[str, dict[str, Any]], periods: Iterable[float]) -> None:
@@ -172,16 +194,26 @@ def _check_times(sides: dict[str, dict[str, Any]], periods: Iterable[float]) -> 
         raise _wrong(what, "me.connect(time=), the same in both; without it a program starts at 0 s")
 
 
-def check_takes(
+def check_own(
     program: str,
-    takes: Iterable[str],
+    declared: Mapping[tuple[str, str], Field],
     fields: list[FieldSpec],
     theirs: dict[str, Any],
     listed: Iterable[FieldSpec] | None,
 ) -> None:
-    """That each field that a program takes is given by one other, of which theirs tells."""
+    """That both components of each vector are alike, and each field that a program takes has one giver.
+
+    Args:
+        declared: what it gives and takes, by ("from" or "to", name).
+        theirs: what the others say.
+    """
+    for each in fields:
+        for side in [side for side, end in (("from", each.source), ("to", each.target)) if end == program]:
+            if len(both := own(each, side, declared)) > 1:
+                Vector(each.name, *both)
+    takes = [name for side, name in declared if side == "to"]
     for name in takes:
-        givers = [each for each in fields if (each.name, each.target) == (name, program)]
+        givers = [each for each in fields if each.target == program and name in each.names(takes)]
         if len(givers) == 1 or (givers and all(each.member for each in givers)):
             continue
         who = " and ".join(repr(each.source) for each in givers) or "nobody"
@@ -206,33 +238,24 @@ def _wrong(what: str, hint: str) -> ConfigError:
     return ConfigError(what, "connect", hint)
 
 
-class Declared(NamedTuple):
-    """Fields that this program gives and takes, and what the other one says of its own."""
-
-    gives: dict[str, Field]
-    takes: dict[str, tuple[Field, FieldSpec]]
-    theirs: dict[str, Any]
-
-    def field(self, each: FieldSpec, program: str) -> Field:
-        """This program's; of a field for all members, the part of one."""
-        is_giver = each.source == program
-        field = self.gives[each.name] if is_giver else self.takes[each.name][0]
-        its = self.theirs["takes" if is_giver else "gives"][each.name]
-        if each.member is not None and len(field.shape) > len(its["shape"]):
-            return MemberField(field, each.member.number)
-        return field
-
-    def sent(self, each: FieldSpec, is_giver: bool) -> np.dtype[Any]:
-        """What travels of it."""
-        given = self.gives[each.name].dtype if is_giver else self.theirs["gives"][each.name]["dtype"]
-        dtype = np.dtype(given)
-        return np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
+def _end(
+    each: FieldSpec, program: str, mine: Mapping[tuple[str, str], Field], theirs: dict[str, Any]
+) -> tuple[FieldSpec, Field, bool, np.dtype[Any]]:
+    """(each, program's field, of one for all members the part of one; whether it gives; what travels)"""
+    is_giver = each.source == program
+    fields, known = own(each, "from" if is_giver else "to", mine), theirs["takes" if is_giver else "gives"]
+    its = [known[name] for name in each.names(known)]
+    of_all = len(fields) + len(fields[0].shape) > len(its) + len(its[0]["shape"])
+    field = joined(each.name, fields, each.member.number if each.member is not None and of_all else None)
+    dtype = field.dtype if is_giver else np.dtype(its[0]["dtype"])
+    sent = np.result_type(dtype, np.float64) if each.vector else sent_dtype(dtype, each.time)
+    return each, field, is_giver, sent
 
 
 def connect(
     link: LinkContext,
     fields: list[FieldSpec],
-    declared: Declared,
+    declared: tuple[Mapping[tuple[str, str], Field], dict[str, Any]],
     recorder: Recorder | None,
     start_s: float,
     steps: Mapping[str, float | None],
@@ -240,28 +263,26 @@ def connect(
     """Plan all fields of a link. Collective over both programs.
 
     Args:
+        declared: what this program gives and takes, by ("from" or "to", name), and what the other one says.
         steps: of the programs, as far as they are known.
     """
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first, plain=link.is_plain)
-    todo = [(each, declared.field(each, link.name), each.source == link.name) for each in fields]
-    planned = link.planned(wire, todo, _plan, start_s, steps)
-    for number, (each, (field, weights, rows, device_side)) in enumerate(zip(fields, planned, strict=True)):
+    ends = [_end(each, link.name, *declared) for each in fields]
+    planned = link.planned(wire, [end[:3] for end in ends], _plan, steps)
+    for number, ((each, field, is_giver, sent), plan) in enumerate(zip(ends, planned, strict=True)):
         # Nothing here needs other ranks, so one that fails keeps nobody.
-        is_giver = each.source == link.name
         schedule = Schedule(each.every, each.lag, each.time, start_s, link.clock)
         lane = Lane(wire, FIRST_TAG + number, each.timeout_s)
-        gives, takes = kinds_of(each)
-        sent = declared.sent(each, is_giver)
-        part = Part(field, rows, sent, device_side if gives is Outgoing else frozenset())
-        turn = _turn(each, field, is_giver)
+        outgoing, incoming = kinds_of(each, field)
+        is_wave, (_, weights, rows, device_side) = issubclass(outgoing, OutgoingWaveform), plan
+        part = Part(field, rows, sent, frozenset() if is_wave else device_side)
+        turn, fixer = _turn(each, field, is_giver), _fixer(link, each, part, weights)
         if is_giver:
             ahead = schedule.ahead(steps.get(each.target))
-            departure = Departure(ahead, _fixer(link, each, part, None), turn)
-            link.gives[each.name] = gives(lane, part, schedule, departure)
+            link.gives[each.name] = outgoing(lane, part, schedule, ahead, fixer, turn)
         else:
-            fixer = _fixer(link, each, part, weights)
             arrival = Arrival(weights, conversion_of(each), each.uncovered, each.nan, fixer, turn)
-            link.takes[each.name] = takes(lane, part, schedule, arrival, recorder)
+            link.takes[each.name] = incoming(lane, part, schedule, arrival, recorder)
             if recorder is not None:
                 recorder.keep_weights(field.name, weights)
         side = link.gives[each.name] if is_giver else link.takes[each.name]

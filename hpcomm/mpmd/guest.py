@@ -240,7 +240,6 @@ class GuestContext(LinkContext):
         wire: Wire,
         todo: Sequence[tuple[FieldSpec, Field, bool]],
         plan: Plan,
-        start_s: float,
         steps: Mapping[str, float | None],
     ) -> list[Planned]:
         ends = {("gives" if is_giver else "takes", each.name): field for each, field, is_giver in todo}

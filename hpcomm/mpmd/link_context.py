@@ -12,6 +12,7 @@ from ..communicator.communicator import Communicator, over
 from ..communicator.context import Context
 from ..errors import HpcommError, UsageError, WaitTimeoutError, where
 from .coupled_field import Field
+from .coupling.components import Sides
 from .coupling.coupler import Incoming, Outgoing
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import Clock
@@ -49,8 +50,8 @@ class LinkContext:
         self.is_plain, self.couples, self.is_recorded = plain, not plain, False
         self.timeout_s = TIMEOUT_S
         self.wire: Wire | None = None
-        self.gives: dict[str, Outgoing] = {}
-        self.takes: dict[str, Incoming] = {}
+        self.gives: Sides[Outgoing] = Sides()
+        self.takes: Sides[Incoming] = Sides()
         self.progress: Progress | None = None
         self.clock = Clock()
         self.links: Mapping[str, LinkContext] = {}
@@ -82,7 +83,7 @@ class LinkContext:
             for sending in (*self.gives.values(), self.together[1]):
                 if sending is not None:
                     sending.settle()
-        except WaitTimeoutError as error:
+        except HpcommError as error:
             runtime.abort(f"at its end: {error}")
 
     def declare(self, mine: dict[str, Any], wrong: Refusal | None, spec: JobSpec | None) -> tuple[Any, Any]:
@@ -98,7 +99,6 @@ class LinkContext:
         wire: Wire,
         todo: Sequence[tuple[FieldSpec, Field, bool]],
         plan: Plan,
-        start_s: float,
         steps: Mapping[str, float | None],
     ) -> list[Planned]:
         """Plans of these fields, as plan makes each. Collective over both programs; errors are on every rank.

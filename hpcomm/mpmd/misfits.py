@@ -16,13 +16,24 @@ from .spec.spec_file import FieldSpec, Member
 
 def misfits(each: FieldSpec, sides: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """What does not fit in what both programs have declared of a field, and what to try."""
+    said = []
     for program, role in ((each.source, "gives"), (each.target, "takes")):
-        if each.name not in sides[program][role]:
-            known = list(sides[program][role])
-            what = f"the spec lets program {program!r} {role.rstrip('s')} a field {each.name!r}"
-            hint = did_you_mean(each.name, known, f"me.{role}({each.name!r}, ...) in {program}")
-            yield f"{what}, but it declares {', '.join(map(repr, known)) or 'none'}", hint
-    given, taken = sides[each.source]["gives"][each.name], sides[each.target]["takes"][each.name]
+        known = sides[program][role]
+        names = each.names(known)
+        for name in names:
+            if name not in known:
+                what = f"program {program!r} is to {role.rstrip('s')} {name!r} (field {each})"
+                hint = did_you_mean(name, list(known), f"me.{role}({name!r}, ...) in {program}")
+                yield f"{what}, but it declares {', '.join(map(repr, known)) or 'none'}", hint
+        one, *more = (known[name] for name in names)
+        for key in ("kind", "shape", "grid", "areas", "bases") if more else ():
+            if one[key] != more[0][key]:
+                what = f"{program!r} {role} {' and '.join(map(repr, names))} with different {key}"
+                yield f"{what}, and they are the vector {each.name!r}", "both alike"
+        of_all = int(each.member is not None and each.member.gathers == (role == "takes"))
+        shape = tuple(one["shape"])
+        said.append({**one, "shape": (*shape[:of_all], 2, *shape[of_all:])} if more else one)
+    given, taken = said
     shapes, fits = (tuple(given["shape"]), tuple(taken["shape"])), True
     hint = "values of shape (points, ...), the same behind the points on both sides"
     if each.member is not None:

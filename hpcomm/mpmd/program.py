@@ -176,7 +176,7 @@ class Program:
         radius: float = 0.0,
         normalise: str = "fracarea",
         conserve: str = "none",
-        vector: bool = False,
+        vector: bool | Sequence[str] = False,
         implicit: bool = False,
     ) -> Field[A]:
         """Declare a field that another program gives. Collective over this program.
@@ -287,7 +287,7 @@ class Program:
             seconds, peer = timeout or max(link.timeout_s, TIMEOUT_S), link.peer
             late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
             late += " prints, or at the network; me.connect(timeout=) if it is only slow"
-            declared = connecting.Declared(self._gives, self._takes, theirs[peer])
+            declared = self._declared, theirs[peer]
             with within(seconds, late):
                 try:
                     connecting.connect(link, fields[peer], declared, self._recorder, self._start_s, steps)
@@ -335,7 +335,7 @@ class Program:
                     fields[link.peer] = connecting.agreed(self.name, sides, self._clock, self._listed)
                     link.hear_points(fields[link.peer], self._spec)
                 every = [*chain(*fields.values())]
-                connecting.check_takes(self.name, self._takes, every, theirs, self._listed)
+                connecting.check_own(self.name, self._declared, every, theirs, self._listed)
             except Exception as error:
                 wrong = error
         self._settle(links, wrong, refusals)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import NoReturn, cast
 
@@ -10,7 +11,9 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
-from .coupled_field import Field, MemberField
+from .connect import own, wished
+from .coupled_field import Field
+from .coupling.components import IncomingVector, Vector, joined
 from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
 from .coupling.coupling_clock import Clock, Schedule
 from .coupling.waveform import kinds_of
@@ -52,32 +55,33 @@ def connect(
     start_s: float,
 ) -> None:
     """Take every field from its file. Without fields in the spec, from whomever the program names."""
-    known = {(each.name, each.source, each.target): each for each in listed or ()}
+    mine = {("from", name): field for name, field in gives.items()}
+    mine |= {("to", name): field for name, (field, _) in takes.items()}
+    named = [*wished({name: asdict(wish) for name, (_, wish) in takes.items()})]
     for link in links:
-        for name, field in gives.items():
-            key = name, link.name, link.peer
-            if key in known or not known:
-                link.gives[name] = _to_nobody(field, known.get(key, FieldSpec(*key)), start_s, link.clock)
-        for name, (field, wish) in takes.items():
-            key = name, link.peer, link.name
-            if key in known or not known:
-                link.takes[name] = _from_file(field, known.get(key, wish), recorder)
+        given = [FieldSpec(name, link.name, link.peer) for name in gives]
+        for each in listed or [*given, *(replace(each, source=link.peer) for each in named)]:
+            ends = each.source, each.target
+            if ends == (link.name, link.peer) and (fields := own(each, "from", mine)):
+                link.gives[each.name] = _to_nobody(joined(each.name, fields), each, start_s, link.clock)
+            elif ends == (link.peer, link.name) and (fields := own(each, "to", mine)):
+                link.takes[each.name] = _from_file(fields, each, recorder)
         link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 
 
 def _to_nobody(field: Field, each: FieldSpec, start_s: float, clock: Clock) -> Outgoing:
     schedule = Schedule(each.every, each.lag, each.time, start_s, clock)
     part = Part(field, [], sent_dtype(field.dtype, each.time))
-    return kinds_of(each)[0](None, part, schedule)
+    return kinds_of(each, field)[0](None, part, schedule)
 
 
-def _from_file(field: Field, each: FieldSpec, recorder: Recorder) -> Incoming:
-    if each.member is not None and each.member.gathers:
-        field = MemberField(field, each.member.number)
+def _from_file(fields: list[Field], each: FieldSpec, recorder: Recorder) -> Incoming:
+    field = joined(each.name, fields, each.member.number if each.member and each.member.gathers else None)
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
         from ..grids.weights import Weights
 
         weights = Weights.load(kept)
     part = Part(field, [(0, slice(0, len(field.points)))], np.dtype(field.dtype))
-    return Incoming(None, part, Schedule(), Arrival(weights, uncovered=each.uncovered), recorder)
+    kind = IncomingVector if isinstance(field, Vector) else Incoming
+    return kind(None, part, Schedule(), Arrival(weights, uncovered=each.uncovered), recorder)

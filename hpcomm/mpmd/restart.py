@@ -180,17 +180,12 @@ def _found(path: Path, at: float | None, near_s: float) -> Stamp | list[float]:
             raise damaged[0]
         return max(stamps, key=lambda each: each.seconds) if stamps else []
     stamps, damaged = _stamps(path, [step for step in steps if abs(step - max(0, round(at))) <= 1])
-    fitting = [each for each in stamps if _is_near(each.seconds, at, near_s)]
+    fitting = [each for each in stamps if isclose(each.seconds, at, rel_tol=1e-12, abs_tol=near_s)]
     if fitting:  # of equal ones, the first is the newest
         return min(fitting, key=lambda each: abs(each.seconds - at))
     if damaged:  # it may have been the one
         raise damaged[0]
     return sorted({each.seconds for each in _stamps(path, steps)[0]})
-
-
-def _is_near(a: float, b: float, near_s: float) -> bool:
-    """Whether these are one time but for rounding."""
-    return isclose(a, b, rel_tol=1e-12, abs_tol=near_s)
 
 
 def _stamps(path: Path, steps: Iterable[int]) -> tuple[list[Stamp], list[Exception]]:

@@ -923,6 +923,16 @@ MISFITS = {  # which connect finds; in one job, since it may be called again
         ),
         "to conserve its integral, but 1 points are taken twice, the first is 3",
     ),
+    "components at other points": (
+        (
+            "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"
+            "a, wish = me.name == 'a', dict(mapping='bilinear', vector=['u', 'v'])\n"
+            "me.gives('u', np.zeros(8), **how) if a else me.takes('u', np.zeros(8), **how, **wish)\n"
+            "me.gives('v', np.zeros(8), np.arange(8)[::-1], **how) if a else\\\n"
+            "    me.takes('v', np.zeros(8), **how, **wish)"
+        ),
+        "'u' and 'v' are the vector 'u,v', but differ in their points",
+    ),
     "areas at one end only": (
         (
             "from hpcomm import regrid; how = dict(grid=regrid.LatLon(2, 4))\n"

@@ -1,6 +1,7 @@
 """What two programs agree on: kinds of elements at both ends, and how far one may be ahead of the other."""
 
 import math
+from dataclasses import asdict
 from itertools import product
 from types import SimpleNamespace
 
@@ -9,11 +10,13 @@ import pytest
 
 from hpcomm.core import dtypes
 from hpcomm.errors import ConfigError, DtypeError
+from hpcomm.grids.rows import LatLon
 from hpcomm.grids.weights import Weights
 from hpcomm.job.spec.calendar import Duration
 from hpcomm.mpmd.connect import agreed
 from hpcomm.mpmd.coupled_field import Field, check_values
 from hpcomm.mpmd.coupling import coupler
+from hpcomm.mpmd.coupling.components import Vector
 from hpcomm.mpmd.coupling.coupling_clock import Clock, Schedule
 from hpcomm.mpmd.coupling.wire import Part
 from hpcomm.mpmd.spec.spec_file import FieldSpec
@@ -77,6 +80,83 @@ def test_bases_are_for_vectors():
     spec = FieldSpec("f", "a", "b", mapping="nearest")
     with pytest.raises(ConfigError, match=r"with bases= by 'b', but is no vector\n.*\n.*vector = true"):
         agreed("a", both({"f": given | {"grid": "latlon"}}, {"f": taken}), Clock(), (spec,))
+
+
+def on_a_sphere(**more):
+    return {**entry("float64"), "grid": "latlon", "surface": "sphere", "areas": False, **more}
+
+
+def takes(name, entry=None, vector=("u", "v"), mapping="bilinear"):
+    return {
+        name: (entry or on_a_sphere()) | {"wish": asdict(FieldSpec(name, "", "b", mapping, vector=vector))}
+    }
+
+
+UV = {"u": on_a_sphere(), "v": on_a_sphere()}
+VECTORS = {
+    "no v is given": ({"u": on_a_sphere()}, takes("u") | takes("v"), "'a' is to give 'v' .* declares 'u'"),
+    "no v is taken": (UV, takes("u"), "program 'b' is to take 'v'"),
+    "no u is taken": (UV, takes("v"), "program 'b' is to take 'u'"),
+    "other mappings": (
+        UV,
+        takes("u") | takes("v", mapping="nearest"),
+        "'u' and 'v' are one vector, but are taken with different mapping",
+    ),
+    "v is none": (UV, takes("v", vector=False) | takes("u"), "taken with different vector"),
+    "other shapes": (
+        {"u": on_a_sphere(), "v": on_a_sphere(shape=(3,))},
+        takes("u") | takes("v"),
+        "'a' gives 'u' and 'v' with different shape, and they are the vector 'u,v'",
+    ),
+    "other grids": (
+        UV,
+        takes("u") | takes("v", on_a_sphere(grid=None)),
+        "'b' takes 'u' and 'v' with different grid",
+    ),
+    "angles of one": (
+        {"u": on_a_sphere(bases=True), "v": on_a_sphere()},
+        takes("u") | takes("v"),
+        "'a' gives 'u' and 'v' with different bases",
+    ),
+    "whole here, apart there": (
+        {"wind": on_a_sphere(shape=(3,))},
+        takes("wind", on_a_sphere(shape=(2,))),
+        "field 'wind' has \\(3,\\) per point at 'a' and \\(2,\\) at 'b'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VECTORS)
+def test_components_of_a_vector_are_alike_and_both_there(case):
+    gives, taken, words = VECTORS[case]
+    for program in "ab":
+        with pytest.raises(ConfigError, match=words):
+            agreed(program, both(gives, taken), Clock(), None)
+
+
+def test_two_components_are_one_field_and_may_be_whole_at_one_end():
+    (found,) = agreed("a", both(UV, takes("u") | takes("v")), Clock(), None)
+    assert (found.name, found.vector, found.source) == ("u,v", ("u", "v"), "a")
+    (found,) = agreed("a", both(UV, takes("wind", on_a_sphere(shape=(2,)))), Clock(), None)
+    assert found.name == "wind"
+
+
+APART = {
+    "points": {"points": [0, 2]},
+    "grid": {"grid": LatLon(3, 4)},
+    "areas": {"areas": [1.0, 2.0]},
+    "bases": {"bases": [90.0, 0.0]},
+}
+
+
+@pytest.mark.parametrize("word", APART)
+def test_components_lie_at_the_same_points(word):
+    how = {"points": [0, 1], "grid": LatLon(2, 4), "bases": [0.0, 0.0]}
+    u, v = (Field(name, np.zeros(2), verb="gives", **how) for name in "uv")
+    assert Vector("wind", u, v).values.shape == (2, 2)
+    other = Field("v", np.zeros(2), verb="gives", **how | APART[word])
+    with pytest.raises(ConfigError, match=f"'u' and 'v' are the vector 'wind', but differ in their {word}"):
+        Vector("wind", u, other)
 
 
 CUTS = {

@@ -737,6 +737,36 @@ WRONG = {
         "has vector, but no mapping that turns them",
         "vector = true",
     ),
+    "a vector of three names": (
+        'mapping = "bilinear"',
+        'mapping = "bilinear"\nvector = ["u", "v", "w"]',
+        'vector must be two names, as \\["u", "v"\\], not',
+        'vector = ["u", "v", "w"]',
+    ),
+    "a vector of one name twice": (
+        'mapping = "bilinear"',
+        'mapping = "bilinear"\nvector = ["u", "u"]',
+        "vector must be two names",
+        'vector = ["u", "u"]',
+    ),
+    "a vector that has a component's name": (
+        'mapping = "bilinear"',
+        'mapping = "bilinear"\nvector = ["u", "sst"]',
+        "has the name of a component of the vector",
+        'vector = ["u", "sst"]',
+    ),
+    "a component that comes alone, too": (
+        'every = 3600.0\nfrom_unit = "K"',
+        'vector = ["u", "v"]\n[[field]]\nname = "v"\nfrom = "ocean"\nto = "air"\nfrom_unit = "K"',
+        "'air' receives two fields called 'v'",
+        'name = "v"',
+    ),
+    "an implicit field of two components": (
+        'lag = 3600.0\ntime = "mean"',
+        'implicit = true\nvector = ["u", "v"]',
+        "has vector of two fields, but is implicit",
+        'vector = ["u", "v"]',
+    ),
     "least vectors": (
         'time = "mean"',
         'time = "min"\nvector = true',
@@ -1012,7 +1042,8 @@ shell: a variable before a command: a launcher as command: a script behind an op
 module that is not there: a script that is no program: a folder as command: a path that a shell would read:
 a stack that only fills: a stack that begins to creep: a stack that goes on behind its end:
 a stack with amounts: a radius of a mapping without: conserve of amounts: a vector that nothing maps:
-least vectors: normalise of a mapping without:
+least vectors: a vector that has a component's name: a component that comes alone, too:
+an implicit field of two components: normalise of a mapping without:
 more neighbours than points: an implicit field that nothing answers: units that do not convert: a period
 that is no multiple of a step: a lag that is no multiple: a circle without a lag: a variable without a name:
 a sum of degrees: a lag of no number: rows of no reduced grid: a grid in a file that is not there:

@@ -18,7 +18,7 @@ PROGRAM, GRID, FIELD = PROGRAMS["additionalProperties"], _GRIDS["additionalPrope
 # Of a wait: every clock can add these 30 years to now.
 LONGEST_S: float = JOB["properties"]["timeout"]["maximum"]
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
-_TYPES |= {"array": list, "object": dict}
+_TYPES |= {"array": (list, tuple), "object": dict}
 _FITS: dict[str, Callable[[Any, Any], bool]] = {  # keyword: whether a value of the right type does as it says
     "enum": lambda value, wanted: value in wanted,
     "const": lambda value, wanted: value == wanted,

@@ -56,35 +56,19 @@ class _Side:
             raise UsageError(what, self.verb, f"link.{self.verb}(field, time)")
 
 
-class Departure(NamedTuple):
-    """How what is put leaves.
-
-    ahead: how many puts may be under way before the next one waits for the first of them. fixer: sends the
-    integral. turn: vectors leave as that turns them.
-    """
-
-    ahead: int = 1
-    fixer: Fixer | None = None
-    turn: Turn | None = None
-
-
-_AS_IT_IS = Departure()
-
-
 class Outgoing(_Side):
     """One field on its way out.
 
-    lane: None if nobody is there to take it.
+    lane: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
+    for the first of them. fixer: sends the integral. turn: vectors leave as that turns them.
     """
 
     verb = "put"
 
-    def __init__(
-        self, lane: Lane | None, part: Part, schedule: Schedule, departure: Departure = _AS_IT_IS
-    ) -> None:
+    def __init__(self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1,
+                 fixer: Fixer | None = None, turn: Turn | None = None) -> None:  # fmt: skip
         super().__init__(lane, part, schedule)
-        ahead, self.fixer, self.turn = departure
-        field = self.field
+        field, self.fixer, self.turn = self.field, fixer, turn
         is_same = part.dtype == field.dtype and self.turn is None
         self._sent = copy(field) if is_same else copy_of(field, part.dtype)
         if self.turn is not None:

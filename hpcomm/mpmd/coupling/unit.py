@@ -34,14 +34,14 @@ def check(name: str) -> None:
         raise ConfigError(f"{name!r} is no unit{reason}", hint=_SPELLING) from None
 
 
-def conversion(source: str, target: str) -> tuple[float, float]:
-    """(factor, offset) such that factor * x + offset is in target what x is in source.
+def conversion(source: str | None, target: str | None) -> tuple[float, float]:
+    """(factor, offset) such that factor * x + offset is in target what x is in source; None: as it is.
 
     Example:
         >>> conversion("degC", "K")
         (1.0, 273.15)
     """
-    if source == target:
+    if not source or not target or source == target:
         return 1.0, 0.0
     check(source)
     check(target)
@@ -60,6 +60,4 @@ def conversion(source: str, target: str) -> tuple[float, float]:
 
 def conversion_of(each: FieldSpec) -> tuple[float, float]:
     """(factor, offset) from the unit of a field's giver to that of its taker."""
-    if not each.source_unit or not each.target_unit:
-        return 1.0, 0.0
     return conversion(each.source_unit, each.target_unit)

@@ -20,9 +20,10 @@ import numpy as np
 
 from ...core.types import AnyArray
 from ...errors import UsageError
-from ..coupled_field import check_values, host
+from ..coupled_field import Field, check_values, host
 from ..link_context import LinkContext
 from ..spec.spec_file import FieldSpec
+from .components import IncomingVector, OutgoingVector, Vector
 from .coupler import Incoming, Outgoing
 from .coupling_clock import NEAR, Schedule
 
@@ -169,11 +170,11 @@ class IncomingWaveform(Incoming):
         self.version += 1
 
 
-def kinds_of(each: FieldSpec) -> tuple[type[Outgoing], type[Incoming]]:
-    """What carries a field, at its giver and its taker."""
+def kinds_of(each: FieldSpec, field: Field) -> tuple[type[Outgoing], type[Incoming]]:
+    """What carries a field, at its giver and its taker. field: this program's."""
     if each.implicit and each.every is not None:
         return OutgoingWaveform, IncomingWaveform
-    return Outgoing, Incoming
+    return (OutgoingVector, IncomingVector) if isinstance(field, Vector) else (Outgoing, Incoming)
 
 
 Waveform = OutgoingWaveform | IncomingWaveform

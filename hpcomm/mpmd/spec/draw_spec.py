@@ -152,7 +152,8 @@ def _dates(spec: JobSpec) -> str | None:
 
 
 def _about(each: FieldSpec, by_date: bool) -> str:
-    parts = [] if each.mapping == "none" else [*each.methods]
+    parts = [" and ".join(each.vector)] if isinstance(each.vector, tuple) else []
+    parts += [] if each.mapping == "none" else each.methods
     period = "" if each.every is None else each.every.said(by_date)
     if each.implicit:
         parts.append(f"implicit, window {period}" if period else "implicit")

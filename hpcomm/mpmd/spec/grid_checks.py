@@ -101,16 +101,17 @@ def _check_together(tables: Tables, fields: Sequence[FieldSpec]) -> None:
     implicit = {(each.source, each.target) for each in fields if each.implicit}
     for number, each in enumerate(fields):
         tables.where = ("field", str(number))
-        other = taken.setdefault((each.name, each.target), number)
-        if other != number:
-            what = f"{each.target!r} receives two fields called {each.name!r}"
-            tables.fail(what, f"the other one is at line {_line(tables, other)}; rename one", "name")
-        if each.source_grid is not None:
-            other = given.setdefault((each.name, each.source), number)
-            if (grid := fields[other].source_grid) != each.source_grid:
-                what = f"{each.source!r} gives {each.name!r} on grid {each.source_grid!r}, and on {grid!r}"
-                hint = "one from_grid for both, or fields of two names"
-                tables.fail(f"{what} (line {_line(tables, other)})", hint, "from_grid")
+        for name in {each.name, *each.names(())}:
+            other = taken.setdefault((name, each.target), number)
+            if other != number:
+                what = f"{each.target!r} receives two fields called {name!r}"
+                tables.fail(what, f"the other one is at line {_line(tables, other)}; rename one", "name")
+            if each.source_grid is not None:
+                other = given.setdefault((name, each.source), number)
+                if (grid := fields[other].source_grid) != each.source_grid:
+                    what = f"{each.source!r} gives {name!r} on grid {each.source_grid!r}, and on {grid!r}"
+                    hint = "one from_grid for both, or fields of two names"
+                    tables.fail(f"{what} (line {_line(tables, other)})", hint, "from_grid")
         if each.implicit and (each.target, each.source) not in implicit:
             hint = f'implicit = true in a field from = "{each.target}", to = "{each.source}"'
             tables.fail(f"{each} is implicit, but no implicit field comes back", hint, "implicit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -45,13 +45,17 @@ class FieldSpec:
     then: tuple[str, ...] = ()  # mappings of points that the first one does not reach
     radius: float = 0.0  # of to_nearest
     normalise: str = "fracarea"  # of conservative mappings, or "destarea"
-    vector: bool = False  # values are components to the east and to the north
+    vector: bool | tuple[str, str] = False  # values are components, or of two fields of these names, one each
     conserve: str = "none"  # or "global", "glbpos": the integral is set, by adding or by multiplying
     member: Member | None = None  # None: both ends are members, or none is
 
     @property
     def methods(self) -> tuple[str, ...]:
         return (self.mapping, *self.then)
+
+    def names(self, declared: Container[str]) -> tuple[str, ...]:
+        """What it is called at a program that declares these: of a vector, both components may be there."""
+        return self.vector if isinstance(self.vector, tuple) and self.name not in declared else (self.name,)
 
     @property
     def uses_areas(self) -> bool:
@@ -63,10 +67,12 @@ class FieldSpec:
         return f"{self.name} ({self.source} -> {self.target})"
 
 
-def stacked(mapping: object, uncovered: str | float, where: str, whose: str) -> dict[str, Any]:
-    """What FieldSpec has of a mapping as users write it: "none", a method, or a list."""
-    found = (("none",), uncovered) if mapping == "none" else stack(mapping, where, uncovered, f"{whose}: ")
-    return {"mapping": found[0][0], "then": found[0][1:], "uncovered": found[1]}
+def stacked(said: Mapping[str, Any], where: str, whose: str) -> dict[str, Any]:
+    """What FieldSpec has of a mapping as users write it: "none", a method, or a list; and of a vector."""
+    mapping, end, pair = (said[key] for key in ("mapping", "uncovered", "vector"))
+    methods, end = (("none",), end) if mapping == "none" else stack(mapping, where, end, f"{whose}: ")
+    pair = tuple(pair) if isinstance(pair, list) else pair
+    return {"mapping": methods[0], "then": methods[1:], "uncovered": end, "vector": pair}
 
 
 def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
@@ -79,6 +85,7 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     no_area = {"conservative", "conservative2"}.isdisjoint(each.methods)
     out, linear = "take this line out", 'time = "linear", and no lag; or no every'
     anew, only = f"{out}, and make the weights with it", ", which only"
+    one = "vector = true, and one field of shape (points, 2)"
     area, near = 'mapping = "conservative"', 'mapping = "to_nearest"'
     rules = (  # whether an option is set, what does not go with it, its key, words behind that, what to do
         (conserves, unmapped, "conserve", ", but no mapping", out),
@@ -86,6 +93,7 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
         (vector, conserves, "vector", ", but conserve, which is for numbers", out),
         (vector, unmapped, "vector", ", but no mapping that turns them", out),
         (vector, extreme, "vector", f", but time = {each.time!r} is for numbers", out),
+        (isinstance(vector, tuple), each.implicit, "vector", " of two fields, but is implicit", one),
         (each.lag.seconds, is_wave, "lag", f" = {each.lag.said(False)}, {wave}", linear),
         (each.time != "linear", is_wave, "time", f" = {each.time!r}, {wave}", linear),
         (each.radius, is_file, "radius", ", but weights from a file", anew),

@@ -126,10 +126,12 @@ def _read_field(
     said = tables.read(table, FIELD, what)
     _check_ends(tables, said, what, run, grids)
     with tables.blaming("mapping"):
-        said |= stacked(said["mapping"], said["uncovered"], "", what)
+        said |= stacked(said, "", what)
     units = ("unit", "unit") if said["unit"] else ("from_unit", "to_unit")
     said |= {key: said[key] or said["unit"] for key in ("from_unit", "to_unit")}
     said |= {key: read_duration(tables, said, key, run.calendar) for key in ("every", "lag")}
+    if isinstance(said["vector"], tuple) and said["name"] in said["vector"]:
+        tables.fail(f"{what} has the name of a component of the vector", 'name = "wind"', "vector")
     said["weights"] = (tables.path.parent / said["weights"]).resolve() if said["weights"] else None
     made = FieldSpec(*map(said.__getitem__, _KEYS))
     if here:

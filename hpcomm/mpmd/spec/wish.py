@@ -20,7 +20,7 @@ def wished(name: str, program: str, options: Mapping[str, Any]) -> FieldSpec:
     """
     whose = f"field {name!r}"
     found = {key: each.item() if isinstance(each, np.generic) else each for key, each in options.items()}
-    found |= stacked(found["mapping"], found["uncovered"], "takes", whose)
+    found |= stacked(found, "takes", whose)
     for key, value in found.items():
         skipped = key in ("mapping", "then") or (key, value) == ("every", None)
         if not skipped and (wrong := misfit(key, value, FIELD["properties"][key])):
