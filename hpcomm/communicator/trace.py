@@ -228,7 +228,8 @@ def _told(comm: Any) -> dict[str, Any]:
 def _nbytes(x: Any) -> int:
     """Of an array, or of those in a list."""
     if getattr(x, "is_sparse", False):  # torch refuses nbytes
-        x = [x._indices(), x._values()]
+        own = x.detach().coalesce()
+        x = [own.indices(), own.values()]
     nbytes = getattr(x, "nbytes", None)
     if nbytes is None and isinstance(x, (list, tuple)):
         return sum(map(_nbytes, x))
