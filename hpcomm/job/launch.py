@@ -5,10 +5,8 @@
     hpcomm run spec.toml                             (run_spec.py)
 
 Three thoughts, one after the other: what was asked (`parse`), which MPI is at hand (installation.py),
-what to tell its launcher (`launcher_command`: pure, so that every cluster can be tested on a laptop). Then
-this process looks after the launcher until the job has ended (supervise.py).
-
-What each setting is for, with the measurements behind it: docs/launching.md.
+what to tell its launcher (launcher_command.py). Then this process looks after the launcher until the job has
+ended (supervise.py).
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
-from . import room, supervise, survive, tracebacks
+from . import supervise, survive, tracebacks
 from .command_line import Command, Option, make_folder, option
 from .cores import THREADS, Machine, here, sharing
 from .installation import Mpi, check_python, find_mpi, refusal, which
 from .launcher import begun, host_and_slots, programs_of, wrong_name
+from .launcher_command import Composition, Job, Program, is_local, launcher_command
 from .torch_variables import master, setting
 
 _ABOUT = """\
@@ -36,56 +34,6 @@ hpcomm run [-n N] [options] COMMAND...
        hpcomm run -n N COMMAND... : -n M COMMAND... [: ...]
        hpcomm run [--dry-run] [--only PROGRAM] [...] SPEC.toml     (see: hpcomm run --help SPEC.toml)
 """
-# MPICH's collectives in shared memory spin without yielding when MPI was brought up without threads.
-_MPICH_YIELDING = {
-    f"MPIR_CVAR_{verb}_POSIX_INTRA_ALGORITHM": "mpir" for verb in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")
-}
-# By these a user has decided himself; Open MPI 5 reads the first of a pair, version 4 the second.
-_MAPPING_SET = {"PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe"}
-_BINDING_SET = {"PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"}
-_PLACING_SET = _MAPPING_SET | _BINDING_SET
-# UCX rewrites the start of mmap and its kin to hear of memory that goes, and yields the core all the while.
-_UCX_UNHOOKED = {"UCX_MEM_EVENTS": "n"}
-_NO_UCX_WINDOWS = {"OMPI_MCA_osc": "^ucx"}  # which without such a network complains at each window
-
-
-class Program(NamedTuple):
-    """One executable of a job, its ranks (None: as many as there is room for), its own placement."""
-
-    ranks: int | None
-    command: tuple[str, ...]
-    options: tuple[str, ...] = ()
-
-
-class Job(NamedTuple):
-    """What was asked for on the command line."""
-
-    programs: tuple[Program, ...]
-    hosts: str | None = None
-    timeout_s: float | None = None
-    env: Mapping[str, str] = MappingProxyType({})
-    launcher: str | None = None
-    dry_run: bool = False
-    verbose: bool = False
-    spawn: bool = False
-    label: bool = False
-    output: str | None = None
-    restarts: int = 0
-    grace_s: float | None = None
-    check: bool = False
-    bind: str | None = None
-
-
-class Composition(NamedTuple):
-    """What to run: command, what it adds to the environment, files to write first (name: content).
-
-    shares: whether each rank finds its own share of its host's cores.
-    """
-
-    command: list[str]
-    environ: dict[str, str]
-    files: Mapping[str, str] = MappingProxyType({})
-    shares: bool = False
 
 
 def has_spec(argv: Sequence[str]) -> bool:
@@ -138,13 +86,13 @@ def _told_apart(command: Sequence[str], label: bool, output: str | None) -> tupl
 
 def _for_torch(job: Job, mpi: Mpi, machine: Machine, restart: tuple[int, int]) -> Job:
     """The same job, whose ranks have what torchrun sets, are named if killed, and send their tracebacks."""
-    is_local = _is_local(job, machine)
-    at = master(job.hosts, is_local, {**os.environ, **job.env})
+    is_here = is_local(job, machine)
+    at = master(job.hosts, is_here, {**os.environ, **job.env})
     first = setting("srun" if mpi.is_srun else mpi.vendor, at, restart)
-    first += "" if is_local else f"; {sharing()}"
+    first += "" if is_here else f"; {sharing()}"
     names = mpi.vendor == "mpich" and not mpi.is_srun
     programs = tuple(each._replace(command=begun(each.command, first, names)) for each in job.programs)
-    sends = not is_local and os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL
+    sends = not is_here and os.environ.get(tracebacks.VARIABLE) != tracebacks.FULL
     return job._replace(programs=programs, env={**job.env, **({tracebacks.SENT: "1"} if sends else {})})
 
 
@@ -371,127 +319,3 @@ def _checked(words: list[str]) -> tuple[str, ...]:
         what = f"--check is for a program in Python, not for {' '.join(words)!r}."
         raise refusal(what, "hpcomm run -n 4 --check python program.py")
     return (first, *others[:at], "-m", "hpcomm.compat", *others[at:])
-
-
-# -- what to tell the launcher -----------------------------------------------------------------------
-
-
-def launcher_command(job: Job, mpi: Mpi, machine: Machine) -> Composition:
-    """The launcher's command line, and what to add to the environment. Pure.
-
-    What the user has set in the environment stays as it is, unless -x says otherwise.
-    """
-    tell = _for_srun if mpi.is_srun else _for_openmpi if mpi.vendor == "openmpi" else _for_mpich
-    words, wanted = tell(job, mpi, machine)
-    is_local = _is_local(job, machine)
-    wanted |= {THREADS: str(_share(job, machine) or 1)} if is_local and _ranks(job, machine) > 1 else {}
-    added = {name: value for name, value in wanted.items() if name not in machine.environ}
-    shares = not (is_local or job.launcher or THREADS in {**machine.environ, **job.env})
-    words = [mpi.launcher, *survive.words(job.env, mpi), *words]
-    return Composition(words, {**added, **job.env}, shares=shares)
-
-
-def _for_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    words: list[str] = []
-    wanted: dict[str, str] = {}
-    if machine.is_root:
-        wanted |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if job.hosts:
-        words += ["--host", job.hosts]
-    elif "PBS_NODEFILE" in machine.environ:
-        words += ["--hostfile", machine.environ["PBS_NODEFILE"]]
-    words += ["--bind-to", job.bind] if job.bind else []
-    # By whole lines, a prompt would come after its answer. Version 4, of some clusters, takes no such option.
-    words += ["--output", ":raw"] if machine.keyboard and mpi.bundled else []
-    if not _is_local(job, machine):
-        # Other hosts get variables by name only, and each program its own.
-        names = dict.fromkeys([*job.env, *machine.environ.keys() & {THREADS}])
-        return [*words, *_joined(job, machine, [f"-x {name}" for name in names])], wanted
-    wanted |= {} if machine.registers else _UCX_UNHOOKED | _NO_UCX_WINDOWS
-    # By tcp, ranks listen on all addresses, which they need where shared memory is short, and to meet those
-    # that they spawn, for whom Open MPI has no shared memory. Then by loopback:
-    # a bridge of containers may go meanwhile. ofi's search for a fabric sleeps a second in MPI_Init.
-    by_tcp = job.spawn or _is_short(job, machine)
-    left = [*(["ofi"] if mpi.bundled else []), *([] if by_tcp else ["tcp"])]
-    wanted |= {"OMPI_MCA_btl": f"^{','.join(left)}"} if left else {}
-    if by_tcp and "OMPI_MCA_btl_tcp_if_exclude" not in machine.environ:
-        wanted["OMPI_MCA_btl_tcp_if_include"] = "lo"
-    share = _share(job, machine)
-    if not share:
-        wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
-        words += [] if machine.environ.keys() & _MAPPING_SET else ["--oversubscribe"]
-        words += [] if job.bind or machine.environ.keys() & _BINDING_SET else ["--bind-to", "none"]
-    elif share > 1 and mpi.bundled and not (job.spawn or job.bind or machine.environ.keys() & _PLACING_SET):
-        words += ["--map-by", f"slot:PE={share}", "--bind-to", "core:if-supported"]  # else to one core each
-    return [*words, *_joined(job, machine)], wanted
-
-
-def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    words = ["-hosts", job.hosts] if job.hosts else []
-    words += ["-bind-to", job.bind] if job.bind else []
-    wanted: dict[str, str] = {}
-    if _is_local(job, machine):
-        wanted |= {} if machine.registers else _UCX_UNHOOKED
-        # By tcp, ranks listen on all interfaces; by posix, UCX crashes where /dev/shm is short.
-        left = [*([] if job.spawn else ["tcp"]), *(["posix"] if _is_short(job, machine) else [])]
-        wanted |= {"UCX_TLS": f"^{','.join(left)}"} if left else {}
-        share = _share(job, machine)
-        if not share:
-            wanted |= _MPICH_YIELDING
-        elif mpi.bundled and machine.binds and len(job.programs) == 1 and not job.bind:
-            wanted |= {"HYDRA_BINDING": f"core:{share}"} if share < machine.cores else {}
-    return [*words, *_joined(job, machine)], wanted
-
-
-def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    words = ["--kill-on-bad-exit=1", *([f"--cpu-bind={job.bind}"] if job.bind else [])]
-    wanted: dict[str, str] = {}
-    if "SLURM_MPI_TYPE" not in machine.environ:
-        words = {"openmpi": ["--mpi=pmix"], "mpich": ["--mpi=pmi2"]}.get(mpi.vendor, []) + words
-    if mpi.vendor == "openmpi" and mpi.bundled:
-        # A wheel was built elsewhere: it must hear where it lives, and not to ask for munge, which it lacks.
-        wanted = {"OPAL_PREFIX": machine.prefix, "PMIX_PREFIX": machine.prefix, "PMIX_MCA_psec": "native"}
-    if job.hosts:
-        words += ["--nodelist", job.hosts]
-    return [*words, *_joined(job, machine)], wanted
-
-
-def _is_local(job: Job, machine: Machine) -> bool:
-    if job.hosts or any(program.options for program in job.programs):
-        return False
-    return not machine.environ.keys() & {"PBS_NODEFILE", "SLURM_JOB_ID"}
-
-
-def _is_short(job: Job, machine: Machine) -> bool:
-    return room.is_short(_ranks(job, machine), machine.shared)
-
-
-def _ranks(job: Job, machine: Machine) -> int:
-    return sum(program.ranks or machine.cores for program in job.programs)
-
-
-def _share(job: Job, machine: Machine) -> int:
-    """The cores of a rank where all ranks are on this machine; 0: they are more than its cores."""
-    return machine.cores // _ranks(job, machine)
-
-
-def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:
-    """`-n 1 a : -n 2 b`, with these options repeated for each program."""
-    words: list[str] = []
-    for program in job.programs:
-        ranks = program.ranks or _room(job, machine)
-        words += [":"] if words else []
-        words += ["-n", str(ranks)] if ranks else []
-        words += " ".join(options).split()
-        words += [*program.options, *program.command]
-    return words
-
-
-def _room(job: Job, machine: Machine) -> int | None:
-    """The number of ranks where none was asked for; None: the launcher knows."""
-    if job.hosts and "[" not in job.hosts:  # else in Slurm's words, whose srun counts them
-        slots = [host.partition(":")[2] for host in job.hosts.split(",")]
-        return sum(int(slot) if slot.isdecimal() else 1 for slot in slots)
-    if "PBS_NODEFILE" in machine.environ:
-        return len(Path(machine.environ["PBS_NODEFILE"]).read_text().split())
-    return None if "SLURM_JOB_ID" in machine.environ else machine.cores

@@ -17,6 +17,7 @@ from . import launch, tracebacks
 from .command_line import Command, make_folder
 from .cores import Machine, here
 from .installation import VENDORS, Mpi, check_python, find_mpi, refusal, unlike, which
+from .launcher_command import Composition, Job, Program, launcher_command
 from .program_watch import Watch
 from .spec.programs import ProgramSpec, RunSpec
 from .spec.toml_tables import at
@@ -170,7 +171,7 @@ def linked_vendor(program: ProgramSpec) -> str:
 # -- what to tell the launcher -----------------------------------------------------------------------
 
 
-def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str] = ()) -> launch.Composition:
+def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str] = ()) -> Composition:
     """The launcher's command line for all programs. Pure.
 
     Every rank is a supervisor that reads the spec itself, so nothing but its place has to pass through
@@ -181,20 +182,20 @@ def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str
     placed = any(program.hosts for program in spec.programs.values())
     if mpi.is_srun and not placed:
         return _multi_prog(spec, mpi, machine, words)
-    made = launch.launcher_command(_job(spec, mpi, words, placed), mpi, machine)
+    made = launcher_command(_job(spec, mpi, words, placed), mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
         made.command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
     made.command[1:1] = _at_a_death(spec, mpi, machine) or []
     return made
 
 
-def _job(spec: RunSpec, mpi: Mpi, words: Mapping[str, tuple[str, ...]], placed: bool) -> launch.Job:
+def _job(spec: RunSpec, mpi: Mpi, words: Mapping[str, tuple[str, ...]], placed: bool) -> Job:
     takes_list = placed and not mpi.is_srun and mpi.vendor != "openmpi"  # one for all, in rank order
     programs = (
-        launch.Program(program.ranks, words[name], () if takes_list else _placement(program, mpi))
+        Program(program.ranks, words[name], () if takes_list else _placement(program, mpi))
         for name, program in spec.programs.items()
     )
-    return launch.Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
+    return Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
 
 
 def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
@@ -233,7 +234,7 @@ def _host_list(spec: RunSpec) -> str:
 
 def _multi_prog(
     spec: RunSpec, mpi: Mpi, machine: Machine, words: Mapping[str, tuple[str, ...]]
-) -> launch.Composition:
+) -> Composition:
     """`srun --multi-prog`: a line per program, `0-1 python ...`."""
     lines = []
     for name, ranks in spec.world_ranks().items():
@@ -241,5 +242,5 @@ def _multi_prog(
         lines.append(f"{place} {shlex.join(words[name])}")
     file = f"{spec.name}.multiprog"
     total = sum(program.ranks for program in spec.programs.values())
-    job = launch.Job((launch.Program(total, ("--multi-prog", file)),))
-    return launch.launcher_command(job, mpi, machine)._replace(files={file: "\n".join(lines) + "\n"})
+    job = Job((Program(total, ("--multi-prog", file)),))
+    return launcher_command(job, mpi, machine)._replace(files={file: "\n".join(lines) + "\n"})

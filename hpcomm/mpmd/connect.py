@@ -211,6 +211,17 @@ def check_own(
         for side in [side for side, end in (("from", each.source), ("to", each.target)) if end == program]:
             if len(both := own(each, side, declared)) > 1:
                 Vector(each.name, *both)
+    _check_givers(program, declared, fields, theirs, listed)
+
+
+def _check_givers(
+    program: str,
+    declared: Mapping[tuple[str, str], Field],
+    fields: list[FieldSpec],
+    theirs: dict[str, Any],
+    listed: Iterable[FieldSpec] | None,
+) -> None:
+    """The second of these."""
     takes = [name for side, name in declared if side == "to"]
     for name in takes:
         givers = [each for each in fields if each.target == program and name in each.names(takes)]

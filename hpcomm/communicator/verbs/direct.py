@@ -292,7 +292,7 @@ def by_copies(comm: Comm, given: Arguments) -> object:
     if node is None or comm.direct is not node or (row.reduces and type(op) is not str):
         return NotImplemented
     how = (*((op,) if row.reduces else ()), *((root,) if row.root else ()))
-    if out is None and (type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED)):
+    if out is None and _is_number(x, op):
         made = getattr(node, verb)(np.array(x), *how, None)
         return made.item() if type(made) is np.ndarray and not made.ndim else made
     dtype = _dtype_of_both(x, out)
@@ -302,6 +302,11 @@ def by_copies(comm: Comm, given: Arguments) -> object:
         gives = None if verb != "broadcast" else root == comm.rank
         return _by_copied_arrays(getattr(node, verb), how, dtype.storage, dtype.code, x, out, gives)
     return _by_bytes(comm, verb, how, dtype, x, out)
+
+
+def _is_number(x: Any, op: object) -> bool:
+    """Whether x is a number that stays one of 64 bits."""
+    return type(x) is float or (type(x) is int and abs(x) <= _SURE and op in _BOUNDED)
 
 
 def _by_bytes(comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: Any, out: Any) -> object:
