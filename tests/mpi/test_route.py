@@ -91,12 +91,16 @@ def test_points_that_nobody_gives_or_two_give_are_counted_on_every_rank(
     assert lack(np.append(mine, 3), mine)[2:] == (p, 3 * apart)
 
 
-def test_scattered_points_that_lie_consecutively_need_no_index_lists(comm: Any) -> None:
+@pytest.mark.parametrize("each", [100, 40_000])  # of a giver beyond one byte, and beyond one piece
+def test_scattered_points_that_lie_consecutively_need_no_index_lists(comm: Any, each: int) -> None:
     """The only giver has them at random, the takers in blocks."""
-    total = 12 * comm.size
-    everything = np.random.default_rng(0).permutation(total) if comm.rank == 0 else None
+    total = each * comm.size
+    everything = np.random.default_rng(0).permutation(total) if comm.rank == 0 else np.arange(0)
     made = coupled_route.plan(comm.mpi, everything, block(total, comm.size, comm.rank))
-    assert [(rank, where) for rank, where in made.takes] == [(0, slice(0, 12))]
+    assert [(rank, where) for rank, where in made.takes] == [(0, slice(0, each))]
+    out = np.empty(each)
+    carry_out(comm, made, everything * 1.0, out)
+    assert np.array_equal(out, block(total, comm.size, comm.rank))
 
 
 def test_a_route_of_no_points_is_empty(comm: Any) -> None:
