@@ -9,6 +9,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,4 +52,4 @@ def brought(requirement):
                 for need in needs
                 if not need.marker or any(need.marker.evaluate({"extra": e}) for e in each.extras or {""})
             ]
-    return {Requirement(each).name for each in seen}
+    return {canonicalize_name(Requirement(each).name) for each in seen}  # some are spelt in two ways

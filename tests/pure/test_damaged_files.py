@@ -15,7 +15,7 @@ from hpcomm.errors import ConfigError, UsageError
 from hpcomm.fields.files import checkpoints, file_folder, npy
 from hpcomm.grids.weights import Weights
 from hpcomm.mpmd import jobs
-from hpcomm.mpmd.record import VERDICTS, Recorder
+from hpcomm.mpmd.record import Recorder
 from hpcomm.mpmd.spec.spec_reader import read as read_spec
 from hpcomm.schedule import registry
 from hpcomm.schedule.cost.machine_model import machine
@@ -46,7 +46,7 @@ def header(path: Path) -> object:
 def recorded(path: Path) -> object:
     recorder = Recorder(path.parent, path.name.split(".")[0], 0, True)
     try:
-        return recorder.next_verdict() if path.name.endswith(VERDICTS) else recorder.next(FIELD)
+        return recorder.verdict(0) if path.name.endswith("verdicts") else recorder.next(FIELD)
     finally:
         for file in recorder._files.values():
             file.close()
@@ -64,7 +64,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "port": lambda path: jobs._read(path, jobs._ENTRY, "connect"),
     "schedules": lambda path: registry.load(str(path)),
 }
-NAMES = {"recorded": "a.0.T", "verdicts": f"a.0.{VERDICTS}", "schedules": "own.py"}
+NAMES = {"recorded": "a.0.T", "verdicts": "a.0..verdicts", "schedules": "own.py"}
 DAMAGE = {
     "nothing in it": b"",
     "zeros": bytes(1 << 12),

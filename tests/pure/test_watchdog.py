@@ -32,7 +32,8 @@ class Closing:
     @property
     def watched(self) -> Any:
         own, other = (
-            SimpleNamespace(last_call=lambda: 1, posted=lambda number, what=w: what) for w in (5, 6)
+            SimpleNamespace(last_call=lambda: 1, last=lambda most: [], posted=lambda number, what=w: what)
+            for w in (5, 6)
         )
         region = SimpleNamespace(ended=True, ask=lambda: 1, answer_to=lambda question: "barrier()")
         return (own, [(1, region, other)]) if next(self._looks) else None
@@ -45,12 +46,12 @@ def test_a_communicator_may_be_closed_between_two_looks_at_it(
     monkeypatch.setattr(watchdog, "past_call", lambda log, number, size: "barrier()")
     comm: Any = Closing(first)
     for call in (0, 1):
-        blocked: Any = SimpleNamespace(comm=comm, source=1, number=call)
+        blocked: Any = SimpleNamespace(comm=comm, source=1, number=call, call=SimpleNamespace(verb="recv"))
         looked.late(blocked)
         watchdog._ended(comm, 1, call)
-        watchdog._judge(comm, 1, call)
+        watchdog._judge(blocked)
         watchdog._refused(comm, 1, call)
-        watchdog._judge(comm, 1, call)
+        watchdog._judge(blocked)
 
 
 def test_a_process_that_was_stopped_has_not_waited_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,8 @@ def test_an_error_says_why_a_rank_does_not_answer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doing, "_AT_A_FAILURE_S", 0.0)
     silent = {"ask": lambda: 1, "answer_to": lambda question: None, "ended": False}
     stopped, ended = (SimpleNamespace(**silent, gone=gone, stopped=not gone) for gone in (False, True))
-    comm: Any = SimpleNamespace(near=SimpleNamespace(regions={1: stopped, 2: ended, 3: ended}))
+    near = SimpleNamespace(regions={1: stopped, 2: ended, 3: ended}, watched=None)
+    comm: Any = SimpleNamespace(near=near, rank=0, is_inter=False)
     assert doing.doings(comm, [1, 2]) == ["  rank 1: no answer: stopped", "  rank 2: it has ended"]
 
 
