@@ -83,7 +83,8 @@ else:
         got = me.get(u, t)
         assert got is u.values
         u.values[:] *= 4  # the program's own, from here on
-        assert np.array_equal(np.stack([u.values / 4, me.get(v, t)], 1), whole.values), t
+        me.get(v, t)
+        assert np.array_equal(np.stack([u.values / 4, v.values], 1), whole.values), t
         assert np.array_equal(link.get([u, v], t), v.values)
         assert np.array_equal(np.stack([u.values, v.values], 1), whole.values), t  # to the last bit
         if t == 0:
@@ -126,7 +127,7 @@ stop = 6
 [program.a]
 command = "python couple.py a"
 ranks = 2
-members = 2
+members = 3
 step = 1
 [program.b]
 command = "python couple.py b"
@@ -156,7 +157,7 @@ to_grid = "sky"
 MEMBERS = """
 from pathlib import Path
 points = mine(32, 3)
-wide = () if me.name != "b" else (2,)
+wide = () if me.name != "b" else (3,)
 gives, takes = ("uv", "pqrs") if me.member else ("pq", "uv")
 given = [me.gives(name, np.zeros((len(points), *wide)), points) for name in gives]
 given += [me.gives("swell", np.zeros((len(points), 2)), points)] if me.name == "b" else []
@@ -201,7 +202,7 @@ def test_vectors_of_members_are_recorded_and_go_on_after_a_restart(spec):
         return [{*re.findall(rf"{word} .*", out)} for word in ("line", "kept")]
 
     whole, _ = said(ENSEMBLE, "--record", "record")
-    assert len(whole) == 6 * 32 * (2 * 4 + 2)
+    assert len(whole) == 6 * 32 * (3 * 4 + 2)
     for name in ("b", "a_0002"):
         alone = said(ENSEMBLE, "--record", "record", "--only", name)[0]
         assert alone == {line for line in whole if f" {name} " in line}
