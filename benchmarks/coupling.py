@@ -42,11 +42,10 @@ def main() -> None:
     cases = [(kind, total) for kind in ("blocks", "scattered") for total in sizes if not options.planning]
     fields = [declare(me, kind, total) for kind, total in cases]
     m, n = (len(me.ranks[name]) for name in ("a", "b"))
-    lines = [machine(), "", f"{m} ranks to {n}, float64, microseconds (medians of alternated rounds)"]
-    lines.append(
-        f"{'':10}{'points':>10}{'exchange':>12}{'by hand':>12}{'ratio':>8}{'by roots':>12}{'ratio':>8}"
-    )
-    rows = []
+    names = f"{'':10}{'points':>10}{'exchange':>12}{'by hand':>12}{'ratio':>8}{'by roots':>12}{'ratio':>8}"
+    lines, rows = [f"{m} ranks to {n}"], []
+    if cases:
+        lines = [f"{lines[0]}, float64, microseconds (medians of alternated rounds)", names]
     for (kind, total), field in zip(cases, fields, strict=True):
         times = alternate(contenders(me, field, total), 9 if options.quick else 31, span=0.05)
         hand, roots = ratio(times["exchange"], times["hand"]), ratio(times["roots"], times["exchange"])
@@ -58,7 +57,7 @@ def main() -> None:
     more, planned = planning(me, options.quick)
     text = "\n".join([*lines, "", *more])
     if MPI.COMM_WORLD.rank == 0:
-        print(text, flush=True)
+        print(machine(), text, sep="\n\n", flush=True)
         if options.save:
             library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
             name = "planning" if options.planning else "coupling"
