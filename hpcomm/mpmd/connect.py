@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import permutations
@@ -194,35 +194,32 @@ def _check_times(sides: dict[str, dict[str, Any]], periods: Iterable[float]) -> 
         raise _wrong(what, "me.connect(time=), the same in both; without it a program starts at 0 s")
 
 
-def check_own(
-    program: str,
-    declared: Mapping[tuple[str, str], Field],
-    fields: list[FieldSpec],
-    theirs: dict[str, Any],
-    listed: Iterable[FieldSpec] | None,
+def check_vectors(
+    program: str, declared: Mapping[tuple[str, str], Field], fields: Iterable[FieldSpec]
 ) -> None:
-    """That both components of each vector are alike, and each field that a program takes has one giver.
+    """That both components of each vector are alike.
 
     Args:
-        declared: what it gives and takes, by ("from" or "to", name).
-        theirs: what the others say.
+        declared: what the program gives and takes, by ("from" or "to", name).
     """
     for each in fields:
         for side in [side for side, end in (("from", each.source), ("to", each.target)) if end == program]:
             if len(both := own(each, side, declared)) > 1:
                 Vector(each.name, *both)
-    _check_givers(program, declared, fields, theirs, listed)
 
 
-def _check_givers(
+def check_givers(
     program: str,
-    declared: Mapping[tuple[str, str], Field],
+    takes: Collection[str],
     fields: list[FieldSpec],
     theirs: dict[str, Any],
     listed: Iterable[FieldSpec] | None,
 ) -> None:
-    """The second of these."""
-    takes = [name for side, name in declared if side == "to"]
+    """That each field that a program takes has one giver.
+
+    Args:
+        theirs: what the others say.
+    """
     for name in takes:
         givers = [each for each in fields if each.target == program and name in each.names(takes)]
         if len(givers) == 1 or (givers and all(each.member for each in givers)):

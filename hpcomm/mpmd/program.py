@@ -335,7 +335,8 @@ class Program:
                     fields[link.peer] = connecting.agreed(self.name, sides, self._clock, self._listed)
                     link.hear_points(fields[link.peer], self._spec)
                 every = [*chain(*fields.values())]
-                connecting.check_own(self.name, self._declared, every, theirs, self._listed)
+                connecting.check_vectors(self.name, self._declared, every)
+                connecting.check_givers(self.name, self._takes, every, theirs, self._listed)
             except Exception as error:
                 wrong = error
         self._settle(links, wrong, refusals)

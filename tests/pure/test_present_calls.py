@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,22 +67,31 @@ def test_a_call_says_what_was_given(call: calling, words: str) -> None:
     assert str(call) == words
 
 
-def test_a_stack_begins_with_the_program_and_not_with_what_has_called_it() -> None:
+def stack_beside(name: str, program: Callable[[Callable[[], None]], None], most: int) -> tuple[str, ...]:
+    """The stack while a thread of this name is in program, which stops in the function that it is given."""
     begun, over = threading.Event(), threading.Event()
 
-    def program() -> None:
+    def stop() -> None:
         begun.set()
         over.wait()
 
-    thread = threading.Thread(target=program, name="of the program")
+    thread = threading.Thread(target=program, args=[stop], name=name)
     thread.start()
     begun.wait()
-    stack = present_calls.program_stack(100)
+    stack = present_calls.program_stack(most)
     over.set()
     thread.join()
+    return stack
+
+
+def test_a_stack_begins_with_the_program_and_not_with_what_has_called_it() -> None:
+    def program(stop: Callable[[], None]) -> None:
+        stop()
+
+    stack = stack_beside("of the program", program, 100)
     first = stack[stack.index("in thread of the program:") + 1]  # threading, which has called it, is left out
     assert first.startswith("program at test_present_calls.py:")
-    assert stack[-1].startswith(f"{sys._getframe().f_code.co_name} at test_present_calls.py:")
+    assert stack[-1].startswith("stack_beside at test_present_calls.py:")
 
 
 def test_a_wait_is_for_what_its_request_has_noted() -> None:
@@ -167,19 +175,11 @@ def test_code_of_a_library_that_we_call_is_not_the_programs_line() -> None:
 
 
 def test_a_stack_says_what_another_thread_calls() -> None:
-    begun, over = threading.Event(), threading.Event()
-
-    def call() -> None:
+    def call(stop: Callable[[], None]) -> None:
         with calling(COMM, "barrier"):
-            begun.set()
-            over.wait()
+            stop()
 
-    thread = threading.Thread(target=call, name="of calls")
-    thread.start()
-    begun.wait()
-    stack = present_calls.program_stack(9)
-    over.set()
-    thread.join()
+    stack = stack_beside("of calls", call, 9)
     assert "in thread of calls: barrier()" in stack
 
 
