@@ -60,7 +60,7 @@ def main() -> None:
         print(machine(), text, sep="\n\n", flush=True)
         if options.save:
             library = "mpich" if "MPICH" in MPI.Get_library_version() else "openmpi"
-            name = "planning" if options.planning else "coupling"
+            name = "coupling_planning" if options.planning else "coupling"
             save(f"{name}_{library}_{m}_{n}", text, [*rows, *planned])
 
 
