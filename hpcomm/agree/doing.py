@@ -7,6 +7,7 @@ interpreter lock is held in C, or that the process is stopped.
 from __future__ import annotations
 
 import gc
+import os
 import re
 import sys
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import islice
 from textwrap import indent
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from ..core.comm import Comm
 from ..core.limits import DESCRIPTION_S
@@ -22,6 +23,7 @@ from ..core.present import MESSAGE, NONE, has_other_threads, several
 from ..core.request import Request
 from ..core.verbs import receives
 from ..errors import NAMED
+from ..job.launcher import memory_of
 from ..node import segment
 from ..node.segment import Region
 from . import last_calls, runtime
@@ -34,7 +36,9 @@ _FRAMES = 12  # of the program's own code, from the innermost one on
 _AWAITED = 4  # requests of an event loop
 _BRIEF_S = 1e-3
 _AT_A_FAILURE_S = DESCRIPTION_S  # for ranks to say what they do when a call has failed
+OTHERS_S = 1.0  # for ranks of other nodes to answer: their watchdogs look five times a second
 waits: Waiting | None = None  # the watchdog's, once it runs
+_others: TextIO | None = None  # what they have said last
 _NEVER_S = 1e9
 reported_at = -_NEVER_S  # when this rank has last said what all ranks do
 kinds: list[type] = [Request]  # of what may be in the background
@@ -87,6 +91,9 @@ class Doing(NamedTuple):
         quiet_s: since it has last reported a wait, and so what all ranks do.
         verb: of its call; "": it is in none.
         calls: its last ones, in words.
+        host: its name; core_s: seconds of processor time; nbytes: of memory.
+        elsewhere: how many ranks are on other nodes.
+        others_file: a descriptor of a file with what those say, see _keep_others; 0: none.
     """
 
     who: str
@@ -106,6 +113,11 @@ class Doing(NamedTuple):
     quiet_s: float = _NEVER_S
     verb: str = ""
     calls: tuple[str, ...] = ()
+    host: str = ""
+    core_s: float = 0.0
+    nbytes: int = 0
+    elsewhere: int = 0
+    others_file: int = 0
 
     @property
     def words(self) -> str:
@@ -138,7 +150,11 @@ class Doing(NamedTuple):
         messages, begun = ([Message(*each) for each in some] for some in (told.messages, told.begun))
         counted = None if told.counted is None else (told.counted[0], told.counted[1], told.counted[2])
         return told._replace(
-            counted=counted, messages=tuple(messages), begun=tuple(begun), calls=tuple(told.calls)
+            counted=counted,
+            messages=tuple(messages),
+            begun=tuple(begun),
+            stack=tuple(told.stack),
+            calls=tuple(told.calls),
         )
 
 
@@ -148,8 +164,11 @@ def own() -> Doing:
     if call is None and stack[-1:] and stack[-1].startswith("select at selectors.py:"):  # an idle event loop
         awaited = islice(under_way(*kinds), _AWAITED)
         stack += tuple(f"awaits {each.call}, started at {each.birth}" for each in awaited)
+    notices = runtime.end_notices
     told = Doing(
-        runtime.name, runtime.process, describe_call(threading.main_thread().ident),
+        runtime.name, runtime.process, describe_call(threading.main_thread().ident), host=os.uname().nodename,
+        core_s=round(time.process_time(), 1), nbytes=memory_of("self"),
+        elsewhere=0 if notices is None else notices.elsewhere,
         comm="" if call is None else call.comm.name, stack=stack, number=own_number(),
         quiet_s=round(time.monotonic() - reported_at, 3), verb="" if now is None else now.verb,
         calls=last_calls.own(None if now is None else now.comm),
@@ -351,4 +370,19 @@ def answer() -> None:
     """Say what this rank is doing, if another one asks."""
     mine = None if segment.current is None else segment.current.mine
     if mine is not None and (question := mine.question) is not None:
-        mine.answer(question, own().as_text())
+        said = own()
+        if mine.asked_for_others:
+            mine.asked_for_others = 0
+            said = said._replace(others_file=_keep_others())
+        mine.answer(question, said.as_text())
+
+
+def _keep_others() -> int:
+    """Put what they say into a file without a name, which this user's processes reach by its descriptor."""
+    global _others
+    import json
+
+    _others = os.fdopen(os.memfd_create("hpcomm-others"), "w")
+    json.dump({} if runtime.end_notices is None else runtime.end_notices.ask(OTHERS_S, False), _others)
+    _others.flush()
+    return _others.fileno()

@@ -30,7 +30,7 @@ from .levels import depth
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
 MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
-_END, _QUESTION, _ANSWER = range(3)  # tags
+_END, _QUESTION, _REPORT, _ANSWER = range(4)  # tags; _REPORT: a question of one that will speak for all
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
 
@@ -58,6 +58,7 @@ class EndNotices:
 
     Attributes:
         counts: collective calls begun, by a communicator's tag_base; 0 where they are not counted, too.
+        elsewhere: how many ranks other nodes have.
         by_message: whether all ranks tell each other by MPI. Else those of a node are seen to have ended:
             all are there, they would be too many messages, or no thread can receive them.
         all_hear: whether all ranks hear until the last one has ended. Else those that have ended finalize
@@ -77,8 +78,9 @@ class EndNotices:
         self._mates: dict[int, list[int]] = {}  # and of this one
         self._ended: dict[int, dict[int, int]] = {}  # by rank: what it had begun
         self.rank = mpi.rank
+        self.elsewhere = mpi.size - len(records)
         self.far = [i for i in range(mpi.size) if i != mpi.rank and i not in records and self.by_message]
-        self._asked: dict[int, float] = {}  # by rank: when it asked last what this one is doing
+        self._asked: dict[int, float] = {}  # by rank: when it has last asked, to report, what others do
         self._answers: dict[int, str] = {}
 
     def know(self, comm: Comm) -> None:
@@ -133,24 +135,28 @@ class EndNotices:
                     self._ended[rank] = dict(_ENTRY.iter_unpack(region.begun))
             return
         for rank, tag, said in self._letters.come():
-            if tag == _QUESTION:
-                self._asked[rank] = time.monotonic()
+            if tag in (_QUESTION, _REPORT):
+                if tag == _REPORT:
+                    self._asked[rank] = time.monotonic()
                 self._letters.send([rank], _ANSWER, self._answer().encode())
             elif tag == _ANSWER:
                 self._answers[rank] = said.decode()
             else:
                 self._ended[rank] = dict(_ENTRY.iter_unpack(said))
 
-    def ask(self, seconds: float) -> list[str]:
-        """What ranks of other nodes say that they are doing; nothing of those that do not answer in time."""
+    def ask(self, seconds: float, reports: bool) -> dict[int, str]:
+        """What ranks of other nodes say that they are doing, by rank; "": one that does not answer in time.
+
+        reports: whether this rank is about to speak for all.
+        """
         gone = {*self._ended, *self._letters.failed()}
         self._answers, asked = {}, [rank for rank in self.far if rank not in gone]
-        self._letters.send(asked, _QUESTION, b"")
+        self._letters.send(asked, _REPORT if reports else _QUESTION, b"")
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
             self.hear()
             time.sleep(1e-3)
-        return [*self._answers.values()]
+        return {rank: self._answers.get(rank, "") for rank in asked}
 
     def leaves_word_to_others(self, seconds: float) -> bool:
         """Whether a rank before this one has asked in the last seconds, which so speaks for all."""

@@ -404,9 +404,14 @@ def above(pid: int) -> list[int]:
     return found
 
 
-def stat_of(pid: int) -> list[str]:
+def stat_of(pid: int | str) -> list[str]:
     """The words of proc(5)'s stat, from the state behind the name on; zeros if it has ended."""
     return read_of(pid, "stat").rpartition(")")[2].split() or 50 * ["0"]
+
+
+def memory_of(pid: int | str) -> int:
+    """Bytes of memory that it has; 0: it has ended."""
+    return int(stat_of(pid)[21]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def children_of(pid: int) -> list[int]:
@@ -424,7 +429,7 @@ def threads_of(pid: int) -> list[str]:
         return []
 
 
-def read_of(pid: int, name: str) -> str:
+def read_of(pid: int | str, name: str) -> str:
     """A file of /proc; nothing if the process has ended, or is somebody else's."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123  pathlib costs a rank's start 2 ms

@@ -1,7 +1,7 @@
 """Node segment: what every rank of a node records for the others, in words of the native core's memory.
 
-    record of a rank    ended, failed, asked, answered | mark | pipe, domain, aborted | answer: a text |
-                        note: a text | calls begun: a text
+    record of a rank    ended, failed, asked, answered | mark | pipe, domain, aborted, asked for others |
+                        answer: a text | note: a text | calls begun: a text
 
 Others only read it, except that they may ask for the answer. A living rank holds a lock on a byte of the file
 behind the memory, whose name is gone as soon as all have it open. The kernel takes the lock away when the
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 else:
     first_end = LazyModule("hpcomm.job.first_end")
 
-_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark; 7 to 9: see Region
-_ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 10, 4096, 512, 2048
+_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark; 7 to 10: see Region
+_ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 11, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(ANSWER_BYTES)
 _BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
 _WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
@@ -72,6 +72,7 @@ class Region:
     domain = _Word(8)  # of memory, near which the owner ran when it began
     failed = _Word(_FAILED)  # 1: this rank is about to end by failure; the others may still say so before
     aborted = _Word(9)  # the status with which this rank ends the job; 0: it does not
+    asked_for_others = _Word(10)  # 1: the next answer shall tell of the ranks of other nodes, too
 
     def __init__(self, words: Words, file: int, byte: int) -> None:
         self._words = words
@@ -309,8 +310,14 @@ def shared_by(tell: Tell, here: int, size: int) -> NodeSegment | None:
 
 
 def records_of(shared: core.Segment) -> list[Region]:
-    """The records of a job's ranks, for a process that looks on; none where they are not there yet."""
+    """The records of a job's ranks, for a process that looks on; none where they are not there yet.
+
+    Raises:
+        OSError: EPROTO: they are those of another version.
+    """
     at, words = shared.records()
+    if words % _WORDS:
+        raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
     return [Region(Words(shared, at + 8 * _WORDS * i), shared.fileno(), i) for i in range(words // _WORDS)]
 
 

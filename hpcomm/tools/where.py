@@ -21,8 +21,8 @@ from ..watch.outside import Job, Rank
 
 _PID = "number of a process of the job, or of the one that started it (default: all jobs)"
 _COMMON = option("job", nargs="?", type=int, metavar="PID", help=_PID), AS_JSON
-_WHERE = "Say where the ranks of your jobs on this host are, and who waits for whom."
-_TOP = "Show what the ranks of your jobs on this host do, again and again."
+_WHERE = "Say where the ranks of your jobs are that run on this host, and who waits for whom."
+_TOP = "Show what the ranks of your jobs do that run on this host, again and again."
 _ONCE = option("--once", action="store_true", help="show it once")
 _CALLS = option("--calls", action="store_true", help="the last calls of all ranks")
 parser = partial(Command, "hpcomm where", _WHERE, _CALLS, *_COMMON)
@@ -58,7 +58,7 @@ def top(words: Sequence[str]) -> int:
 
 
 def tell(pid: int) -> list[int]:
-    """Say on stderr where the ranks of the job are that this process has started; those that have told it."""
+    """Say on stderr where the ranks of the job are that this process has started; who has told it here."""
     found = outside.jobs(pid)
     if found:
         print(_text(found), file=sys.stderr, flush=True)
@@ -75,7 +75,8 @@ def _jobs(pid: int | None) -> list[Job]:
 
 def _record(job: Job) -> dict[str, object]:
     ranks = [{**each._asdict(), "doing": each.doing and each.doing._asdict()} for each in job.ranks]
-    return {"pids": job.pids, "lack": job.lack, "ranks": ranks, "can_never_end": _held(job)[0]}
+    said = {"lack": job.lack, "unseen": job.unseen, "can_never_end": _held(job)[0]}
+    return {"pids": job.pids, **said, "ranks": ranks}
 
 
 def _held(job: Job) -> tuple[list[int], dict[int, Doing]]:
@@ -110,6 +111,7 @@ def _lines(job: Job, all_calls: bool) -> Iterator[str]:
         if waited_s := max(rank.waited_s for rank in ranks):
             yield f"    waits for {waited_s:.0f} s"
         yield from (f"    {line}" for line in stack)
+    yield from (f"  {line}" for line in job.unseen)
     calls = {rank.who: rank.doing.calls for rank in job.ranks if rank.doing is not None}
     yield from last_calls.told(calls, report.some, len(calls) if all_calls else last_calls.RANKS)
     held, doings = _held(job)
@@ -123,7 +125,9 @@ def _table(found: list[Job]) -> str:
         for rank in job.ranks:
             used = f"{rank.core_s:.1f} s", f"{rank.nbytes >> 20} MiB"
             waits = f"{rank.waited_s:.0f} s" * bool(rank.waited_s)
-            rows.append((rank.who, str(rank.pid), *used, waits, rank.words))
+            pid = rank.doing.pid if rank.host and rank.doing else rank.pid
+            rows.append((rank.who, str(pid), *used, waits, rank.words))
         head = ("rank", "pid", "cores", "memory", "waits", "doing")
-        parts.append(f"{_head(job)}\n{job.lack or table(head, rows, left=(0, 5))}")
+        shown = job.lack or table(head, rows, left=(0, 5))
+        parts.append("\n".join([_head(job), shown, *job.unseen]))
     return "\n\n".join(parts)

@@ -1,8 +1,9 @@
-"""The jobs of this user on this host, looked at by a process that is no rank of theirs.
+"""The jobs of this user that have ranks on this host, looked at by a process that is no rank of theirs.
 
 The memory that ranks share has no name any more, but each of them has it open: /proc/PID/fd leads there. A
 segment says where the records of its ranks begin; of a file that is none of ours, or of another version,
-nothing is read. Its ranks are asked as they ask each other, and need not help but for their watchdogs.
+nothing is read. Its ranks are asked as they ask each other, and need not help but for their watchdogs. One of
+them asks those of other hosts, in whose /proc this process cannot look.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ..agree import doing
 from ..agree.doing import Doing
-from ..errors import in_package
+from ..errors import in_package, named
 from ..job.launcher import above, environ_of, read_of, stat_of
 from ..job.process_role import who_has
 from ..node import native, segment
@@ -34,11 +35,12 @@ class Rank(NamedTuple):
     """A rank as the system sees it, and as it tells itself.
 
     Attributes:
-        pid: 0: it is not known.
+        pid: 0: it is not known, or of another host.
         state: a word of the system's; "": it sleeps, as who waits does.
         core_s: seconds of processor time; nbytes: of memory.
         doing: None where it has not answered.
         stack: of the program's code, the innermost line last.
+        host: its name, if that is another one.
     """
 
     pid: int
@@ -48,12 +50,13 @@ class Rank(NamedTuple):
     doing: Doing | None
     has_ended: bool
     stack: tuple[str, ...]
+    host: str = ""
 
     @property
     def who(self) -> str:
         """Its rank; of one that says nothing as its launcher has told it, and its process."""
         if self.doing is not None:
-            return self.doing.who
+            return self.doing.who + f" ({self.host})" * bool(self.host)
         return (who_has(environ_of(self.pid)) or "a rank") + f" (process {self.pid})" * bool(self.pid)
 
     @property
@@ -71,11 +74,18 @@ class Rank(NamedTuple):
 
 
 class Job(NamedTuple):
-    """pids: of its ranks on this host; lack: why nothing can be said of them, or ""."""
+    """A job, and what is known of its ranks.
+
+    Attributes:
+        pids: of its ranks on this host.
+        lack: why nothing can be said of them, or "".
+        unseen: lines about hosts and ranks that do not answer.
+    """
 
     pids: list[int]
     ranks: list[Rank]
     lack: str = ""
+    unseen: tuple[str, ...] = ()
 
 
 def jobs(of: int | None = None) -> list[Job]:
@@ -88,7 +98,25 @@ def jobs(of: int | None = None) -> list[Job]:
     for file, (links, pids) in sorted(_segments().items(), key=lambda each: min(each[1][1])):
         if of is None or of in pids or any(of in above(pid) for pid in pids):
             found[file] = _job(links, sorted(pids))
-    return [job for job in found.values() if job.pids]
+    return _whole([job for job in found.values() if job.pids])
+
+
+def _whole(jobs: list[Job]) -> list[Job]:
+    """The same, each job once: hosts that are containers of one machine share its /proc."""
+    found: list[Job] = []
+    for job in jobs:
+        own = {_place(rank) for rank in job.ranks if rank.doing and not rank.host}
+        same = [each for each in found if own & {_place(rank) for rank in each.ranks if rank.host}]
+        found += [] if same else [job]
+        for each in same:
+            far = [rank for rank in each.ranks if rank.host and _place(rank) in own]
+            each.ranks[:] = [rank for rank in (*each.ranks, *job.ranks) if rank not in far and not rank.host]
+            each.pids.extend(job.pids)
+    return found
+
+
+def _place(rank: Rank) -> tuple[str, int, str] | None:
+    return rank.doing and (rank.doing.host, rank.doing.pid, rank.doing.who)
 
 
 def _segments() -> dict[int, tuple[list[Path], set[int]]]:
@@ -121,9 +149,40 @@ def _job(links: list[Path], pids: list[int]) -> Job:
     ranks = []
     for region, told in zip(regions, said, strict=True):
         pid, gone = by_mark.get(region.mark[0], 0), region.gone
-        stack = () if gone else _stack(pid) if told is None else tuple(told.stack)
+        stack = () if gone else _stack(pid) if told is None else told.stack
         ranks.append(Rank(*_process(pid), told, gone, stack))
-    return Job(pids if ranks else [], ranks)
+    far, unseen = _of_other_hosts([*zip(regions, said, strict=True)], by_mark)
+    return Job(pids if ranks else [], [*ranks, *far], unseen=unseen)
+
+
+def _of_other_hosts(
+    here: list[tuple[segment.Region, Doing | None]], by_mark: dict[int, int]
+) -> tuple[list[Rank], tuple[str, ...]]:
+    """The ranks there, by one here that can ask them, and lines about those that do not answer."""
+    beside = [(region, told.elsewhere) for region, told in here if told is not None and told.elsewhere]
+    for region, _ in beside:
+        region.asked_for_others = 1
+        (told,) = doing.ask([region], _ANSWER_S + doing.OTHERS_S)
+        said = _others_file(by_mark.get(region.mark[0], 0), told)
+        if said:
+            far = [Doing.of(text) for text in said.values() if text]
+            ranks = [
+                Rank(0, "", each.core_s, each.nbytes, each, False, each.stack, each.host) for each in far
+            ]
+            silent = [int(rank) for rank, text in said.items() if not text]
+            lines = [f"{named(silent)} of other hosts: no answer"] if silent else []
+            return ranks, (*here[0][0].note.splitlines(), *lines)
+    return [], tuple(f"{number} ranks of other hosts: not seen from here" for _, number in beside[:1])
+
+
+def _others_file(pid: int, told: Doing | None) -> dict[str, str]:
+    """What ranks of other hosts have said to this process, by their numbers; nothing if it has none."""
+    if told is None or not told.others_file:
+        return {}
+    try:
+        return dict(json.loads((_PROC / f"{pid}/fd/{told.others_file}").read_text()))
+    except (OSError, ValueError):  # it has ended meanwhile, or is asked by others, too
+        return {}
 
 
 def _regions(module: Any, links: list[Path]) -> list[segment.Region]:

@@ -136,14 +136,9 @@ def _all() -> dict[int, Doing]:
     said = [doing.own()] if here is None else doing.ask(here.regions, _ANSWER_S)
     found = {each.number: each for each in said if each is not None}
     if runtime.end_notices is not None and not doing.silent():
-        far = map(Doing.of, runtime.end_notices.ask(2 * _ANSWER_S))
-        found |= {each.number: each for each in far}
+        far = runtime.end_notices.ask(2 * _ANSWER_S, True)
+        found |= {rank: Doing.of(text) for rank, text in far.items() if text}
     return doing.known(found)
-
-
-def own_text() -> str:
-    """What this rank says to other nodes: in short, since it goes without a receiver that waits."""
-    return doing.own()._replace(stack=()).as_text()
 
 
 def keep(told: str, doings: Mapping[int, Doing]) -> str:

@@ -9,14 +9,13 @@ from contextlib import suppress
 from functools import partial
 
 from .._lazy import MPI
-from ..agree import mistakes, runtime, survival
+from ..agree import doing, mistakes, runtime, survival
 from ..agree.job_ends import ByMPI, ByRecords
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
 from ..node.segment import NodeSegment
 from . import watchdog
-from .report import own_text
 
 _failed: Exception | None = None  # why it could not be started
 
@@ -120,7 +119,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
     if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
-    runtime.end_notices = notices = EndNotices(everybody, node_segment, own_text)
+    runtime.end_notices = notices = EndNotices(everybody, node_segment, lambda: doing.own().as_text())
     if notices.by_message:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)

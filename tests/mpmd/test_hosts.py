@@ -288,29 +288,41 @@ def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts, then, call
 
 
 LOOKS = """
-import json, os, subprocess, sys
+import json, os, signal, subprocess, sys
 from hpcomm import world as comm
-comm.barrier()
-names = []
-while comm.rank == 2 and len(names) < 3:
-    done = subprocess.run([sys.executable, "-m", "hpcomm", "where", "--json"], capture_output=True, text=True)
+others = comm.all_gather_object(os.getpid())[:2] * (sys.argv[1] == "apart")
+# as /proc is on a host of its own
+hide = "".join(f"mount --bind empty /proc/{pid}; " for pid in others) + 'exec "$@"'
+look = ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-m", "hpcomm"]
+ranks = []
+while comm.rank == 2 and len(ranks) < 3:
+    done = subprocess.run([*look, "where", "--json"], capture_output=True, text=True)
     jobs = [job["ranks"] for job in json.loads(done.stdout)]
     mine = [job for job in jobs if any("looks.py" in line for each in job for line in each["stack"])]
-    names = sorted(each["doing"]["who"] for job in mine for each in job if each["doing"])
-    if len(names) == 3:
-        print("seen:", len(mine), *names, flush=True)
+    ranks = sorted((each["doing"]["who"], each["host"]) for job in mine for each in job if each["doing"])
+    if len(ranks) == 3:
+        print("seen:", len(mine), ranks, flush=True)
+        subprocess.run([*look, "top", "--once"])
+        if others:
+            os.kill(others[1], signal.SIGSTOP)
+            subprocess.run([*look, "where"])
+            os.kill(others[1], signal.SIGCONT)
 comm.barrier()
 """
 
 
-def test_where_shows_the_ranks_of_each_host(hosts):
-    """Hosts that are network namespaces have one /proc: each has a segment of its own, though."""
+@pytest.mark.parametrize(("proc", "host"), [("shared", ""), ("apart", "h1")])
+def test_where_shows_the_ranks_of_all_hosts(hosts, proc, host):
+    """Each host has a segment of its own. Network namespaces, as some containers do, share one /proc."""
     (hosts.folder / "looks.py").write_text(LOOKS)
-    command = [sys.executable, "-m", "hpcomm", "run", "--hosts", "h1:2,h2:1", "python", "looks.py"]
+    (hosts.folder / "empty").mkdir()
+    command = [sys.executable, "-m", "hpcomm", "run", "--hosts", "h1:2,h2:1", "python", "looks.py", proc]
     process = hosts.start(command, hosts.environ(find_mpi().vendor))
     out = said(process, 60)[0]
     assert process.returncode == 0, out
-    assert "seen: 2 rank 0 rank 1 rank 2" in out, out
+    assert f"seen: 1 [('rank 0', '{host}'), ('rank 1', '{host}'), ('rank 2', '')]" in out, out
+    assert ("\n  rank 1 of other hosts: no answer\n" in out) == bool(host), out
+    assert re.search(rf"rank 0{' .h1.' * bool(host)} +\d+ +\d\.\d s +[1-9]\d* MiB .*barrier\(\)", out), out
 
 
 TRACED = """
