@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,9 +27,13 @@ _WHERE = "Say where the ranks of your jobs are that run on this host, and who wa
 _TOP = "Show what the ranks of your jobs do that run on this host, again and again."
 _ONCE = option("--once", action="store_true", help="show it once")
 _CALLS = option("--calls", action="store_true", help="the last calls of all ranks")
-parser = partial(Command, "hpcomm where", _WHERE, _CALLS, *_COMMON)
+_HOSTS = option(
+    "--hosts", metavar="A,B", default="", help="look there, too, by ssh or what the launcher uses"
+)
+parser = partial(Command, "hpcomm where", _WHERE, _CALLS, _HOSTS, *_COMMON)
 top_parser = partial(Command, "hpcomm top", _TOP, _ONCE, *_COMMON)
 _EVERY_S = 1.0
+_HOSTS_S = 20.0  # for other hosts to answer
 _MOST, _WIDTH = 4, 100  # programs of a job, and characters of one
 _CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 
@@ -35,7 +41,7 @@ _CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 def main(words: Sequence[str]) -> int:
     """Carry out `hpcomm where`; returns the exit status."""
     options = parser().parse_args(list(words))
-    found = _jobs(options.job)
+    found = _jobs_at([host for host in options.hosts.split(",") if host], options.job)
     print(
         json.dumps([_record(job) for job in found], indent=1) if options.json else _text(found, options.calls)
     )
@@ -73,6 +79,31 @@ def _jobs(pid: int | None) -> list[Job]:
     return found
 
 
+def _jobs_at(hosts: Sequence[str], pid: int | None) -> list[Job]:
+    """The jobs of this host, and of other ones as the same command shows them there."""
+    if not hosts:
+        return _jobs(pid)
+    told = map(os.environ.get, ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"))
+    agent = shlex.split(next(filter(None, told), "ssh -o BatchMode=yes -o ConnectTimeout=5"))
+    command = shlex.join([sys.executable, "-m", "hpcomm", "where", "--json"])
+    pipe = subprocess.PIPE
+    begun = [
+        subprocess.Popen([*agent, each, command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+        for each in hosts
+    ]
+    found, end = outside.jobs(pid), time.monotonic() + _HOSTS_S
+    for host, each in zip(hosts, begun, strict=True):
+        try:
+            said, errors = each.communicate(timeout=max(0.0, end - time.monotonic()))
+            found += outside.jobs_of(json.loads(said), host)
+        except subprocess.TimeoutExpired:
+            each.kill()
+            print(f"{host}: no answer", file=sys.stderr)
+        except (ValueError, KeyError, TypeError):  # no such host, no job there, another version of hpcomm
+            print(f"{host}: {(errors or said).decode().strip()}", file=sys.stderr)
+    return outside.whole(found)
+
+
 def _record(job: Job) -> dict[str, object]:
     ranks = [{**each._asdict(), "doing": each.doing and each.doing._asdict()} for each in job.ranks]
     said = {"lack": job.lack, "unseen": job.unseen, "can_never_end": _held(job)[0]}
@@ -87,10 +118,11 @@ def _held(job: Job) -> tuple[list[int], dict[int, Doing]]:
 
 def _head(job: Job) -> str:
     """Its processes, and below them the programs that they run."""
-    commands = ((Path(word).name, *words) for word, *words in map(words_of, job.pids))
+    commands = ((Path(word).name, *words) for word, *words in map(words_of, [] if job.host else job.pids))
     programs = {" ".join(shlex.join(command).split()) for command in commands if any(command)}
     lines = [each if len(each) <= _WIDTH else f"{each[:_WIDTH]}..." for each in sorted(programs)]
-    head = f"job of {len(job.pids)} processes here: {report.some([*map(str, job.pids)])}"
+    place = f"on {job.host}" if job.host else "here"
+    head = f"job of {len(job.pids)} processes {place}: {report.some([*map(str, job.pids)])}"
     return "\n  ".join([head, *lines[:_MOST]])
 
 

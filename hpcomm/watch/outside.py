@@ -3,7 +3,7 @@
 The memory that ranks share has no name any more, but each of them has it open: /proc/PID/fd leads there. A
 segment says where the records of its ranks begin; of a file that is none of ours, or of another version,
 nothing is read. Its ranks are asked as they ask each other, and need not help but for their watchdogs. One of
-them asks those of other hosts, in whose /proc this process cannot look.
+them asks those of other hosts by MPI. Where that is silent, the same is done there, started by ssh.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class Rank(NamedTuple):
         core_s: seconds of processor time; nbytes: of memory.
         doing: None where it has not answered.
         stack: of the program's code, the innermost line last.
+        name: its rank; of one that says nothing as its launcher has told it, and its process.
         host: its name, if that is another one.
     """
 
@@ -50,14 +51,13 @@ class Rank(NamedTuple):
     doing: Doing | None
     has_ended: bool
     stack: tuple[str, ...]
+    name: str
     host: str = ""
 
     @property
     def who(self) -> str:
-        """Its rank; of one that says nothing as its launcher has told it, and its process."""
-        if self.doing is not None:
-            return self.doing.who + f" ({self.host})" * bool(self.host)
-        return (who_has(environ_of(self.pid)) or "a rank") + f" (process {self.pid})" * bool(self.pid)
+        """Its name and host."""
+        return self.name + f" ({self.host})" * bool(self.host)
 
     @property
     def words(self) -> str:
@@ -80,12 +80,14 @@ class Job(NamedTuple):
         pids: of its ranks on this host.
         lack: why nothing can be said of them, or "".
         unseen: lines about hosts and ranks that do not answer.
+        host: where it was looked at, if that is another one.
     """
 
     pids: list[int]
     ranks: list[Rank]
     lack: str = ""
     unseen: tuple[str, ...] = ()
+    host: str = ""
 
 
 def jobs(of: int | None = None) -> list[Job]:
@@ -98,20 +100,33 @@ def jobs(of: int | None = None) -> list[Job]:
     for file, (links, pids) in sorted(_segments().items(), key=lambda each: min(each[1][1])):
         if of is None or of in pids or any(of in above(pid) for pid in pids):
             found[file] = _job(links, sorted(pids))
-    return _whole([job for job in found.values() if job.pids])
+    return whole([job for job in found.values() if job.pids])
 
 
-def _whole(jobs: list[Job]) -> list[Job]:
-    """The same, each job once: hosts that are containers of one machine share its /proc."""
+def jobs_of(record: list[dict[str, Any]], host: str) -> list[Job]:
+    """Those that a process on another host has seen and told as JSON."""
+    found = []
+    for job in record:
+        for rank in job["ranks"]:
+            rank["doing"] = rank["doing"] and Doing.of(json.dumps([*rank["doing"].values()]))
+            rank["stack"] = tuple(rank["stack"])
+        ranks = [Rank(**rank) for rank in job["ranks"]]
+        found.append(Job(job["pids"], ranks, job["lack"], tuple(job["unseen"]), host))
+    return found
+
+
+def whole(jobs: list[Job]) -> list[Job]:
+    """The same, each job once: several of its hosts were looked at, or share one /proc as containers do."""
     found: list[Job] = []
     for job in jobs:
-        own = {_place(rank) for rank in job.ranks if rank.doing and not rank.host}
-        same = [each for each in found if own & {_place(rank) for rank in each.ranks if rank.host}]
-        found += [] if same else [job]
-        for each in same:
-            far = [rank for rank in each.ranks if rank.host and _place(rank) in own]
-            each.ranks[:] = [rank for rank in (*each.ranks, *job.ranks) if rank not in far and not rank.host]
-            each.pids.extend(job.pids)
+        near = [rank._replace(host=job.host) for rank in job.ranks if not rank.host]
+        own = {_place(rank) for rank in near if rank.doing}
+        same = next((each for each in found if not own.isdisjoint(map(_place, each.ranks))), None)
+        if same is None:
+            found.append(job._replace(ranks=[*near, *(rank for rank in job.ranks if rank.host)]))
+        else:
+            same.ranks[:] = [*(rank for rank in same.ranks if _place(rank) not in own), *near]
+            same.pids.extend(() if job.host else job.pids)
     return found
 
 
@@ -150,7 +165,9 @@ def _job(links: list[Path], pids: list[int]) -> Job:
     for region, told in zip(regions, said, strict=True):
         pid, gone = by_mark.get(region.mark[0], 0), region.gone
         stack = () if gone else _stack(pid) if told is None else told.stack
-        ranks.append(Rank(*_process(pid), told, gone, stack))
+        name = (who_has(environ_of(pid)) or "a rank") if told is None else told.who
+        unknown = f" (process {pid})" * (told is None and pid > 0)
+        ranks.append(Rank(*_process(pid), told, gone, stack, name + unknown))
     far, unseen = _of_other_hosts([*zip(regions, said, strict=True)], by_mark)
     return Job(pids if ranks else [], [*ranks, *far], unseen=unseen)
 
@@ -167,12 +184,13 @@ def _of_other_hosts(
         if said:
             far = [Doing.of(text) for text in said.values() if text]
             ranks = [
-                Rank(0, "", each.core_s, each.nbytes, each, False, each.stack, each.host) for each in far
+                Rank(0, "", each.core_s, each.nbytes, each, False, each.stack, each.who, each.host)
+                for each in far
             ]
             silent = [int(rank) for rank, text in said.items() if not text]
-            lines = [f"{named(silent)} of other hosts: no answer"] if silent else []
+            lines = [f"{named(silent)} of other hosts: no answer by MPI"] if silent else []
             return ranks, (*here[0][0].note.splitlines(), *lines)
-    return [], tuple(f"{number} ranks of other hosts: not seen from here" for _, number in beside[:1])
+    return [], tuple(f"{number} ranks of other hosts: not asked by MPI" for _, number in beside[:1])
 
 
 def _others_file(pid: int, told: Doing | None) -> dict[str, str]:
