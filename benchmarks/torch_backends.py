@@ -3,7 +3,8 @@
     hpcomm run -n 2 python benchmarks/torch_backends.py [--save] [--quick]
 
 Both backends are groups of one job and take turns. "floor" is torch's own dispatch: a process group that
-does nothing. "raw" is mpi4py's Send and Recv. "hidden" is the part of a background all-reduce that matrix
+does nothing. "direct" is the group's own send and recv, without torch's dispatch. "raw" is mpi4py's Send and
+Recv. "hidden" is the part of a background all-reduce that matrix
 products, or a wait, cover.
 """
 
@@ -25,6 +26,8 @@ from hpcomm.torch_backend.work import Work  # brings "mpi" where the package is 
 SIZES = [8, 512, 4 << 10, 32 << 10, 256 << 10, 2 << 20, 16 << 20, 64 << 20]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Calls = dict[str, Callable[[], Any]]
+DIRECT = "direct"
+BESIDE = ["floor", DIRECT, "raw"]  # columns of messages
 
 
 class Nothing(dist.ProcessGroup):
@@ -83,10 +86,10 @@ def main() -> None:
     for pattern, make in PATTERNS.items():
         if arguments.only not in pattern:
             continue
-        groups = groups | ({"raw": None} if pattern == "send_recv" else {})
+        groups = groups | ({"direct": DIRECT, "raw": None} if pattern == "send_recv" else {})
         for name, dtype in DTYPES.items():
             head = f"\n{pattern} {name}\n{'':>8} {'mpi':>10} {'gloo':>10} {'gloo/mpi':>9} {'mpi - floor':>12}"
-            head += f" {'floor':>8} {'raw':>8}" * ("raw" in groups)
+            head += f" {'floor':>8} {'direct':>8} {'raw':>8}" * ("raw" in groups)
             say(head)
             lines.append(head)
             for nbytes in sizes:
@@ -133,7 +136,7 @@ def measured(
 def shown(row: dict[str, Any]) -> str:
     return (
         f"{size_name(row['bytes']):>8} {row['mpi']:10.1f} {row['gloo']:10.1f} {row['ratio']:8.1f}x "
-        f"{row['above_floor']:+12.1f}" + (f" {row['floor']:8.1f} {row['raw']:8.1f}" if "raw" in row else "")
+        f"{row['above_floor']:+12.1f}" + "".join(f" {row[name]:8.1f}" for name in BESIDE if "raw" in row)
     )
 
 
@@ -175,6 +178,7 @@ def all_to_all(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[
 
 def send_recv(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[], Any]:
     """Between each even rank and the next one: there, and back. group None: raw mpi4py."""
+    pair = dist.group.WORLD
     x, rank, world = torch.zeros(n, dtype=dtype), dist.get_rank(), MPI.COMM_WORLD
     peer, memory = rank ^ 1, x.view(torch.uint8).numpy()
 
@@ -184,6 +188,8 @@ def send_recv(n: int, dtype: torch.dtype, ranks: int, group: Any) -> Callable[[]
                 continue
             if group is None:
                 (world.Send if sends else world.Recv)(memory, peer)
+            elif group == DIRECT:
+                (pair.send if sends else pair.recv)([x], peer, 0).wait()
             else:
                 (dist.send if sends else dist.recv)(x, peer, group=group)
 
