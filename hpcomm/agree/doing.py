@@ -93,7 +93,6 @@ class Doing(NamedTuple):
         calls: its last ones, in words.
         host: its name; core_s: seconds of processor time; nbytes: of memory.
         elsewhere: how many ranks are on other nodes.
-        others_file: a descriptor of a file with what those say, see _keep_others; 0: none.
     """
 
     who: str
@@ -117,7 +116,6 @@ class Doing(NamedTuple):
     core_s: float = 0.0
     nbytes: int = 0
     elsewhere: int = 0
-    others_file: int = 0
 
     @property
     def words(self) -> str:
@@ -370,19 +368,19 @@ def answer() -> None:
     """Say what this rank is doing, if another one asks."""
     mine = None if segment.current is None else segment.current.mine
     if mine is not None and (question := mine.question) is not None:
-        said = own()
-        if mine.asked_for_others:
-            mine.asked_for_others = 0
-            said = said._replace(others_file=_keep_others())
-        mine.answer(question, said.as_text())
+        mine.answer(question, own().as_text())
 
 
-def _keep_others() -> int:
-    """Put what they say into a file without a name, which this user's processes reach by its descriptor."""
+def answer_for_others() -> None:
+    """Leave what ranks of other nodes say in a file without a name, if a process of this node asks for it."""
     global _others
+    mine = None if segment.current is None else segment.current.mine
+    if mine is None or (asked := mine.others_asked) == mine.others_answered:
+        return
     import json
 
+    said = {} if runtime.end_notices is None else runtime.end_notices.ask(OTHERS_S, False)
     _others = os.fdopen(os.memfd_create("hpcomm-others"), "w")
-    json.dump({} if runtime.end_notices is None else runtime.end_notices.ask(OTHERS_S, False), _others)
+    json.dump(said, _others)
     _others.flush()
-    return _others.fileno()
+    mine.others_file, mine.others_answered = _others.fileno(), asked

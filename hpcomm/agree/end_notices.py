@@ -55,6 +55,7 @@ class EndNotices:
         mpi: for this alone, of all ranks.
         near: what the ranks of this node share.
         answer: what this rank says to those that ask what it is doing.
+        meanwhile: is called again and again while this rank waits for such answers.
 
     Attributes:
         counts: collective calls begun, by a communicator's tag_base; 0 where they are not counted, too.
@@ -67,8 +68,14 @@ class EndNotices:
 
     all_hear = False
 
-    def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None, answer: Callable[[], str]) -> None:
-        self._mpi, self._letters, self._answer = mpi, Letters(mpi), answer
+    def __init__(
+        self,
+        mpi: MPI.Intracomm,
+        near: NodeSegment | None,
+        answer: Callable[[], str],
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._mpi, self._letters, self._answer, self._meanwhile = mpi, Letters(mpi), answer, meanwhile
         records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
         self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
         self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
@@ -155,6 +162,7 @@ class EndNotices:
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
             self.hear()
+            self._meanwhile()
             time.sleep(1e-3)
         return {rank: self._answers.get(rank, "") for rank in asked}
 

@@ -1,7 +1,7 @@
 """Node segment: what every rank of a node records for the others, in words of the native core's memory.
 
-    record of a rank    ended, failed, asked, answered | mark | pipe, domain, aborted, asked for others |
-                        answer: a text | note: a text | calls begun: a text
+    record of a rank    ended, failed, asked, answered | mark | pipe, domain, aborted | others: asked,
+                        answered, file | answer: a text | note: a text | calls begun: a text
 
 Others only read it, except that they may ask for the answer. A living rank holds a lock on a byte of the file
 behind the memory, whose name is gone as soon as all have it open. The kernel takes the lock away when the
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 else:
     first_end = LazyModule("hpcomm.job.first_end")
 
-_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark; 7 to 10: see Region
-_ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 11, 4096, 512, 2048
+_ENDED, _FAILED, _ASKED, _ANSWERED, _MARK = range(5)  # its mark: see core.mark; 7 to 12: see Region
+_ANSWER, ANSWER_BYTES, _NOTE_BYTES, _BEGUN_BYTES = 13, 4096, 512, 2048
 _NOTE = _ANSWER + words_of_text(ANSWER_BYTES)
 _BEGUN = _NOTE + words_of_text(_NOTE_BYTES)
 _WORDS = _BEGUN + words_of_text(_BEGUN_BYTES)  # of a rank
@@ -72,7 +72,9 @@ class Region:
     domain = _Word(8)  # of memory, near which the owner ran when it began
     failed = _Word(_FAILED)  # 1: this rank is about to end by failure; the others may still say so before
     aborted = _Word(9)  # the status with which this rank ends the job; 0: it does not
-    asked_for_others = _Word(10)  # 1: the next answer shall tell of the ranks of other nodes, too
+    # How often it was asked what the ranks of other nodes do, how often it has answered, and a descriptor of
+    # its own of the file with the last answer: see agree/doing.py.
+    others_asked, others_answered, others_file = _Word(10), _Word(11), _Word(12)
 
     def __init__(self, words: Words, file: int, byte: int) -> None:
         self._words = words
@@ -163,6 +165,10 @@ class Region:
     def ask(self) -> int:
         """Ask the owner to post what it is doing; returns the number of the question."""
         return self._words.add(_ASKED, 1)
+
+    def ask_for_others(self) -> int:
+        """Ask the owner to ask those of other nodes; others_answered is this number, or more, once it has."""
+        return self._words.add(10, 1)
 
     @property
     def question(self) -> int | None:

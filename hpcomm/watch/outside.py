@@ -14,17 +14,19 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..agree import doing
 from ..agree.doing import Doing
-from ..errors import in_package, named
+from ..errors import counted, in_package, named
 from ..job.launcher import above, environ_of, read_of, stat_of
 from ..job.process_role import who_has
 from ..node import native, segment
 
+_BRIEF_S = 1e-3
 _ANSWER_S = 0.7  # for ranks to answer: they look five times a second
 _SPY_S = 5.0  # for py-spy to read a stack, which takes a tenth of a second
 _PROC = Path("/proc")
@@ -178,9 +180,7 @@ def _of_other_hosts(
     """The ranks there, by one here that can ask them, and lines about those that do not answer."""
     beside = [(region, told.elsewhere) for region, told in here if told is not None and told.elsewhere]
     for region, _ in beside:
-        region.asked_for_others = 1
-        (told,) = doing.ask([region], _ANSWER_S + doing.OTHERS_S)
-        said = _others_file(by_mark.get(region.mark[0], 0), told)
+        said = _asked_for_others(region, by_mark.get(region.mark[0], 0))
         if said:
             far = [Doing.of(text) for text in said.values() if text]
             ranks = [
@@ -190,16 +190,19 @@ def _of_other_hosts(
             silent = [int(rank) for rank, text in said.items() if not text]
             lines = [f"{named(silent)} of other hosts: no answer by MPI"] if silent else []
             return ranks, (*here[0][0].note.splitlines(), *lines)
-    return [], tuple(f"{number} ranks of other hosts: not asked by MPI" for _, number in beside[:1])
+    return [], tuple(f"{counted(n, 'rank')} of other hosts: not asked by MPI" for _, n in beside[:1])
 
 
-def _others_file(pid: int, told: Doing | None) -> dict[str, str]:
-    """What ranks of other hosts have said to this process, by their numbers; nothing if it has none."""
-    if told is None or not told.others_file:
-        return {}
+def _asked_for_others(region: segment.Region, pid: int) -> dict[str, str]:
+    """What ranks of other hosts have said to this process, by their numbers; nothing if it does not tell."""
+    question, end = region.ask_for_others(), time.monotonic() + _ANSWER_S + doing.OTHERS_S
+    while region.others_answered < question:
+        if time.monotonic() > end:
+            return {}
+        time.sleep(_BRIEF_S)
     try:
-        return dict(json.loads((_PROC / f"{pid}/fd/{told.others_file}").read_text()))
-    except (OSError, ValueError):  # it has ended meanwhile, or is asked by others, too
+        return dict(json.loads((_PROC / f"{pid}/fd/{region.others_file}").read_text()))
+    except (OSError, ValueError):  # it has ended meanwhile, or is asked again
         return {}
 
 

@@ -119,7 +119,9 @@ def _watch(everybody: MPI.Intracomm) -> None:
     if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
-    runtime.end_notices = notices = EndNotices(everybody, node_segment, lambda: doing.own().as_text())
+    runtime.end_notices = notices = EndNotices(
+        everybody, node_segment, lambda: doing.own().as_text(), doing.answer
+    )
     if notices.by_message:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)

@@ -139,6 +139,7 @@ class Watchdog:
     def _look(self) -> None:
         runtime.end_if_late()
         doing.answer()
+        doing.answer_for_others()
         if patience.look():
             for comm in runtime.living():
                 comm.ask_again()
