@@ -236,6 +236,7 @@ class NodeWork(Work):
             leave()
         self._fill(self._ended())
         self._told = self._told[0], None, None  # and so lets go of what went in
+        self._group.under_way.discard(self)
         return True
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Protocol
 
 from .._lazy import MPI
@@ -46,7 +46,7 @@ _under_way: list[StreamRequest[Any] | Moving] = []
 _work = threading.Event()
 _thread: list[threading.Thread] = []
 _starting = threading.RLock()  # of the thread; not _lock, which it may hold for long
-_others: list[tuple[Sequence[object], Callable[[], None]]] = []  # what goes in rounds, how to move it on
+_others: list[tuple[Collection[object], Callable[[], None]]] = []  # what goes in rounds, how to move it on
 
 
 class StreamRequest(Request[T_co]):
@@ -241,7 +241,7 @@ def drive(stages: Stages) -> Any:
                 pause.sleep()
 
 
-def beside(under_way: Sequence[object], move: Callable[[], None]) -> None:
+def beside(under_way: Collection[object], move: Callable[[], None]) -> None:
     """Have move() called while under_way is not empty; who adds to it calls wake()."""
     _others.append((under_way, move))
 

@@ -251,7 +251,7 @@ class OfNode(Message):
             try:
                 enter(self, "wait", None, None, None)
                 self._going.Wait()
-                self.result, self._stages = self._going.result, None
+                self._take()
             except BaseException as error:
                 self._raised(error)
             finally:
@@ -265,10 +265,16 @@ class OfNode(Message):
             try:
                 if not self._going.Test():
                     return False
-                self.result, self._stages = self._going.result, None
+                self._take()
             except BaseException as error:
                 self._raised(error)
         return True
+
+    def _take(self) -> None:
+        """Its result; the thread, which may look much later, shall not keep the arrays till then."""
+        self.result, self._stages = self._going.result, None
+        if _moving:
+            _moving.discard(self._going)
 
     def _raised(self, error: BaseException) -> None:
         """It has failed, unless a signal's handler has raised: then it goes on."""
@@ -286,12 +292,12 @@ class OfNode(Message):
     _memory = None
 
 
-_moving: list[core.Request] = []  # which others need, though nobody waits for them here
+_moving: set[core.Request] = set()  # which others need, though nobody waits for them here
 
 
 def keep_moving(going: core.Request) -> None:
     """Have the thread move on a call of the core, too."""
-    _moving.append(going)
+    _moving.add(going)
     progress.wake()
 
 
@@ -302,7 +308,7 @@ def _move() -> None:
         except Exception:  # which whoever waits for it hears
             is_over = True
         if is_over:
-            _moving.remove(each)
+            _moving.discard(each)
 
 
 progress.beside(_moving, _move)

@@ -520,6 +520,16 @@ def test_a_request_holds_its_arrays_until_it_is_complete(comm: Any) -> None:
     assert alive[0]() is None, "a completed request keeps memory that nobody needs"
 
 
+def test_nothing_keeps_what_was_waited_for(comm: Any) -> None:
+    """Also where a thread moves calls on, which may look much later."""
+    results = []
+    for _ in range(40):
+        made = comm.all_reduce(np.ones(1 << 17, np.float16), async_op=True).wait()
+        results.append(weakref.ref(made))
+        del made
+    assert sum(each() is not None for each in results) <= 2  # which the thread looks at just now
+
+
 def test_a_collective_in_the_background_reads_x_where_it_lies(comm: Any) -> None:
     x = np.full(200_000, 1.0)
     request = comm.all_reduce(x, async_op=True)

@@ -6,6 +6,7 @@ import random
 import re
 import threading
 import time
+import weakref
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -511,3 +512,14 @@ def test_tensors_that_need_a_gradient_go_as_with_other_backends(n: int, rank: in
     if size > 1 and rank < 2:
         (dist.send if rank else dist.recv)(p, 1 - rank)
     assert p.requires_grad
+
+
+def test_nothing_keeps_what_was_waited_for() -> None:
+    """Also where the group's poller moves calls on, which may look much later."""
+    tensors = []
+    for _ in range(40):
+        x = torch.ones(1 << 17, dtype=torch.float16)
+        dist.all_reduce(x, async_op=True).wait()
+        tensors.append(weakref.ref(x))
+        del x
+    assert sum(each() is not None for each in tensors) <= 2  # at which the poller looks just now
