@@ -19,9 +19,25 @@ from hpcomm.communicator.verbs import direct
 from hpcomm.errors import MismatchError, PeerFailedError, UsageError
 
 
-def state() -> dict[str, Any]:
-    """Some of everything, the same on all ranks, but for the order in a dict and in a set."""
+class Node:
+    """Something whose repr is its address."""
+
+    def __init__(self, **attributes: object) -> None:
+        vars(self).update(attributes)
+
+
+def circle(first: str, second: str) -> set[Node]:
+    """Two that are part of each other."""
+    nodes = [Node(name=first), Node(name=second)]
+    for node in nodes:
+        node.near = set(nodes) - {node}  # type: ignore[attr-defined]
+    return set(nodes)
+
+
+def state(step: int = 1) -> dict[str, Any]:
+    """Some of everything, the same on all ranks. step: 1, or -1 for another order in dicts and sets."""
     twice, model = "twi" + str(2), torch.nn.Linear(3, 2)
+    keys = [Node(args=[1]), Node(args=[2]), (Node(), frozenset((0, 8)[::step])), 1.5]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(0.25)
@@ -32,6 +48,13 @@ def state() -> dict[str, Any]:
         "list": [1, 2.5, True, None, "text", b"bytes", 1j, (), {}],
         "model": model,
         "objects": np.array([1, "a"], object),
+        "keys": dict([(key, i) for i, key in enumerate(keys)][::step]),
+        "twins": dict([(Node(), i) for i in range(3)][::step]),
+        "nodes": {Node(args=i) for i in range(20)[::step]} | {frozenset((0, 8)[::step])},
+        "circle": circle(*("a", "b")[::step]),
+        "attributes": Node(**dict([("x", 1), ("y", 2)][::step])),
+        "sparse": torch.eye(3, dtype=torch.complex64).to_sparse(),
+        "masked": np.ma.masked_less(np.arange(4.0), 2),
         "seen": {"a", "b", twice},
         "twice": [twice, twice],
         "empty": np.zeros((0, 3)),
@@ -73,6 +96,11 @@ DIFFERENCES = {  # of the last rank; where it is, what it holds there, what the 
     "a weight": (change_weight, "['model']['weight'][1, 2]", "0.5 (0x3f000000)", "0.25 (0x3e800000)"),
     "a number": (put("list", [1, 2.25]), "['list'][1]", "float 2.25", "float 2.5"),
     "another type": (put("seen", ["a", "b", "twi2"]), "['seen']", "list", "set"),
+    "a key": (put("keys", {(Node(), frozenset((8, 1))): 2}), "['keys'][", "nothing", "int "),
+    "a twin": (put("twins", {Node(): 0, Node(): 2, Node(): 5}), "['twins'][Node ", "int ", "int "),
+    "an element": (put("nodes", {Node(args=i) for i in range(1, 21)}), "['nodes']{", "", ""),
+    "an attribute": (put("attributes", Node(x=1, y=3)), "['attributes'].y", "int 3", "int 2"),
+    "one sparse": (put("sparse", 2 * state()["sparse"]), "['sparse'].", "(2+0j) (0x", "(1+0j) (0x"),
     "a random state": (put("random", random.Random(2)), "['random']", "int", "int"),
     "numpy's": (put("numpy", np.random.default_rng(2)), "['numpy']", "", ""),
     "torch's": (put("torch", torch.Generator().manual_seed(2)), "['torch'].get_state()[", "", ""),
@@ -80,7 +108,7 @@ DIFFERENCES = {  # of the last rank; where it is, what it holds there, what the 
 
 
 def test_what_is_equal_passes_and_is_returned(comm: Any) -> None:
-    x = state()
+    x = state(-1 if comm.rank % 2 else 1)
     if comm.rank % 2:
         x = dict(reversed(x.items()))
         x["half"] = x["half"].clone()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import methodcaller
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -11,7 +13,7 @@ from zlib import crc32
 from ..._lazy import loaded, np
 from ...agree.values import crc_of, flat
 from ...core.types import AnyArray
-from ...errors import UsageError
+from ...errors import DtypeError, LayoutError, UsageError
 from ...transport.late import buffer, host_copy
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
@@ -64,8 +66,17 @@ def leaves(x: object, path: str = "", around: tuple[int, ...] = ()) -> Iterator[
             yield Leaf(path, kind, x, crc_of(array, crc32(kind.encode())))
     else:
         yield _leaf(path, type(x).__qualname__, x)
-        for name, part in _parts(x, path):
-            yield from leaves(part, path + name, (*around, id(x)))
+        around = (*around, id(x))
+        for name, part in _parts(x, path, around):
+            yield from leaves(part, path + name, around)
+
+
+def crc_of_all(found: Iterable[Leaf]) -> int:
+    """The checksum of a value that has these leaves."""
+    whole = 0
+    for leaf in found:
+        whole = crc32(f"{leaf.path} {leaf.crc}".encode(), whole)
+    return whole
 
 
 def _leaf(path: str, kind: str, value: object, data: bytes = b"") -> Leaf:
@@ -79,7 +90,10 @@ def _array(x: Any) -> tuple[str, AnyArray] | None:
     is_array = isinstance(x, (np.ndarray, np.generic, bytearray, memoryview))
     if not is_array and not any(hasattr(x, each) for each in ("__dlpack__", "__cuda_array_interface__")):
         return None
-    look = buffer.as_buffer(buffer.detached(x))
+    try:
+        look = buffer.as_buffer(buffer.detached(x))
+    except (DtypeError, LayoutError):  # sparse, quantized, masked: its parts are compared
+        return None
     array = host_copy.to_host(look) if isinstance(look, buffer.DeviceBuffer) else look.array
     return f"{look.dtype} {tuple(look.shape)}", array
 
@@ -90,27 +104,51 @@ def array_of(leaf: Leaf) -> AnyArray | None:
     return None if found is None or found[1].dtype.hasobject else flat(found[1])
 
 
-def _parts(x: Any, path: str) -> Iterator[tuple[str, object]]:
+def _parts(x: Any, path: str, around: tuple[int, ...]) -> Iterator[tuple[str, object]]:
     """What a container or an object consists of: (how Python names it, itself)."""
     torch = loaded("torch")
     if callable(state := getattr(x, "state_dict", None)):  # a torch module, an optimizer
-        yield from _parts(dict(state()), path)
+        yield from _parts(dict(state()), path, around)
     elif torch is not None and isinstance(x, torch.Generator):
         yield ".get_state()", x.get_state()
     elif type(x) in (list, tuple):
         yield from ((f"[{i}]", each) for i, each in enumerate(x))
     elif isinstance(x, dict):
-        yield from ((f"[{key!r}]", x[key]) for key in sorted(x, key=repr))
-    elif isinstance(x, (set, frozenset)):
-        yield from ((f"{{{i}}}", each) for i, each in enumerate(sorted(x, key=repr)))
+        yield from _by_name(x.items(), "[{}]", around)
+    elif isinstance(x, (set, frozenset)):  # a name says all of those that have parts
+        yield from _by_name(
+            ((each, each if type(each) in _BITS else type(each)) for each in x), "{{{}}}", around
+        )
     else:
-        yield from _reduced(x, path)
+        yield from _reduced(x, path, around)
 
 
-def _reduced(x: object, path: str) -> Iterator[tuple[str, object]]:
+def _by_name(
+    pairs: Iterable[tuple[object, object]], form: str, around: tuple[int, ...]
+) -> Iterator[tuple[str, object]]:
+    """Values by their keys, in the order of the names of these, of which several may have the same."""
+    found: dict[str, list[object]] = {}
+    for key, value in pairs:
+        found.setdefault(form.format(_name(key, around)), []).append(value)
+    for name, values in sorted(found.items()):
+        if len(values) > 1:
+            values.sort(key=lambda each: crc_of_all(leaves(each, "", around)))
+        yield from ((f"{name}#{i}" if i else name, each) for i, each in enumerate(values))
+
+
+def _name(key: object, around: tuple[int, ...]) -> str:
+    """A key in words; of one whose repr may differ between ranks, such as an address, type and checksum."""
+    if type(key) is tuple:
+        return f"({', '.join(_name(each, around) for each in key)})"
+    if type(key) in _BITS:
+        return repr(key)
+    return f"{type(key).__name__} {crc_of_all(leaves(key, '', around)):08x}"
+
+
+def _reduced(x: object, path: str, around: tuple[int, ...]) -> Iterator[tuple[str, object]]:
     """What pickle would write of an object. Its bytes would depend on which parts are one and the same."""
     try:
-        found = x.__reduce_ex__(4)
+        found = copyreg.dispatch_table.get(type(x), methodcaller("__reduce_ex__", 4))(x)
     except Exception as error:
         told = f"a {type(x).__name__}{f' at {path}' if path else ''} cannot be compared: {error}"
         raise UsageError(told, hint="compare its arrays, or a dict of what counts") from None
@@ -118,8 +156,11 @@ def _reduced(x: object, path: str) -> Iterator[tuple[str, object]]:
         yield "", found
         return
     _, arguments, state, items, pairs = (*found, None, None, None)[:5]
-    yield ".args", arguments
-    for name, value in state.items() if isinstance(state, dict) else [("__getstate__()", state)]:
-        yield f".{name}", value
+    yield ".__reduce_ex__(4)[1]", arguments  # an attribute may be called args
+    if isinstance(state, dict):
+        for name, each in _by_name(state.items(), "{}", around):
+            yield "." + name.strip("'"), each
+    else:
+        yield ".__getstate__()", state
     yield from ((f"[{i}]", each) for i, each in enumerate(items or ()))
-    yield from ((f"[{key!r}]", each) for key, each in pairs or ())
+    yield from _by_name(pairs or (), "[{}]", around)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TypeVar
-from zlib import crc32
 
 from ..._lazy import np
 from ...agree.agreement import refusing
@@ -13,7 +12,7 @@ from ...core.types import AnyArray
 from ...errors import MismatchError, at_line, demand, where
 from ..payloads.objects import Objects
 from .collectives import Collectives
-from .leaves import Leaf, array_of, leaves
+from .leaves import Leaf, array_of, crc_of_all, leaves
 from .reductions import Reductions
 
 T = TypeVar("T")
@@ -53,9 +52,7 @@ class Same(Collectives, Reductions, Objects):
         with refusing("same", comm):
             demand(what, str, "what", "same", 'a text, such as "weights"')
             found = {leaf.path: leaf for leaf in leaves(x)}
-        whole = 0
-        for leaf in found.values():
-            whole = crc32(f"{leaf.path} {leaf.crc}".encode(), whole)
+        whole = crc_of_all(found.values())
         both = np.array([whole, -whole])
         self.all_reduce(both, "max", both)
         if both[0] != -both[1]:
