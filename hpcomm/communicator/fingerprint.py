@@ -24,7 +24,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial, wraps
-from inspect import signature
 from itertools import count
 from math import prod
 from struct import Struct
@@ -41,6 +40,8 @@ from ..errors import source_line
 from ..transport.late import buffer, host_copy
 from .program_calls import (
     GIVEN,
+    NOBODY,
+    ROOT,
     TOGETHER,
     UNTOLD,
     Rows,
@@ -50,8 +51,10 @@ from .program_calls import (
     later,
     methods,
     outside,
+    planned,
     program,
     ranks_of,
+    reader,
     words_of,
 )
 from .shell import FINGERPRINT
@@ -70,21 +73,29 @@ def watch(kind: type) -> None:
 
 def _watched(method: Callable[..., Any], name: str, how: str, of: str) -> Callable[..., Any]:
     """of: the class; "": of verbs."""
-    names = [*signature(method).parameters][1:]
+    read = reader(method)
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         frame = program(sys._getframe(1))
         if frame is None:
             return method(self, *args, **kwargs)
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        verb = self.waits_for[3] if of == "Plan" else name
+        given, verb = read(args, kwargs), name
+        if of == "Plan":
+            if name == "wait":
+                result = method(self, *args, **kwargs)
+                self.note.end(result)
+                return result
+            given, verb = planned(self), self.waits_for[3]
         its = how if of not in ("", "Plan") else TOGETHER.get(verb, "each")
         note = Note(ranks_of(self, of), verb, its, end_of(given))
-        words, key = partial(words_of, of, self, name, given), (name, *map(_kind, given.items()))
+        words = partial(words_of, of, self, name.removeprefix("i"), given)  # isend and send(async_op=True)
+        key = (name, *map(_kind, given.items()))
         note.begin(frame, key, words, _brought(note, of, verb, self, given))
         result = method(self, *args, **kwargs)
-        if isinstance(result, Request):
+        if name == "start":
+            self.note = note
+        elif isinstance(result, Request):
             later(result, lambda got, *_: note.end(got))
         elif fields := fields_of(self, name, given) if of else ():
             note.end(fields, [each.array for each in fields if hasattr(each, "array")] or None)
@@ -102,23 +113,31 @@ def _kind(item: tuple[str, Any]) -> object:
         return None
     if isinstance(shape := getattr(x, "shape", None), tuple):
         return name, type(x), getattr(x, "dtype", None), shape
-    is_word = name not in GIVEN and isinstance(x, (int, str, type(None)))
+    is_word = name not in GIVEN and isinstance(x, (int, str, type(None), tuple))
     return name, x if is_word else str(getattr(x, "name", type(x)))
 
 
 def _brought(note: Note, of: str, verb: str, caller: Any, given: Mapping[str, Any]) -> Any:
     """What this rank gives that counts; None: nothing. of: as in _watched."""
-    base = verb.removesuffix("_object").removesuffix("_ragged")
-    if note.is_nobody or (base in ROOT_SENDS and (note.end_at or 0) != note.rank):
+    base, end = verb.removesuffix("_object").removesuffix("_ragged"), note.end_at or 0
+    root = ROOT if getattr(note.comm, "is_inter", False) else note.rank
+    if (
+        end != root
+        if base in ROOT_SENDS
+        else end < 0
+        if base in ROOT_RECEIVES
+        else given.get("dest") == NOBODY
+    ):
         return None
     if of == "Field" and verb not in ("scatter", "update_halo"):  # its own elements
         return [caller, *(x for name, x in given.items() if name == "other")]
-    if of not in ("", "Field", "Redistribution"):
+    if of not in ("", "Field", "Plan", "Redistribution"):
         return None
     x: Any = next((given[x] for x in GIVEN if x in given), None)
     if base == "neighbour_all_to_all":
         with suppress(TypeError):  # what has no blocks the call itself refuses
-            return [part for part, rank in zip(x, caller.destinations, strict=False) if rank >= 0]
+            ends, x = note.comm.mpi_handle.outedges, getattr(x, "array", x)  # a plan has looked at it
+            return [part for part, rank in zip(x, ends, strict=False) if rank >= 0]
     return x
 
 
@@ -126,20 +145,21 @@ class Note:
     """A call under way, of which is written down what comes of it.
 
     Attributes:
-        rank, end_at, is_nobody: who makes it; its root, or the other rank of a message; which is no rank.
+        comm, rank: who makes it.
+        end_at, is_nobody: its root, or the other rank of a message; nothing comes from there.
     """
 
-    __slots__ = ("_comm", "_given", "_how", "_number", "_row", "_verb", "end_at", "is_nobody", "rank")
+    __slots__ = ("_given", "_how", "_number", "_row", "_verb", "comm", "end_at", "is_nobody", "rank")
 
-    def __init__(self, comm: Any, verb: str, how: str, end_at: Any) -> None:
-        self._comm, self._verb, self._how = comm, verb, how
+    def __init__(self, comm: Any, verb: str, how: str, end_at: int | None) -> None:
+        self.comm, self._verb, self._how = comm, verb, how
         self.rank, self.end_at = comm.rank, end_at
-        self.is_nobody = type(end_at) is int and end_at < 0
+        self.is_nobody = end_at == NOBODY
 
     def begin(self, frame: FrameType, key: object, words: Callable[[], str], brought: Any) -> None:
         """Take the next number. key: what tells kinds of calls on a line apart; brought: what this rank
         gives."""
-        log, comm, self._given = _log(self._comm), self._comm, _short(brought)
+        log, comm, self._given = _log(self.comm), self.comm, _short(brought)
 
         def about() -> dict[str, Any]:
             line = source_line(frame.f_code, frame.f_lineno)
@@ -154,7 +174,7 @@ class Note:
             got = None  # what was there before
         first = self.rank * _length(got) if self._verb in ("scatter", "reduce_scatter") else 0
         given = _short(around) or self._given
-        _log(self._comm).write(self._number, self._row, given, 0 if got is None else _sum(got, first)[0])
+        _log(self.comm).write(self._number, self._row, given, 0 if got is None else _sum(got, first)[0])
 
 
 def torch_call(

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
+from inspect import signature
+from operator import index
 from pathlib import Path
 from threading import Lock
 from types import FrameType
@@ -21,13 +23,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from .._lazy import MPI, NDArray, loaded, np
+from ..core.operation import Call
 from ..core.present import calling
-from ..core.reduction import named
+from ..core.reduction import named, word_of
 from ..core.request import Request
 from ..core.signature import NEIGHBOURS
-from ..core.verbs import TABLE
-from ..errors import ConfigError, HpcommError, calling_frame, is_ours
+from ..core.signature import words_of as code_words
+from ..core.verbs import ROOTED, TABLE
+from ..errors import ConfigError, calling_frame, is_ours
 from ..node import segment
+from ..transport.late import dtypes
 
 
 def _table(same: str = "", parts: str = "", each: str = "") -> dict[str, str]:
@@ -51,7 +56,7 @@ METHODS = {  # of other classes than those of verbs
     ),
     "Halo": _table(parts="__call__ wait"),
     "Link": _COUPLED,
-    "Plan": _table(each="__call__ wait"),
+    "Plan": _table(each="__call__ start wait"),
     "Program": _COUPLED,
     "Redistribution": _table(each="__call__"),
     "Window": _table(each="put get accumulate fetch_and_add compare_and_swap flush fence"),
@@ -61,6 +66,7 @@ _PASSING = (  # modules of ours that pass a program's call on
     "hpcomm.communicator.fingerprint.", "hpcomm.communicator.trace.", "hpcomm.fields.autograd.",
     "hpcomm.fields.numpy_protocol.",
 )  # fmt: skip
+NOBODY, ROOT = -1, -2  # in place of a rank: MPI.PROC_NULL, MPI.ROOT
 GIVEN = ("x", "obj", "xs", "objs")
 UNTOLD = ("out", "status", "async_op", "time", "timeout")  # arguments that do not change what comes out
 
@@ -92,21 +98,80 @@ def outside(frame: FrameType) -> FrameType:
     return at or frame
 
 
+def reader(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str, Any]], dict[str, Any]]:
+    """What tells the arguments of a call of method, however it is spelt: by name, in their order.
+
+    What stands for the default is left out.
+    """
+    own = {each.name: each.default for each in [*signature(method).parameters.values()][1:]}
+
+    def read(args: tuple[Any, ...], words: Mapping[str, Any]) -> dict[str, Any]:
+        given = {**dict(zip(own, args, strict=False)), **words}
+        for torch_word, names in (("src", ("root", "source")), ("dst", ("root", "dest"))):
+            if given.get(torch_word) is not None:
+                given.update({name: given.pop(torch_word) for name in names if name in own})
+        told = {name: _plain(name, given[name], default) for name, default in own.items() if name in given}
+        return {name: x for name, x in told.items() if not (_is_word(x) and x == own[name])}
+
+    return read
+
+
+def _is_word(x: object) -> bool:
+    return isinstance(x, (int, str, type(None)))
+
+
+def _plain(name: str, x: Any, default: object) -> Any:
+    """An argument in one of its spellings."""
+    if x is None or name in GIVEN:
+        return x
+    with suppress(Exception):  # what is wrong with it, the call itself says
+        if name in ("root", "source", "dest"):
+            return _end(index(x))
+        if name in ("tag", "sendtag", "recvtag"):
+            return None if index(x) < 0 else index(x)
+        if name == "op":
+            return word_of(named(x))
+        if name == "dtype":
+            return dtypes.parse(x)[0].name
+        if name == "shape":
+            return (index(x),) if hasattr(x, "__index__") else tuple(map(index, x))
+        return bool(x) if type(default) is bool else x
+    return x
+
+
+def _end(rank: int) -> int | None:
+    """A rank; None: any. Those of no rank have other numbers in other MPI libraries."""
+    return rank if rank >= 0 else {MPI.ANY_SOURCE: None, MPI.PROC_NULL: NOBODY}.get(rank, ROOT)
+
+
+def planned(plan: Any) -> dict[str, Any]:
+    """The arguments of the call that a plan makes."""
+    call: Call = plan._call
+    ends = {"send": ("x", "dest", call.peer), "recv": ("out", "source", call.peer)}
+    x, end, rank = ends.get(call.verb, ("x", "root", call.root))
+    return {
+        x: call.look or None,
+        "op": code_words(call.verb, call.code)["op"],
+        end: _end(rank) if call.verb in ends or call.verb in ROOTED else None,
+        "tag": call.tag if call.verb in ends and call.tag >= 0 else None,
+    }
+
+
 def ranks_of(x: Any, of: str) -> Any:
     """The ranks that make a call of x."""
     return x.waits_for[0] if of == "Plan" else x.local if of == "Link" else x.comm if of else x.context
 
 
-def end_of(given: Mapping[str, Any]) -> Any:
+def end_of(given: Mapping[str, Any]) -> int | None:
     """The root, or the other rank of a message; None: there is none."""
-    ends = (given.get(name) for name in ("root", "src", "dst", "source", "dest"))
-    return next((end for end in ends if end is not None), None)
+    ends = (given.get(name) for name in ("root", "source", "dest"))
+    return next((end for end in ends if type(end) is int), None)
 
 
 def words_of(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     """A call in words: what has to be alike in both runs."""
     if of == "Plan":
-        return f"plan of {self.call}"
+        return f"plan of {words_of('', self, self._call.verb, planned(self))}"
     if of in ("Halo", "Link", "Program"):
         fields = ", ".join(f"{each.name} {each.dtype}" for each in fields_of(self, name, given))
         return f"{of}.{name}({fields})"
@@ -115,9 +180,6 @@ def words_of(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     told = calling(None, f"{of}.{name}" if of else name, self if of == "Field" else x)
     told.x = "str" if isinstance(told.x, str) else told.x  # a value, and not a word of the call
     told.words = said  # some have the names of its own arguments
-    if said.get("op") is not None:
-        with suppress(HpcommError):  # an operator of MPI's that has no name here
-            said["op"] = str(named(said["op"]))
     return _ADDRESS.sub("", str(told))
 
 

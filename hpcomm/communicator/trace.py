@@ -44,7 +44,7 @@ from ..job.host import host_mark
 from . import shell
 from .payloads import pickling
 from .payloads.payload import Payload
-from .program_calls import Rows, alone, later, methods, outside, program, ranks_of, words_of
+from .program_calls import Rows, alone, later, methods, outside, program, ranks_of, reader, words_of
 
 Find = Callable[[FrameType], FrameType | None]
 
@@ -125,6 +125,8 @@ def _opened(comm: Any) -> _Log | None:
 def watch(kind: type) -> None:
     """Wrap the methods of a class that a program calls."""
     for name, _, of in methods(kind):
+        if name == "start":  # of a plan: it does not wait
+            continue
         _wrapped.append((kind, name, vars(kind).get(name)))
         setattr(kind, name, _traced(getattr(kind, name), name, of))
 
@@ -133,6 +135,7 @@ def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any
     """of: the class; "": of verbs."""
     defaults = {each.name: each.default for each in [*signature(method).parameters.values()][1:]}
     names, is_both, is_object = [*defaults], "sendrecv" in name, name.endswith("_object")
+    read = reader(method)
     peers = ("source", "src") if is_both else ("dest", "dst", "source", "src", "root")
     has_ends, tags = {"dest", "source", "root"} & {*names}, ("dest", "dst") if is_both else ("tag",)
 
@@ -159,7 +162,7 @@ def _traced(method: Callable[..., Any], name: str, of: str) -> Callable[..., Any
         return result
 
     def about(self: Any, comm: Any, args: Any, given: Any) -> dict[str, Any]:
-        words = words_of(of, self, name, {**dict(zip(names, args, strict=False)), **given})
+        words = words_of(of, self, name, read(args, given))
         return {"call": words, "verb": name, "of": of, **_told(comm), **_planned(self, of, name)}
 
     return call

@@ -116,10 +116,15 @@ def resolve(op: Any, dtype: Dtype) -> Reduction:
         DtypeError: op has no right result on dtype.
     """
     found = named(op)
-    word = _OF_TWO.get(found.name, "")
-    if dtype.kind in _THEIR_KINDS.get(word, ()) and any(_is_of(found.function, each) for each in _MODULES):
-        found = Op(word)
-    return _on(found, dtype)
+    word = word_of(found)
+    is_known = word != found.name and dtype.kind in _THEIR_KINDS.get(word, ())
+    return _on(Op(word) if is_known else found, dtype)
+
+
+def word_of(op: Op) -> str:
+    """What it is called; of a function such as numpy.add the operator that it is on most elements."""
+    word = _OF_TWO.get(op.name)
+    return word if word and any(_is_of(op.function, each) for each in _MODULES) else str(op)
 
 
 def check_whole(x: int, op: Op, ranks: int) -> None:

@@ -186,8 +186,7 @@ def _why(a: Rank, b: Rank, n: int, near: list[_Differs]) -> str:
     if _is_own(x):
         return "other elements in the halo"
     of = " out of the same" if a.calls[n]["given"] else ""
-    by = "of another x, " if x["call"].startswith("plan of ") else ""  # at which nobody looks
-    return f"other values came{of}: {by}from another rank, in another order, by a race, by what MPI does"
+    return f"other values came{of}: from another rank, in another order, by a race, by what MPI does"
 
 
 # -- another number of ranks -----------------------------------------------------------------------------

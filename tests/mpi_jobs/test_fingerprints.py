@@ -185,6 +185,46 @@ def plan(odd):
     plan()  #plan
 
 @case
+def plan_of_a_rank(odd):
+    x, left = np.ones((3, 4))[:, ::2], np.random.default_rng().random((3, 2))  # where it comes
+    plans = [world.plan("all_reduce", x, op="min"), world.plan("broadcast", x if rank == 1 else left, root=1)]
+    for step in range(3):
+        for plan in plans:
+            plan.start()
+        for plan in reversed(plans):
+            plan.wait()
+        x[2, 0] = -step - (odd and step == 2 and rank == 1)
+    plans[0].start()  #plan_of_a_rank
+    plans[0].wait()
+
+@case
+def root_of_a_plan(odd):
+    plan = world.plan("reduce", np.ones(3), root=int(odd))
+    world.barrier()
+    plan()  #root_of_a_plan
+
+@case
+def plan_of_a_message(odd):
+    x = np.random.default_rng(rank).random(3)
+    going = [world.plan("send", x, dest=(rank + 1) % size), world.plan("recv", out=np.empty(3), tag=0)]
+    for step in range(2):
+        x[1] += odd and step == 1 and rank == 2
+        for plan in going:
+            plan.start()  #plan_of_a_message
+        for plan in going:
+            plan.wait()
+
+@case
+def plan_of_neighbours(odd):
+    line = world.cart((size,), name="line")
+    x = np.random.default_rng().random((2, 3))
+    x[np.array([rank > 0, rank < size - 1])] = 1
+    with line.plan("neighbour_all_to_all", x) as plan:
+        plan()
+        x[0, 2] += odd and rank == 1
+        plan()  #plan_of_neighbours
+
+@case
 def an_object(odd):
     world.barrier()
     world.broadcast_object("other" if odd else "text")  #an_object
@@ -302,8 +342,59 @@ def cut(odd):  # by two ranks, or by three
     part.all_reduce(mine.sum())  #cut
     part.barrier()
 
+def spelling(other):  # no difference
+    from hpcomm.compat import MPI as surface
+    x, one = np.arange(6.0).reshape(3, 2), np.int64(1)
+    line, message = world.cart((size,), name="line"), {frozenset((0, 8)[::-1 if other else 1]): 1}
+    if other:
+        world.reduce(op="sum", root=0, x=x)
+        world.reduce(x, sum, one)
+        world.reduce(x, MPI.MAX, dst=1)
+        world.all_reduce(x, np.maximum, algorithm=None, deterministic=False)
+        world.allreduce(x, out=np.empty((3, 2)), op="sum")
+        world.bcast(x, src=1)
+        world.broadcast(out=x.copy(), root=2) if rank != 2 else world.broadcast(x, out=x, root=2)
+        world.scatter(root=0, x=x, async_op=True).wait()
+        world.reduce_object(root=one, op=MPI.SUM, obj=[rank])
+        line.neighbor_all_gather(x=x)
+        world.send(x, dst=(rank + 1) % size, tag=0, sync=False)
+        world.irecv(shape=[3, 2], dtype="f8", source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG).wait()
+        world.isend_object(obj=message, dest=one, tag=0).wait() if rank == 0 else None
+        world.recv_object(0, None) if rank == 1 else None
+        world.sendrecv(x, dest=one, recvtag=0, source=MPI.PROC_NULL) if rank == 0 else None
+        world.recv(np.empty((3, 2)), src=0, tag=0) if rank == 1 else None
+        world.plan("all_reduce", x, op=MPI.SUM)()
+        line.plan("neighbor_all_gather", x)()
+        surface.of(world).Allreduce(x, np.empty((3, 2)), MPI.SUM)
+        field = Field(world, (6, 4))
+        field.inner[...] = 1
+        field.gather(root=0), field.sum(deterministic=False), field.scatter(np.ones((6, 4)), 0)
+    else:
+        world.reduce(x)
+        world.reduce(x, "sum", root=1)
+        world.reduce(x, "max", 1)
+        world.all_reduce(x, "max")
+        world.all_reduce(x)
+        world.broadcast(x, 1)
+        world.broadcast(x, root=2)
+        world.scatter(x)
+        world.reduce_object([rank], "sum", 1)
+        line.neighbour_all_gather(x)
+        world.isend(x, (rank + 1) % size).wait()
+        world.recv(dtype=np.float64, shape=(3, 2))
+        world.send_object(message, 1) if rank == 0 else None
+        world.irecv_object(source=0).wait() if rank == 1 else None
+        world.sendrecv(x, 1, MPI.PROC_NULL, 0, 0) if rank == 0 else None
+        world.recv(np.empty((3, 2)), 0, 0) if rank == 1 else None
+        world.plan("all_reduce", x)()
+        line.plan("neighbour_all_gather", x)()
+        surface.of(world).Allreduce(x, np.empty((3, 2)))
+        field = Field(world, (6, 4))
+        field.inner[...] = 1
+        field.gather(), field.sum(), field.scatter(np.ones((6, 4)))
+
 each_time(cases)
-each_time({"cut": cut})
+each_time({"spelling": spelling, "cut": cut})
 if rank == 0:
     x = np.ones(1)
     import timeit
@@ -403,7 +494,11 @@ SAID = {
     "exchanged": "call 2 of rank 1: rank 1 gave other values",
     "in_background": "call 1 of ranks 0-2: rank 0 gave other values",
     "in_place": "call 2 of ranks 0-2: rank 2 gave other values",
-    "plan": "call 2 of ranks 0-2: other values came",
+    "plan": "call 2 of ranks 0-2: ranks 0-2 gave other values",
+    "plan_of_a_rank": "call 7 of ranks 0-2: rank 1 gave other values",
+    "root_of_a_plan": "call 2 of ranks 0-2: other calls",
+    "plan_of_a_message": "call 3 of rank 2: rank 2 gave other values",
+    "plan_of_neighbours": "call 2 of rank 1: rank 1 gave other values",
     "an_object": "call 2 of ranks 0-2: rank 0 gave other values",
     "ragged": "call 2 of ranks 0-2: other calls",
     "own_elements": "call 2 of ranks 0-1: rank 1 gave other values",
@@ -467,6 +562,8 @@ def test_planted_differences_are_found_at_the_first_call(job: Any, tmp_path: Pat
     assert differences(capsys, folder, source, SAID) == SAID
     text = said(capsys, folder / "cut" / "once", folder / "cut" / "other")[1]
     assert "compared are dtypes and values of 7 calls" in text
+    status, text = said(capsys, folder / "spelling" / "once", folder / "spelling" / "other")
+    assert status == 0, text
     ended_early(capsys, folder / "seed" / "once", folder / "seed" / "again")
 
 
