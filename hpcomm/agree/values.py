@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 from zlib import crc32
@@ -28,6 +29,7 @@ from .differences import Call, calls_of, holding
 _EQUAL = frozenset(("broadcast", "all_reduce", "all_gather"))  # verbs whose results are the same on all ranks
 _KEPT = 1000  # results of which is known where they came from
 _CRC = (1 << 32) - 1
+PADDED = "gGV"  # kinds of elements that may have bytes without a meaning: longdouble, structures
 # A result: its number, from 1; the checksum of its bytes; the signature of its call; the program's line: its
 # code, and the place in that. No named tuple, which takes four times as long to make.
 _Row = tuple[int, int, int, CodeType, int]
@@ -62,8 +64,8 @@ class Values:
             frame = calling_frame(frame) or frame
         self._begun = number = self._begun + 1
         try:
-            crc = crc32(found)
-        except (BufferError, TypeError, ValueError):  # other than contiguous arrays of numpy
+            crc = _crc(found) if found.dtype.char in PADDED else crc32(found)
+        except (AttributeError, BufferError, TypeError, ValueError):  # other than contiguous arrays of numpy
             crc = _crc(found)
         self._count((number, crc, self.signature, frame.f_code, frame.f_lasti))
 
@@ -145,11 +147,22 @@ def crc_of(array: AnyArray, start: int = 0) -> int:
 
 
 def bits(array: AnyArray) -> AnyArray:
-    """A row of bytes for each element, without those that only fill up x86's longdouble."""
+    """A row of bytes for each element, without those that only fill it up."""
     rows = flat(array).view(np.uint8).reshape(array.size, array.itemsize)
-    if array.dtype.char in "gG" and np.finfo(array.dtype).nmant == 63:  # type: ignore[type-var]  # a float
-        rows = rows.reshape(-1, np.dtype("g").itemsize)[:, :10].reshape(array.size, -1)
-    return rows
+    return rows[:, _places(array.dtype)] if array.dtype.char in PADDED else rows
+
+
+@lru_cache
+def _places(dtype: np.dtype[Any]) -> list[int]:
+    """Which bytes of an element hold its value: not those between fields, nor six of x86's longdouble."""
+    if dtype.subdtype is not None:
+        kind = dtype.base
+        return [i + at for i in range(0, dtype.itemsize, kind.itemsize) for at in _places(kind)]
+    if dtype.fields is not None:
+        return sorted({start + at for kind, start, *_ in dtype.fields.values() for at in _places(kind)})
+    if dtype.char in "gG" and np.finfo(dtype).nmant == 63:
+        return [i + at for i in range(0, dtype.itemsize, np.dtype("g").itemsize) for at in range(10)]
+    return [*range(dtype.itemsize)]
 
 
 def flat(array: AnyArray) -> AnyArray:

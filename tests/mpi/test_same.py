@@ -274,6 +274,23 @@ def test_equal_results_of_all_kinds_pass(checked: Any) -> None:
     comm.barrier()
 
 
+def test_bytes_that_only_fill_up_elements_do_not_count(checked: Any) -> None:
+    comm, x = (
+        checked,
+        np.zeros(3, np.dtype({"names": ["a", "b"], "formats": ["i1", ("g", 2)], "offsets": [3, 16]})),
+    )
+    x.view(np.uint8)[...] = comm.rank
+    x["a"], x["b"] = 1, 0.5
+    for each in (x, x["b"].copy(), x[::2]):
+        comm.same(each)
+        comm.all_reduce(each, lambda a, b: a)
+    comm.barrier()
+    if comm.size > 1:
+        x["b"][1, 0] += comm.rank
+        with pytest.raises(MismatchError, match=r"first at \[1\]"):
+            comm.same(x)
+
+
 def test_a_call_that_differs_comes_before_values_that_do(
     checked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
