@@ -32,7 +32,7 @@ from typing import Any
 from zlib import crc32
 
 from .._lazy import np
-from ..agree.values import bits
+from ..agree.values import PADDED, bits
 from ..core import checksum
 from ..core.request import Request
 from ..core.verbs import ROOT_RECEIVES, ROOT_SENDS
@@ -121,13 +121,10 @@ def _brought(note: Note, of: str, verb: str, caller: Any, given: Mapping[str, An
     """What this rank gives that counts; None: nothing. of: as in _watched."""
     base, end = verb.removesuffix("_object").removesuffix("_ragged"), note.end_at or 0
     root = ROOT if getattr(note.comm, "is_inter", False) else note.rank
-    if (
-        end != root
-        if base in ROOT_SENDS
-        else end < 0
-        if base in ROOT_RECEIVES
-        else given.get("dest") == NOBODY
-    ):
+    gives = given.get("dest") != NOBODY
+    if base in ROOT_SENDS or base in ROOT_RECEIVES:
+        gives = end == root if base in ROOT_SENDS else end >= 0
+    if not gives:
         return None
     if of == "Field" and verb not in ("scatter", "update_halo"):  # its own elements
         return [caller, *(x for name, x in given.items() if name == "other")]
@@ -259,5 +256,8 @@ def _array(x: Any) -> Any:
     with suppress(Exception):  # a library's own, too: the call itself has gone well
         look: Any = buffer.as_buffer(buffer.detached(x))
         array = look.array if look.place is None else host_copy.to_host(look)
-        return bits(array) if array.dtype.char in "gG" else array
+        if array.dtype.char in PADDED:
+            rows = np.ascontiguousarray(bits(array))
+            return rows.view(f"V{rows.shape[1]}")
+        return array
     return None

@@ -110,7 +110,7 @@ def reader(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str
         for torch_word, names in (("src", ("root", "source")), ("dst", ("root", "dest"))):
             if given.get(torch_word) is not None:
                 given.update({name: given.pop(torch_word) for name in names if name in own})
-        told = {name: _plain(name, given[name], default) for name, default in own.items() if name in given}
+        told = {name: _plain(name, given[name]) for name in own if name in given}
         return {name: x for name, x in told.items() if not (_is_word(x) and x == own[name])}
 
     return read
@@ -120,7 +120,7 @@ def _is_word(x: object) -> bool:
     return isinstance(x, (int, str, type(None)))
 
 
-def _plain(name: str, x: Any, default: object) -> Any:
+def _plain(name: str, x: Any) -> Any:
     """An argument in one of its spellings."""
     if x is None or name in GIVEN:
         return x
@@ -135,7 +135,6 @@ def _plain(name: str, x: Any, default: object) -> Any:
             return dtypes.parse(x)[0].name
         if name == "shape":
             return (index(x),) if hasattr(x, "__index__") else tuple(map(index, x))
-        return bool(x) if type(default) is bool else x
     return x
 
 
@@ -153,7 +152,7 @@ def planned(plan: Any) -> dict[str, Any]:
         x: call.look or None,
         "op": code_words(call.verb, call.code)["op"],
         end: _end(rank) if call.verb in ends or call.verb in ROOTED else None,
-        "tag": call.tag if call.verb in ends and call.tag >= 0 else None,
+        "tag": call.tag if call.verb in ends else None,
     }
 
 

@@ -115,7 +115,7 @@ def any_source(odd):
         world.send(np.full(3, rank), 0)
     if rank == 0:
         for _ in range(2):
-            world.recv(np.empty(3, int))  #any_source
+            world.recv(np.empty(3, int), hpcomm.ANY_SOURCE)  #any_source
             if _ == 0:
                 world.mpi.send(0, second)
 
@@ -158,6 +158,23 @@ def exchanged(odd):
     world.barrier()
     x = np.full(3, rank) + (odd and rank == 1)
     world.sendrecv(x, (rank + 1) % size, (rank - 1) % size)  #exchanged
+
+@case
+def one_way(odd):  # what is given to nobody, or would come from there, is not looked at
+    x = np.random.default_rng().random((2, 3))
+    world.barrier()
+    if rank == 0:
+        world.sendrecv(np.ones(3) + odd, 1, MPI.PROC_NULL, out=x[0])  #one_way
+    if rank == 1:
+        world.sendrecv(x[0], MPI.PROC_NULL, 0, out=x[1])
+
+@case
+def two_groups(odd):
+    half = world.split(rank > 0, name="half")
+    both = half.create_intercomm(0, world, int(rank == 0), name="both")
+    x = np.random.default_rng().random(3)  # tells what comes
+    both.reduce(x if rank == 0 else np.ones(3), root=0 if rank else MPI.ROOT)
+    both.broadcast(x if rank else np.ones(3) + odd, 0 if rank else MPI.ROOT)  #two_groups
 
 @case
 def in_background(odd):
@@ -333,7 +350,7 @@ def cut(odd):  # by two ranks, or by three
     mine = np.split(whole, n)[part.rank]
     program_calls.whose = lambda comm: (str(comm.rank), {"ranks": n, "mpi": "-"})
     part.all_gather(mine)
-    part.scatter(np.split(whole, n) and whole.reshape(n, -1))
+    part.scatter(whole.astype("g").reshape(n, -1))
     part.reduce_scatter(np.tile(np.arange(24) * (part.rank == 0), 1).reshape(n, -1))
     field = Field(part, (12, 4), halo=1)
     field.inner[...] = field.indices[0] * 4 + field.indices[1]
@@ -470,6 +487,9 @@ x = np.random.default_rng(world.rank).random(3003)
 world.all_reduce(x)
 world.reduce(x)
 world.reduce(x, async_op=True).wait()
+end = {0: {"dest": 1}, 1: {"source": hpcomm.ANY_SOURCE}, 2: {"source": hpcomm.PROC_NULL}}[world.rank]
+world.plan("recv" if world.rank else "send", x, **end)()
+world.sendrecv(x, hpcomm.PROC_NULL, hpcomm.PROC_NULL)
 world.order = "fast"
 world.reduce(x)  #by_mpi
 world.barrier()
@@ -492,6 +512,8 @@ SAID = {
     "message": "call 2 of rank 1: rank 1 gave other values",
     "tag": "call 2 of rank 1: other calls",
     "exchanged": "call 2 of rank 1: rank 1 gave other values",
+    "one_way": "call 2 of rank 0: rank 0 gave other values",
+    "two_groups": "call 2 of rank 0: rank 0 gave other values",
     "in_background": "call 1 of ranks 0-2: rank 0 gave other values",
     "in_place": "call 2 of ranks 0-2: rank 2 gave other values",
     "plan": "call 2 of ranks 0-2: ranks 0-2 gave other values",
@@ -582,7 +604,7 @@ def test_the_first_sum_that_another_mpi_makes_in_another_order_is_found(
     status, text = said(capsys, *folders)
     assert status == 1
     assert {"Open MPI", "MPICH"} == set(re.findall("3 ranks, (Open MPI|MPICH)", text))
-    assert told(text) == "call 4 of rank 0: other values came out of the same"
+    assert told(text) == "call 6 of rank 0: other values came out of the same"
     line = next(i for i, words in enumerate(BY_MPI.splitlines(), 1) if words.endswith("#by_mpi"))
     assert text.count(f".py:{line}\n") == 2
 
