@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial, wraps
 from itertools import count
@@ -31,7 +31,7 @@ from types import FrameType
 from typing import Any
 from zlib import crc32
 
-from .._lazy import np
+from .._lazy import NDArray, np
 from ..agree.values import PADDED, bits
 from ..core import checksum
 from ..core.request import Request
@@ -113,8 +113,9 @@ def _kind(item: tuple[str, Any]) -> object:
         return None
     if isinstance(shape := getattr(x, "shape", None), tuple):
         return name, type(x), getattr(x, "dtype", None), shape
-    is_word = name not in GIVEN and isinstance(x, (int, str, type(None), tuple))
-    return name, x if is_word else str(getattr(x, "name", type(x)))
+    if name not in GIVEN and isinstance(x, (int, str, tuple, slice)):
+        return name, repr(x)
+    return name, str(getattr(x, "name", type(x)))
 
 
 def _brought(note: Note, of: str, verb: str, caller: Any, given: Mapping[str, Any]) -> Any:
@@ -156,7 +157,7 @@ class Note:
     def begin(self, frame: FrameType, key: object, words: Callable[[], str], brought: Any) -> None:
         """Take the next number. key: what tells kinds of calls on a line apart; brought: what this rank
         gives."""
-        log, comm, self._given = _log(self.comm), self.comm, _short(brought)
+        log, comm, self._given = _log(self.comm), self.comm, self._short(brought)
 
         def about() -> dict[str, Any]:
             line = source_line(frame.f_code, frame.f_lineno)
@@ -170,8 +171,17 @@ class Note:
         if self.is_nobody or (self._verb == "exscan" and self.rank == 0):
             got = None  # what was there before
         first = self.rank * _length(got) if self._verb in ("scatter", "reduce_scatter") else 0
-        given = _short(around) or self._given
-        _log(self.comm).write(self._number, self._row, given, 0 if got is None else _sum(got, first)[0])
+        given = self._short(around) or self._given
+        _log(self.comm).write(self._number, self._row, given, 0 if got is None else self._sum(got, first))
+
+    def _short(self, x: Any) -> int:
+        """32 bits that tell x; 0: there is none."""
+        return 0 if x is None else self._sum(x) >> 32 or 1
+
+    def _sum(self, x: Any, first: int = 0) -> int:
+        """The checksum of x behind so many elements. A list of arrays is one long array, but as an object."""
+        is_object = self._verb == "same" or self._verb.endswith("_object")
+        return checksum.of_elements(_crcs(x)) if is_object else _sum(x, first)[0]
 
 
 def torch_call(
@@ -218,11 +228,6 @@ def _log(comm: Any) -> _Log:
 
 
 # -- what is added up ----------------------------------------------------------------------------------
-def _short(x: Any) -> int:
-    """32 bits that tell x; 0: there is none."""
-    return 0 if x is None else _sum(x)[0] >> 32 or 1
-
-
 def _length(x: Any) -> int:
     """How many elements an array, or a list of arrays, has."""
     return sum(map(_length, x)) if isinstance(x, (list, tuple)) else prod(getattr(x, "shape", ()))
@@ -239,16 +244,17 @@ def _sum(x: Any, first: int = 0) -> tuple[int, int]:
             total, n = total + more, n + length
         return total % 2**64, n
     if (array := _array(x) if hasattr(x, "shape") else None) is None:
-        array = np.fromiter(_crcs(x), np.uint32)
+        array = _crcs(x)
     return checksum.of_elements(array, first), array.size
 
 
-def _crcs(x: Any) -> Iterator[int]:
+def _crcs(x: Any) -> NDArray[np.uint32]:
     """Of the parts of an object; where it cannot be looked into, of its type."""
     try:
-        yield from [crc32(f"{leaf.path} {leaf.crc}".encode()) for leaf in leaves(x)]
+        found = [crc32(f"{leaf.path} {leaf.crc}".encode()) for leaf in leaves(x)]
     except Exception:  # whatever it is
-        yield crc32(type(x).__qualname__.encode())
+        found = [crc32(type(x).__qualname__.encode())]
+    return np.array(found, np.uint32)
 
 
 def _array(x: Any) -> Any:

@@ -248,6 +248,18 @@ def an_object(odd):
     world.broadcast_object({"a": [1, "b", {2, 3}, 1.5 + odd]} if rank == 0 else None)
 
 @case
+def shapes_within(odd):
+    world.barrier()
+    world.same([np.ones(2), np.ones(1)] if odd else [np.ones(1), np.ones(2)])  #shapes_within
+
+@case
+def slices(odd):
+    field = Field(world, (6, 4))
+    field.inner[...] = 1
+    for i in range(3):
+        field[i + (odd and i == 1) : 5, 2]  #slices
+
+@case
 def ragged(odd):
     world.barrier()
     world.all_gather_ragged(np.arange(rank + 1 + (odd and rank == 2)))  #ragged
@@ -350,7 +362,7 @@ def cut(odd):  # by two ranks, or by three
     mine = np.split(whole, n)[part.rank]
     program_calls.whose = lambda comm: (str(comm.rank), {"ranks": n, "mpi": "-"})
     part.all_gather(mine)
-    part.scatter(whole.astype("g").reshape(n, -1))
+    part.plan("scatter", whole.astype("g").reshape(n, -1))()
     part.reduce_scatter(np.tile(np.arange(24) * (part.rank == 0), 1).reshape(n, -1))
     field = Field(part, (12, 4), halo=1)
     field.inner[...] = field.indices[0] * 4 + field.indices[1]
@@ -522,6 +534,8 @@ SAID = {
     "plan_of_a_message": "call 3 of rank 2: rank 2 gave other values",
     "plan_of_neighbours": "call 2 of rank 1: rank 1 gave other values",
     "an_object": "call 2 of ranks 0-2: rank 0 gave other values",
+    "shapes_within": "call 2 of ranks 0-2: ranks 0-2 gave other values",
+    "slices": "call 2 of ranks 0-2: other calls",
     "ragged": "call 2 of ranks 0-2: other calls",
     "own_elements": "call 2 of ranks 0-1: rank 1 gave other values",
     "sum_of_a_field": "call 2 of ranks 0-2: rank 1 gave other values",
