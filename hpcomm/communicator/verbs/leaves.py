@@ -13,7 +13,7 @@ from zlib import crc32
 from ..._lazy import loaded, np
 from ...agree.values import crc_of, flat
 from ...core.types import AnyArray
-from ...errors import DtypeError, LayoutError, UsageError
+from ...errors import LayoutError, UsageError
 from ...transport.late import buffer, host_copy
 
 _NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
@@ -92,7 +92,7 @@ def _array(x: Any) -> tuple[str, AnyArray] | None:
         return None
     try:
         look = buffer.as_buffer(buffer.detached(x))
-    except (DtypeError, LayoutError):  # sparse, quantized, masked: its parts are compared
+    except LayoutError:  # sparse, masked: its parts are compared
         return None
     array = host_copy.to_host(look) if isinstance(look, buffer.DeviceBuffer) else look.array
     return f"{look.dtype} {tuple(look.shape)}", array

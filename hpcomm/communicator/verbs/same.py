@@ -29,7 +29,7 @@ class Same(Collectives, Reductions, Objects):
         Of arrays dtype, shape and elements count, not the library: a numpy array and a torch tensor may be
         the same. NaNs with the same bits are equal; 0.0 and -0.0 are not. Of dicts the order does not count.
         Of a torch module or optimizer its state_dict is compared, of any other object what pickle would
-        write of it: random states, dataclasses.
+        write of it: random states, dataclasses. Functions and types count by their names.
 
         Args:
             x: array, number, text, or a dict, list, tuple, set or object of these, of any depth.
