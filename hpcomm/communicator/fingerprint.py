@@ -170,7 +170,8 @@ class Note:
         """Write it down. around: what is looked at in place of what this rank gave."""
         if self.is_nobody or (self._verb == "exscan" and self.rank == 0):
             got = None  # what was there before
-        first = self.rank * _length(got) if self._verb in ("scatter", "reduce_scatter") else 0
+        is_part = self._verb in ("scatter", "reduce_scatter") and not hasattr(got, "own_checksum")
+        first = self.rank * _length(got) if is_part else 0
         given = self._short(around) or self._given
         _log(self.comm).write(self._number, self._row, given, 0 if got is None else self._sum(got, first))
 

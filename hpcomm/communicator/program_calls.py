@@ -178,7 +178,8 @@ def words_of(of: str, self: Any, name: str, given: Mapping[str, Any]) -> str:
     x = next((said.pop(each) for each in GIVEN if said.get(each) is not None), given.get("out"))
     told = calling(None, f"{of}.{name}" if of else name, self if of == "Field" else x)
     told.x = "str" if isinstance(told.x, str) else told.x  # a value, and not a word of the call
-    told.words = said  # some have the names of its own arguments
+    of_fields = {key: f"{x.dtype} {x.shape}" for key, x in said.items() if hasattr(x, "own_checksum")}
+    told.words = {**said, **of_fields}  # some have the names of its own arguments
     return _ADDRESS.sub("", str(told))
 
 
