@@ -94,11 +94,11 @@ class EndNotices:
         """Note whose ranks those of comm are, while that can be asked, if no record of theirs shows it."""
         if not (comm.is_inter or self.by_message):
             return
-        mpi, mark = comm.mpi_handle, comm.tag_base
+        mpi, mark = comm.carriers.plain, comm.tag_base
         self.counts[mark], self._members[mark] = 0, self._whose(mpi.Get_group())
         if comm.is_inter:
             self._mates[mark] = self._members[mark]
-            self._members[mark] = self._whose(mpi.Get_remote_group())  # type: ignore[attr-defined]
+            self._members[mark] = self._whose(mpi.Get_remote_group())
 
     def _whose(self, group: MPI.Group) -> list[int]:
         everybody = self._mpi.Get_group()

@@ -27,8 +27,8 @@ from ..errors import MismatchError, UsageError, where
 from ..job import process_role
 from ..node import segment
 from .making.block_channel import channel
-from .making.carriers import Carriers
-from .making.dropped import Life
+from .making.carriers import Carriers, Spare
+from .making.dropped import DUP, Life, Like
 from .making.meeting import Met, Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
@@ -102,44 +102,50 @@ class Context(ClosedByAll):
 
     def __init__(
         self, mpi: MPI.Comm | None, name: str | None, settings: Settings = INHERITED, *,
-        plain: bool = False, parent: Context | None = None,
+        plain: bool = False, parent: Context | None = None, like: Like = (), spare: Spare | None = None,
     ) -> None:  # fmt: skip
-        """Take over mpi, which nobody else uses; None: be a duplicate of parent, whose ranks are all on one
-        node.
+        """Take over mpi, which nobody else uses; None: what spare has, or a duplicate of what parent has,
+        whose ranks are all on one node.
 
         Args:
             plain: the other group is a program without hpcomm. It makes the same duplicates of mpi, and tells
                 nothing else.
             parent: one that has all ranks of mpi.
+            like: as Life has it.
         """
         self.direct: Any = NO_DIRECT
         self.background: Any = NO_DIRECT
         patience.look()
-        level = require_known(settings.check, settings.gpu)
-        self.is_fast = is_fast_by_default()
-        pickler = settings.pickler if parent else settings.pickler or chosen(None)
-        self.settings = Settings(level, settings.gpu, pickler)
-        twin = parent if mpi is None else None
+        if parent is None:
+            level, pickler = require_known(settings.check, settings.gpu), settings.pickler or chosen(None)
+            self.settings = Settings(level, settings.gpu, pickler)
+            self.is_fast = is_fast_by_default()
+        else:  # as derive has put them together
+            self.settings, self.is_fast = settings, parent.is_fast
         self.name: str = name or "comm"
+        if spare is not None:
+            self.carriers = Carriers(spare.carriers.plain, spare.carriers.objects, self.name)
+        twin = parent if mpi is None else None
+        kin = spare or twin
         if mpi is not None:
             self._take_over(mpi)
-        elif twin is not None:
-            self.rank, self.size, self.is_inter = twin.rank, twin.size, False
-            self.has_foreigners = twin.has_foreigners
+        elif kin is not None:
+            self.rank, self.size, self.is_inter = kin.rank, kin.size, False
+        level = self.settings.check or "off"
         if level == "light" and self.has_foreigners:
             level = "full"  # ranks of two jobs see no records of each other's
-        self.life = Life(is_duplicate=twin is not None)
-        self.near = Near([self.rank])
+        self.life = Life(like)
         self.compared = "off"
         self.known = KnownMessages()
         self.to_itself: list[Request[object]] = []  # messages to this rank itself that nobody waits for
-        met = None if plain else meet(self, level, twin)
+        self.near = Near([self.rank])
+        met = None if plain else meet(self, level, twin, kin)
         if met is not None:
             self._know(met, twin)
         carrier = self.carriers.plain
         may_have_devices = met is not None and met.devices
         # What follows the headers of objects and ragged arrays, apart from both:
-        self.block_channel = channel(carrier, parent, may_have_devices, self.life.is_duplicate)
+        self.block_channel = channel(carrier, parent, may_have_devices, like == DUP)
         # For what ranks pass on:
         self.inner_comm = self.block_channel if plain else inside(carrier, self.block_channel)
         if may_have_devices:
@@ -163,12 +169,11 @@ class Context(ClosedByAll):
             self.has_foreigners = segment.has_foreigners(mpi)
 
     def _know(self, met: Met, twin: Context | None) -> None:
-        """Have what the ranks have found out; a duplicate of twin has MPI's communicators from there."""
+        """Have what the ranks have found out; a duplicate of twin has its own communicators of MPI's now."""
         self.near, self.node, self.compared, self.both = met.near, met.node, met.compared, met.both
         self.tag_base = met.mark
-        if twin is not None:
-            spare = twin.life.children.take(met.spare, self.name)
-            self.carriers = spare or twin.carriers.duplicate(self.name)
+        if twin is not None and "carriers" not in vars(self):
+            self.carriers = twin.carriers.duplicate(self.name)
         can_compare = not (self.is_inter or met.devices or met.compared == "off")
         if self.settings.check in ("values", "strict") and can_compare:
             self.values = Values()
@@ -180,12 +185,17 @@ class Context(ClosedByAll):
         if self.node is not None:
             self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
 
-    def derive(self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED) -> Context:
-        """A context for mpi, whose ranks are some of these; None: for all of them, which are on one node."""
+    def derive(
+        self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED, like: Like = (),
+        spare: Spare | None = None,
+    ) -> Context:  # fmt: skip
+        """A context for mpi, whose ranks are some of these; None: for those of spare, or all, on one node."""
         own, (check, gpu, pickler) = self.settings, settings
-        settings = Settings(check or own.check, gpu or own.gpu, pickler or own.pickler)
-        made = Context(mpi, name, settings, parent=self)
-        made.is_fast = self.is_fast
+        if settings is INHERITED:
+            settings = own
+        else:
+            settings = Settings(check or own.check, gpu or own.gpu, pickler or own.pickler)
+        made = Context(mpi, name, settings, parent=self, like=like, spare=spare)
         if self.timeout_s is not None:
             made.limit(self.timeout_s)
         return made
@@ -360,7 +370,7 @@ class Context(ClosedByAll):
         is_unused = not self.disagreed and not vars(self).keys() & {"mpi_handle", "object_comm"}
         carriers = self.carriers
         self.lose_mpi()
-        left = [self.block_channel, self.life.end(carriers, is_unused)]
+        left = [self.block_channel, self.life.end(self, carriers, is_unused)]
         left += [each for each in (self.inner_comm, self.both) if each not in (None, self.block_channel)]
         if self.disagreed or self.kept_schedules is not None or "outstanding" in vars(self):
             self.outstanding.close(left, self.kept_schedules, bool(self.disagreed))

@@ -248,19 +248,12 @@ def mesh(
             raise LayoutError(f"periodic names axes {strange} that the mesh {wanted} does not have")
         found = dict(zip(wanted, fill_in(comm.size, tuple(wanted.values())), strict=True))
     name = f"mesh({', '.join(found)})"
-    with agreed(
-        comm,
-        "mesh",
-        (found, sorted(set(rings)), order),
-        shape=shape,
-        sizes=sizes,
-        periodic=rings,
-        order=order,
-    ):
+    what = found, sorted(set(rings)), order
+    with agreed(comm, "mesh", what, shape=shape, sizes=sizes, periodic=rings, order=order):
         if order == "rank":
-            return Mesh(over(made(comm, "mesh", name, comm.mpi_handle.Dup)), found, rings)
+            return Mesh(over(made(comm, "mesh", name, comm.carriers.plain.Dup)), found, rings)
         place = node_order(nodes_of(comm), tuple(found.values())).index(comm.rank)
-        return Mesh(over(made(comm, "mesh", name, comm.mpi_handle.Split, 0, place)), found, rings)
+        return Mesh(over(made(comm, "mesh", name, comm.carriers.plain.Split, 0, place)), found, rings)
 
 
 def from_torch(comm: Communicator, device_mesh: Any) -> Mesh:

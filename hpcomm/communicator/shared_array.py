@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._lazy import MPI, NDArray, np
 from ..agree.agreement import refusing
 from ..core.closing import ClosedByAll
+from ..core.signature import head
 from ..errors import ConfigError, HpcommError, LayoutError, UsageError, counted, placed, where
 from ..node import native
 from ..node.segment import all_of, opened, telling
@@ -135,7 +137,7 @@ def _array(node: Context, shape: tuple[int, ...], kind: np.dtype[np.generic]) ->
     count = math.prod(shape)
     words = max(-(-count * kind.itemsize // 8), 1)
     nbytes = 8 * words + words // 128 + _HEAD
-    tell = telling(node.mpi_handle)
+    tell = telling(node.mpi_handle) if node.node is None else partial(node.node.tell, head("window"))
     memory = opened(tell, node.rank, nbytes) if nbytes < MOST else None
     at = None
     if memory is not None:

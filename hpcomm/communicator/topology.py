@@ -6,10 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from sys import intern
 from typing import Any
 
-from .._lazy import MPI, np
+from .._lazy import MPI, np, once
 from ..agree.agreement import refusing
 from ..core.checksum import mixed
 from ..core.partition import integers
@@ -43,7 +44,18 @@ class Cart(Topology):
 
     shape: tuple[int, ...]
     periodic: tuple[bool, ...]
-    coords: tuple[int, ...]
+
+    @once
+    def coords(self) -> tuple[int, ...]:
+        return self.coords_of(self.rank)
+
+    @once
+    def sources(self) -> tuple[int, ...]:
+        return tuple(rank for axis in range(len(self.shape)) for rank in self.shift(axis))
+
+    @once
+    def destinations(self) -> tuple[int, ...]:
+        return self.sources
 
     def coords_of(self, rank: int) -> tuple[int, ...]:
         """Coordinates of a rank."""
@@ -86,9 +98,12 @@ class Cart(Topology):
             axes = [axis for axis, keep in enumerate(flags) if keep]
         kept = self._axes(axes, "sub")
         keep = [axis in kept for axis in range(len(self.shape))]
-        with agreed(comm, "sub", keep, axes=axes):
-            cut = comm.mpi_handle.Sub  # type: ignore[attr-defined]
-            return _as_cart(made(comm, "sub", name or f"{self.name}{list(axes)}", cut, keep))
+        like, cut = ("sub", *kept), comm.carriers.plain.Sub  # type: ignore[attr-defined]
+        with agreed(comm, "sub", keep, like, axes=axes) as spare:
+            name = name or f"{self.name}{list(axes)}"
+            new = made(comm, "sub", name, cut, keep, like=like, spare=spare)
+        shape, rings = compress(self.shape, keep), compress(self.periodic, keep)
+        return _as_cart(new, tuple(shape), tuple(rings))
 
     def _axes(self, axes: Sequence[int], verb: str) -> tuple[int, ...]:
         hint = f"numbers of axes: 0 to {len(self.shape) - 1}"
@@ -143,12 +158,15 @@ def cart(
                 f"periodic {rings} does not fit the {len(sizes)} axes of {sizes}",
                 hint="True, False, or one of them for each axis",
             )
-    with agreed(comm, "cart", (sizes, rings, bool(reorder)), shape=shape, periodic=periodic):
-        order = node_order(nodes_of(comm), sizes, tiles=True) if reorder else None
+    what = sizes, rings, bool(reorder)
+    like = ("cart", *what)
+    with agreed(comm, "cart", what, like, shape=shape, periodic=periodic) as spare:
+        order = node_order(nodes_of(comm), sizes, tiles=True) if reorder and spare is None else None
         place = order.index(comm.rank) if order is not None else None
         create = partial(_made, comm, "cart", "Create_cart", place)
         name = name or f"{comm.name}.cart"
-        return _as_cart(made(comm, "cart", name, create, list(sizes), list(rings), False))
+        new = made(comm, "cart", name, create, list(sizes), list(rings), False, like=like, spare=spare)
+    return _as_cart(new, sizes, rings)
 
 
 def _made(comm: Context, verb: str, create: str, place: int | None, *arguments: object) -> MPI.Comm:
@@ -156,7 +174,7 @@ def _made(comm: Context, verb: str, create: str, place: int | None, *arguments: 
 
     Of a communicator that has a topology Open MPI 5.0 makes one with both, and mixes up their neighbours.
     """
-    base: Any = comm.mpi_handle
+    base: Any = comm.carriers.plain
     is_plain = place is None and base.Get_topology() == MPI.UNDEFINED
     bare = base if is_plain else mapped(comm, verb, base.Split, 0, comm.rank if place is None else place)
     made: MPI.Comm = mapped(comm, verb, getattr(bare, create), *arguments)
@@ -234,13 +252,9 @@ def _hashed(source: int | Sequence[int], dest: int | Sequence[int]) -> int:
     return int(mixed(x + np.uint64(0x9E3779B97F4A7C15)).sum())
 
 
-def _as_cart(made: Context) -> Cart:
+def _as_cart(made: Context, shape: tuple[int, ...], periodic: tuple[bool, ...]) -> Cart:
     grid = over(made, Cart)
-    mpi: Any = made.mpi_handle
-    shape, periodic, coords = mpi.Get_topo()
-    grid.shape, grid.coords = tuple(shape), tuple(coords)
-    grid.periodic = tuple(bool(ring) for ring in periodic)
-    grid.sources = grid.destinations = tuple(r for a in range(len(shape)) for r in grid.shift(a))
+    grid.shape, grid.periodic = shape, periodic
     return grid
 
 

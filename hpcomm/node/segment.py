@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
-from operator import attrgetter, or_
+from operator import or_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lazy import MPI, LazyModule
@@ -198,6 +198,7 @@ class NodeSegment(NamedTuple):
     """What the ranks of this node share."""
 
     regions: list[Region]  # their records
+    domains: bytes  # of memory, near which each ran when it began
     here: int  # whose record is this rank's own
     node: int  # a number common to the node
     shared: core.Segment  # the native core's memory
@@ -221,9 +222,9 @@ class NodeSegment(NamedTuple):
         with suppress(OSError):
             fcntl.lockf(self.shared.fileno(), fcntl.LOCK_UN, 1, len(self.regions))
 
-    def reserved(self, regions: Sequence[Region]) -> int | None:
-        """A place for the ranks of these records, each one's part near it; None: there is no room."""
-        return self.shared.reserve(len(regions), bytes(map(attrgetter("domain"), regions)))
+    def reserved(self, ranks: Sequence[int]) -> int | None:
+        """A place for these ranks, each one's part near it; None: there is no room."""
+        return self.shared.reserve(len(ranks), bytes([self.domains[rank] for rank in ranks]))
 
     def near(self, mpi: MPI.Comm) -> list[tuple[int, int]]:
         """Those ranks of mpi, or of its other group, that are on this node: (rank, whose record), by rank.
@@ -312,7 +313,8 @@ def shared_by(tell: Tell, here: int, size: int) -> NodeSegment | None:
     assert core is not None
     direct = all_of(tell, all(core.reaches(*region.mark) for region in regions))
     crowded = size > _cores(tell)
-    return NodeSegment(regions, here, number, shared, crowded, direct)
+    domains = bytes(region.domain for region in regions)
+    return NodeSegment(regions, domains, here, number, shared, crowded, direct)
 
 
 def records_of(shared: core.Segment) -> list[Region]:
@@ -387,8 +389,8 @@ def _say_lack(tell: Tell, world_rank: int) -> None:
         native.warn(native.refused if have_all else lack or native.ELSEWHERE)
 
 
-def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, bytes]:
-    """The records of some ranks of mpi, who all call: this rank's own first, then those that come behind it.
+def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> list[bytes]:
+    """The entries of some ranks of mpi, who all call.
 
     Cost: log2 of their number messages (Bruck), whatever the number of ranks of mpi.
     """
@@ -402,8 +404,7 @@ def exchanged(mpi: MPI.Comm, ranks: Sequence[int], entry: bytes) -> dict[int, by
         dest, source = ranks[here - have], ranks[(here + have) % n]
         mpi.Sendrecv([going, MPI.BYTE], dest, 0, [coming, MPI.BYTE], source, 0)
         have += some
-    order = [*ranks[here:], *ranks[:here]]
-    return {rank: bytes(entries[i * nbytes : (i + 1) * nbytes]) for i, rank in enumerate(order)}
+    return [bytes(entries[i * nbytes : (i + 1) * nbytes]) for i in ((j - here) % n for j in range(n))]
 
 
 def _cores(tell: Tell) -> int:

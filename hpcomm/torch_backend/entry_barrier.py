@@ -54,7 +54,7 @@ class EntryBarrier(Arrivals):
         self.where = f"process group '{comm.name}' (rank {comm.rank} of {comm.size})"
         self._store, self._far = store, FarMeetings(comm, store, self)
         node, here = comm.node, segment.current
-        if node is None and comm.size == 1 and here is not None and (place := here.reserved([here.mine])):
+        if node is None and comm.size == 1 and here is not None and (place := here.reserved([here.here])):
             node = native.node(here, place, 0, self, True)  # as of a mesh with an axis of length 1
         if node is not None:
             self._before = node.number

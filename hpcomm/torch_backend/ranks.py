@@ -69,8 +69,7 @@ class NodeWorld:
         self._made[members] += 1
         prefix = f"{self.mark}/{'-'.join(map(str, members))}/{self._made[members]}"
         tell = telling(store, here, [*ranks], prefix, seconds, self._look)
-        regions = [self.near.regions[rank] for rank in ranks]
-        place = self.near.reserved(regions) or 0 if here == 0 and len(ranks) > 1 else 0
+        place = self.near.reserved(ranks) or 0 if here == 0 and len(ranks) > 1 else 0
         said = tell(place.to_bytes(8, "little") + os.urandom(4))[0]
         place, mark = int.from_bytes(said[:8], "little"), int.from_bytes(said[8:], "little")
         if len(ranks) > 1 and not place:

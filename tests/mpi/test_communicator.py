@@ -276,8 +276,9 @@ def test_a_duplicate_carries_long_objects_when_what_it_was_made_of_is_closed(com
 @pytest.mark.skipif("Open MPI" in MPI.get_vendor(), reason="it has room for tens of thousands")
 @pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="two ranks show it: making thousands takes long")
 def test_when_mpi_has_no_more_communicators_the_error_says_to_close_some(
-    comm: Any, monkeypatch: pytest.MonkeyPatch
+    own_comm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    comm = own_comm  # which keeps none for the next one
     taken, parts = [], []  # most by MPI itself, which takes less time
 
     def take_all() -> None:
@@ -759,11 +760,13 @@ def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_th
     first.close()
 
 
-def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
+@pytest.mark.parametrize(("name", "most"), [("dup", 85), ("split", 90), ("cart", 100)])
+def test_a_communicator_is_made_again_with_few_steps(own_comm: Any, name: str, most: int) -> None:
     """What not every communicator needs is made when it is asked for, and MPI's communicators serve again."""
     # Functions, not calls: how often a rank looks for the others is up to the machine. The least counts:
     # garbage may be collected meanwhile, or others be closed.
     called: list[set[object]] = []
+    given = {"dup": (), "split": (0,), "cart": ([-1],)}[name]
 
     def note(frame: FrameType, event: str, argument: object) -> None:
         called[-1] |= {frame.f_code} if event == "call" else set()
@@ -773,10 +776,10 @@ def test_a_duplicate_is_made_with_few_steps(own_comm: Any) -> None:
         called.append(set())
         sys.setprofile(note)
         try:
-            own_comm.dup().close()
+            getattr(own_comm, name)(*given).close()
         finally:
             sys.setprofile(traced)
-    assert min(map(len, called)) < 135
+    assert min(map(len, called)) < (most if own_comm.context.node is not None else 150)
 
 
 def test_ranks_tell_each_other_some_bytes_by_the_core(own_comm: Any) -> None:
@@ -810,6 +813,71 @@ def test_the_next_duplicate_has_the_carriers_of_a_closed_one_that_no_rank_has_us
     assert not carriers.plain
     third.close()
     assert third.is_closed
+
+
+MAKERS: dict[str, Callable[[Any], Any]] = {
+    "split": lambda comm: comm.split(comm.rank % 2, -comm.rank),
+    "split_node": lambda comm: comm.split_node(key=-comm.rank),
+    "cart": lambda comm: comm.cart([-1, 1], [True, False]),
+    "turned": lambda comm: comm.cart([1, -1], reorder=True),
+    "sub": lambda comm: comm.cart([-1, 1]).sub([0]),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_same_call_has_the_carriers_of_what_was_closed(own_comm: Any, name: str) -> None:
+    if own_comm.context.node is None:
+        pytest.skip("the ranks meet in MPI")
+    make = MAKERS[name]
+    if name == "sub":
+        grid = own_comm.cart([-1, 1])
+        make = lambda comm: grid.sub([0])  # noqa: E731
+    first = make(own_comm)
+    ranks = [own_comm.rank] if first.size == 1 else first.all_gather(own_comm.rank).tolist()  # by the core
+    carriers, about = first.context.carriers, (first.rank, first.size, first.name)
+    first.close()
+    own_comm.split(2).close()  # another call
+    second = make(own_comm)
+    assert second.context.carriers.plain is carriers.plain
+    assert (second.rank, second.size, second.name) == about
+    assert second.all_gather(own_comm.rank).tolist() == ranks
+    assert second.all_gather_object(own_comm.rank) == ranks
+    if hasattr(second, "periodic"):
+        assert second.neighbour_all_gather(np.full(1, second.rank)).size == len(second.sources)
+        assert tuple(second.mpi.coords) == second.coords
+        assert (tuple(second.mpi.dims), tuple(map(bool, second.mpi.periods))) == (
+            second.shape,
+            second.periodic,
+        )
+    if own_comm.rank == own_comm.size - 1:
+        assert second.mpi.size == second.size
+    second.close()
+    third = make(own_comm)
+    assert third.context.carriers.plain is not carriers.plain
+    assert third.all_gather(own_comm.rank).tolist() == ranks
+    third.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_split_into_other_parts_has_no_carriers_of_an_earlier_one(own_comm: Any) -> None:
+    """Although it is the same call on rank 0."""
+    for apart in (False, True, False, True):
+        with own_comm.split(apart and own_comm.rank > 0) as part:
+            assert part.size == (
+                own_comm.size if not apart else 1 if own_comm.rank == 0 else own_comm.size - 1
+            )
+            assert part.all_reduce(1) == part.mpi.allreduce(1) == part.size
+    part = own_comm.split(None if own_comm.rank == 0 else 0)  # and rank 0 is in none
+    assert (part is None) == (own_comm.rank == 0)
+    if part is not None:
+        part.close()
+
+
+def test_carriers_of_a_few_calls_are_kept(own_comm: Any) -> None:
+    for _ in range(2):
+        for key in range(9):
+            own_comm.split(0, key).close()
+    assert len(own_comm.context.life.children.spares) == 4 * (own_comm.context.node is not None)
 
 
 @pytest.mark.core  # MPICH gives a new communicator the context of a freed one, with what was left on it
@@ -847,6 +915,7 @@ def test_what_is_left_behind_others_is_seen_as_well(own_comm: Any, capfd: pytest
         time.sleep(0.02)  # come last: MPI sees what arrives while this rank waits
     own_comm.barrier()
     part.close()
+    own_comm.split(0).close()  # which would have its carriers
     said = capfd.readouterr().err.count("was never received")
     assert own_comm.context.node is None or said == 2 * (own_comm.rank == 1)
     own_comm.barrier()
@@ -865,13 +934,14 @@ def test_duplicates_may_be_closed_in_another_order_on_each_rank(own_comm: Any) -
 def test_a_duplicate_outlives_its_parent(own_comm: Any) -> None:
     parent = own_comm.dup()
     parent.dup().close()  # leaves carriers
-    spare = parent.context.life.children.spare
+    spares = [*parent.context.life.children.spares.values()]
     child = parent.dup()
     parent.close()
     assert child.all_reduce_object(child.rank) == sum(range(child.size))
     assert child.bcast(np.arange(3), 0).tolist() == [0, 1, 2]
     child.close()
-    assert spare is None or not spare.carriers.plain
+    assert len(spares) == (own_comm.context.node is not None)
+    assert not any(spare.carriers.plain for spare in spares)
 
 
 @pytest.mark.few

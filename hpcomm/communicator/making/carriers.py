@@ -1,15 +1,14 @@
-"""Carriers: MPI's communicators under one of ours, and what becomes of those of a closed duplicate.
+"""Carriers: MPI's communicators under one of ours, and what becomes of those of a closed one.
 
-To make MPI's communicators takes most of the time of a dup(), and MPI has room for few. Programs that make a
-duplicate for each piece of work close it again. So the parent of a closed duplicate keeps its carriers for
-the next one:
+To make MPI's communicators takes most of the time of a dup() or split(), and MPI has room for few. Programs
+that make one for each piece of work close it again. So where the native core has all ranks of the parent,
+that keeps the carriers of a closed one for the next that is made by the same call:
 
-    in use ──close()──> spare ──the next dup(), if nobody has sent anything there──> in use
-                          └────else, or when the parent closes─────────────────────> freed
+    in use ──close(), nothing sent there──> spare ──the same call, all ranks have it──> in use
+       └─────else─────────> freed <───────────┴─────else, or when the parent closes
 
-What a rank sends may be left there, and must not arrive on another communicator. So the ranks tell each other
-when they make the next one whose carriers they have, and whether they have touched them. Calls of the native
-core do not.
+What a rank sends may be left there, and must not arrive on another communicator. So when the ranks make the
+next one they tell each other whose carriers they have. Calls of the native core send nothing there.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import NamedTuple
 
 from ..._lazy import MPI
 from ...agree import runtime
+from ...core.comm import Comm
 
 _LOOKS = 8  # each may only let MPI see the next message that has arrived, of whatever communicator
 
@@ -43,8 +43,10 @@ class Carriers(NamedTuple):
     def unreceived(mpi: MPI.Comm) -> tuple[int, int] | None:
         """Source and tag of a message that has come there."""
         seen = MPI.Status()
-        is_there = any(mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, seen) for _ in range(_LOOKS))
-        return (seen.source, seen.tag) if is_there else None
+        for _ in range(_LOOKS):
+            if mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, seen):
+                return seen.source, seen.tag
+        return None
 
     def duplicate(self, name: str) -> Carriers:
         """Others of the same ranks. Collective."""
@@ -52,10 +54,11 @@ class Carriers(NamedTuple):
 
 
 class Spare:
-    """Carriers of a closed duplicate, which was its parent's of this number. is_unused: not touched here."""
+    """Carriers of a closed communicator, its parent's of this number, which have not been touched here."""
 
-    def __init__(self, carriers: Carriers, number: int, is_unused: bool) -> None:
-        self.carriers, self.number, self.is_unused = carriers, number, is_unused
+    def __init__(self, closed: Comm, carriers: Carriers, number: int) -> None:
+        self.carriers, self.number = carriers, number
+        self.rank, self.size, self.near = closed.rank, closed.size, closed.near
         self._is_idle, self._is_wanted = False, True
 
     def Free(self) -> None:  # noqa: N802

@@ -8,13 +8,18 @@ a group, and two groups that are joined, do so when they make another one of the
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import TypeAlias
 
 from ..._lazy import once
 from ...core.comm import Comm
 from ...core.request import birth
 from .carriers import Carriers, Spare
 
+Like: TypeAlias = "tuple[object, ...]"  # a verb and its arguments here; (): carriers are not kept
+DUP: Like = ("dup",)
 NOTHING = -1  # in place of a number
+_SPARES = 4  # calls of one communicator whose carriers are kept
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
 _MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it
 
@@ -23,13 +28,13 @@ class Children:
     """What one communicator has made, by number: the same on all its ranks, also on those in no part.
 
     Attributes:
-        spare: of its last duplicate that was closed; None: no duplicate was, or the next one has it.
+        spares: of those that were closed, by the call that makes such; the oldest first.
     """
 
-    spare: Spare | None = None
     _is_over = False
 
     def __init__(self) -> None:
+        self.spares: dict[Like, Spare] = {}
         self._known: set[int] = set()  # that are not closed
         self._dropped: dict[int, Comm] = {}
         self._open: list[int] = []  # numbers of those that some rank may still have
@@ -75,34 +80,35 @@ class Children:
         """Its program has closed it."""
         self._known.discard(number)
 
-    def keep(self, spare: Spare) -> None:
-        """Keep the carriers of a closed duplicate, if there is room; on all ranks."""
-        if self.spare is None and not self._is_over:
-            self.spare = spare
-        else:
+    def keep(self, spare: Spare, like: Like) -> None:
+        """Keep the carriers of a closed one, which was made by such a call."""
+        if self._is_over or like in self.spares:
             spare.give_up()
+            return
+        if len(self.spares) >= _SPARES:
+            self.spares.pop(next(iter(self.spares))).give_up()
+        self.spares[like] = spare
 
-    def usable(self) -> int:
-        """The number of the duplicate that has left spare carriers here, unused; NOTHING: none has.
+    def take(self, tell: Callable[[bytes], list[bytes]], like: Like) -> Spare | None:
+        """What is kept for such a call, if all ranks have kept the same; else free it. On all ranks.
 
         Ranks that close two duplicates in another order each have those of another one.
         """
-        return self.spare.number if self.spare is not None and self.spare.is_unused else NOTHING
-
-    def take(self, may_use: bool, name: str) -> Carriers | None:
-        """The spare carriers, for one of this name, if all ranks may use the same; else free them. On all."""
-        spare, self.spare = self.spare, None
-        if spare is None:
-            return None
-        if may_use:
-            return spare.carriers._replace(name=name)
-        spare.give_up()
-        return None
+        spare = self.spares.get(like)
+        said = (NOTHING if spare is None else spare.number).to_bytes(8, "little", signed=True)
+        heard = tell(said)
+        if spare is not None:
+            del self.spares[like]
+            if heard.count(said) < len(heard):
+                spare.give_up()
+                return None
+        return spare
 
     def end(self) -> None:
         """Their parent is closed."""
         self._is_over = True
-        self.take(False, "")
+        while self.spares:
+            self.spares.popitem()[1].give_up()
 
     def _has(self, number: int) -> bool:
         """Whether this rank has it, or does not know yet that it has been dropped."""
@@ -134,7 +140,7 @@ class Life:
 
     Attributes:
         home: the children among which it is, and its number there; None: nothing of ours has made it.
-        is_duplicate: of what has made it.
+        like: the call that has made it, if the next one may have its carriers: the same on each of its ranks.
         born: the program's line that made it, as core.request.birth has it.
     """
 
@@ -142,8 +148,8 @@ class Life:
     children = once(lambda life: Children())
     groups = once(lambda life: Groups())
 
-    def __init__(self, is_duplicate: bool) -> None:
-        self.is_duplicate = is_duplicate
+    def __init__(self, like: Like) -> None:
+        self.like = like
         self.born = birth(None)
 
     @property
@@ -151,17 +157,16 @@ class Life:
         """Whether its program has it no more, and only its parent does."""
         return self.home is not None and self.home[0].is_dropped(self.home[1])
 
-    def end(self, carriers: Carriers, is_unused: bool) -> Carriers | Spare:
-        """The communicator is being closed: what is to be freed of its carriers. is_unused: nothing was sent
-        there."""
+    def end(self, comm: Comm, carriers: Carriers, is_unused: bool) -> Carriers | Spare:
+        """comm is being closed: what is to be freed of its carriers. is_unused: nothing was sent there."""
         if "children" in vars(self):
             self.children.end()
         if self.home is None:
             return carriers
         siblings, number = self.home
         siblings.forget(number)
-        if not self.is_duplicate:
+        if not (self.like and is_unused):
             return carriers
-        spare = Spare(carriers, number, is_unused)
-        siblings.keep(spare)
+        spare = Spare(comm, carriers, number)
+        siblings.keep(spare, self.like)
         return spare

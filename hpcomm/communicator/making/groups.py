@@ -7,6 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import index
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
@@ -25,6 +26,8 @@ from ..payloads.objects import Objects
 from ..payloads.pickling import chosen
 from ..settings import INHERITED, Settings, require_known
 from .block_channel import making, rank_there
+from .carriers import Spare
+from .dropped import DUP, Like
 
 T = TypeVar("T")
 
@@ -44,11 +47,12 @@ def _split(comm: Context, color: int | None, key: int, name: str | None) -> Cont
     if color is not None:
         color = _whole(comm, "split", "color", color, 0, "; None leaves this rank out")
     key = _whole(comm, "split", "key", key, -_MOST, ", by which a part is ordered; name=... names the part")
-    with agreed(comm, "split"):
+    like, make = ("split", color, key), comm.carriers.plain.Split
+    with agreed(comm, "split", like=like) as spare:
         if color is None:
-            mapped(comm, "split", comm.mpi_handle.Split, MPI.UNDEFINED, key)
+            mapped(comm, "split", make, MPI.UNDEFINED, key)
             return None
-        return made(comm, "split", name or f"{comm.name}/{color}", comm.mpi_handle.Split, color, key)
+        return made(comm, "split", name or f"{comm.name}/{color}", make, color, key, like=like, spare=spare)
 
 
 def split_node(comm: Context, name: str | None, key: int, by: str) -> Context:
@@ -61,8 +65,9 @@ def split_node(comm: Context, name: str | None, key: int, by: str) -> Context:
         hint = f"one of node, {', '.join(domains.PARTS)}"
         raise refused(comm, "split_node", UsageError(f"a node has no part {by!r}", hint=hint))
     name = name or f"{comm.name}/{by}"
-    with agreed(comm, "split_node", None if by == "node" else by):
-        node = made(comm, "split_node", name, comm.mpi_handle.Split_type, MPI.COMM_TYPE_SHARED, key)
+    like, make = ("split_node", key), comm.carriers.plain.Split_type
+    with agreed(comm, "split_node", None if by == "node" else by, like) as spare:
+        node = made(comm, "split_node", name, make, MPI.COMM_TYPE_SHARED, key, like=like, spare=spare)
     if by == "node":
         return node
     with node:
@@ -126,12 +131,15 @@ def dup(
 ) -> Context:  # fmt: skip
     """As Communicator.dup."""
     comm.check_open("dup")
-    with refusing("dup", comm):
-        require_known(check or comm.settings.check, gpu)
-        by = chosen(pickler) if pickler is not None else None
-    with agreed(comm, "dup"):
-        make = comm.mpi_handle.Dup if comm.node is None else None
-        return made(comm, "dup", name or f"{comm.name}.dup", make, settings=Settings(check, gpu, by))
+    settings = INHERITED
+    if check or gpu or pickler is not None:
+        with refusing("dup", comm):
+            require_known(check or comm.settings.check, gpu)
+            settings = Settings(check, gpu, None if pickler is None else chosen(pickler))
+    with agreed(comm, "dup", like=DUP) as spare:
+        make = comm.carriers.plain.Dup if comm.node is None else None
+        name = name or f"{comm.name}.dup"
+        return made(comm, "dup", name, make, settings=settings, like=DUP, spare=spare)
 
 
 def create_intercomm(
@@ -218,13 +226,16 @@ def merge(comm: Context, high: bool, name: str | None) -> Context:
 
 
 @contextmanager
-def agreed(comm: Context, verb: str, what: object = None, **words: object) -> Iterator[None]:
-    """While all ranks of comm make something by verb, and name the same what.
+def agreed(
+    comm: Context, verb: str, what: object = None, like: Like = (), **words: object
+) -> Iterator[Spare | None]:
+    """While all ranks of comm make something by verb, and name the same what; gives made its spare.
 
     Where the native core has them all, it begins when all have come: then none is inside MPI yet when
     another one refuses its part.
 
     Args:
+        like: the call, on each rank the same if what it makes is, for made; (): that makes all anew.
         words: arguments of verb, for messages.
 
     Raises:
@@ -232,12 +243,15 @@ def agreed(comm: Context, verb: str, what: object = None, **words: object) -> It
     """
     code, mark, agreement = head(verb), crc32(repr(what).encode()), comm.agreement
     with calling(comm, verb, **words), comm.call_guard:
+        spare, children = None, comm.life.children
         if comm.node is not None:
-            comm.node.arrive_and_wait(signature(code, mark))
-        agreement.enter(code, mark)  # who has left meanwhile stands in the call log
-        comm.life.children.begin(comm)
-        yield
-        agreement.leave()
+            spare = children.take(partial(comm.node.tell, signature(code, mark)), like)
+        if spare is None:
+            agreement.enter(code, mark)  # who has left meanwhile stands in the call log
+        children.begin(comm)
+        yield spare
+        if spare is None:
+            agreement.leave()
 
 
 def made(
@@ -247,10 +261,16 @@ def made(
     make: Callable[..., MPI.Comm] | None,
     *arguments: object,
     settings: Settings = INHERITED,
+    like: Like = (),
+    spare: Spare | None = None,
 ) -> Context:
-    """One that MPI makes by make(*arguments), or a duplicate within a node (None)."""
-    mpi = None if make is None else mapped(comm, verb, make, *arguments)
-    new: Context = mapped(comm, verb, comm.derive, mpi, name, settings)
+    """One of what spare has, or that MPI makes by make(*arguments), or a duplicate within a node (None).
+
+    like, spare: as of agreed.
+    """
+    mpi = None if make is None or spare else mapped(comm, verb, make, *arguments)
+    like = like if comm.node is not None else ()
+    new: Context = mapped(comm, verb, comm.derive, mpi, name, settings, like, spare)
     if verb not in ("group", "create_intercomm"):  # not all of its ranks are comm's, or the reverse
         comm.life.children.add(new)
     return new
