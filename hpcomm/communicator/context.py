@@ -33,7 +33,7 @@ from .making.meeting import Met, Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
 from .settings import INHERITED, Settings, is_fast_by_default, require_known
-from .verbs.direct import NO_DIRECT, ByLibrary, InBackground, OnNode
+from .verbs.direct import NO_DIRECT, BetweenGroups, ByLibrary, InBackground, OnNode
 from .verbs.known_messages import KnownMessages
 
 if TYPE_CHECKING:
@@ -266,8 +266,8 @@ class Context(ClosedByAll):
         """Let calls take the direct path again, if nothing speaks against it."""
         if self.observers or self.is_closed or self.disagreed:
             return
-        by_library = not self.is_inter and self.timeout_s is None
-        self.direct = self.node or (ByLibrary(self) if by_library else NO_DIRECT)
+        by_library = BetweenGroups if self.is_inter else ByLibrary
+        self.direct = self.node or (by_library(self) if self.timeout_s is None else NO_DIRECT)
         if self.background_node is not None:
             self.background = OnNode(self)
         else:

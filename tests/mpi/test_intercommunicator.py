@@ -425,6 +425,46 @@ def test_groups_are_compared_as_both_ask_for(comm: Any, level: str) -> None:
         inter.close()
 
 
+@pytest.mark.parametrize("op", ["sum", "max", "avg"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int32", "complex128", "float16"])
+def test_arrays_of_two_groups_that_lie_plain_are_reduced_by_one_call(
+    halves: Any, comm: Any, dtype: str, op: str
+) -> None:
+    """Ranks whose arrays lie otherwise, or that observe, meet them there; all get the same bits."""
+    if (op, np.dtype(dtype).kind) in (("max", "c"), ("avg", "i")):
+        pytest.skip("there is no such reduction")
+    inter, _, _, there = halves
+    values = [np.random.default_rng(rank).standard_normal(6).astype(dtype) for rank in range(comm.size)]
+    x = values[comm.rank]
+    spread = np.zeros(12, dtype)
+    spread[::2] = x
+    out = np.empty(6, dtype)
+    direct = inter.context.direct.all_reduce
+    is_direct = op != "avg" and dtype != "float16"  # which take more than a call of MPI's
+    is_direct &= (inter.check, dtype, op) != ("full", "int32", "sum")  # which is looked at for an overflow
+    for i in range(3):
+        given = spread[::2] if i == comm.rank % 3 else x
+        result = inter.all_reduce(given, op, out=out)
+        assert result is out
+        want = values[there[0]].copy()
+        for rank in there[1:]:
+            want = np.maximum(want, values[rank]) if op == "max" else want + values[rank]
+        if op == "avg":
+            want = want / len(there)
+        assert np.allclose(
+            out, want, rtol=1e-2 if dtype == "float16" else 1e-12 if dtype != "float32" else 1e-6
+        )
+        bits = inter.all_gather_object(out.tobytes())
+        assert len({*bits}) == 1
+    made = direct(x, op, out)
+    assert (made is out) == is_direct
+    if not is_direct:
+        assert made is NotImplemented
+    assert direct(x, op, x) is NotImplemented  # in place
+    assert np.array_equal(inter.all_reduce(x, op, out=x), out)
+    assert inter.barrier() is None
+
+
 def test_merge_makes_one_group_with_the_high_one_behind(halves: Any, comm: Any) -> None:
     inter, _, here, there = halves
     with inter.merge(high=comm.rank % 2 == 0) as merged:

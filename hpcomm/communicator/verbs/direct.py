@@ -5,7 +5,8 @@ know of it. Then the general path prepares the arrays, says what is wrong with t
 What is tried has the methods of the native core's Node, and is one of three:
 
     core.Node   all ranks are on one node                               (node/_native)
-    ByLibrary   they are not, or there is no core: numpy's contiguous arrays, by one call of MPI
+    ByLibrary   they are not, or there is no core: numpy's contiguous arrays, by one call of MPI;
+                BetweenGroups: they are two groups
     NO_DIRECT   none of these, it is closed, or observers look on: the general path takes every call
 
 Calls in the background try OnNode, which is the core, InBackground, which is ByLibrary with MPI's nonblocking
@@ -204,6 +205,23 @@ class ByLibrary(NoDirect):
         if self._comm.values is not None:
             self._comm.values.hold(verb, found, 5)
         return found
+
+
+class BetweenGroups(ByLibrary):
+    """Of two groups: reductions for all ranks, and barriers."""
+
+    def __init__(self, comm: Comm) -> None:
+        super().__init__(comm)
+        self._size = comm.remote_size  # which bring something
+
+    def _call(self, verb: str, x: object, out: object, op: object = None, root: Any = 0) -> object:
+        return super()._call(verb, x, out, op) if verb == "all_reduce" and out is not x else NotImplemented
+
+    def _given(self, moves: str, x: AnyArray, out: Any, size: tuple[int, object], root: int) -> object:
+        return (x, *size)  # MPI has no calls in place there
+
+    def _by_parts(self, *call: object) -> object:
+        return NotImplemented  # too long for the order of ranks, which the general path says
 
 
 class InBackground(ByLibrary):
