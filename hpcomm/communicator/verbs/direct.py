@@ -16,7 +16,7 @@ functions, or NO_DIRECT. What the core does not take as it lies, by_copies() giv
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..._lazy import MPI, NDArray, np
@@ -77,6 +77,7 @@ class ByLibrary(NoDirect):
         self._comm, self._size, self._rank = comm, comm.size, comm.rank
         self._most = _LARGEST if comm.devices is None else comm.devices.eager  # bytes
         self._known = cache(partial(_known, comm))  # by operator, or None, and dtype
+        self._is_short = lru_cache(partial(_is_short, comm, not self.is_later))  # by verb, and bytes of x
 
     def barrier(self) -> object:
         return self._carry("barrier", None, (head("barrier"), 0), self._function("barrier"), lambda: None)
@@ -110,7 +111,7 @@ class ByLibrary(NoDirect):
 
     def _call(self, verb: str, x: object, out: object, op: object = None, root: Any = 0) -> object:
         row = TABLE[verb]
-        if not self._takes(x, op, root, row):
+        if not self._takes(x, out, op, root, row):
             return NotImplemented
         gets, known = row.root != "receives" or root == self._rank, self._known(op, x.dtype)
         result = self._result(verb, row, x, out) if gets else None
@@ -121,14 +122,14 @@ class ByLibrary(NoDirect):
         named = head(verb, reduce, code, root), n
         moves, there = verb, result
         if fold is not None:  # what all ranks have brought comes here, and is reduced at the end
-            if not self._is_short(verb, x.nbytes, not self.is_later):
+            if not self._is_short(verb, x.nbytes):
                 return self._by_parts((verb, root, fold), x, named, result)
             moves, there = rank_order.MOVES[verb], np.empty((self._size, n), x.dtype) if gets else None
         given = self._given(moves, x, there, (n, kind), root)
         taken = None if there is None else (there, n, kind)
         function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
         finish = partial(_finished, function, result, fold, there, self._rank if verb == "scan" else None)
-        step = function if fold is None else partial(fold.then, function)
+        step = function if fold is None or fold.nodes.groups else partial(fold.then, function)
         return self._carry(verb, x, named, step, finish)
 
     def _by_parts(
@@ -139,30 +140,33 @@ class ByLibrary(NoDirect):
         step = partial(ordered_blocks.by_parts, self._comm, *which, *flat)
         return self._carry(which[0], x, made, step, lambda: result)
 
-    def _takes(self, x: object, op: object, root: object, row: Verb) -> TypeGuard[NDArray[Any]]:
-        """Whether all are plain, and x an array with a block for each rank where it has to have one."""
+    def _takes(self, x: object, out: object, op: object, root: object, row: Verb) -> TypeGuard[NDArray[Any]]:
+        """Whether all are plain, and x an array with a block for each rank where it has to have one.
+
+        Where there is an out, the blocks may also lie one after the other along the first axis.
+        """
         if type(x) is not np.ndarray or not x.flags.c_contiguous or x.nbytes > self._most:
             return False
         if type(root) is not int or not 0 <= root < self._size or (row.reduces and type(op) is not str):
             return False
-        return not row.x_blocks or (x.ndim > 0 and len(x) == self._size)
-
-    def _is_short(self, verb: str, nbytes: int, waits: bool) -> bool:
-        """Whether one call of MPI does it, though the order of ranks is kept."""
-        comm = self._comm
-        return not rank_order.is_too_long(comm, nbytes, waits) and rank_order.is_whole(
-            comm, verb, nbytes, waits
-        )
+        if not row.x_blocks:
+            return True
+        return x.ndim > 0 and (len(x) == self._size or (out is not None and len(x) % self._size == 0))
 
     def _result(self, verb: str, row: Verb, x: AnyArray, out: object) -> Any:
         """out if it can receive, or a new array; NotImplemented: the general path has to look at it."""
         if out is x:
             return x if verb in _IN_PLACE and x.flags.writeable else NotImplemented
-        shape = x.shape[1:] if row.x_blocks else x.shape
-        shape = (self._size, *shape) if row.result_blocks else shape
+        shape = joined = x.shape
+        if row.x_blocks and not row.result_blocks:
+            shape = shape[1:] if shape[0] == self._size else (shape[0] // self._size, *shape[1:])
+            joined = 1, *shape
+        elif row.result_blocks and not row.x_blocks:
+            joined = self._size * (shape[0] if shape else 1), *shape[1:]
+            shape = self._size, *shape
         if out is None:
             return result_memory.empty(shape, x.dtype)
-        if type(out) is not np.ndarray or out.shape != shape or out.dtype != x.dtype:
+        if type(out) is not np.ndarray or out.dtype != x.dtype or out.shape not in (shape, joined):
             return NotImplemented
         return out if out.flags.carray and not np.may_share_memory(x, out) else NotImplemented
 
@@ -406,6 +410,11 @@ def _finished(
         made = fold.total(brought) if last is None else fold.prefixes(brought[: last + 1])[-1]
         result[...] = made.reshape(result.shape)
     return result
+
+
+def _is_short(comm: Comm, waits: bool, verb: str, nbytes: int) -> bool:
+    """Whether one call of MPI does it, though the order of ranks is kept."""
+    return not rank_order.is_too_long(comm, nbytes, waits) and rank_order.is_whole(comm, verb, nbytes, waits)
 
 
 def _known(comm: Comm, op: str | None, dtype: np.dtype[Any]) -> tuple[Any, int, Any, int, Any] | None:
