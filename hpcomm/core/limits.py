@@ -63,7 +63,7 @@ ORDER_ALONE_FAR = 48 << 10  # of one rank's array, from which it does not: links
 ORDER_BACKGROUND = 256 << 20  # the same where nothing else keeps the order of ranks (rank_order.py)
 ORDER_EXCHANGED = 64 << 10  # what all nodes have, up to which each of them hears all others'
 ORDER_TO_ROOT = 256 << 10  # what other nodes have for a root, up to which each sends it as one message
-ORDER_TWICE = 1 << 20  # of all ranks' arrays together, up to which two calls of MPI bring parts of them
+ORDER_KEPT = 256 << 10  # of x, up to which memory and requests are kept for the next call like it
 ORDER_PIECE = 4 << 20  # of x, of which each rank reduces a part at a time
 ORDER_PREFIX = 128 << 10  # of x, of which a prefix goes from rank to rank at a time
 

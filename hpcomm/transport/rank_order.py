@@ -43,8 +43,7 @@ MOVES = {  # what brings the contributions together
     "exscan": "all_gather",
     "reduce_scatter": "all_to_all",
 }
-_MANY = 8  # contributions from which numpy's own loop over short ones is quicker
-_SHORT = 64  # elements
+_SHORT = 32  # elements, up to which numpy's own loop over contributions is quicker
 
 
 def applies(comm: Comm, reduce: Reduction, dtype: Dtype) -> bool:
@@ -146,12 +145,12 @@ def is_whole(comm: Comm, verb: str, nbytes: int, waits: bool = True) -> bool:
 class Fold:
     """How contributions are reduced, on this rank.
 
-    is_flat: as if all ranks were on one node.
+    is_flat: as if all ranks were on one node. code: of their elements.
     """
 
     def __init__(self, comm: Comm, reduce: Reduction, dtype: Dtype, is_flat: bool = False) -> None:
         self.reduce, self.ranks = reduce, comm.remote_size if comm.is_inter else comm.size
-        is_flat = is_flat or comm.is_inter
+        self.code, is_flat = dtype.code, is_flat or comm.is_inter
         self.nodes = Nodes(comm, [*range(comm.size)]) if is_flat else nodes_of(comm)
         self.mpi = comm.mpi_handle
         self._op: Any = UFUNCS[reduce.mpi_op]
@@ -172,55 +171,72 @@ class Fold:
 
     def total(self, rows: NpArray) -> NpArray:
         """What all ranks have brought, a row each, reduced. The rows are written to."""
-        self.nodes.Wait()
         groups = self.nodes.groups
+        if not groups:
+            self.nodes.Wait()
+            groups = self.nodes.groups
         if len(groups) == 1:
             return self.rounded(self.partial(rows))
         with np.errstate(all="ignore"):  # MPI does not warn either
-            wide = self._widened(rows)
+            wide = self.widened(rows)
+            if len(groups) == len(wide):
+                return self.rounded(self.in_turn(wide))
             return self.rounded(self.in_turn([self.in_turn([wide[r] for r in ranks]) for ranks in groups]))
 
     def partial(self, rows: NpArray) -> NpArray:
         """Rows of one node reduced, and not yet rounded."""
         with np.errstate(all="ignore"):
-            wide = self._widened(rows)
+            wide = self.widened(rows)
             return exact.reduce_ranks(wide, self.reduce.mpi_op) if self.reduce.exact else self.in_turn(wide)
 
-    def in_turn(self, wide: NpArray | list[NpArray]) -> NpArray:
-        """Rows reduced from the left, into the first one."""
+    def in_turn(self, wide: NpArray | list[NpArray], into: NpArray | None = None) -> NpArray:
+        """Rows reduced from the left, into the first one, or another of the first two."""
         first = wide[0]
-        if len(wide) >= _MANY and first.size <= _SHORT and self._op is not _multiply:
+        into = first if into is None else into
+        if first.size <= _SHORT and type(wide) is np.ndarray and self._op is not _multiply:
             return np.asarray(self._op.accumulate(wide, axis=0)[-1])
         for row in wide[1:]:
-            self._op(first, row, out=first)
+            self._op(first, row, out=into)
+            first = into
         return first
+
+    def across(self, wide: NpArray, others: NpArray, here: int) -> NpArray:
+        """What this node has, which is only read, and the others, reduced into the first of these."""
+        with np.errstate(all="ignore"):
+            return self.in_turn([*others[:here], wide, *others[here:]], others[0])
 
     def prefixes(self, rows: NpArray) -> NpArray:
         """Row i: rows up to i reduced. They are written to."""
         with np.errstate(all="ignore"):
-            wide = self._widened(rows)
+            wide = self.widened(rows)
             for before, row in pairwise(wide):
                 self._op(before, row, out=row)
             return self.rounded(wide)
 
+    def wide(self, row: NpArray) -> np.dtype[Any]:
+        """The type in which a row is reduced."""
+        return self.widened(row[:1]).dtype
+
     def room_for(self, row: NpArray) -> NpArray:
         """Memory for what others have reduced of this row, and not yet rounded."""
-        return np.empty(row.shape, self._widened(row[:1]).dtype)
+        return np.empty(row.shape, self.wide(row))
 
     def onto(self, before: NpArray | None, row: NpArray) -> NpArray:
         """What is there before, if anything, and a row that is only read, reduced; not yet rounded."""
-        wide = self._widened(row)
+        wide = self.widened(row)
         made = row.copy() if wide is row else wide
         if before is not None:
             with np.errstate(all="ignore"):
                 self._op(before, made, out=made)
         return made
 
-    def _widened(self, rows: NpArray) -> NpArray:
+    def widened(self, rows: NpArray) -> NpArray:
         return rows if self.is_wide or self.reduce.widen is None else self.reduce.widen(rows)
 
     def rounded(self, wide: NpArray) -> NpArray:
         """As elements of the array."""
+        if self.reduce.narrow is None and self.reduce.finish is None:
+            return wide
         with np.errstate(all="ignore"):
             made = wide if self.reduce.narrow is None else self.reduce.narrow(wide, self.ranks)
             if self.reduce.finish is not None:

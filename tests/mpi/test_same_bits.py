@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import reduce
@@ -88,12 +89,9 @@ def way(request: Any, comm: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
         monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes_of(mpi.size, many)[mpi.rank % many])
     for limit in ("ORDER_PIECE", "ORDER_PREFIX"):
         monkeypatch.setattr(ordered_blocks, limit, 2000)
-    for limit in (
-        "ORDER_EXCHANGED",
-        "ORDER_TO_ROOT",
-        "ORDER_TWICE",
-    ):  # the short ones of three nodes, and for a root
+    for limit in ("ORDER_EXCHANGED", "ORDER_TO_ROOT"):  # the short ones of three nodes, and for a root
         monkeypatch.setattr(ordered_blocks, limit, 1000)
+    monkeypatch.setattr(ordered_blocks, "ORDER_KEPT", 4500)  # the longer half of what is given goes in pieces
     with comm.dup(check="full") as apart:  # which has no core
         yield apart
 
@@ -121,6 +119,16 @@ def test_an_element_of_a_sum_has_the_same_bits_whatever_way_the_call_takes(way: 
                 wrong["reduce", dtype, n, later] = reduced(way, x, op, later, wanted)
                 wrong["reduce_scatter", dtype, n, later] = scattered(way, x, op, later, wanted)
     assert {name: count for name, count in wrong.items() if count} == {}
+
+
+def test_halves_that_are_multiplied_first_come_to_a_root_as_halves(way: Any) -> None:
+    """Whoever reduces them."""
+    for dtype, n in itertools.product(HALVES, SIZES):
+        xs = [given(dtype, n, rank) for rank in range(way.size)]
+        wanted = law("sum", [x.float() * 0.5 for x in xs], order_of(way)).to(xs[0].dtype)
+        for root, later in itertools.product(range(way.size), (False, True)):
+            got = ended(way.reduce(xs[way.rank], hpcomm.premul_sum(0.5), root=root, async_op=later))
+            assert way.rank != root or differing(got, wanted) == 0, (dtype, n, root, later)
 
 
 @pytest.mark.parametrize("op", ["min", "max"])

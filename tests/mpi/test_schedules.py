@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -412,3 +413,16 @@ def test_what_no_plan_can_choose_is_refused(comm: Any) -> None:
             call()
         assert "test_schedules.py:" in str(caught.value.where)
     assert comm.all_reduce(1) == comm.size
+
+
+@pytest.mark.once
+def test_requests_that_are_kept_have_tags_that_no_call_has(own_comm: Any) -> None:
+    """Or a call in the background, after many others, would take their messages."""
+    mine, tags = comm_cache.own(own_comm.context), []
+
+    def make(channel: Any) -> Any:
+        tags.append(channel.tag)
+        return SimpleNamespace(rounds=[])  # an executor without messages
+
+    mine.executor("first", make)
+    assert tags[0] not in {mine.tag() for _ in range(70_000)}

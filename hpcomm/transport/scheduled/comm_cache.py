@@ -17,7 +17,7 @@ from . import tuned
 from .executor import Channel, Executor
 from .schedule_channels import LARGEST, Lasting, advance, release, wait_all
 
-_TAGS = 32_000  # for calls; those above are for plans
+_TAGS = 32_000  # for calls; those above are for plans, and executors that are kept
 _KEPT = 16  # executors with their memory, per communicator
 _ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be reduced
 
@@ -79,7 +79,7 @@ class Own:
         return self._tag
 
     def plan_tag(self) -> int:
-        """As tag(), of numbers for plans alone: those stay in use."""
+        """As tag(), of numbers that no call has: those of plans and kept executors stay in use."""
         self._plans += 1
         return _TAGS + self._plans % (largest_tag() - _TAGS + 1)
 
@@ -95,7 +95,7 @@ class Own:
         """
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = make(Lasting(self.mpi, self.tag(), self.most))
+            found = self._kept[key] = make(Lasting(self.mpi, self.plan_tag(), self.most))
             if len(self._kept) > _KEPT:
                 release(self._kept.pop(next(iter(self._kept))))
         return found

@@ -17,25 +17,28 @@ owns it. Exact sums are made as on one node, whichever nodes there are. So each 
 at most 2 n (p-1)/p elements of a long array (Thakur, Rabenseifner and Gropp 2005).
 Prefixes have no parts: each goes to the next rank, which adds its own. That is p - 1 messages of n elements.
 Arrays go in pieces, which follow each other one step apart. Messages travel on a duplicate, with a tag for
-each call, so any number of calls may be under way, in whatever order they end.
+each call, so any number of calls may be under way, in whatever order they end. Blocking calls on short arrays
+keep memory and persistent requests for the next one like them: steps in Python, with more ranks than cores,
+would take longer than the messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import pairwise, starmap
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..._lazy import MPI
-from ...core.limits import ORDER_EXCHANGED, ORDER_PIECE, ORDER_PREFIX, ORDER_TO_ROOT, ORDER_TWICE
+from ...core.limits import ORDER_EXCHANGED, ORDER_KEPT, ORDER_PIECE, ORDER_PREFIX, ORDER_TO_ROOT
 from ...core.operation import Carrier
 from ...core.request import Again, Request
 from ...core.verbs import PREFIXES
 from .. import mpi as transport
 from .comm_cache import begun, own
+from .executor import Channel, Executor
 from .schedule_channels import LARGEST, Running, pieces, wait_all
 
 if TYPE_CHECKING:
@@ -93,14 +96,14 @@ def by_parts(comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpAr
     """Carry out a blocking call, of flat arrays."""
     fold.meet(comm.mpi_handle)
     fold.nodes.Wait()
-    parts = _Parts(comm, verb, root, fold, x, out)
-    if parts.is_twice:
-        parts.all_reduce_by_two(comm.mpi_handle)
-        return
     mine = own(comm)
-    if parts.to_root:
-        parts.reduce_at_root(mine.mpi, mine.tag(), mine.most)
+    if verb not in PREFIXES and 0 < x.nbytes <= ORDER_KEPT:
+        at = root if verb == "reduce" else 0
+        key = "ordered", verb, at, x.nbytes, x.itemsize, fold.code, fold.reduce.exact  # alike on all ranks
+        kept = mine.executor(key, lambda channel: _Kept(channel, comm, verb, root, fold, x, out))
+        kept.carry_out(fold, x, out)  # type: ignore[attr-defined]
         return
+    parts = _Parts(comm, verb, root, fold, x, out, mine.room if x.nbytes <= ORDER_PIECE else None)
     for requests in parts.stages(mine.mpi, mine.tag(), mine.most):
         wait_all(requests)
 
@@ -135,36 +138,234 @@ def blocks_of(low: int, high: int, whole: int, nodes: list[list[int]]) -> Iterat
         yield Part(rank * whole + low, rank * whole + high, (rank,), holders)
 
 
-def _begun(
-    begin: Callable[..., MPI.Request], messages: Messages, tag: int, most: Callable[[int], int]
-) -> list[MPI.Request]:
-    """Requests of messages, by MPI's Irecv or Isend."""
-    return [begin(data, peer, tag) for peer, data in pieces(messages, most)]
+class _Owned(NamedTuple):
+    """A part whose result a rank has first.
+
+    Attributes:
+        run, low, high: where it is in what this rank's node has; where: in the result.
+        others: the ranks of other nodes that hold it.
+    """
+
+    run: int
+    low: int
+    high: int
+    others: list[int]
+    where: slice
+
+
+class _Cut:
+    """What one rank does of a piece of an array, or of each rank's block of it.
+
+    Attributes:
+        here, many: which node this is, of how many; shares: some node has several ranks.
+        ranks, at: how many are on this node, and which of them this one is; others: (which, rank).
+        held: (low, high) of what this rank holds, runs of parts; given: (holder, low, high) of other runs.
+        crossing: (owner, run, low, high): parts of runs, for those that own their results.
+        owned: this rank's own; results: (peer, which of them); wanted: (owner, where) of others'.
+        moves: whether any rank has those.
+        order: of the blocks, if they do not stand by their ranks.
+    """
+
+    def __init__(
+        self,
+        verb: str,
+        root: int,
+        rank: int,
+        nodes: list[list[int]],
+        piece: tuple[int, int, int],
+        nbytes: int,
+        sorts: bool = False,
+    ) -> None:
+        """piece: from where to where, of how many elements; nbytes: of the array.
+
+        sorts: of reduce_scatter: the blocks stand by their holders here, in this order, not by their ranks.
+        """
+        low, high, n = piece
+        self.many, self.shares = len(nodes), any(len(ranks) > 1 for ranks in nodes)
+        self.here = next(j for j, ranks in enumerate(nodes) if rank in ranks)
+        near = nodes[self.here]
+        self.ranks, self.at = len(near), near.index(rank)
+        self.others = [(i, q) for i, q in enumerate(near) if q != rank]
+        owning: slice | None = None  # those of the holders that own all of a part
+        if self.many == 2 or nbytes * self.many <= ORDER_EXCHANGED:
+            at = next((j for j, ranks in enumerate(nodes) if root in ranks), 0)
+            owning = slice(at, at + 1) if verb == "reduce" else slice(None)
+        if verb == "reduce" and 0 < nbytes * (self.many - 1) <= ORDER_TO_ROOT:
+            holders = tuple(root if root in ranks else ranks[0] for ranks in nodes)
+            cut, self.moves = iter([Part(low, high, (root,), holders)]), False
+        elif verb == "reduce_scatter":
+            cut, self.moves = blocks_of(low, high, n, nodes), False
+        else:
+            cut = parts_of(low, high, nodes, owning)
+            self.moves = verb == "reduce" or (owning is None and self.many > 1)
+        parts = [part for part in cut if part.low < part.high]
+        self.order: list[int] | None = None
+        if sorts and verb == "reduce_scatter" and self.shares:
+            parts.sort(key=lambda part: part.holders[self.here])
+            self.order = [part.owners[0] for part in parts]
+            parts = [part._replace(low=i * n, high=(i + 1) * n) for i, part in enumerate(parts)]
+        runs: list[tuple[int, int, int]] = []
+        mine: list[tuple[Part, int]] = []  # and the number of its run
+        self.held: list[tuple[int, int]] = []
+        for part in parts:
+            begin, holder = part.low, part.holders[self.here]
+            if runs and runs[-1][::2] == (holder, begin):
+                begin = runs.pop()[1]
+            runs.append((holder, begin, part.high))
+            if holder == rank:
+                self.held[len(self.held) - (begin < part.low) :] = [(begin, part.high)]
+                mine.append((part, len(self.held) - 1))
+        self.given = [run for run in runs if run[0] != rank]
+        inside = [(part, i, part.low - self.held[i][0], part.high - self.held[i][0]) for part, i in mine]
+        self.crossing = [(q, *its) for part, *its in inside for q in part.owners if q != rank]
+        own = [each for each in inside if rank in each[0].owners]
+        self.owned = [
+            _Owned(
+                i, a, b, [q for q in part.holders if q != rank],
+                slice(low, high) if verb == "reduce_scatter" else slice(part.low, part.high),
+            )
+            for part, i, a, b in own
+        ]  # fmt: skip
+        to_all = verb == "all_reduce"
+        self.results = [
+            (q, i) for i, (part, *_) in enumerate(own)
+            for q in (part.holders if to_all else (root,)) if q not in part.owners
+        ]  # fmt: skip
+        self.wanted = [
+            (part.owners[0], slice(part.low, part.high)) for part in parts
+            if rank not in part.owners and rank == (part.holders[self.here] if to_all else root)
+        ]  # fmt: skip
+
+
+class _Piece:
+    """One rank's part of a piece, on memory that stays.
+
+    Attributes:
+        fold: how it is reduced.
+
+    Args:
+        rows: makes memory of so many rows of so many elements.
+    """
+
+    def __init__(
+        self, cut: _Cut, fold: Fold, x: NpArray, out: NpArray | None,
+        rows: Callable[[int, int, np.dtype[Any]], NpArray],
+    ) -> None:  # fmt: skip
+        self.cut, self.fold, self.x, self.out = cut, fold, x, out
+        wide = fold.wide(x)
+        given = self.given = [x[a:b] for a, b in cut.held]
+        self.is_alone = cut.ranks == 1 < cut.many  # what it has is only read, and crosses
+        self.rows = [] if self.is_alone else [rows(cut.ranks, each.size, x.dtype) for each in given]
+        self.folded = given if self.is_alone else [row[0] for row in self.rows]
+        if wide != x.dtype:
+            self.folded = [rows(1, each.size, wide)[0] for each in given]
+        self.came = [rows(cut.many - 1, its.high - its.low, wide) for its in cut.owned]
+        narrow = fold.rounded(np.zeros(1, wide)).dtype
+        self.made = [
+            rows(1, its.high - its.low, narrow)[0] if out is None else out[its.where] for its in cut.owned
+        ]
+
+    def rounds(self, verb: str) -> Iterator[tuple[Messages, Messages, Callable[[], None]]]:
+        """What comes, what goes, and what is done then."""
+        cut, x = self.cut, self.x
+
+        def into(where: slice) -> NpArray:
+            assert self.out is not None
+            return self.out[where]
+
+        def nothing() -> None:
+            pass
+
+        if cut.shares or cut.many == 1:
+            coming = [(q, row[i]) for row in self.rows for i, q in cut.others]
+            yield coming, [(q, x[a:b]) for q, a, b in cut.given], self._collect
+        if cut.many > 1:
+            pairs = zip(cut.owned, self.came, strict=True)
+            coming = [(q, row[i]) for its, row in pairs for i, q in enumerate(its.others)]
+            yield coming, [(q, self.folded[i][a:b]) for q, i, a, b in cut.crossing], self._finish
+        if cut.moves:
+            coming = [(q, into(where)) for q, where in cut.wanted]
+            yield coming, [(q, self.made[i]) for q, i in cut.results], nothing
+        if verb == "all_reduce" and cut.shares:
+            going = [(q, into(slice(*run))) for run in cut.held for _, q in cut.others]
+            yield [(q, into(slice(a, b))) for q, a, b in cut.given], going, nothing
+
+    def begin(self) -> None:
+        """What is done before the first messages."""
+        for given, wide in zip(self.given, self.folded, strict=True):
+            if self.is_alone and wide is not given:
+                wide[...] = self.fold.widened(given)
+
+    def _collect(self) -> None:
+        for given, row, wide in zip(self.given, self.rows, self.folded, strict=False):  # no rows: alone
+            row[self.cut.at] = given
+            made = self.fold.partial(row)
+            if made.base is not wide.base:  # it is not there already
+                wide[...] = made
+        if self.cut.many == 1:
+            self._finish()
+
+    def _finish(self) -> None:
+        fold, here = self.fold, self.cut.here
+        for its, came, made in zip(self.cut.owned, self.came, self.made, strict=True):
+            wide = self.folded[its.run][its.low : its.high]
+            made[...] = fold.rounded(fold.across(wide, came, here) if len(came) else wide)
+
+
+class _Kept(Executor):
+    """A short piece with memory and requests that are used again."""
+
+    def __init__(
+        self, channel: Channel, comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None
+    ) -> None:
+        n = x.size // (comm.size if verb == "reduce_scatter" else 1)
+        cut = _Cut(verb, root, comm.rank, fold.nodes.groups, (0, n, n), x.nbytes, sorts=True)
+        self.x, self.out = np.empty_like(x), None if out is None else np.empty_like(out)
+        self.piece = _Piece(cut, fold, self.x, self.out, lambda many, n, dtype: np.empty((many, n), dtype))
+        self.rounds = [([], channel.prepare(go, come), [then]) for come, go, then in self.piece.rounds(verb)]
+        self.last, self.order = [], cut.order
+
+    def carry_out(self, fold: Fold, x: NpArray, out: NpArray | None) -> None:
+        if self.order is None:
+            self.x[...] = x
+        else:
+            blocks = len(self.order), -1
+            x.reshape(blocks).take(self.order, 0, self.x.reshape(blocks), "clip")
+        self.piece.fold = fold
+        self.piece.begin()
+        self.run()
+        if out is not None:
+            out[...] = self.out
 
 
 class _Parts:
-    """What one rank gives, folds and receives."""
+    """What one rank gives, folds and receives.
 
-    def __init__(self, comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None) -> None:
+    Args:
+        room: gives memory of at least so many bytes, the same each time; else each array has its own.
+    """
+
+    def __init__(
+        self, comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None,
+        room: Callable[[int], NpArray | None] | None = None,
+    ) -> None:  # fmt: skip
         self.verb, self.root, self.fold, self.x, self.out = verb, root, fold, x, out
         self.rank, self.size = comm.rank, comm.size
-        self.nodes = fold.nodes.groups
-        self.here = next(j for j, ranks in enumerate(self.nodes) if comm.rank in ranks)
-        self.near = self.nodes[self.here]
-        others = len(self.nodes) - 1
-        self.to_root = verb == "reduce" and 0 < x.nbytes * others <= ORDER_TO_ROOT
-        is_short = verb == "all_reduce" and x.nbytes * self.size <= ORDER_TWICE
-        self.is_twice = is_short and self.size == len(self.nodes)
-        self.owning: slice | None = None  # those of the holders that own all of a part
-        if len(self.nodes) == 2 or x.nbytes * len(self.nodes) <= ORDER_EXCHANGED:
-            at = next((j for j, ranks in enumerate(self.nodes) if root in ranks), 0)
-            self.owning = slice(at, at + 1) if verb == "reduce" else slice(None)
+        self.room, self.used = room, 0
 
     def stages(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> Stages:
         blocks = self.size if self.verb == "reduce_scatter" else 1
         n = self.x.size // blocks
         longest, made = (ORDER_PREFIX, self._prefix) if self.verb in PREFIXES else (ORDER_PIECE, self._piece)
         step = max(longest // (self.x.itemsize * blocks), self.size)
+
+        def begun(coming: Messages, going: Messages) -> list[MPI.Request]:
+            requests = [mpi.Irecv(data, peer, tag) for peer, data in pieces(coming, most)]
+            return requests + [mpi.Isend(data, peer, tag) for peer, data in pieces(going, most)]
+
+        if n <= step:  # one piece
+            yield from starmap(begun, made(0, n, n))
+            return
         lows = iter(range(0, n, step))
         under_way: list[Iterator[tuple[Messages, Messages]]] = []
         while True:
@@ -182,125 +383,25 @@ class _Parts:
                     going += messages[1]
             if not under_way and low is None:
                 return
-            yield [*_begun(mpi.Irecv, coming, tag, most), *_begun(mpi.Isend, going, tag, most)]
+            yield begun(coming, going)
 
-    def reduce_at_root(self, mpi: MPI.Comm, tag: int, most: Callable[[int], int]) -> None:
-        """A short reduce, at one go: with more ranks than cores each step of Python's lets others wait."""
-        me, root, fold = self.rank, self.root, self.fold
-        holder = root if root in self.near else self.near[0]
-        if me != holder:
-            wait_all(_begun(mpi.Isend, [(holder, self.x)], tag, most))
-            return
-        rows = np.empty((len(self.near), self.x.size), self.x.dtype)
-        near = [(q, row) for q, row in zip(self.near, rows, strict=True) if q != me]
-        coming = _begun(mpi.Irecv, near, tag, most)
-        others: Messages = []
-        if me == root:
-            others = [(ranks[0], fold.room_for(self.x)) for ranks in self.nodes if me not in ranks]
-        far = _begun(mpi.Irecv, others, tag, most)
-        rows[self.near.index(me)] = self.x
-        wait_all(coming)
-        wide = fold.partial(rows)
-        if me != root:
-            wait_all(_begun(mpi.Isend, [(root, wide)], tag, most))
-            return
-        wait_all(far)
-        folded = [row for _, row in others]
-        folded.insert(self.here, wide)
-        with np.errstate(all="ignore"):
-            self._into(0, wide.size)[...] = fold.rounded(fold.in_turn(folded))
-
-    def all_reduce_by_two(self, mpi: MPI.Comm) -> None:
-        """A short all_reduce of nodes with one rank each, by two calls of MPI: what each rank reduces of the
-        array comes, and what all have reduced."""
-        n, p = self.x.size, self.size
-        rows, given = np.empty((2, p, -(-n // p)), self.x.dtype)
-        given.reshape(-1)[:n] = self.x
-        each = rows[0].nbytes, MPI.BYTE
-        mpi.Alltoall((given, *each), (rows, *each))
-        given[self.rank] = self.fold.rounded(self.fold.partial(rows))
-        mpi.Allgather(MPI.IN_PLACE, (given, *each))
-        self._into(0, n)[...] = given.reshape(-1)[:n]
+    def _rows(self, many: int, width: int, dtype: np.dtype[Any]) -> NpArray:
+        """Memory for others' contributions."""
+        low, nbytes = self.used, many * width * dtype.itemsize
+        self.used += -(-nbytes // 64) * 64
+        room = None if self.room is None else self.room(self.used)
+        if room is None:
+            return np.empty((many, width), dtype)
+        return room[low : low + nbytes].view(dtype).reshape(many, width)
 
     def _piece(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """The messages of one piece, step by step: what comes, and what goes."""
-        parts = [part for part in self._cut(low, high, n) if part.low < part.high]
-        held = self._held(parts)
-        rows = [np.empty((len(self.near), part.high - part.low), self.x.dtype) for part in held]
-        yield (
-            [(q, row[i]) for row in rows for i, q in enumerate(self.near) if q != self.rank],
-            [(q, self.x[p.low : p.high]) for p in parts if (q := p.holders[self.here]) != self.rank],
-        )
-        for part, row in zip(held, rows, strict=True):
-            row[self.near.index(self.rank)] = self.x[part.low : part.high]
-        folded = {part: self.fold.partial(row) for part, row in zip(held, rows, strict=True)}
-        if len(self.nodes) > 1:
-            yield from self._cross(folded)
-        owned = {part: self.fold.rounded(wide) for part, wide in folded.items() if self.rank in part.owners}
-        yield from self._given(parts, owned)
-
-    def _cut(self, low: int, high: int, n: int) -> Iterator[Part]:
-        if self.verb == "reduce_scatter":
-            return blocks_of(low, high, n, self.nodes)
-        if self.to_root:
-            holders = tuple(self.root if self.root in ranks else ranks[0] for ranks in self.nodes)
-            return iter([Part(low, high, (self.root,), holders)])
-        return parts_of(low, high, self.nodes, self.owning)
-
-    def _cross(self, folded: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
-        """Bring what the nodes have of a part to its owners, and fold it there."""
-        owned = {
-            part: np.empty((len(self.nodes), wide.size), wide.dtype)
-            for part, wide in folded.items() if self.rank in part.owners
-        }  # fmt: skip
-        yield (
-            [
-                (q, row[j])
-                for part, row in owned.items()
-                for j, q in enumerate(part.holders)
-                if j != self.here
-            ],
-            [(q, wide) for part, wide in folded.items() for q in part.owners if q != self.rank],
-        )
-        for part, row in owned.items():
-            row[self.here] = folded[part]
-            with np.errstate(all="ignore"):
-                folded[part] = self.fold.in_turn(row)
-
-    def _given(self, parts: list[Part], owned: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
-        """Take the results to where they are wanted."""
-        if self.verb == "reduce_scatter":
-            for part, made in owned.items():
-                low = part.low - self.rank * (self.x.size // self.size)
-                self._into(low, low + made.size)[...] = made
-            return
-        for part, made in owned.items():
-            if self.out is not None:
-                self._into(part.low, part.high)[...] = made
-        if self.verb == "reduce":
-            is_root = self.rank == self.root
-            yield (
-                self._coming(parts) if is_root else [],
-                [(self.root, made) for made in owned.values() if not is_root],
-            )
-            return
-        yield from self._spread(parts, owned)
-
-    def _spread(self, parts: list[Part], owned: dict[Part, NpArray]) -> Iterator[tuple[Messages, Messages]]:
-        """Take the results to the holders, and from them to all."""
-        if len(self.nodes) > 1:
-            yield (
-                self._coming(self._held(parts)),
-                [(q, made) for p, made in owned.items() for q in p.holders if q not in p.owners],
-            )
-        coming: Messages = []
-        going: Messages = []
-        for holder, grouped in groupby(parts, key=lambda part: part.holders[self.here]):
-            run = [*grouped]
-            data = self._into(run[0].low, run[-1].high)
-            coming += [(holder, data)] if holder != self.rank else []
-            going += [(q, data) for q in self.near if q != self.rank] if holder == self.rank else []
-        yield coming, going
+        cut = _Cut(self.verb, self.root, self.rank, self.fold.nodes.groups, (low, high, n), self.x.nbytes)
+        piece = _Piece(cut, self.fold, self.x, self.out, self._rows)
+        piece.begin()
+        for coming, going, then in piece.rounds(self.verb):
+            yield coming, going
+            then()
 
     def _prefix(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """What the ranks before have, reduced, comes; with this rank's own it goes to the next."""
@@ -314,16 +415,4 @@ class _Parts:
             yield [], [(self.rank + 1, made)]
         wide = made if self.verb == "scan" else before
         if self.out is not None and wide is not None:
-            self._into(low, high)[...] = self.fold.rounded(wide)
-
-    def _held(self, parts: list[Part]) -> list[Part]:
-        """Those that this rank holds."""
-        return [part for part in parts if part.holders[self.here] == self.rank]
-
-    def _coming(self, parts: list[Part]) -> Messages:
-        """Those parts of the result that this rank does not own."""
-        return [(p.owners[0], self._into(p.low, p.high)) for p in parts if self.rank not in p.owners]
-
-    def _into(self, low: int, high: int) -> NpArray:
-        assert self.out is not None
-        return self.out[low:high]
+            self.out[low:high] = self.fold.rounded(wide)

@@ -150,6 +150,9 @@ def pieces(messages: Messages, most: Callable[[int], int]) -> Iterator[tuple[int
     """(peer, what mpi4py wants to know): each message in pieces of at most so many bytes, in order."""
     for peer, view in messages:
         data, step = view.view(np.uint8), most(peer)
+        if 0 < data.nbytes <= step:
+            yield peer, [data, data.nbytes, MPI.BYTE]
+            continue
         for low in range(0, data.nbytes, step):
             piece = data[low : low + step]
             yield peer, [piece, piece.nbytes, MPI.BYTE]
