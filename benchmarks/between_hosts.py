@@ -23,7 +23,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 NET, NAME = "10.78.0", "shaped"
-SIZES = (64 << 10, 1 << 20, 16 << 20)  # bytes of the longer one of the arrays of a rank
+SIZES = (8, 1 << 10, 64 << 10, 4 << 20, 16 << 20)  # bytes of the longer one of the arrays of a rank
+OFTEN = 9  # times as many rounds of those below 1 MiB
 PREDICTED = 16 << 20
 ALGORITHMS = ("ring", "double_tree", "circulant")
 AGENT = """#!/bin/bash
@@ -116,17 +117,21 @@ def launch(folder: Path, options: argparse.Namespace) -> None:
 
 def table(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
     shape = f"{options.hosts} hosts x {options.ranks} ranks"
+    medians = f"medians of {found['rounds']} by turns, below 1 MiB of {found['rounds'] * OFTEN}"
+    top = ("raw mpi4py", "hpcomm", "fast", "hpcomm"), ("ms", "of raw", "of raw", "of fast")
+    one, two = (f"{'':28}{first:>12}" + "".join(f"{each:>9}" for each in rest) for first, *rest in top)
     lines = [
-        f"{found['library']}, {shape}, links of {options.rate}, medians of {found['rounds']} by turns",
+        f"{found['library']}, {shape}, links of {options.rate}, {medians}",
         "",
-        f"{'':28}{'raw mpi4py':>12}{'hpcomm':>9}{'fast':>9}   {'bytes: raw':>10}{'hpcomm':>9}{'fast':>9}",
-        f"{'':28}{'ms':>12}{'of raw':>9}{'of raw':>9}   {'of the least':>10}",
+        f"{one}   {'bytes: raw':>10}{'hpcomm':>9}{'fast':>9}",
+        f"{two}   {'of the least':>10}",
     ]
     for row in found["rows"]:
         raw, *ours = row["seconds"]
         nbytes = "".join(f"{each:9.2f}" for each in row["bytes"])
-        times = "".join(f"{each / raw:9.2f}" for each in ours)
-        lines.append(f"{row['verb']:16}{row['size'] >> 10:8} KiB{raw * 1e3:12.2f}{times}    {nbytes}")
+        times = "".join(f"{each:9.2f}" for each in (ours[0] / raw, ours[1] / raw, ours[0] / ours[1]))
+        size = f"{row['size'] >> 10:8} KiB" if row["size"] >= 1024 else f"{row['size']:8} B  "
+        lines.append(f"{row['verb']:16}{size}{raw * 1e3:12.3f}{times}    {nbytes}")
     if not found["schedules"]:
         return lines
     sys.path.insert(0, str(ROOT))
@@ -170,7 +175,8 @@ def measure(out: str, hosts: int, verbs: list[str], rounds: int = 7) -> None:
             calls = contenders(verb, size, comm, fast)
             seconds: list[list[float]] = [[] for _ in calls]
             nbytes = [0.0] * len(calls)
-            for turn in range(rounds + 1):
+            turns = rounds if size >= 1 << 20 else rounds * OFTEN
+            for turn in range(turns + 1):
                 for i, call in enumerate(calls):
                     comm.barrier()
                     before, begin = sent(), time.perf_counter()
@@ -179,7 +185,7 @@ def measure(out: str, hosts: int, verbs: list[str], rounds: int = 7) -> None:
                     went = comm.mpi.allreduce((sent() - before) * speaks)
                     if turn:
                         seconds[i].append(took)
-                        nbytes[i] += went / rounds / (LEAST[verb](hosts, comm.size // hosts) * size)
+                        nbytes[i] += went / turns / (LEAST[verb](hosts, comm.size // hosts) * size)
             row = {"verb": verb, "size": size, "bytes": nbytes}
             found["rows"].append(row | {"seconds": [float(np.median(each)) for each in seconds]})
     if comm.size == hosts and "all_reduce" in verbs:
@@ -204,7 +210,7 @@ def contenders(verb: str, size: int, comm: Any, fast: Any) -> list[Callable[[], 
     """Raw mpi4py, hpcomm, and hpcomm with order "fast", the same call of each."""
     import numpy as np
 
-    part = np.ones(size // 4 // comm.size, np.float32)
+    part = np.ones(max(1, size // 4 // comm.size), np.float32)
     whole = np.ones(part.size * comm.size, np.float32)
     x, y = {
         "reduce_scatter": (whole, part),
