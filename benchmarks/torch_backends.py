@@ -92,7 +92,7 @@ def main() -> None:
             head += f" {'floor':>8} {'direct':>8} {'raw':>8}" * ("raw" in groups)
             say(head)
             lines.append(head)
-            for nbytes in sizes:
+            for nbytes in sorted({*sizes, 1 << 10}) if DIRECT in groups else sizes:
                 row = measured(make, nbytes, dtype, ranks, groups, rounds)
                 lines.append(shown(row))
                 say(lines[-1])

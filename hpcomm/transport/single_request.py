@@ -251,7 +251,8 @@ class OfNode(Message):
             try:
                 enter(self, "wait", None, None, None)
                 self._going.Wait()
-                self._take()
+                self.result, self._stages = self._going.result, None
+                _moving.discard(self._going)  # the thread, which may look much later, would keep the arrays
             except BaseException as error:
                 self._raised(error)
             finally:
@@ -265,16 +266,11 @@ class OfNode(Message):
             try:
                 if not self._going.Test():
                     return False
-                self._take()
+                self.result, self._stages = self._going.result, None
+                _moving.discard(self._going)
             except BaseException as error:
                 self._raised(error)
         return True
-
-    def _take(self) -> None:
-        """Its result; the thread, which may look much later, shall not keep the arrays till then."""
-        self.result, self._stages = self._going.result, None
-        if _moving:
-            _moving.discard(self._going)
 
     def _raised(self, error: BaseException) -> None:
         """It has failed, unless a signal's handler has raised: then it goes on."""
