@@ -27,8 +27,8 @@ from ..errors import MismatchError, UsageError, where
 from ..job import process_role
 from ..node import segment
 from .making.block_channel import channel
-from .making.carriers import Carriers, Spare
-from .making.dropped import DUP, Life, Like
+from .making.carriers import Carriers
+from .making.dropped import DUP, NONE_KEPT, Kept, Life
 from .making.meeting import Met, Near, least, meet
 from .payloads.dissemination import inside
 from .payloads.pickling import chosen, encode
@@ -102,17 +102,18 @@ class Context(ClosedByAll):
 
     def __init__(
         self, mpi: MPI.Comm | None, name: str | None, settings: Settings = INHERITED, *,
-        plain: bool = False, parent: Context | None = None, like: Like = (), spare: Spare | None = None,
+        plain: bool = False, parent: Context | None = None, kept: Kept = NONE_KEPT,
     ) -> None:  # fmt: skip
-        """Take over mpi, which nobody else uses; None: what spare has, or a duplicate of what parent has,
+        """Take over mpi, which nobody else uses; None: what is kept, or a duplicate of what parent has,
         whose ranks are all on one node.
 
         Args:
             plain: the other group is a program without hpcomm. It makes the same duplicates of mpi, and tells
                 nothing else.
             parent: one that has all ranks of mpi.
-            like: as Life has it.
+            kept: as made has it.
         """
+        like, spare = kept
         self.direct: Any = NO_DIRECT
         self.background: Any = NO_DIRECT
         patience.look()
@@ -186,16 +187,15 @@ class Context(ClosedByAll):
             self.node.most = self.devices.eager  # above that, ranks first tell where their arrays lie
 
     def derive(
-        self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED, like: Like = (),
-        spare: Spare | None = None,
-    ) -> Context:  # fmt: skip
-        """A context for mpi, whose ranks are some of these; None: for those of spare, or all, on one node."""
+        self, mpi: MPI.Comm | None, name: str, settings: Settings = INHERITED, kept: Kept = NONE_KEPT
+    ) -> Context:
+        """A context for mpi, whose ranks are some of these; None: for what is kept, or all, on one node."""
         own, (check, gpu, pickler) = self.settings, settings
         if settings is INHERITED:
             settings = own
         else:
             settings = Settings(check or own.check, gpu or own.gpu, pickler or own.pickler)
-        made = Context(mpi, name, settings, parent=self, like=like, spare=spare)
+        made = Context(mpi, name, settings, parent=self, kept=kept)
         if self.timeout_s is not None:
             made.limit(self.timeout_s)
         return made

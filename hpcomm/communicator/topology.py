@@ -101,7 +101,7 @@ class Cart(Topology):
         like, cut = ("sub", *kept), comm.carriers.plain.Sub  # type: ignore[attr-defined]
         with agreed(comm, "sub", keep, like, axes=axes) as spare:
             name = name or f"{self.name}{list(axes)}"
-            new = made(comm, "sub", name, cut, keep, like=like, spare=spare)
+            new = made(comm, "sub", name, cut, keep, kept=spare)
         shape, rings = compress(self.shape, keep), compress(self.periodic, keep)
         return _as_cart(new, tuple(shape), tuple(rings))
 
@@ -160,12 +160,12 @@ def cart(
             )
     what = sizes, rings, bool(reorder)
     like = ("cart", *what)
-    with agreed(comm, "cart", what, like, shape=shape, periodic=periodic) as spare:
-        order = node_order(nodes_of(comm), sizes, tiles=True) if reorder and spare is None else None
+    with agreed(comm, "cart", what, like, shape=shape, periodic=periodic) as kept:
+        order = node_order(nodes_of(comm), sizes, tiles=True) if reorder and kept.spare is None else None
         place = order.index(comm.rank) if order is not None else None
         create = partial(_made, comm, "cart", "Create_cart", place)
         name = name or f"{comm.name}.cart"
-        new = made(comm, "cart", name, create, list(sizes), list(rings), False, like=like, spare=spare)
+        new = made(comm, "cart", name, create, list(sizes), list(rings), False, kept=kept)
     return _as_cart(new, sizes, rings)
 
 

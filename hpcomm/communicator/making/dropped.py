@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ..._lazy import once
 from ...core.comm import Comm
@@ -18,6 +18,16 @@ from .carriers import Carriers, Spare
 
 Like: TypeAlias = "tuple[object, ...]"  # a verb and its arguments here; (): carriers are not kept
 DUP: Like = ("dup",)
+
+
+class Kept(NamedTuple):
+    """like: a call, the same on each rank if what it makes is; spare: what one such has left."""
+
+    like: Like = ()
+    spare: Spare | None = None
+
+
+NONE_KEPT = Kept()
 NOTHING = -1  # in place of a number
 _SPARES = 4  # calls of one communicator whose carriers are kept
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce

@@ -26,8 +26,7 @@ from ..payloads.objects import Objects
 from ..payloads.pickling import chosen
 from ..settings import INHERITED, Settings, require_known
 from .block_channel import making, rank_there
-from .carriers import Spare
-from .dropped import DUP, Like
+from .dropped import DUP, NONE_KEPT, Kept, Like
 
 T = TypeVar("T")
 
@@ -48,11 +47,11 @@ def _split(comm: Context, color: int | None, key: int, name: str | None) -> Cont
         color = _whole(comm, "split", "color", color, 0, "; None leaves this rank out")
     key = _whole(comm, "split", "key", key, -_MOST, ", by which a part is ordered; name=... names the part")
     like, make = ("split", color, key), comm.carriers.plain.Split
-    with agreed(comm, "split", like=like) as spare:
+    with agreed(comm, "split", like=like) as kept:
         if color is None:
             mapped(comm, "split", make, MPI.UNDEFINED, key)
             return None
-        return made(comm, "split", name or f"{comm.name}/{color}", make, color, key, like=like, spare=spare)
+        return made(comm, "split", name or f"{comm.name}/{color}", make, color, key, kept=kept)
 
 
 def split_node(comm: Context, name: str | None, key: int, by: str) -> Context:
@@ -66,8 +65,8 @@ def split_node(comm: Context, name: str | None, key: int, by: str) -> Context:
         raise refused(comm, "split_node", UsageError(f"a node has no part {by!r}", hint=hint))
     name = name or f"{comm.name}/{by}"
     like, make = ("split_node", key), comm.carriers.plain.Split_type
-    with agreed(comm, "split_node", None if by == "node" else by, like) as spare:
-        node = made(comm, "split_node", name, make, MPI.COMM_TYPE_SHARED, key, like=like, spare=spare)
+    with agreed(comm, "split_node", None if by == "node" else by, like) as kept:
+        node = made(comm, "split_node", name, make, MPI.COMM_TYPE_SHARED, key, kept=kept)
     if by == "node":
         return node
     with node:
@@ -136,10 +135,10 @@ def dup(
         with refusing("dup", comm):
             require_known(check or comm.settings.check, gpu)
             settings = Settings(check, gpu, None if pickler is None else chosen(pickler))
-    with agreed(comm, "dup", like=DUP) as spare:
+    with agreed(comm, "dup", like=DUP) as kept:
         make = comm.carriers.plain.Dup if comm.node is None else None
         name = name or f"{comm.name}.dup"
-        return made(comm, "dup", name, make, settings=settings, like=DUP, spare=spare)
+        return made(comm, "dup", name, make, settings=settings, kept=kept)
 
 
 def create_intercomm(
@@ -226,10 +225,8 @@ def merge(comm: Context, high: bool, name: str | None) -> Context:
 
 
 @contextmanager
-def agreed(
-    comm: Context, verb: str, what: object = None, like: Like = (), **words: object
-) -> Iterator[Spare | None]:
-    """While all ranks of comm make something by verb, and name the same what; gives made its spare.
+def agreed(comm: Context, verb: str, what: object = None, like: Like = (), **words: object) -> Iterator[Kept]:
+    """While all ranks of comm make something by verb, and name the same what; gives what made takes.
 
     Where the native core has them all, it begins when all have come: then none is inside MPI yet when
     another one refuses its part.
@@ -249,7 +246,7 @@ def agreed(
         if spare is None:
             agreement.enter(code, mark)  # who has left meanwhile stands in the call log
         children.begin(comm)
-        yield spare
+        yield Kept(like if comm.node is not None else (), spare)
         if spare is None:
             agreement.leave()
 
@@ -261,16 +258,12 @@ def made(
     make: Callable[..., MPI.Comm] | None,
     *arguments: object,
     settings: Settings = INHERITED,
-    like: Like = (),
-    spare: Spare | None = None,
+    kept: Kept = NONE_KEPT,
 ) -> Context:
-    """One of what spare has, or that MPI makes by make(*arguments), or a duplicate within a node (None).
-
-    like, spare: as of agreed.
-    """
-    mpi = None if make is None or spare else mapped(comm, verb, make, *arguments)
-    like = like if comm.node is not None else ()
-    new: Context = mapped(comm, verb, comm.derive, mpi, name, settings, like, spare)
+    """One of what is kept, as agreed gives it, or that MPI makes by make(*arguments), or a duplicate within a
+    node (None)."""
+    mpi = None if make is None or kept.spare else mapped(comm, verb, make, *arguments)
+    new: Context = mapped(comm, verb, comm.derive, mpi, name, settings, kept)
     if verb not in ("group", "create_intercomm"):  # not all of its ranks are comm's, or the reverse
         comm.life.children.add(new)
     return new
