@@ -60,6 +60,17 @@ class Part(NamedTuple):
     holders: tuple[int, ...]
 
 
+class _Given(NamedTuple):
+    """A call on flat arrays: what a rank gives, how that is reduced, and where the result goes, if at all."""
+
+    comm: Comm
+    verb: str
+    root: int
+    fold: Fold
+    x: NpArray
+    out: NpArray | None
+
+
 def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Call:
     """Let call be carried out by parts.
 
@@ -67,8 +78,8 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
         x, out: in one piece each; out may be x. None: this rank receives nothing.
     """
     flat = x.reshape(-1), None if out is None else out.reshape(-1)
-    which = call.comm, call.verb, call.root
-    carry = partial(by_parts, *which, fold, *flat)
+    given = _Given(call.comm, call.verb, call.root, fold, *flat)
+    carry = partial(by_parts, *given)
 
     def stages() -> Stages:
         mine = begun(call.comm)
@@ -80,7 +91,7 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
                 yield [mine]
             if not fold.nodes.Test():
                 yield [fold.nodes]
-            yield from _Parts(*which, fold, *flat).stages(mine.mpi, tag, most)
+            yield from _Parts(given).stages(mine.mpi, tag, most)
 
         yield [Running(transport.in_our_words(call.comm, call.verb, moves()))]
         return call.finish(None)
@@ -96,14 +107,14 @@ def by_parts(comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpAr
     """Carry out a blocking call, of flat arrays."""
     fold.meet(comm.mpi_handle)
     fold.nodes.Wait()
-    mine = own(comm)
+    mine, given = own(comm), _Given(comm, verb, root, fold, x, out)
     if verb not in PREFIXES and 0 < x.nbytes <= ORDER_KEPT:
         at = root if verb == "reduce" else 0
         key = "ordered", verb, at, x.nbytes, x.itemsize, fold.code, fold.reduce.exact  # alike on all ranks
-        kept = mine.executor(key, lambda channel: _Kept(channel, comm, verb, root, fold, x, out))
+        kept = mine.executor(key, lambda channel: _Kept(channel, given))
         kept.carry_out(fold, x, out)  # type: ignore[attr-defined]
         return
-    parts = _Parts(comm, verb, root, fold, x, out, mine.room if x.nbytes <= ORDER_PIECE else None)
+    parts = _Parts(given, mine.room if x.nbytes <= ORDER_PIECE else None)
     for requests in parts.stages(mine.mpi, mine.tag(), mine.most):
         wait_all(requests)
 
@@ -156,6 +167,10 @@ class _Owned(NamedTuple):
 class _Cut:
     """What one rank does of a piece of an array, or of each rank's block of it.
 
+    Args:
+        piece: from where to where, of how many elements.
+        sorts: of reduce_scatter: the blocks stand by their holders here, in this order, not by their ranks.
+
     Attributes:
         here, many: which node this is, of how many; shares: some node has several ranks.
         ranks, at: how many are on this node, and which of them this one is; others: (which, rank).
@@ -166,74 +181,74 @@ class _Cut:
         order: of the blocks, if they do not stand by their ranks.
     """
 
-    def __init__(
-        self,
-        verb: str,
-        root: int,
-        rank: int,
-        nodes: list[list[int]],
-        piece: tuple[int, int, int],
-        nbytes: int,
-        sorts: bool = False,
-    ) -> None:
-        """piece: from where to where, of how many elements; nbytes: of the array.
+    moves = False
+    order: list[int] | None = None
 
-        sorts: of reduce_scatter: the blocks stand by their holders here, in this order, not by their ranks.
-        """
-        low, high, n = piece
+    def __init__(self, call: _Given, piece: tuple[int, int, int], sorts: bool = False) -> None:
+        nodes, self.rank = call.fold.nodes.groups, call.comm.rank
         self.many, self.shares = len(nodes), any(len(ranks) > 1 for ranks in nodes)
-        self.here = next(j for j, ranks in enumerate(nodes) if rank in ranks)
+        self.here = next(j for j, ranks in enumerate(nodes) if self.rank in ranks)
         near = nodes[self.here]
-        self.ranks, self.at = len(near), near.index(rank)
-        self.others = [(i, q) for i, q in enumerate(near) if q != rank]
+        self.ranks, self.at = len(near), near.index(self.rank)
+        self.others = [(i, q) for i, q in enumerate(near) if q != self.rank]
+        parts = [part for part in self._parts(call, nodes, *piece) if part.low < part.high]
+        if sorts and call.verb == "reduce_scatter" and self.shares:
+            n = piece[2]
+            parts.sort(key=lambda part: part.holders[self.here])
+            self.order = [part.owners[0] for part in parts]
+            parts = [part._replace(low=i * n, high=(i + 1) * n) for i, part in enumerate(parts)]
+        self._know_results(call, parts, self._runs(parts), slice(*piece[:2]))
+
+    def _parts(self, call: _Given, nodes: list[list[int]], low: int, high: int, n: int) -> Iterator[Part]:
+        verb, root, nbytes = call.verb, call.root, call.x.nbytes
+        if verb == "reduce_scatter":
+            return blocks_of(low, high, n, nodes)
+        if verb == "reduce" and 0 < nbytes * (self.many - 1) <= ORDER_TO_ROOT:
+            holders = tuple(root if root in ranks else ranks[0] for ranks in nodes)
+            return iter([Part(low, high, (root,), holders)])
         owning: slice | None = None  # those of the holders that own all of a part
         if self.many == 2 or nbytes * self.many <= ORDER_EXCHANGED:
             at = next((j for j, ranks in enumerate(nodes) if root in ranks), 0)
             owning = slice(at, at + 1) if verb == "reduce" else slice(None)
-        if verb == "reduce" and 0 < nbytes * (self.many - 1) <= ORDER_TO_ROOT:
-            holders = tuple(root if root in ranks else ranks[0] for ranks in nodes)
-            cut, self.moves = iter([Part(low, high, (root,), holders)]), False
-        elif verb == "reduce_scatter":
-            cut, self.moves = blocks_of(low, high, n, nodes), False
-        else:
-            cut = parts_of(low, high, nodes, owning)
-            self.moves = verb == "reduce" or (owning is None and self.many > 1)
-        parts = [part for part in cut if part.low < part.high]
-        self.order: list[int] | None = None
-        if sorts and verb == "reduce_scatter" and self.shares:
-            parts.sort(key=lambda part: part.holders[self.here])
-            self.order = [part.owners[0] for part in parts]
-            parts = [part._replace(low=i * n, high=(i + 1) * n) for i, part in enumerate(parts)]
+        self.moves = verb == "reduce" or (owning is None and self.many > 1)
+        return parts_of(low, high, nodes, owning)
+
+    def _runs(self, parts: list[Part]) -> list[tuple[Part, int, int, int]]:
+        """Join parts that one rank holds; those of this one, their run, and from where to where in it."""
         runs: list[tuple[int, int, int]] = []
-        mine: list[tuple[Part, int]] = []  # and the number of its run
+        mine: list[tuple[Part, int]] = []
         self.held: list[tuple[int, int]] = []
         for part in parts:
             begin, holder = part.low, part.holders[self.here]
             if runs and runs[-1][::2] == (holder, begin):
                 begin = runs.pop()[1]
             runs.append((holder, begin, part.high))
-            if holder == rank:
+            if holder == self.rank:
                 self.held[len(self.held) - (begin < part.low) :] = [(begin, part.high)]
                 mine.append((part, len(self.held) - 1))
-        self.given = [run for run in runs if run[0] != rank]
-        inside = [(part, i, part.low - self.held[i][0], part.high - self.held[i][0]) for part, i in mine]
-        self.crossing = [(q, *its) for part, *its in inside for q in part.owners if q != rank]
-        own = [each for each in inside if rank in each[0].owners]
+        self.given = [run for run in runs if run[0] != self.rank]
+        return [(part, i, part.low - self.held[i][0], part.high - self.held[i][0]) for part, i in mine]
+
+    def _know_results(
+        self, call: _Given, parts: list[Part], mine: list[tuple[Part, int, int, int]], block: slice
+    ) -> None:
+        verb, rank, to_all = call.verb, self.rank, call.verb == "all_reduce"
+        self.crossing = [(q, *its) for part, *its in mine for q in part.owners if q != rank]
+        own = [each for each in mine if rank in each[0].owners]
         self.owned = [
             _Owned(
                 i, a, b, [q for q in part.holders if q != rank],
-                slice(low, high) if verb == "reduce_scatter" else slice(part.low, part.high),
+                block if verb == "reduce_scatter" else slice(part.low, part.high),
             )
             for part, i, a, b in own
         ]  # fmt: skip
-        to_all = verb == "all_reduce"
         self.results = [
             (q, i) for i, (part, *_) in enumerate(own)
-            for q in (part.holders if to_all else (root,)) if q not in part.owners
+            for q in (part.holders if to_all else (call.root,)) if q not in part.owners
         ]  # fmt: skip
         self.wanted = [
             (part.owners[0], slice(part.low, part.high)) for part in parts
-            if rank not in part.owners and rank == (part.holders[self.here] if to_all else root)
+            if rank not in part.owners and rank == (part.holders[self.here] if to_all else call.root)
         ]  # fmt: skip
 
 
@@ -247,11 +262,9 @@ class _Piece:
         rows: makes memory of so many rows of so many elements.
     """
 
-    def __init__(
-        self, cut: _Cut, fold: Fold, x: NpArray, out: NpArray | None,
-        rows: Callable[[int, int, np.dtype[Any]], NpArray],
-    ) -> None:  # fmt: skip
-        self.cut, self.fold, self.x, self.out = cut, fold, x, out
+    def __init__(self, cut: _Cut, call: _Given, rows: Callable[[int, int, np.dtype[Any]], NpArray]) -> None:
+        self.cut, (_, self.verb, _, fold, x, out) = cut, call
+        self.fold, self.x, self.out = fold, x, out
         wide = fold.wide(x)
         given = self.given = [x[a:b] for a, b in cut.held]
         self.is_alone = cut.ranks == 1 < cut.many  # what it has is only read, and crosses
@@ -265,7 +278,7 @@ class _Piece:
             rows(1, its.high - its.low, narrow)[0] if out is None else out[its.where] for its in cut.owned
         ]
 
-    def rounds(self, verb: str) -> Iterator[tuple[Messages, Messages, Callable[[], None]]]:
+    def rounds(self) -> Iterator[tuple[Messages, Messages, Callable[[], None]]]:
         """What comes, what goes, and what is done then."""
         cut, x = self.cut, self.x
 
@@ -286,7 +299,7 @@ class _Piece:
         if cut.moves:
             coming = [(q, into(where)) for q, where in cut.wanted]
             yield coming, [(q, self.made[i]) for q, i in cut.results], nothing
-        if verb == "all_reduce" and cut.shares:
+        if self.verb == "all_reduce" and cut.shares:
             going = [(q, into(slice(*run))) for run in cut.held for _, q in cut.others]
             yield [(q, into(slice(a, b))) for q, a, b in cut.given], going, nothing
 
@@ -315,14 +328,13 @@ class _Piece:
 class _Kept(Executor):
     """A short piece with memory and requests that are used again."""
 
-    def __init__(
-        self, channel: Channel, comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None
-    ) -> None:
-        n = x.size // (comm.size if verb == "reduce_scatter" else 1)
-        cut = _Cut(verb, root, comm.rank, fold.nodes.groups, (0, n, n), x.nbytes, sorts=True)
-        self.x, self.out = np.empty_like(x), None if out is None else np.empty_like(out)
-        self.piece = _Piece(cut, fold, self.x, self.out, lambda many, n, dtype: np.empty((many, n), dtype))
-        self.rounds = [([], channel.prepare(go, come), [then]) for come, go, then in self.piece.rounds(verb)]
+    def __init__(self, channel: Channel, call: _Given) -> None:
+        n = call.x.size // (call.comm.size if call.verb == "reduce_scatter" else 1)
+        cut = _Cut(call, (0, n, n), sorts=True)
+        self.x, self.out = np.empty_like(call.x), None if call.out is None else np.empty_like(call.out)
+        mine = call._replace(x=self.x, out=self.out)
+        self.piece = _Piece(cut, mine, lambda many, n, dtype: np.empty((many, n), dtype))
+        self.rounds = [([], channel.prepare(go, come), [then]) for come, go, then in self.piece.rounds()]
         self.last, self.order = [], cut.order
 
     def carry_out(self, fold: Fold, x: NpArray, out: NpArray | None) -> None:
@@ -345,11 +357,8 @@ class _Parts:
         room: gives memory of at least so many bytes, the same each time; else each array has its own.
     """
 
-    def __init__(
-        self, comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpArray | None,
-        room: Callable[[int], NpArray | None] | None = None,
-    ) -> None:  # fmt: skip
-        self.verb, self.root, self.fold, self.x, self.out = verb, root, fold, x, out
+    def __init__(self, call: _Given, room: Callable[[int], NpArray | None] | None = None) -> None:
+        self.call, comm, self.verb, _, self.fold, self.x, self.out = call, *call
         self.rank, self.size = comm.rank, comm.size
         self.room, self.used = room, 0
 
@@ -396,10 +405,9 @@ class _Parts:
 
     def _piece(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """The messages of one piece, step by step: what comes, and what goes."""
-        cut = _Cut(self.verb, self.root, self.rank, self.fold.nodes.groups, (low, high, n), self.x.nbytes)
-        piece = _Piece(cut, self.fold, self.x, self.out, self._rows)
+        piece = _Piece(_Cut(self.call, (low, high, n)), self.call, self._rows)
         piece.begin()
-        for coming, going, then in piece.rounds(self.verb):
+        for coming, going, then in piece.rounds():
             yield coming, going
             then()
 
