@@ -170,6 +170,16 @@ def test_an_exact_sum_is_one_number_whatever_way_the_call_takes(way: Any) -> Non
     assert {name: count for name, count in wrong.items() if count} == {}
 
 
+def test_one_operator_has_no_memory_of_another_one(way: Any) -> None:
+    """Which reduces the same elements in another type."""
+    for dtype in ("int32", "float32", "bool"):
+        for n in SIZES:
+            xs = [(np.arange(n) * (r + 300)).astype(dtype) for r in range(way.size)]
+            for op, wanted in {"lor": np.any(xs, axis=0).astype(dtype), "sum": np.sum(xs, axis=0)}.items():
+                got = way.all_reduce(xs[way.rank], op, deterministic=True)
+                assert np.array_equal(got, wanted.astype(dtype)), (dtype, n, op)
+
+
 def ended(made: Any) -> Any:
     return made.wait() if isinstance(made, hpcomm.Request) else made
 

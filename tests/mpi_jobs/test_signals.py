@@ -158,6 +158,57 @@ def test_a_handler_that_raises_leaves_the_rank_in_step(job: Any, tmp_path: Path,
     assert "dropped before it was complete" not in done.stderr
 
 
+def test_a_rank_whose_handler_raised_amid_the_rounds_of_a_call_makes_no_more_there(job: Any) -> None:
+    """Those of the next call would come to this one: the requests and the memory are the same."""
+    source = """
+    import signal, time
+    import numpy as np
+    import hpcomm
+    from hpcomm import world
+    from hpcomm.node import segment
+    from hpcomm.transport import rank_order
+
+    segment.ranks_here = lambda mpi: [mpi.rank]  # a node each
+    rank_order.ORDER_GATHERED_FAR = 0
+    x = np.arange(3.0) + world.rank
+    CALLS = {
+        "kept": lambda comm: comm.all_reduce(x),
+        "algorithm": lambda comm: comm.broadcast(x, 1, algorithm="tree"),
+    }
+
+    class Raised(Exception):
+        pass
+
+    def handle(number, frame):
+        raise Raised
+
+    signal.signal(signal.SIGALRM, handle)
+    for name, call in CALLS.items():
+        comm = world.dup(check="off")
+        first = call(comm)
+        world.barrier()
+        if comm.rank:
+            time.sleep(0.5)
+            assert (call(comm) == first).all(), name
+        else:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            try:
+                call(comm)
+            except Raised:
+                pass
+            else:
+                raise AssertionError(name)
+            try:
+                call(comm)
+            except hpcomm.MismatchError as error:
+                assert "an error ended a call of this one midway" in str(error), error
+                print("said", flush=True)
+        world.barrier()
+    """
+    done = job(3, ["python", "-c", dedent(source)], options=("-x", "HPCOMM_NODE=off"))
+    assert done.stdout.count("said") == 2
+
+
 @pytest.mark.parametrize("node", ["on", "off"])
 def test_a_handler_that_raises_at_any_moment_leaves_its_message_to_the_next_wait(job: Any, node: str) -> None:
     """Also between two of the waiting function's own steps, where its error is none of MPI's."""

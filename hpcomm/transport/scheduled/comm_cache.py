@@ -20,6 +20,8 @@ from .schedule_channels import LARGEST, Lasting, advance, release, wait_all
 _TAGS = 32_000  # for calls; those above are for plans, and executors that are kept
 _KEPT = 16  # executors with their memory, per communicator
 _ROOM = 64 << 20  # bytes up to which the memory is kept for what arrives to be reduced
+# How ranks are when one has left a call: its next one would meet messages of that, and use its memory.
+MIDWAY = "are out of step since an error ended a call of this one midway"
 
 
 class Own:

@@ -37,7 +37,7 @@ from ...core.operation import Carrier
 from ...core.request import Again, Request
 from ...core.verbs import PREFIXES
 from .. import mpi as transport
-from .comm_cache import begun, own
+from .comm_cache import MIDWAY, begun, own
 from .executor import Channel, Executor
 from .schedule_channels import LARGEST, Running, pieces, wait_all
 
@@ -107,16 +107,20 @@ def by_parts(comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpAr
     """Carry out a blocking call, of flat arrays."""
     fold.meet(comm.mpi_handle)
     fold.nodes.Wait()
-    mine, given = own(comm), _Given(comm, verb, root, fold, x, out)
-    if verb not in PREFIXES and 0 < x.nbytes <= ORDER_KEPT:
-        at = root if verb == "reduce" else 0
-        key = "ordered", verb, at, x.nbytes, x.itemsize, fold.code, fold.reduce.exact  # alike on all ranks
-        kept = mine.executor(key, lambda channel: _Kept(channel, given))
-        kept.carry_out(fold, x, out)  # type: ignore[attr-defined]
-        return
-    parts = _Parts(given, mine.room if x.nbytes <= ORDER_PIECE else None)
-    for requests in parts.stages(mine.mpi, mine.tag(), mine.most):
-        wait_all(requests)
+    mine, given, reduce = own(comm), _Given(comm, verb, root, fold, x, out), fold.reduce
+    try:
+        if verb not in PREFIXES and 0 < x.nbytes <= ORDER_KEPT:
+            at = root if verb == "reduce" else 0
+            key = "ordered", verb, at, x.nbytes, x.itemsize, fold.code, reduce.mpi_type, reduce.exact
+            kept = mine.executor(key, lambda channel: _Kept(channel, given))
+            kept.carry_out(fold, x, out)  # type: ignore[attr-defined]
+            return
+        parts = _Parts(given, mine.room if x.nbytes <= ORDER_PIECE else None)
+        for requests in parts.stages(mine.mpi, mine.tag(), mine.most):
+            wait_all(requests)
+    except BaseException:  # also of a signal's handler
+        comm.fall_out(MIDWAY)
+        raise
 
 
 def parts_of(low: int, high: int, nodes: list[list[int]], owning: slice | None = None) -> Iterator[Part]:

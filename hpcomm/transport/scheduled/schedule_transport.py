@@ -29,7 +29,7 @@ from ...schedule.rank_program import Program
 from ...schedule.registry import algorithms, build, cut
 from .. import mpi_control_variables, rank_order
 from ..library_algorithms import library_call
-from .comm_cache import own
+from .comm_cache import MIDWAY, own
 from .executor import Channel, Executor, Memory, Operator, memory_for
 from .proved import Which, in_order, part, proved
 from .schedule_channels import Lasting, Passing, Running, background, release
@@ -109,17 +109,19 @@ def schedule_call(call: Call, algorithm: str, op: object = None, later: bool = F
     call.code = marked(call.code, algorithm)
 
     def carry() -> None:
-        if _is_long(comm, key):
-            mine = own(comm)
-            executor, take = _long(call, key, operator, Passing(mine.mpi, mine.tag(), mine.most), True)
+        mine = own(comm)
+        try:
+            if _is_long(comm, key):
+                executor, take = _long(call, key, operator, Passing(mine.mpi, mine.tag(), mine.most), True)
+            else:  # kept for the next call of this kind
+                executor = mine.executor(key, lambda channel: _executor(comm, key, operator, channel))
+                _bring(call, executor)
+                take = partial(_take, call, executor)
             executor.run()
             take()
-            return
-        # kept for the next call of this kind
-        executor = own(comm).executor(key, lambda channel: _executor(comm, key, operator, channel))
-        _bring(call, executor)
-        executor.run()
-        _take(call, executor)
+        except BaseException:  # also of a signal's handler
+            comm.fall_out(MIDWAY)
+            raise
 
     def stages() -> Stages:
         mine = own(comm)
