@@ -88,6 +88,9 @@ def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
     """Rank 0 waits for rank 3, which dies; the others wait for ranks that give the communicator up."""
     source = """
     assert comm.agree(True) and not comm.agree(comm.rank != 2)
+    comm.split(0).close()  # leaves carriers, of all ranks
+    part = comm.dup()
+    assert part.all_reduce_object(1) == 4
     if comm.rank == 3:
         time.sleep(0.3)
         die()
@@ -98,6 +101,7 @@ def test_ranks_that_live_agree_and_go_on_by_themselves(job: Any) -> None:
         comm.revoke()
     assert not comm.agree(True)
     old, comm = comm, comm.shrink("rest")
+    part.close()
     old.close()
     assert comm.name == "rest" and comm.size == 3 and comm.context.node is not None
     assert comm.agree(True)

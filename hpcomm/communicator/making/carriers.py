@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..._lazy import MPI
-from ...agree import runtime
+from ...agree import runtime, survival
 from ...core.comm import Comm
 
 _LOOKS = 8  # each may only let MPI see the next message that has arrived, of whatever communicator
@@ -44,7 +44,7 @@ class Carriers(NamedTuple):
         """Source and tag of a message that has come there."""
         seen = MPI.Status()
         for _ in range(_LOOKS):
-            if mpi.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, seen):
+            if survival.is_there(mpi, seen):
                 return seen.source, seen.tag
         return None
 
