@@ -142,8 +142,9 @@ def of_node(call: Call, given: tuple[Any, ...], code: int | None = None) -> Stag
     return _at_last(_one(going), lambda: None, call)
 
 
-def _one(going: object) -> Stages:
+def _one(going: Any) -> Stages:
     yield [going]
+    single_request.has_ended(going)
 
 
 def _at_last(stages: Stages, leave: Callable[[], None], call: Call) -> Stages:

@@ -252,7 +252,7 @@ class OfNode(Message):
                 enter(self, "wait", None, None, None)
                 self._going.Wait()
                 self.result, self._stages = self._going.result, None
-                _moving.discard(self._going)  # the thread, which may look much later, would keep the arrays
+                has_ended(self._going)
             except BaseException as error:
                 self._raised(error)
             finally:
@@ -267,7 +267,7 @@ class OfNode(Message):
                 if not self._going.Test():
                     return False
                 self.result, self._stages = self._going.result, None
-                _moving.discard(self._going)
+                has_ended(self._going)
             except BaseException as error:
                 self._raised(error)
         return True
@@ -289,6 +289,7 @@ class OfNode(Message):
 
 
 _moving: set[core.Request] = set()  # which others need, though nobody waits for them here
+has_ended = _moving.discard  # once it was waited for: the thread may look much later, and keeps its arrays
 
 
 def keep_moving(going: core.Request) -> None:
