@@ -735,6 +735,17 @@ def test_dropped_communicators_are_closed_when_more_are_made_of_the_same(own_com
     assert holds_in_the_end(own_comm, make_more, lambda: not any(freed))
 
 
+def test_what_some_ranks_close_and_others_drop_may_have_made_some_itself(own_comm: Any) -> None:
+    for _ in range(20):  # more than are open before ranks ask each other
+        made = own_comm.split(0)
+        made.dup()
+        if own_comm.rank == 0:
+            made.close()
+        del made
+        gc.collect()
+    assert own_comm.all_reduce(1) == own_comm.size
+
+
 @pytest.mark.few
 @pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="two groups")
 def test_dropped_communicators_of_two_groups_are_closed_when_more_are_made_of_the_same(own_comm: Any) -> None:

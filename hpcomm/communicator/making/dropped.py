@@ -29,6 +29,7 @@ class Kept(NamedTuple):
 
 NONE_KEPT = Kept()
 NOTHING = -1  # in place of a number
+_HELD, _CLOSED, _DROPPED = range(3)  # by this rank; dropped: or it never had it
 _SPARES = 4  # calls of one communicator whose carriers are kept
 _FEW = 8  # that may be open or dropped before ranks ask each other, which takes as long as a small all_reduce
 _MANY = 64  # after so many Python is asked to look for garbage: a communicator's functions point back at it
@@ -46,6 +47,7 @@ class Children:
     def __init__(self) -> None:
         self.spares: dict[Like, Spare] = {}
         self._known: set[int] = set()  # that are not closed
+        self._closed: set[int] = set()  # those of _open that the program has closed
         self._dropped: dict[int, Comm] = {}
         self._open: list[int] = []  # numbers of those that some rank may still have
         self._next = 0
@@ -62,15 +64,20 @@ class Children:
         self._next += 1
 
     def sweep(self, comm: Comm) -> None:
-        """Close those that nobody has any more, and what they have made and nobody has; on all ranks."""
+        """Close those that nobody has any more, and what they have made and nobody has; on all ranks.
+
+        What one has made stays where some rank has closed that itself: all its ranks would have to be here.
+        """
         if not self._open:
             return
-        lacks = comm.bytewise_min(bytes(not self._has(number) for number in self._open))
-        gone = [number for number, nowhere in zip(self._open, lacks, strict=True) if nowhere]
-        self._open = [number for number, nowhere in zip(self._open, lacks, strict=True) if not nowhere]
-        for number in gone:
+        states = comm.bytewise_min(bytes(map(self._state, self._open)))
+        gone = {number: state for number, state in zip(self._open, states, strict=True) if state != _HELD}
+        self._open = [number for number in self._open if number not in gone]
+        self._closed.difference_update(gone)
+        for number, state in gone.items():
             if (child := self._dropped.pop(number, None)) is not None:
-                child.life.children.sweep(child)
+                if state == _DROPPED:
+                    child.life.children.sweep(child)
                 child.close()
 
     def add(self, child: Comm) -> None:
@@ -89,6 +96,8 @@ class Children:
     def forget(self, number: int) -> None:
         """Its program has closed it."""
         self._known.discard(number)
+        if number in self._open:
+            self._closed.add(number)
 
     def keep(self, spare: Spare, like: Like) -> None:
         """Keep the carriers of a closed one, which was made by such a call."""
@@ -120,12 +129,14 @@ class Children:
         while self.spares:
             self.spares.popitem()[1].give_up()
 
-    def _has(self, number: int) -> bool:
-        """Whether this rank has it, or does not know yet that it has been dropped."""
+    def _state(self, number: int) -> int:
+        """What has become of it here: held also while this rank does not know that it has been dropped."""
         if number in self._dropped:
             child = self._dropped[number]
-            return bool(child.disagreed) or not all(request.done() for request in child.to_itself)
-        return number in self._known  # also while Python is about to drop it
+            is_held = child.disagreed or not all(request.done() for request in child.to_itself)
+        else:
+            is_held = number in self._known  # also while Python is about to drop it
+        return _HELD if is_held else _CLOSED if number in self._closed else _DROPPED
 
 
 class Groups:
