@@ -177,4 +177,5 @@ def program_stack(most: int) -> tuple[str, ...]:
         call = None if thread is main else call_of(thread.ident)
         told += [] if thread is main else [f"in thread {thread.name}:" + f" {call}" * (call is not None)]
         told += [f"{code.co_name} at {source_line(code, n)}" for code, n in reversed(found[:most])]
+    frames.clear()  # this one is among them: a circle that would keep what all threads have, till it is found
     return tuple(told)

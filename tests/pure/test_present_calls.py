@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +84,22 @@ def stack_beside(name: str, program: Callable[[Callable[[], None]], None], most:
     over.set()
     thread.join()
     return stack
+
+
+def test_who_looks_at_a_stack_keeps_nothing_of_it() -> None:
+    kept = []
+
+    def program(stop: Callable[[], None]) -> None:
+        array = np.ones(3)
+        kept.append(weakref.ref(array))
+        stop()
+
+    gc.disable()
+    try:
+        stack_beside("of the program", program, 100)
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_stack_begins_with_the_program_and_not_with_what_has_called_it() -> None:
