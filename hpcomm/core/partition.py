@@ -93,7 +93,7 @@ def integers(values: Any, what: str) -> Shape:
     """
     try:
         is_one = hasattr(values, "__index__") and not getattr(values, "ndim", 0)
-        return tuple(map(int, map(operator.index, (values,) if is_one else values)))
+        return tuple(int(operator.index(n)) for n in ((values,) if is_one else values))
     except TypeError:
         raise LayoutError(f"{what} is {values!r}", hint="integers") from None
 

@@ -28,7 +28,7 @@ def look() -> bool:
     """Look whether the program has a handler, other than Python's own for Ctrl-C."""
     global is_signalled
     found = [*map(_handler_of, _numbers)]
-    is_signalled = sum(map(callable, found)) > found.count(signal.default_int_handler)
+    is_signalled = any(callable(each) and each is not signal.default_int_handler for each in found)
     return is_signalled
 
 

@@ -41,7 +41,7 @@ _CLEAR = "\x1b[H\x1b[2J"  # of a terminal
 def main(words: Sequence[str]) -> int:
     """Carry out `hpcomm where`; returns the exit status."""
     options = parser().parse_args(list(words))
-    found = _jobs_at([host for host in options.hosts.split(",") if host], options.job)
+    found = _jobs(options.job, [host for host in options.hosts.split(",") if host])
     print(
         json.dumps([_record(job) for job in found], indent=1) if options.json else _text(found, options.calls)
     )
@@ -65,43 +65,41 @@ def top(words: Sequence[str]) -> int:
 
 def tell(pid: int) -> list[int]:
     """Say on stderr where the ranks of the job are that this process has started; who has told it here."""
-    found = outside.jobs(pid)
+    found = outside.whole(outside.jobs(pid))
     if found:
         print(_text(found), file=sys.stderr, flush=True)
     return [rank.pid for job in found for rank in job.ranks if rank.doing and rank.pid]
 
 
-def _jobs(pid: int | None) -> list[Job]:
-    found = outside.jobs(pid)
+def _jobs(pid: int | None, hosts: Sequence[str] = ()) -> list[Job]:
+    found = outside.whole([*outside.jobs(pid), *_jobs_at(hosts)])
     if not found:
         which = "no job of yours" if pid is None else f"no job that process {pid} belongs to"
         raise ConfigError(f"{which} runs on this host", hint="a rank appears once it has used hpcomm")
     return found
 
 
-def _jobs_at(hosts: Sequence[str], pid: int | None) -> list[Job]:
-    """The jobs of this host, and of other ones as the same command shows them there."""
-    if not hosts:
-        return _jobs(pid)
+def _jobs_at(hosts: Sequence[str]) -> Iterator[Job]:
+    """The jobs of other hosts, as this command shows them there; a host that shows none is said on stderr."""
     told = map(os.environ.get, ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC"))
     agent = shlex.split(next(filter(None, told), "ssh -o BatchMode=yes -o ConnectTimeout=5"))
     command = shlex.join([sys.executable, "-m", "hpcomm", "where", "--json"])
-    pipe = subprocess.PIPE
+    pipe, end = subprocess.PIPE, time.monotonic() + _HOSTS_S
     begun = [
         subprocess.Popen([*agent, each, command], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
         for each in hosts
     ]
-    found, end = outside.jobs(pid), time.monotonic() + _HOSTS_S
     for host, each in zip(hosts, begun, strict=True):
         try:
             said, errors = each.communicate(timeout=max(0.0, end - time.monotonic()))
-            found += outside.jobs_of(json.loads(said), host)
+            yield from outside.jobs_of(json.loads(said), host)
         except subprocess.TimeoutExpired:
             each.kill()
             print(f"{host}: no answer", file=sys.stderr)
-        except (ValueError, KeyError, TypeError):  # no such host, no job there, another version of hpcomm
-            print(f"{host}: {(errors or said).decode().strip()}", file=sys.stderr)
-    return outside.whole(found)
+        except (KeyError, TypeError):
+            print(f"{host}: another version of hpcomm", file=sys.stderr)
+        except ValueError:  # it has said why
+            print(f"{host}: {errors.decode().strip()}", file=sys.stderr)
 
 
 def _record(job: Job) -> dict[str, object]:

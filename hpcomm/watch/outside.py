@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ..agree import doing
 from ..agree.doing import Doing
 from ..errors import counted, in_package, named
-from ..job.launcher import above, environ_of, read_of, stat_of
+from ..job.launcher import above, environ_of, memory_of, read_of, stat_of
 from ..job.process_role import who_has
 from ..node import native, segment
 
@@ -102,7 +102,7 @@ def jobs(of: int | None = None) -> list[Job]:
     for file, (links, pids) in sorted(_segments().items(), key=lambda each: min(each[1][1])):
         if of is None or of in pids or any(of in above(pid) for pid in pids):
             found[file] = _job(links, sorted(pids))
-    return whole([job for job in found.values() if job.pids])
+    return [job for job in found.values() if job.pids]
 
 
 def jobs_of(record: list[dict[str, Any]], host: str) -> list[Job]:
@@ -251,5 +251,5 @@ def _process(pid: int) -> tuple[int, str, float, int]:
         pid if int(fields[19]) else 0,
         _STATES.get(fields[0], ""),
         core_s,
-        int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+        memory_of(pid),
     )

@@ -290,12 +290,16 @@ def test_a_circle_of_waits_through_several_hosts_is_named_once(hosts, then, call
 LOOKS = """
 import json, os, signal, subprocess, sys
 from hpcomm import world as comm
+from hpcomm.agree import end_notices
+end_notices.FEW = 64 * (sys.argv[2:] != ["many"])
 others = comm.all_gather_object(os.getpid())[:2] * (sys.argv[1] == "apart")
 # as /proc is on a host of its own
 hide = "".join(f"mount --bind empty /proc/{pid}; " for pid in others) + 'exec "$@"'
 look = ["unshare", "--mount", "sh", "-c", hide, "sh", sys.executable, "-m", "hpcomm"]
 ranks = []
-while comm.rank == 2 and len(ranks) < 3:
+if end_notices.FEW == 0 and comm.rank == 2:
+    subprocess.run([*look, "where"])
+while comm.rank == 2 and end_notices.FEW and len(ranks) < 3:
     done = subprocess.run([*look, "where", "--json"], capture_output=True, text=True)
     jobs = [job["ranks"] for job in json.loads(done.stdout)]
     mine = [job for job in jobs if any("looks.py" in line for each in job for line in each["stack"])]
@@ -329,6 +333,17 @@ def test_where_shows_the_ranks_of_all_hosts(hosts, proc, host):
     assert bool(re.search(r"\n  rank 1 \(process \d+\) \(h1\): no answer: stopped\n", out)) == bool(host), out
     assert ("h7: " in out) == bool(host), out
     assert re.search(rf"rank 0{' .h1.' * bool(host)} +\d+ +\d\.\d s +[1-9]\d* MiB .*barrier\(\)", out), out
+
+
+def test_where_says_how_many_ranks_of_other_hosts_it_does_not_ask(hosts):
+    """As of more than 64 ranks, which do not write to each other."""
+    (hosts.folder / "looks.py").write_text(LOOKS)
+    (hosts.folder / "empty").mkdir()
+    command = ["hpcomm", "run", "--hosts", "h1:2,h2:1", "python", "looks.py", "apart", "many"]
+    process = hosts.start([sys.executable, "-m", *command], hosts.environ(find_mpi().vendor))
+    out = said(process, 60)[0]
+    assert process.returncode == 0, out
+    assert "\n  2 ranks of other hosts: not asked by MPI\n" in out, out
 
 
 TRACED = """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple, NoReturn, TypeAlias
 
@@ -77,11 +78,9 @@ class Near:
 
         While a thread is in a call, the node is left when that has dropped it.
         """
-        try:
-            if self.node is not None:
+        if self.node is not None:
+            with suppress(RuntimeError):  # which it raises for that alone
                 self.node.close()
-        except RuntimeError:  # which it raises for that alone
-            pass
 
 
 class Met(NamedTuple):
