@@ -7,7 +7,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -179,23 +180,52 @@ def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str
     """
     supervisor = (sys.executable, "-m", "hpcomm.job.rank_supervisor", *options)
     words = {name: (*supervisor, "--spec", str(spec.path.resolve()), name) for name in spec.programs}
-    placed = any(program.hosts for program in spec.programs.values())
-    if mpi.is_srun and not placed:
-        return _multi_prog(spec, mpi, machine, words)
-    made = launcher_command(_job(spec, mpi, words, placed), mpi, machine)
-    if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not placed:
+    hosts = _hosts(spec)
+    if mpi.is_srun:
+        return _multi_prog(spec, mpi, machine, words, hosts)
+    if mpi.vendor == "openmpi":
+        job = Job(tuple(_placed_by_openmpi(spec, words, hosts)))
+    else:
+        programs = (Program(program.ranks, words[name]) for name, program in spec.programs.items())
+        job = Job(tuple(programs), hosts=",".join(f"{host}:{n}" for host, n in hosts) or None)
+    made = launcher_command(job, mpi, machine)
+    if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not hosts:
         made.command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
     made.command[1:1] = _at_a_death(spec, mpi, machine) or []
     return made
 
 
-def _job(spec: RunSpec, mpi: Mpi, words: Mapping[str, tuple[str, ...]], placed: bool) -> Job:
-    takes_list = placed and not mpi.is_srun and mpi.vendor != "openmpi"  # one for all, in rank order
-    programs = (
-        Program(program.ranks, words[name], () if takes_list else _placement(program, mpi))
-        for name, program in spec.programs.items()
-    )
-    return Job(tuple(programs), hosts=_host_list(spec) if takes_list else None)
+def _hosts(spec: RunSpec) -> list[tuple[str, int]]:
+    """Hosts in the order of the ranks, and how many each has; none: the launcher places the ranks."""
+    hosts = [each for program in spec.programs.values() for each in program.hosts]
+    unplaced = [program for program in spec.programs.values() if not program.hosts]
+    if hosts and unplaced:
+        raise ConfigError(
+            f"program {unplaced[0].name!r} has no hosts, but others have.",
+            at(spec.path, unplaced[0].line),
+            "hosts for every program or for none",
+        )
+    return hosts
+
+
+def _placed_by_openmpi(
+    spec: RunSpec, words: Mapping[str, tuple[str, ...]], hosts: list[tuple[str, int]]
+) -> Iterator[Program]:
+    """Programs with their hosts.
+
+    Where programs share a host, its slots are those of all, which they fill in turn. A list of such hosts
+    would fill the first one with ranks of one program, so each is told alone.
+    """
+    slots: Counter[str] = Counter()
+    for host, n in hosts:
+        slots[host] += n
+    for name, program in spec.programs.items():
+        if all(slots[host] == n for host, n in program.hosts):
+            named = ",".join(f"{host}:{n}" for host, n in program.hosts)
+            yield Program(program.ranks, words[name], ("--host", named) if named else ())
+            continue
+        for host, n in program.hosts:
+            yield Program(n, words[name], ("--host", f"{host}:{slots[host]}"))
 
 
 def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
@@ -211,36 +241,21 @@ def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
     return TELLS if mpi.vendor == "openmpi" and not mpi.is_srun else None
 
 
-def _placement(program: ProgramSpec, mpi: Mpi) -> tuple[str, ...]:
-    if not program.hosts:
-        return ()
-    if mpi.is_srun:
-        names = ",".join(host for host, _ in program.hosts)
-        return ("-N", str(len(program.hosts)), "--nodelist", names)
-    return ("--host", ",".join(f"{host}:{slots}" for host, slots in program.hosts))
-
-
-def _host_list(spec: RunSpec) -> str:
-    """`n1:2,n2:1`: hosts in the order of the ranks."""
-    unplaced = [program for program in spec.programs.values() if not program.hosts]
-    if unplaced:
-        raise ConfigError(
-            f"program {unplaced[0].name!r} has no hosts, but others have.",
-            at(spec.path, unplaced[0].line),
-            "MPICH and its kin need hosts for every program or for none",
-        )
-    return ",".join(f"{host}:{slots}" for program in spec.programs.values() for host, slots in program.hosts)
-
-
 def _multi_prog(
-    spec: RunSpec, mpi: Mpi, machine: Machine, words: Mapping[str, tuple[str, ...]]
+    spec: RunSpec,
+    mpi: Mpi,
+    machine: Machine,
+    words: Mapping[str, tuple[str, ...]],
+    hosts: list[tuple[str, int]],
 ) -> Composition:
-    """`srun --multi-prog`: a line per program, `0-1 python ...`."""
+    """`srun --multi-prog`: a line per program, `0-1 python ...`; of hosts, one for each rank."""
     lines = []
     for name, ranks in spec.world_ranks().items():
         place = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
         lines.append(f"{place} {shlex.join(words[name])}")
     file = f"{spec.name}.multiprog"
     total = sum(program.ranks for program in spec.programs.values())
-    job = Job((Program(total, ("--multi-prog", file)),))
+    names = ",".join(host for host, n in hosts for _ in range(n))
+    placed = ("--distribution", "arbitrary", "--nodelist", names) if names else ()
+    job = Job((Program(total, ("--multi-prog", file), placed),))
     return launcher_command(job, mpi, machine)._replace(files={file: "\n".join(lines) + "\n"})

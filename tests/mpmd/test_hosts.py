@@ -137,6 +137,16 @@ for step in range(1000):
 """
 
 
+def test_programs_share_a_host_in_the_order_of_the_spec(hosts):
+    """One that is alone there, and one that goes on to another host."""
+    process = start(hosts, 3, 0.0, spec=SPEC.replace('hosts = ["h3"]', 'hosts = ["h1"]'))
+    out = said(process, 80)[0]
+    assert process.returncode == 0, out
+    assert "step 2 [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]" in out, out
+    for words in ("ocean on h1", "ocean on h2", "air on h1"):
+        assert words in out
+
+
 def test_a_cut_cable_ends_a_job_of_the_plain_launcher_too(hosts):
     """Open MPI's launcher itself would wait for its daemon for ever."""
     for name in ("air", "ocean"):

@@ -1,4 +1,4 @@
-"""A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file or heterogeneous steps, and mpiexec."""
+"""A real Slurm, as `hpcomm run` uses it: srun with a multi-prog file, and mpiexec."""
 
 import shutil
 import sys
@@ -78,6 +78,14 @@ def test_hosts_of_the_spec_place_the_programs(slurm, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "air got [1.0, 1.0, 2.0, 2.0]" in done.stdout
     assert "air on n3" in done.stdout
+
+
+def test_programs_share_hosts_in_the_order_of_the_spec(slurm, tmp_path):
+    done = run(tmp_path, SPEC.format(ocean='hosts = ["n2", "n1"]', air='hosts = ["n2"]'))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "air got [1.0, 1.0, 2.0, 2.0]" in done.stdout
+    for words in ("air on n2", "ocean on n1", "ocean on n2"):
+        assert words in done.stdout
 
 
 def test_a_program_that_fails_ends_the_step_by_name(slurm, tmp_path):

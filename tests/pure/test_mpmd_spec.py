@@ -1241,40 +1241,48 @@ PLACED = RIGHT.replace("ranks = 2\n", 'ranks = 2\nhosts = ["n1", "n2"]\n').repla
 
 
 def test_each_launcher_hears_of_hosts_in_its_own_way(folder):
-    ocean, air, viewer = (words_of(folder, name) for name in ("ocean", "air", "viewer"))
+    viewer = words_of(folder, "viewer")
     made = composed(folder, Mpi("mpirun", "openmpi"), text=PLACED)
     assert made.command[:5] == ["mpirun", "-n", "2", "--host", "n1:1,n2:1"]
-    assert made.command[-len(viewer) - 4 : -len(viewer)] == ["-n", "1", "--host", "n3:1"]
+    assert made.command[-len(viewer) - 4 : -len(viewer)] == ["-n", "1", "--host", "n3:2"]
     made = composed(folder, Mpi("mpiexec", "mpich"), text=PLACED)
     assert made.command[:3] == ["mpiexec", "-hosts", "n1:1,n2:1,n3:1,n3:1"]
     made = composed(folder, Mpi("srun", "mpich"), Machine(8, False, {"SLURM_JOB_ID": "1"}), PLACED)
-    assert made.command == [
-        *["srun", "--mpi=pmi2", "--kill-on-bad-exit=1"],
-        *["-n", "2", "-N", "2", "--nodelist", "n1,n2", *ocean, ":"],
-        *[
-            "-n",
-            "1",
-            "-N",
-            "1",
-            "--nodelist",
-            "n3",
-            *air,
-            ":",
-            "-n",
-            "1",
-            "-N",
-            "1",
-            "--nodelist",
-            "n3",
-            *viewer,
-        ],
+    placed = ["--distribution", "arbitrary", "--nodelist", "n1,n2,n3,n3"]
+    begin = ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-n", "4"]
+    assert made.command == [*begin, *placed, "--multi-prog", "climate.multiprog"]
+
+
+def test_openmpi_fills_a_host_of_several_programs_by_one_after_the_other(folder):
+    """Else it finds no slots left, and ranks of one program would take those of another one there."""
+    text = PLACED.replace('hosts = ["n1", "n2"]', 'hosts = ["n3", "n2"]')
+    ocean, air, viewer = (words_of(folder, name) for name in ("ocean", "air", "viewer"))
+    made = composed(folder, Mpi("mpirun", "openmpi"), text=text)
+    both = ["-n", "1", "--host", "n3:3"]
+    expected = [
+        *both,
+        *ocean,
+        ":",
+        "-n",
+        "1",
+        "--host",
+        "n2:1",
+        *ocean,
+        ":",
+        *both,
+        *air,
+        ":",
+        *both,
+        *viewer,
     ]
+    assert made.command[1:] == expected
 
 
-def test_mpich_takes_hosts_for_all_programs_or_none(folder):
+@pytest.mark.parametrize("vendor", ["openmpi", "mpich"])
+def test_hosts_are_for_all_programs_or_none(folder, vendor):
     text = PLACED.replace('ranks = 1\nhosts = ["n3"]\n', "ranks = 1\n", 1)
     with pytest.raises(ConfigError, match=r"'air' has no hosts, but others have.\n.*job.toml, line 15\n"):
-        composed(folder, Mpi("mpiexec", "mpich"), text=text)
+        composed(folder, Mpi("mpiexec", vendor), text=text)
 
 
 def test_pbs_hands_over_its_list_of_hosts(folder):
