@@ -7,6 +7,7 @@ What each setting is for, with the measurements behind it: docs/launching.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from . import room, survive
 from .cores import THREADS, Machine
 from .installation import Mpi
+from .launcher import host_and_slots
 
 # MPICH's collectives in shared memory spin without yielding when MPI was brought up without threads.
 _MPICH_YIELDING = {
@@ -130,8 +132,7 @@ def _placing_by_openmpi(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str]
 
 
 def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    words = ["-hosts", job.hosts] if job.hosts else []
-    words += ["-bind-to", job.bind] if job.bind else []
+    words = [*_hosts_of_mpich(job, mpi, machine), *(["-bind-to", job.bind] if job.bind else [])]
     wanted: dict[str, str] = {}
     if is_local(job, machine):
         wanted |= {} if machine.registers else _UCX_UNHOOKED
@@ -146,6 +147,28 @@ def _for_mpich(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[st
     return [*words, *_joined(job, machine)], wanted
 
 
+def _hosts_of_mpich(job: Job, mpi: Mpi, machine: Machine) -> list[str]:
+    """Each host once, as a node, and the node of each rank.
+
+    MPICH's launcher takes each entry of its list for a node of its own, which shares no memory with others.
+    Its agents, which srun starts, take Slurm's order of nodes for that of the list.
+    """
+    if not job.hosts:
+        return []
+    places, entries = _places(job), [entry.partition(":")[0] for entry in job.hosts.split(",")]
+    nodes = sorted({*places}, key=_in_order)
+    is_plain = entries == nodes or ("SLURM_JOB_ID" not in machine.environ and len(entries) == len(nodes))
+    if is_plain or not places or not mpi.bundled:
+        return ["-hosts", job.hosts]
+    listed = ",".join(f"{node}:{places.count(node)}" for node in nodes)
+    return ["-hosts", listed, "-rankmap", ",".join(str(nodes.index(host)) for host in places)]
+
+
+def _in_order(host: str) -> list[tuple[int, str]]:
+    """As Slurm sorts nodes: n2 before n10."""
+    return [(int(part) if part.isdigit() else -1, part) for part in re.split(r"(\d+)", host)]
+
+
 def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str, str]]:
     words = ["--kill-on-bad-exit=1", *([f"--cpu-bind={job.bind}"] if job.bind else [])]
     wanted: dict[str, str] = {}
@@ -155,7 +178,9 @@ def _for_srun(job: Job, mpi: Mpi, machine: Machine) -> tuple[list[str], dict[str
         # A wheel was built elsewhere: it must hear where it lives, and not to ask for munge, which it lacks.
         wanted = {"OPAL_PREFIX": machine.prefix, "PMIX_PREFIX": machine.prefix, "PMIX_MCA_psec": "native"}
     if job.hosts:
-        words += ["--nodelist", job.hosts]
+        places = _places(job)
+        words += ["--distribution", "arbitrary"] if places else []
+        words += ["--nodelist", ",".join(places) or job.hosts]
     return [*words, *_joined(job, machine)], wanted
 
 
@@ -179,6 +204,15 @@ def _share(job: Job, machine: Machine) -> int:
     return machine.cores // _ranks(job, machine)
 
 
+def _places(job: Job) -> list[str]:
+    """The host of each rank, where the hosts have as many as there are ranks; else none."""
+    if not job.hosts or "[" in job.hosts:
+        return []
+    read = [host_and_slots(entry) or ("", 0) for entry in job.hosts.split(",")]
+    places = [host for host, slots in read for _ in range(slots)]
+    return places if len(places) == sum(each.ranks or len(places) for each in job.programs) else []
+
+
 def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str]:
     """`-n 1 a : -n 2 b`, with these options repeated for each program."""
     words: list[str] = []
@@ -194,8 +228,7 @@ def _joined(job: Job, machine: Machine, options: Iterable[str] = ()) -> list[str
 def _room(job: Job, machine: Machine) -> int | None:
     """The number of ranks where none was asked for; None: the launcher knows."""
     if job.hosts and "[" not in job.hosts:  # else in Slurm's words, whose srun counts them
-        slots = [host.partition(":")[2] for host in job.hosts.split(",")]
-        return sum(int(slot) if slot.isdecimal() else 1 for slot in slots)
+        return sum((host_and_slots(entry) or ("", 1))[1] for entry in job.hosts.split(","))
     if "PBS_NODEFILE" in machine.environ:
         return len(Path(machine.environ["PBS_NODEFILE"]).read_text().split())
     return None if "SLURM_JOB_ID" in machine.environ else machine.cores

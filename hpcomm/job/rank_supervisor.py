@@ -114,8 +114,22 @@ def _for_torch(spec: RunSpec, name: str, rank: int, master: str, restart: tuple[
     return found
 
 
+def misplaced(spec: RunSpec, name: str, rank: int, here: str) -> str:
+    """What is wrong with this host as the place of a rank; empty: nothing, or the spec calls it otherwise."""
+    program, here = spec.programs[name], here.partition(".")[0]
+    placed = [host.partition(".")[0] for each in spec.programs.values() for host, _ in each.hosts]
+    wanted = program.hosts[program.place_of(rank)[0]][0] if program.hosts else here
+    if here not in placed or wanted.partition(".")[0] == here:
+        return ""
+    hint = "the hosts of the spec in the order in which the launcher numbers them"
+    return f"the launcher has put rank {rank} of {name!r} on {here}, and the spec on {wanted}\n  try: {hint}"
+
+
 def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:
     program, rank = spec.programs[name], world_rank() - spec.world_ranks()[name][0]
+    if wrong := misplaced(spec, name, rank, os.uname().nodename):
+        sys.stderr.write(f"hpcomm: {wrong}\n")
+        return 127
     environ = environment(spec, name, rank, options)
     has_head = "--head" in options
     prefix, folder = prefix_of(spec, name, rank, "--colour" in options), options.get("--files")

@@ -181,13 +181,14 @@ def job_command(spec: RunSpec, mpi: Mpi, machine: Machine, options: Sequence[str
     supervisor = (sys.executable, "-m", "hpcomm.job.rank_supervisor", *options)
     words = {name: (*supervisor, "--spec", str(spec.path.resolve()), name) for name in spec.programs}
     hosts = _hosts(spec)
+    listed = ",".join(f"{host}:{n}" for host, n in hosts) or None
     if mpi.is_srun:
-        return _multi_prog(spec, mpi, machine, words, hosts)
+        return _multi_prog(spec, mpi, machine, words, listed)
     if mpi.vendor == "openmpi":
         job = Job(tuple(_placed_by_openmpi(spec, words, hosts)))
     else:
         programs = (Program(program.ranks, words[name]) for name, program in spec.programs.items())
-        job = Job(tuple(programs), hosts=",".join(f"{host}:{n}" for host, n in hosts) or None)
+        job = Job(tuple(programs), hosts=listed)
     made = launcher_command(job, mpi, machine)
     if "PBS_NODEFILE" in machine.environ and mpi.vendor != "openmpi" and not hosts:
         made.command[1:1] = ["-f", machine.environ["PBS_NODEFILE"]]
@@ -242,20 +243,14 @@ def _at_a_death(spec: RunSpec, mpi: Mpi, machine: Machine) -> list[str] | None:
 
 
 def _multi_prog(
-    spec: RunSpec,
-    mpi: Mpi,
-    machine: Machine,
-    words: Mapping[str, tuple[str, ...]],
-    hosts: list[tuple[str, int]],
+    spec: RunSpec, mpi: Mpi, machine: Machine, words: Mapping[str, tuple[str, ...]], hosts: str | None
 ) -> Composition:
-    """`srun --multi-prog`: a line per program, `0-1 python ...`; of hosts, one for each rank."""
+    """`srun --multi-prog`: a line per program, `0-1 python ...`."""
     lines = []
     for name, ranks in spec.world_ranks().items():
         place = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
         lines.append(f"{place} {shlex.join(words[name])}")
     file = f"{spec.name}.multiprog"
     total = sum(program.ranks for program in spec.programs.values())
-    names = ",".join(host for host, n in hosts for _ in range(n))
-    placed = ("--distribution", "arbitrary", "--nodelist", names) if names else ()
-    job = Job((Program(total, ("--multi-prog", file), placed),))
+    job = Job((Program(total, ("--multi-prog", file)),), hosts=hosts)
     return launcher_command(job, mpi, machine)._replace(files={file: "\n".join(lines) + "\n"})

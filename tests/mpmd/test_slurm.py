@@ -88,6 +88,18 @@ def test_programs_share_hosts_in_the_order_of_the_spec(slurm, tmp_path):
         assert words in done.stdout
 
 
+def test_ranks_are_on_hosts_in_the_order_of_the_command_line(slurm, tmp_path):
+    (tmp_path / "here.py").write_text(
+        "import os, hpcomm\nnear = hpcomm.world.split_node().size\n"
+        "print(hpcomm.world.rank, os.uname().nodename, near, flush=True)"
+    )
+    command = ["hpcomm", "run", "--hosts", "n3,n1,n3", "--timeout", "60", "python", "here.py"]
+    done = finish(["salloc", "-N3", "-n6", sys.executable, "-m", *command], 120, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in ("0 n3 2", "1 n1 1", "2 n3 2"):
+        assert words in done.stdout
+
+
 def test_a_program_that_fails_ends_the_step_by_name(slurm, tmp_path):
     failing = COUPLE.replace(
         "me = hpcomm.join()", "me = hpcomm.join()\nif me.name == 'ocean': raise SystemExit(3)"

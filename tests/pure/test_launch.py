@@ -381,6 +381,34 @@ def test_mpich_takes_hosts():
     assert (words, added) == ("/env/bin/mpiexec -hosts a:5,b:4 -n 9 program0 x", {})
 
 
+@pytest.mark.parametrize(
+    ("hosts", "by_ssh", "in_slurm"),
+    [
+        ("n2:1,n10:2", "n2:1,n10:2", "n2:1,n10:2"),
+        ("n10:2,n2", "n10:2,n2", "n2:1,n10:2 -rankmap 1,1,0"),
+        ("b,a,b", "a:1,b:2 -rankmap 1,0,1", "a:1,b:2 -rankmap 1,0,1"),
+        ("b,a", "b,a", "b,a"),  # not as many as ranks: its launcher goes round
+    ],
+)
+def test_mpich_hears_of_each_node_once_and_which_ranks_it_has(hosts, by_ssh, in_slurm):
+    for there, told in ((machine(), by_ssh), (machine(SLURM_JOB_ID="1"), in_slurm)):
+        assert line(job(3, hosts=hosts), MPICH, there)[0] == f"/env/bin/mpiexec -hosts {told} -n 3 program0 x"
+    older = Mpi("/usr/bin/mpiexec", "mpich")
+    assert (
+        line(job(3, hosts=hosts), older, machine())[0] == f"/usr/bin/mpiexec -hosts {hosts} -n 3 program0 x"
+    )
+
+
+def test_srun_hears_of_the_node_of_each_rank_where_the_hosts_say_it():
+    def told(n, hosts):
+        return line(job(n, hosts=hosts), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))[0]
+
+    assert "-n 3 --distribution" not in told(3, "b,a")
+    assert " --nodelist b,a " in told(3, "b,a")
+    for n in (3, None):
+        assert " --distribution arbitrary --nodelist b,a,a " in told(n, "b,a:2")
+
+
 # -- telling UCX, which both load --------------------------------------------------------------------
 
 
@@ -456,7 +484,8 @@ def test_slurm_needs_no_prefix_for_the_clusters_own_open_mpi():
 
 def test_slurm_is_told_how_mpich_speaks_and_decides_the_number_itself():
     words, added = line(job(None, hosts="n1"), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))
-    assert words == "/usr/bin/srun --mpi=pmi2 --kill-on-bad-exit=1 --nodelist n1 -n 1 program0 x"
+    begin = "/usr/bin/srun --mpi=pmi2 --kill-on-bad-exit=1"
+    assert words == f"{begin} --distribution arbitrary --nodelist n1 -n 1 program0 x"
     words, _ = line(job(None, hosts="n[1,3-5]"), Mpi("/usr/bin/srun", "mpich"), machine(SLURM_JOB_ID="1"))
     assert words.endswith("--nodelist 'n[1,3-5]' program0 x")  # one on each, as srun counts them
     words, added = line(job(None), Mpi("/usr/bin/srun", ""), machine(SLURM_JOB_ID="1"))

@@ -167,6 +167,26 @@ def test_the_environment_of_a_rank_is_what_the_spec_says(folder):
     assert rank_supervisor.environment(spec, "air", 0, {})["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_a_rank_on_the_host_of_another_one_is_refused(folder):
+    text = "[program.a]\ncommand = 'true'\nranks = 2\nhosts = ['n1', 'n2.far']\n"
+    text += "[program.b]\ncommand = 'true'\nranks = 1\nhosts = ['n3']\n"
+    (folder / "job.toml").write_text(text)
+    spec = read(folder / "job.toml", here=False)
+    for place in ("n1", "n1.near", "10.0.0.1"):  # the last one may be a name of it
+        assert rank_supervisor.misplaced(spec, "a", 0, place) == ""
+    assert rank_supervisor.misplaced(spec, "a", 1, "n2") == ""
+    wrong = "the launcher has put rank 1 of 'a' on n3, and the spec on n2.far"
+    assert rank_supervisor.misplaced(spec, "a", 1, "n3").startswith(wrong)
+    here = os.uname().nodename
+    (folder / "job.toml").write_text(text.replace("n1", "elsewhere").replace("n3", here))
+    rank = [sys.executable, "-m", "hpcomm.job.rank_supervisor", "--spec", "job.toml", "a"]
+    done = finish(rank, 30, folder)
+    assert done.returncode == 127
+    assert done.stderr.startswith(
+        f"hpcomm: the launcher has put rank 0 of 'a' on {here}, and the spec on else"
+    )
+
+
 def test_a_rank_of_a_spec_shares_the_cores_of_its_host_with_all_that_are_there(folder, monkeypatch):
     text = "[program.a]\ncommand = 'true'\nranks = 2\nhosts = ['n1:1', 'n2:1']\n"
     text += "[program.b]\ncommand = 'true'\nranks = 3\nhosts = ['n2:2', 'n1:1']\n"
@@ -1249,8 +1269,8 @@ def test_each_launcher_hears_of_hosts_in_its_own_way(folder):
     assert made.command[:3] == ["mpiexec", "-hosts", "n1:1,n2:1,n3:1,n3:1"]
     made = composed(folder, Mpi("srun", "mpich"), Machine(8, False, {"SLURM_JOB_ID": "1"}), PLACED)
     placed = ["--distribution", "arbitrary", "--nodelist", "n1,n2,n3,n3"]
-    begin = ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", "-n", "4"]
-    assert made.command == [*begin, *placed, "--multi-prog", "climate.multiprog"]
+    begin = ["srun", "--mpi=pmi2", "--kill-on-bad-exit=1", *placed]
+    assert made.command == [*begin, "-n", "4", "--multi-prog", "climate.multiprog"]
 
 
 def test_openmpi_fills_a_host_of_several_programs_by_one_after_the_other(folder):
