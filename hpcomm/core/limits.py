@@ -65,6 +65,8 @@ ORDER_EXCHANGED = 64 << 10  # what all nodes have, up to which each of them hear
 ORDER_TO_ROOT = 256 << 10  # what other nodes have for a root, up to which each sends it as one message
 ORDER_KEPT = 256 << 10  # of x, up to which memory and requests are kept for the next call like it
 ORDER_PIECE = 4 << 20  # of x, of which each rank reduces a part at a time
+GATHERED_FAR = 256 << 10  # of an all_gather's result, from which hpcomm moves it between nodes under MPICH
+GATHERED_RANKS = 128  # up to which: a block goes to all nodes at once
 ORDER_PREFIX = 128 << 10  # of x, of which a prefix goes from rank to rank at a time
 
 # Half types and own schedules: bytes.

@@ -126,6 +126,8 @@ class ByLibrary(NoDirect):
                 return self._by_parts((verb, root, fold), x, named, result)
             moves, there = rank_order.MOVES[verb], np.empty((self._size, n), x.dtype) if gets else None
         given = self._given(moves, x, there, (n, kind), root)
+        if verb == "all_gather" and rank_order.is_gathered_by_nodes(self._comm, x.nbytes):
+            return self._by_parts((verb, 0, rank_order.Unchanged(self._comm)), x, named, result)
         taken = None if there is None else (there, n, kind)
         function = partial(self._function(moves), *transport.arguments(moves, given, taken, operator, root))
         finish = partial(_finished, function, result, fold, there, self._rank if verb == "scan" else None)
@@ -135,7 +137,10 @@ class ByLibrary(NoDirect):
     def _by_parts(
         self, which: tuple[str, int, Any], x: AnyArray, made: tuple[int, int], result: AnyArray | None
     ) -> object:
-        """A long reduction in the order of ranks. which: verb, root and fold; made: as _carry has it."""
+        """A long reduction in the order of ranks, or all_gather.
+
+        which: verb, root and fold; made: as _carry has it.
+        """
         flat = x.reshape(-1), None if result is None else result.reshape(-1)
         step = partial(ordered_blocks.by_parts, self._comm, *which, *flat)
         return self._carry(which[0], x, made, step, lambda: result)

@@ -1,5 +1,5 @@
 """Reductions in the order of ranks, or exact, of arrays too long for everybody to have all: a part by each
-rank.
+rank. And all_gather between nodes.
 
 A part of the array has owners, who have the result first, and on each node a holder, who reduces what the
 ranks of that node have:
@@ -15,7 +15,9 @@ nodes. Within one node there is nothing to cross. The result of a reduce goes fr
 that of a reduce_scatter stays there. Of a short array the other nodes' first ranks hold all, and the root
 owns it. Exact sums are made as on one node, whichever nodes there are. So each rank sends and receives
 at most 2 n (p-1)/p elements of a long array (Thakur, Rabenseifner and Gropp 2005).
-Prefixes have no parts: each goes to the next rank, which adds its own. That is p - 1 messages of n elements.
+Blocks of an all_gather go to the ranks of their node and, once, to each other node, where the one that has it
+gives it to the others. Prefixes have no parts: each goes to the next rank, which adds its own. That is p - 1
+messages of n elements.
 Arrays go in pieces, which follow each other one step apart. Messages travel on a duplicate, with a tag for
 each call, so any number of calls may be under way, in whatever order they end. Blocking calls on short arrays
 keep memory and persistent requests for the next one like them: steps in Python, with more ranks than cores,
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
     from ..rank_order import Fold
 
     Messages = list[tuple[int, NpArray]]  # (peer, memory)
+
+
+_KEEPS = ("all_reduce", "reduce", "reduce_scatter")  # memory and requests, of short arrays
 
 
 class Part(NamedTuple):
@@ -97,7 +102,8 @@ def ordered_call(call: Call, fold: Fold, x: NpArray, out: NpArray | None) -> Cal
         return call.finish(None)
 
     def prepare() -> Again:
-        return Again("parts, folded in rank order", lambda: Request(call, stages()))
+        how = "blocks, once to each node" if call.verb == "all_gather" else "parts, folded in rank order"
+        return Again(how, lambda: Request(call, stages()))
 
     call.carrier = Carrier(carry, stages, prepare)
     return call
@@ -107,10 +113,10 @@ def by_parts(comm: Comm, verb: str, root: int, fold: Fold, x: NpArray, out: NpAr
     """Carry out a blocking call, of flat arrays."""
     fold.meet(comm.mpi_handle)
     fold.nodes.Wait()
-    mine, given, reduce = own(comm), _Given(comm, verb, root, fold, x, out), fold.reduce
+    mine, given = own(comm), _Given(comm, verb, root, fold, x, out)
     try:
-        if verb not in PREFIXES and 0 < x.nbytes <= ORDER_KEPT:
-            at = root if verb == "reduce" else 0
+        if verb in _KEEPS and 0 < x.nbytes <= ORDER_KEPT:
+            reduce, at = fold.reduce, root if verb == "reduce" else 0
             key = "ordered", verb, at, x.nbytes, x.itemsize, fold.code, reduce.mpi_type, reduce.exact
             kept = mine.executor(key, lambda channel: _Kept(channel, given))
             kept.carry_out(fold, x, out)  # type: ignore[attr-defined]
@@ -370,6 +376,8 @@ class _Parts:
         blocks = self.size if self.verb == "reduce_scatter" else 1
         n = self.x.size // blocks
         longest, made = (ORDER_PREFIX, self._prefix) if self.verb in PREFIXES else (ORDER_PIECE, self._piece)
+        if self.verb == "all_gather":
+            longest, made = ORDER_PIECE // self.size, self._gather
         step = max(longest // (self.x.itemsize * blocks), self.size)
 
         def begun(coming: Messages, going: Messages) -> list[MPI.Request]:
@@ -414,6 +422,23 @@ class _Parts:
         for coming, going, then in piece.rounds():
             yield coming, going
             then()
+
+    def _gather(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
+        """Each block to those of its node and, once, to each other node; there to all others."""
+        assert self.out is not None
+        blocks = self.out.reshape(self.size, n)[:, low:high]
+        nodes = self.fold.nodes.groups
+        near = next(ranks for ranks in nodes if self.rank in ranks)
+        at, mates = near.index(self.rank), [q for q in near if q != self.rank]
+        holders = [ranks[at % len(ranks)] for ranks in nodes if ranks is not near]  # of this rank's block
+        held = {
+            holder: [q for ranks in nodes if ranks is not near for q in ranks[i :: len(near)]]
+            for i, holder in enumerate(near)
+        }
+        going = [(q, blocks[self.rank]) for q in mates + holders]
+        yield [(q, blocks[q]) for q in mates + held[self.rank]], going
+        going = [(mate, blocks[q]) for q in held[self.rank] for mate in mates]
+        yield [(mate, blocks[q]) for mate in mates for q in held[mate]], going
 
     def _prefix(self, low: int, high: int, n: int) -> Iterator[tuple[Messages, Messages]]:
         """What the ranks before have, reduced, comes; with this rank's own it goes to the next."""
