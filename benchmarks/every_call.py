@@ -1,11 +1,11 @@
-"""Calls of every kind beside raw mpi4py doing the same: ratios, worst first.
+"""Calls of every kind beside raw mpi4py doing the same: ratios, worst first; and memory beside arrays.
 
     hpcomm run -n 2 python benchmarks/every_call.py [--only WORD] [--seconds 2] [--save]
 
 Works on 2 or 4 ranks. The two take turns, and the quietest hundredth of many short turns counts. Messages go
 there and back between ranks 0 and 1, 2 and 3. Raw mpi4py does by hand what it has no call for: it makes the
 result, copies a strided array, asks for a length. It reduces float32 where hpcomm reduces half types, which
-MPI does not know.
+MPI does not know. Memory beside the arrays is what a rank has more of at most during a second call with out=.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -252,6 +253,38 @@ def memory() -> Iterator[Row]:
         each.close()
 
 
+def beside_arrays() -> Iterator[tuple[str, float]]:
+    """MiB at most, on any rank, beside arrays of 64 MiB."""
+    n = (64 << 20) // 8
+
+    def resident(word: str) -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition(f"{word}:")[2].split()[0])  # KiB
+
+    def most(call: Callable[[], Any]) -> float:
+        call()
+        Path("/proc/self/clear_refs").write_text("5")  # the most so far is now
+        before = resident("VmRSS")
+        call()
+        return world.all_reduce((resident("VmHWM") - before) / 1024, "max")
+
+    def fortran(is_so: int) -> np.ndarray:
+        return np.ones((n // 1024, 1024), order="F" if is_so else "C")
+
+    kinds = {
+        "in order": lambda: np.ones(n),
+        "every other element": lambda: np.ones(2 * n)[::2],
+        "in Fortran order": lambda: fortran(1),
+        "in Fortran order on rank 1": lambda: fortran(rank),
+    }
+    for kind, make in kinds.items():
+        x, out = make(), make()
+        yield f"all_reduce, {kind}", most(partial(world.all_reduce, x, out=out))
+        yield f"broadcast, {kind}", most(partial(world.broadcast, x, out=out))
+    x, out = np.ones(n), np.ones(n)
+    yield "all_reduce by a function", most(partial(world.all_reduce, x, lambda a, b: np.fmax(a, b), out))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", metavar="WORD", help="rows that have it in their names")
@@ -272,6 +305,9 @@ def main() -> None:
                 say("{:7.2f}  {:45} {:9.2f} {:9.2f}".format(*found[-1]))
     lines = [f"{size} ranks: hpcomm by raw mpi4py, and microseconds of either, worst first", ""]
     lines += ["{:7.2f}  {:45} {:9.2f} {:9.2f}".format(*row) for row in sorted(found, reverse=True)]
+    lines += ["", "MiB beside arrays of 64 MiB", ""]
+    lines += [f"{mib:7.1f}  {what}" for what, mib in beside_arrays() if arguments.only in what]
+    say("\n".join(lines[len(found) + 2 :]))
     if arguments.save and rank == 0:
         names = ("ratio", "call", "raw", "hpcomm")
         save(

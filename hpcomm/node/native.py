@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 else:
     native_core = None  # for annotations, which nobody evaluates
 
-VERSION = 14  # NODE_VERSION of _native/node.h
+VERSION = 15  # NODE_VERSION of _native/node.h
 MOST_RANKS = 256  # of a node: NODE_RANKS of _native/node.h
 _AGAIN = (
     "pip install --force-reinstall --no-deps --no-cache-dir hpcomm, as it was installed, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -140,8 +141,7 @@ def test_what_only_the_general_path_takes(comm: Any, node: Any) -> None:
     unaligned = np.frombuffer(bytes(8 * x.size + 1), np.uint8)[1:].view("f8").reshape(x.shape)
     others = [
         x.view(Own),
-        x[:, ::2],
-        x.T,
+        np.broadcast_to(x[:, :1], x.shape),
         x.data,
         bytes(8),
         1.5,
@@ -164,12 +164,38 @@ def test_arrays_of_unusual_make(comm: Any, node: Any) -> None:
     takes = [x, pickle.loads(pickle.dumps(x)), x.astype(np.longlong), x.astype("=f8"), x.copy(), fixed]
     takes += [x.astype("f8", order="F")[:, :1], np.broadcast_to(x, x.shape)]  # in order all the same
     leaves = [x.astype(">f8"), bytes_[1:].view(float).reshape(x.shape), x.view(np.matrix), np.float64(1)]
-    leaves += [x.astype(np.longdouble).view("V16"), x.astype("O"), x[:, ::2] if comm.size > 1 else x.tolist()]
+    leaves += [x.astype(np.longdouble).view("V16"), x.astype("O"), np.broadcast_to(x[:, :1], x.shape)]
+    if comm.size > 1:
+        takes += [x[:, ::2], x.T, x[::-1]]
     for x in takes:
         assert core_takes(node, "all_reduce", x, None, "sum", 0)
     for x in leaves:
         assert not core_takes(node, "all_reduce", x, None, "sum", 0)
     assert not core_takes(node, "all_reduce", takes[0], fixed, "sum", 0)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_arrays_that_do_not_lie_in_order_are_not_copied(comm: Any, node: Any, alike: bool) -> None:
+    n = 1000 * comm.size
+    lying = [np.ones((n, 400))[:, ::2], np.ones((200, n)).T][alike or comm.rank % 2]
+    x, out = lying, np.zeros((n, 200), order="F") if alike else np.zeros((n, 400))[:, 1::2]
+    room = np.empty((2 * comm.size, 400), order="F")[:, ::2]
+    calls = {
+        "all_reduce": lambda: comm.all_reduce(x, out=out),
+        "reduce": lambda: comm.reduce(x, out=out, root=comm.size - 1),
+        "broadcast": lambda: comm.broadcast(x, out=out),
+        "gather": lambda: comm.gather(x[: n // comm.size], out=out),
+        "scatter": lambda: comm.scatter(x, out=out[: n // comm.size]),
+        "scan": lambda: comm.scan(x, out=out),
+        "all_to_all": lambda: comm.all_to_all(x, out=out),
+    }
+    comm.all_reduce(room, out=room)
+    for verb, call in calls.items():
+        tracemalloc.start()
+        call()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < (x.nbytes >> 4 if comm.size > 1 else 3 * x.nbytes), verb
 
 
 def test_odd_arrays_reach_the_core_in_another_form(own_comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

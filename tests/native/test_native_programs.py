@@ -16,7 +16,7 @@ import pytest
 
 HERE = Path(__file__).parent
 CORE = HERE.parents[1] / "hpcomm/node/_native"
-SOURCES = ["segment", "wait", "arrive", "reduce", "collective", "long", "direct", "request"]
+SOURCES = ["segment", "wait", "arrive", "reduce", "layout", "collective", "long", "direct", "request"]
 SOURCES += ["share", "channel", "mail"]
 FLAGS = [
     "-std=c11",

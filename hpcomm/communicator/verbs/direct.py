@@ -10,7 +10,7 @@ What is tried has the methods of the native core's Node, and is one of three:
     NO_DIRECT   none of these, it is closed, or observers look on: the general path takes every call
 
 Calls in the background try OnNode, which is the core, InBackground, which is ByLibrary with MPI's nonblocking
-functions, or NO_DIRECT. What the core does not take as it lies, by_copies() gives it in another form.
+functions, or NO_DIRECT. What the core does not take as it is, by_copies() gives it in another form.
 """
 
 from __future__ import annotations
@@ -311,8 +311,8 @@ class OnNode(NoDirect):
 
 
 def by_copies(comm: Comm, given: Arguments) -> object:
-    """A blocking call of the core on copies that lie as it wants them: of a number, of numpy's arrays with
-    strides, or as the bits of elements that only ml_dtypes has. NotImplemented: the general path has to look.
+    """A blocking call of the core on an array of a number, or on the bytes of elements that the core does not
+    know, such as records. NotImplemented: the general path has to look.
     """
     verb, x, out, op, root, _ = given
     node, row = comm.node, TABLE[verb]
@@ -323,11 +323,8 @@ def by_copies(comm: Comm, given: Arguments) -> object:
         made = getattr(node, verb)(np.array(x), *how, None)
         return made.item() if type(made) is np.ndarray and not made.ndim else made
     dtype = _dtype_of_both(x, out)
-    if dtype is None:
+    if dtype is None or host_calls.core_knows(dtype):
         return NotImplemented
-    if host_calls.core_knows(dtype):
-        gives = None if verb != "broadcast" else root == comm.rank
-        return _by_copied_arrays(getattr(node, verb), how, dtype.storage, dtype.code, x, out, gives)
     return _by_bytes(comm, verb, how, dtype, x, out)
 
 
@@ -337,7 +334,6 @@ def _is_number(x: Any, op: object) -> bool:
 
 
 def _by_bytes(comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: Any, out: Any) -> object:
-    """The same of elements that the core does not know, such as records: their bytes move."""
     row, like = TABLE[verb], out if x is None else x
     if (
         row.reduces
@@ -351,35 +347,21 @@ def _by_bytes(comm: Comm, verb: str, how: tuple[Any, ...], dtype: Dtype, x: Any,
             comm, verb, like, head(verb, root=how[0] if how else 0), None
         )  # or errors would speak of the bytes
         word = host_calls.core_word(dtype, count + dtype.checksum)
-        return _by_copied_arrays(getattr(comm.node, verb), how, "u1", word, x, out)
+        return _of_bytes(getattr(comm.node, verb), how, word, x, out)
     finally:
         leave()
 
 
-def _by_copied_arrays(
-    function: Callable[..., Any],
-    how: tuple[Any, ...],
-    bits: str,
-    elements: int,
-    x: Any,
-    out: Any,
-    gives: bool | None = None,
-) -> object:
-    """The call on arrays as the core wants them. how: operator and root, as far as function takes them.
-
-    Args:
-        bits: the dtype by which the core sees them.
-        elements: what it is told of them, see host_calls.core_word.
-        gives: whether this rank only gives (True) or only receives (False) where out is x.
-    """
-    packed = None if x is None else host_calls.aligned(x, filled=gives is not False).view(bits)
-    into = packed if out is x else None if out is None else host_calls.aligned(out, filled=False).view(bits)
+def _of_bytes(function: Callable[..., Any], how: tuple[Any, ...], elements: int, x: Any, out: Any) -> object:
+    """The call on the bytes of both, packed. elements: what the core is told, see host_calls.core_word."""
+    packed = None if x is None else host_calls.aligned(x, filled=True).view("u1")
+    into = packed if out is x else None if out is None else host_calls.aligned(out, filled=False).view("u1")
     made = function(packed, *how, into, elements)
     if type(made) is not np.ndarray:
         return made
     if out is None:
         return made.view(x.dtype)
-    if not (np.may_share_memory(made, out) or (gives and out is x)):
+    if not np.may_share_memory(made, out):
         out[...] = made.view(out.dtype)
     return out
 

@@ -1,5 +1,5 @@
-/* array.c: where an array lies, how many elements of which type it has. Contiguous ones in this process's memory only;
-   for all else array_look says 0, and Python takes the general way.
+/* array.c: where an array lies, how many elements of which type it has. Those in this process's memory only, of which no
+   two elements share a place; for all else array_look says 0, and Python takes the general way.
 
    Arrays of numpy: the fields that its binary interface fixes are read, PyArrayObject_fields and the first ones of
    PyArray_Descr, which are the same in numpy 1 and 2. The buffer protocol takes five times as long: numpy builds a
@@ -102,15 +102,17 @@ static int needs_gradient(PyObject *x) {
   return yes;
 }
 
-/* Take over the axes; 1: their elements lie in order (steps NULL: they do). */
-static int take_shape(struct array *a, int axes, const int64_t *shape, const int64_t *steps) {
+/* Take over the axes, and how far it is from element to element along each, in units of bytes (steps NULL: they lie in order). */
+static int take_shape(struct array *a, int axes, const int64_t *shape, const int64_t *steps, size_t unit) {
+  int64_t bytes[ARRAY_AXES];
   if (axes > ARRAY_AXES) return 0;
   a->axes = axes;
   a->count = 1;
+  a->lies.axes = 0;
   for (int i = 0; i < axes; i++) a->count *= (size_t)(a->shape[i] = shape[i]);
-  for (int64_t i = axes, step = 1; steps && a->count && i-- > 0; step *= shape[i])
-    if (shape[i] != 1 && steps[i] != step) return 0;
-  return 1;
+  if (!steps || !a->count) return 1;
+  for (int i = 0; i < axes; i++) bytes[i] = steps[i] * (int64_t)unit;
+  return layout_of(&a->lies, dtype_bytes(a->dtype), axes, shape, bytes);
 }
 
 static int look_tensor(PyObject *x, struct array *a) {
@@ -122,7 +124,8 @@ static int look_tensor(PyObject *x, struct array *a) {
   a->kind = ARRAY_TORCH;
   a->at = (char *)t.data + t.byte_offset;
   a->dtype = type_of_dl(t.dtype);
-  if (t.device.type != DL_CPU || !a->dtype || !take_shape(a, t.ndim, t.shape, t.strides)) return 0;
+  if (t.device.type != DL_CPU || !a->dtype || !take_shape(a, t.ndim, t.shape, t.strides, dtype_bytes(a->dtype)))
+    return 0;
   const int is_complex = a->dtype > F64;
   if (a->dtype >= F16 && (needs_gradient(x) || is_pending(is_neg, x) || (is_complex && is_pending(is_conj, x))))
     return PyErr_Occurred() ? -1 : 0;
@@ -133,14 +136,15 @@ static int look_numpy(PyObject *object, int writable, struct array *a) {
   const struct ndarray *x = (const struct ndarray *)object;
   Py_buffer view;
   if (writable && x->flags < 0) { /* let numpy warn */
-    if (PyObject_GetBuffer(object, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)) return PyErr_Clear(), 0;
+    if (PyObject_GetBuffer(object, &view, PyBUF_STRIDES | PyBUF_WRITABLE)) return PyErr_Clear(), 0;
     PyBuffer_Release(&view);
   }
-  if (!(x->flags & IS_CONTIGUOUS) || (writable && !(x->flags & IS_WRITABLE))) return 0;
+  if (writable && !(x->flags & IS_WRITABLE)) return 0;
   a->kind = ARRAY_NUMPY;
   a->dtype = type_of_descr(x->dtype);
   a->at = x->data;
-  return take_shape(a, x->axes, (const int64_t *)x->shape, NULL);
+  const int64_t *steps = x->flags & IS_CONTIGUOUS ? NULL : (const int64_t *)x->steps;
+  return take_shape(a, x->axes, (const int64_t *)x->shape, steps, 1);
 }
 
 /* As C wants it: a complex number like its parts. Nothing is read or written of an empty array, wherever it lies. */
@@ -148,7 +152,7 @@ static int is_aligned(const struct array *a, int dtype) {
   return !a->nbytes || !((uintptr_t)a->at & ((dtype_bytes(dtype) >> (dtype >= C64)) - 1));
 }
 
-int array_look(PyObject *x, int writable, struct array *a) {
+int array_look_any(PyObject *x, int writable, struct array *a) {
   PyObject *type = (PyObject *)Py_TYPE(x);
   int yes = type == ndarray_type ? look_numpy(x, writable, a) : type == tensor_type ? look_tensor(x, a) : 0;
   if (yes != 1) return yes;
@@ -156,9 +160,14 @@ int array_look(PyObject *x, int writable, struct array *a) {
   return a->dtype && is_aligned(a, a->dtype) && (a->at || !a->count); /* a freed storage is nowhere */
 }
 
+int array_look(PyObject *x, int writable, struct array *a) {
+  const int takes = array_look_any(x, writable, a);
+  return takes == 1 ? !a->lies.axes : takes;
+}
+
 int array_as(struct array *a, int dtype) {
   size_t size = dtype_bytes(dtype);
-  if (!size || a->nbytes % size || !is_aligned(a, dtype)) return 0;
+  if (!size || a->nbytes % size || !is_aligned(a, dtype) || (a->lies.axes && (size_t)a->lies.size != size)) return 0;
   a->dtype = dtype;
   a->count = a->nbytes / size;
   return 1;
@@ -208,7 +217,7 @@ static PyObject *empty_array(PyObject *x, const struct array *a, int axes, const
   size_t nbytes = dtype_bytes(a->dtype);
   for (int i = 0; i < axes; i++) nbytes *= (size_t)shape[i];
   const int is_large = nbytes >= RESULT_LARGE;
-  if (!is_large && a->kind == ARRAY_TORCH && axes == a->axes && !memcmp(shape, a->shape, (size_t)axes * sizeof *shape))
+  if (!is_large && a->kind == ARRAY_TORCH && !a->lies.axes && axes == a->axes && !memcmp(shape, a->shape, (size_t)axes * sizeof *shape))
     return PyObject_CallFunctionObjArgs(empty_like, x, NULL);
   PyObject *made = NULL, *sizes = PyTuple_New(axes);
   for (int i = 0; sizes && i < axes; i++) PyTuple_SetItem(sizes, i, PyLong_FromLongLong(shape[i]));

@@ -5,17 +5,21 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "node.h"
+
 enum { ARRAY_NUMPY, ARRAY_TORCH }; /* exactly of these types, whose results are of them too */
-enum { ARRAY_AXES = 16 };
+enum { ARRAY_AXES = LAYOUT_AXES };
 
 struct array {
   char *at;
   size_t count, nbytes;
   int dtype, kind, axes;
   int64_t shape[ARRAY_AXES];
+  struct layout lies; /* of one that does not lie in order; else only axes, 0, is known */
 };
 
 int array_look(PyObject *, int writable, struct array *); /* 1; 0: not one that the core takes; -1: an exception */
+int array_look_any(PyObject *, int writable, struct array *); /* the same, also of one that does not lie in order */
 int array_as(struct array *, int dtype); /* its bytes are elements of this type; 0: they cannot be */
 int array_know_numpy(PyObject *numpy);   /* from now on its arrays are known by their type; -1: an exception */
 int array_know_ml_dtypes(PyObject *ml_dtypes); /* the same of its bfloat16, where numpy is known; -1: an exception */

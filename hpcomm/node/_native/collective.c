@@ -26,26 +26,35 @@ static int waits_for(const struct node *n, const struct call *c, int rank) {
 static void copy(char *to, const void *from, size_t nbytes) {
   if (nbytes == 8)
     memcpy(to, from, 8);
-  else if (to != from && nbytes)
-    memmove(to, from, nbytes);
+  else if (nbytes)
+    memcpy(to, from, nbytes);
 }
 
 void call_take(struct node *n, const struct call *c) {
   const size_t block = call_block(c, n->size), offset = call_from(c, n->size, n->rank);
+  const int reduces = verb_is(c->verb, REDUCTIONS);
   const void *in[NODE_RANKS];
+  _Alignas(64) char room[NODE_INLINE];
+  char *made = c->out_lies ? room : c->out;
   int inputs = 0;
   for (int r = 0; r < n->size; r++) {
     if (!call_goes(c, r, n->rank)) continue;
-    const char *from = (r == n->rank ? c->x : (const char *)node_cell(n, r, n->calls)->data) + offset;
-    if (verb_is(c->verb, REDUCTIONS))
+    const int is_mine = r == n->rank;
+    const char *from = (is_mine && !c->x_lies ? c->x : (const char *)node_cell(n, r, n->calls)->data) + offset;
+    if (reduces)
       in[inputs++] = from;
+    else if (is_mine)
+      call_copy(c, call_into(c, n->size, r), offset, block);
+    else if (c->out_lies)
+      call_write(c, call_into(c, n->size, r), from, block);
     else
       copy(c->out + call_into(c, n->size, r), from, block);
   }
   if (inputs)
-    reduce_arrays(c->dtype, c->op, n->size, c->out, in, inputs, block / dtype_bytes(c->dtype));
+    reduce_arrays(c->dtype, c->op, n->size, made, in, inputs, block / dtype_bytes(c->dtype));
   else if (c->verb == BY_EXSCAN)
-    reduce_neutral(c->dtype, c->op, c->out, c->count);
+    reduce_neutral(c->dtype, c->op, made, c->count);
+  if (reduces && made == room) call_write(c, 0, room, block);
 }
 
 static size_t laid_bytes(const struct node *n, const struct call *c) {
@@ -54,8 +63,12 @@ static size_t laid_bytes(const struct node *n, const struct call *c) {
 
 int call_is_long(const struct node *n, const struct call *c) { return laid_bytes(n, c) > NODE_INLINE; }
 
-void call_lay(struct node *n, const struct call *c) {
-  if (call_gives(n, c)) copy((char *)node_cell(n, n->rank, n->calls)->data, c->x, laid_bytes(n, c));
+void call_lay(struct node *n, const struct call *c) { /* also for itself, of what does not lie in order */
+  char *data = (char *)node_cell(n, n->rank, n->calls)->data;
+  if (c->x_lies)
+    call_read(c, data, 0, laid_bytes(n, c));
+  else if (call_gives(n, c))
+    copy(data, c->x, laid_bytes(n, c));
 }
 
 int call_wait(struct node *n, const struct call *c) {

@@ -77,13 +77,13 @@ static int give(struct steps *s, uint64_t step) {
   if (!readers) return 0;
   if (verb_is(verb, INPUT_BLOCKS)) {
     for (int q = 0; q < n->size; q++)
-      if (q != me) memcpy(piece + (size_t)q * s->chunk, s->c->x + call_from(s->c, n->size, q) + at, length);
+      if (q != me) call_read(s->c, piece + (size_t)q * s->chunk, call_from(s->c, n->size, q) + at, length);
   } else if (s->is_shared) { /* all but what we reduce ourselves */
     size_t first = at_least(length, 0, (size_t)me * s->chunk), last = at_least(length, 0, (size_t)(me + 1) * s->chunk);
-    memcpy(piece, s->c->x + at, first);
-    memcpy(piece + last, s->c->x + at + last, length - last);
+    call_read(s->c, piece, at, first);
+    call_read(s->c, piece + last, at + last, length - last);
   } else {
-    memcpy(piece, s->c->x + at, length);
+    call_read(s->c, piece, at, length);
   }
   post(s, &node_mine(n)->put, step + 1);
   return 0;
@@ -98,17 +98,20 @@ static int reduce(struct steps *s, uint64_t step) {
   const size_t length = at_least(s->whole, at + mine, s->chunk);
   const size_t in_x = call_from(c, n->size, me) + mine + at;
   const size_t in_piece = verb_is(verb, INPUT_BLOCKS) || s->is_shared ? (size_t)me * s->chunk : 0;
+  char *own = node_piece_at(n, me, step) + in_piece; /* where nobody else reads: room for what does not lie in order */
   const void *in[NODE_RANKS];
+  if (c->x_lies) call_read(c, own, in_x, length);
   for (int q = 0; q < n->size; q++) {
     if (reads(s, me, q) && WAIT_FOR(s, q, put, step + 1)) return -1;
-    in[q] = q == me ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
+    in[q] = q == me && !c->x_lies ? c->x + in_x : node_piece_at(n, q, step) + in_piece;
   }
   for (int q = 0; s->is_shared && step >= ring && q < n->size; q++)
     if (q != me && call_has_out(c, q) && WAIT_FOR(s, q, finished, step - ring + 1)) return -1;
   char *result = s->is_shared ? node_result_at(n, me, step) : NULL;
-  char *out = call_has_out(c, me) ? c->out + mine + at : result;
+  char *out = call_has_out(c, me) && !c->out_lies ? c->out + mine + at : result ? result : own;
   if (length) reduce_arrays(c->dtype, c->op, n->size, out, in, n->size, length / dtype_bytes(c->dtype));
   if (result && out != result && verb == BY_ALL_REDUCE) memcpy(result, out, length);
+  if (call_has_out(c, me) && c->out_lies) call_write(c, mine + at, out, length);
   post(s, &node_mine(n)->taken, step + 1);
   return 0;
 }
@@ -121,7 +124,7 @@ static int take_results(struct steps *s, uint64_t step) {
     int q = (n->rank + i) % n->size;
     size_t theirs = at + (size_t)q * s->chunk;
     if (WAIT_FOR(s, q, taken, step + 1)) return -1;
-    if (theirs < s->whole) memcpy(s->c->out + theirs, node_result_at(n, q, step), at_least(s->whole, theirs, s->chunk));
+    if (theirs < s->whole) call_write(s->c, theirs, node_result_at(n, q, step), at_least(s->whole, theirs, s->chunk));
   }
   post(s, &node_mine(n)->finished, step + 1);
   return 0;
@@ -137,9 +140,11 @@ static int take(struct steps *s, uint64_t step) {
     if (!call_goes(c, q, me)) continue;
     if (q != me && WAIT_FOR(s, q, put, step + 1)) return -1;
     const char *piece = node_piece_at(n, q, step) + (verb_is(c->verb, INPUT_BLOCKS) ? (size_t)me * s->chunk : 0);
-    const char *from = q == me ? c->x + call_from(c, n->size, me) + at : piece;
-    char *to = c->out + call_into(c, n->size, q) + at;
-    if (to != from) memcpy(to, from, length);
+    const size_t into = call_into(c, n->size, q) + at;
+    if (q == me)
+      call_copy(c, into, call_from(c, n->size, me) + at, length);
+    else
+      call_write(c, into, piece, length);
   }
   post(s, &node_mine(n)->taken, step + 1);
   return 0;
@@ -255,13 +260,29 @@ static int may_reach(const struct node *n, const struct call *c) {
   return may;
 }
 
+/* How the arrays of a rank lie, as it has brought it. */
+static const struct layout *brought(const struct node *n, int rank) {
+  return (const struct layout *)(node_cell(n, rank, n->calls)->data + CALL_WORDS * sizeof(uint64_t));
+}
+
+/* Whether all ranks' arrays lie alike: then they are taken as memory in order. */
+static int take_alike(const struct node *n, struct call *c) {
+  for (int r = 0; r < n->size; r++)
+    if (brought(n, r)->axes < 0 || !layout_same(brought(n, r), brought(n, n->rank))) return 0;
+  c->x_lies = c->out_lies = NULL;
+  return 1;
+}
+
 /* Bring the addresses of our arrays. */
-void long_come(struct steps *s, struct node *n, const struct call *c) {
+void long_come(struct steps *s, struct node *n, struct call *c) {
   *s = (struct steps){.n = n, .c = c, .state = MEETS};
   s->is_counted = long_afresh(n);
-  const uint64_t may = n->direct && is_direct(n, c) && direct_may(n, c);
+  unsigned char *data = node_cell(n, n->rank, n->calls)->data;
+  struct layout *lies = (struct layout *)(data + CALL_WORDS * sizeof(uint64_t));
+  call_lies(c, lies);
+  const uint64_t may = n->direct && lies->axes >= 0 && is_direct(n, c) && direct_may(n, c);
   uint64_t words[CALL_WORDS] = {(uintptr_t)c->x, (uintptr_t)c->out, (uint64_t)c->nbytes << 1 | may};
-  memcpy(node_cell(n, n->rank, n->calls)->data, words, sizeof words);
+  memcpy(data, words, sizeof words);
   node_arrive(n);
 }
 
@@ -278,7 +299,7 @@ static int meet(struct steps *s) {
     return node_mismatch(n, r, n->calls, theirs);
   }
   plan(s);
-  s->state = may_reach(n, s->c) ? WAITS : STEPS;
+  s->state = take_alike(n, s->c) && may_reach(n, s->c) ? WAITS : STEPS;
   return 0;
 }
 
@@ -303,7 +324,7 @@ int long_go_on(struct steps *s) {
   return bad;
 }
 
-int long_run(struct node *n, const struct call *c) {
+int long_run(struct node *n, struct call *c) {
   struct steps s;
   const int is_first = !n->has_begun_long;
   n->has_begun_long = 1;

@@ -72,9 +72,14 @@ static int op_of(PyObject *word) { /* -1: none of ours */
   return -1;
 }
 
+static char *end_of(const struct array *a, int is_last) {
+  return a->at + (a->lies.axes ? is_last ? a->lies.high : a->lies.low : is_last ? (int64_t)a->nbytes : 0);
+}
+
 /* Memory that x and out have in common is a rank's own block of the longer one, or all of both. */
 static int may_share(const struct call *c, const struct array *x, const struct array *out, size_t rank) {
-  if (x->at + x->nbytes <= out->at || out->at + out->nbytes <= x->at) return 1;
+  if (end_of(x, 1) <= end_of(out, 0) || end_of(out, 1) <= end_of(x, 0)) return 1;
+  if (x->lies.axes || out->lies.axes) return x == out;
   switch (c->verb) {
     case BY_GATHER:
     case BY_ALL_GATHER: return x->at == out->at + rank * x->nbytes;
@@ -106,7 +111,7 @@ static int has_shape(int verb, const struct array *out, int axes, const int64_t 
 }
 
 static int look_at(PyObject *object, int writable, uint64_t as, struct array *a) {
-  int takes = array_look(object, writable, a);
+  int takes = array_look_any(object, writable, a);
   return takes == 1 ? !as || array_as(a, (int)as) : takes;
 }
 
@@ -129,7 +134,7 @@ static int has_room(int verb, const struct array *x, const struct array *out, si
 
 /* Fill in what the arrays say, as prepare.py does, and make the result. 1: the core takes them; 0: not; -1: an
    exception. *result: new, NULL where this rank receives nothing. */
-int prepare_call(Node *self, const struct arguments *g, struct call *c, struct array *x, struct array *out,
+int prepare_call(Node *self, const struct arguments *g, int later, struct call *c, struct array *x, struct array *out,
                  PyObject **result) {
   const struct node *n = &self->node;
   const size_t ranks = (size_t)n->size;
@@ -148,7 +153,7 @@ int prepare_call(Node *self, const struct arguments *g, struct call *c, struct a
   if (!has_x && (gives || !has_out)) return 0; /* x of the others tells what it looks like at the root, if it is there */
   if (has_x && (takes = look_at(g->x, has_out && same, as, x)) != 1) return takes;
   if (has_out && !same && (takes = look_at(g->out, 1, as, out)) != 1) return takes;
-  if (has_out && same) *out = *x;
+  if (has_out && same) out = x;
   if (has_x) {
     axes = shape_of_result(c->verb, x, n->size, has_out, shape);
     if (axes < 0 || (has_out && !(has_room(c->verb, x, out, ranks) && has_shape(c->verb, out, axes, shape)))) return 0;
@@ -165,6 +170,9 @@ int prepare_call(Node *self, const struct arguments *g, struct call *c, struct a
   if (gives && has_out && !may_share(c, x, out, (size_t)n->rank)) return 0;
   c->x = gives ? x->at : NULL;
   c->out = has_out ? out->at : NULL;
+  c->x_lies = gives && x->lies.axes ? &x->lies : NULL;
+  c->out_lies = has_out && out->lies.axes ? &out->lies : NULL;
+  if ((c->x_lies || c->out_lies) && (n->size == 1 || later)) return 0; /* they stand on the caller's stack */
   if (!gets) return 1;
   *result = has_out ? Py_NewRef(g->out) : array_like(g->x, x, axes, shape, &c->out);
   return *result != NULL;
@@ -208,7 +216,7 @@ static PyObject *run(PyObject *me, int verb, struct arguments g) {
   struct call c = {.verb = verb};
   struct array x, out;
   PyObject *result = NULL;
-  int bad = prepare_call(self, &g, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
+  int bad = prepare_call(self, &g, 0, &c, &x, &out, &result) - 1; /* -1: not taken, -2: an exception */
   if (bad == 0) {
     struct doing now = {me, verb_words[verb], g.x && g.x != Py_None ? g.x : g.out, g.op, g.root, 0};
     struct doing *before = begin_call(&now);

@@ -45,7 +45,7 @@ struct arguments { /* of a method, as they stand there; NULL: it has none, or wa
   PyObject *x, *op, *root, *out, *dtype;
 };
 /* What a call means, and its result; 1: the core takes it; 0: not; -1: an exception. module.c */
-int prepare_call(Node *, const struct arguments *, struct call *, struct array *x, struct array *out, PyObject **result);
+int prepare_call(Node *, const struct arguments *, int later, struct call *, struct array *x, struct array *out, PyObject **result);
 void keep_result(Node *, PyObject *result, uint64_t number); /* module.c: of a call that this rank gave up */
 int depart(Node *);       /* module.c: 1 if its ranks have all left now */
 int end_requests(Node *);    /* request_type.c: all that are in the background; 0, or an exception */

@@ -38,7 +38,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define NODE_VERSION 14        /* of this layout and of what Python calls: native.py has the same number */
+#define NODE_VERSION 15        /* of this layout and of what Python calls: native.py has the same number */
 #define NODE_RANKS 256        /* most ranks of one place */
 #define NODE_UNIT (16u << 10) /* what a segment is divided into */
 #define NODE_LOG 64           /* calls of a rank in its log, of which the last but one can be looked up */
@@ -223,6 +223,14 @@ struct node {
   char *scratch;                   /* for what is read so, and reduced */
 };
 
+/* Where the elements of an array lie that are not one behind the other, in C order: bytes from each to the next along axes,
+   of which the last one is the quickest, and all bytes from the first element: low to high. */
+enum { LAYOUT_AXES = 16 };
+struct layout {
+  int64_t axes, size, low, high; /* axes 0: in order */
+  int64_t length[LAYOUT_AXES], step[LAYOUT_AXES];
+};
+
 struct call {
   int verb, op, dtype, root;
   size_t count;  /* elements that are compared: of a block where x has one for each rank, else of x */
@@ -232,11 +240,12 @@ struct call {
   uint64_t signature;
   const char *x;
   char *out;
+  const struct layout *x_lies, *out_lies; /* NULL: in order */
 };
 
 struct steps { /* of a long call: how it is cut, and how far it has come */
   struct node *n;
-  const struct call *c;
+  struct call *c;
   size_t chunk; /* bytes of a step that one rank reduces, or that are for one rank */
   size_t part;  /* bytes of a step: of a block, or of the whole array */
   size_t whole; /* bytes that are cut into parts */
@@ -351,6 +360,14 @@ void reduce_neutral(int dtype, int op, void *out, size_t count); /* what exscan 
 size_t dtype_bytes(int dtype);
 void reduce_link(const struct call *, size_t at, char *made, const char *before, size_t count);
 
+/* -- layout.c: bytes at a place of those of x, or of out, in order ---- */
+int layout_of(struct layout *, size_t size, int axes, const int64_t *shape, const int64_t *steps); /* 0: it overlaps itself */
+int layout_same(const struct layout *, const struct layout *);
+void call_read(const struct call *, char *to, size_t at, size_t nbytes);
+void call_write(const struct call *, size_t at, const char *from, size_t nbytes);
+void call_copy(const struct call *, size_t into, size_t from, size_t nbytes);
+void call_lies(const struct call *, struct layout *);
+
 /* -- collective.c, long.c, direct.c, request.c ---- */
 enum { NODE_NO_ROOM = -2 };
 int node_run(struct node *, struct call *); /* 0, -1: failed, NODE_NO_ROOM: on all ranks alike */
@@ -359,9 +376,9 @@ void call_sign(struct call *);
 void call_lay(struct node *, const struct call *);
 int call_wait(struct node *, const struct call *); /* for those of whom it takes something */
 void call_take(struct node *, const struct call *);
-int long_run(struct node *, const struct call *);
+int long_run(struct node *, struct call *);
 int long_find_pieces(struct node *);
-void long_come(struct steps *, struct node *, const struct call *); /* it has been entered */
+void long_come(struct steps *, struct node *, struct call *); /* it has been entered */
 int long_go_on(struct steps *); /* again after a wait that may go on later */
 int long_wait_for_step(struct node *, const node_word *, uint64_t step, int rank);
 int long_afresh(struct node *); /* 0: not before all have come */
@@ -378,7 +395,7 @@ int direct_read(int pid, char *to, uint64_t from, size_t nbytes);
 int direct_is_reached(const char *at, size_t nbytes);
 int direct_reaches_process(int pid, uint64_t at, uint64_t token);
 int direct_may(struct node *, const struct call *);
-enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them */
+enum { CALL_X, CALL_OUT, CALL_NBYTES, CALL_WORDS }; /* where x and out are; bytes << 1 | others may reach them; then how they lie */
 uint64_t direct_address(const struct node *, int rank, int which);
 int call_gives(const struct node *, const struct call *); /* others need of this rank's x */
 int call_arrive_and_wait(struct node *, const struct call *);

@@ -307,11 +307,12 @@ void reduce_link(const struct call *c, size_t at, char *made, const char *before
   const size_t size = dtype_bytes(c->dtype), wide = is_half ? sizeof(float) : size;
   kernel *f = kernels[c->dtype][c->op];
   float widened[TILE];
-  _Alignas(64) char tile[TILE * 16];
+  _Alignas(64) char tile[TILE * 16], own[TILE * 16], made_here[TILE * 16]; /* the last two: of what does not lie in order */
   for (size_t i = 0; i < count; i += TILE) {
     const size_t n = count - i < TILE ? count - i : TILE;
-    const char *x = c->x + at + i * size, *earlier = before ? before + i * wide : NULL;
-    char *out = c->out + at + i * size, *to = is_scan && !is_half ? out : tile;
+    if (c->x_lies) call_read(c, own, at + i * size, n * size);
+    const char *x = c->x_lies ? own : c->x + at + i * size, *earlier = before ? before + i * wide : NULL;
+    char *out = c->out_lies ? made_here : c->out + at + i * size, *to = is_scan && !is_half ? out : tile;
     if (is_half) {
       widen(c->dtype, widened, x, n);
       x = (const char *)widened;
@@ -327,5 +328,6 @@ void reduce_link(const struct call *c, size_t at, char *made, const char *before
       narrow(c->dtype, out, (const float *)result, n);
     else if (result != out)
       memcpy(out, result, n * size);
+    if (c->out_lies) call_write(c, at + i * size, out, n * size);
   }
 }

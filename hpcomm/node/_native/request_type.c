@@ -105,7 +105,7 @@ PyObject *node_begin(PyObject *me, PyObject *const *a, Py_ssize_t count) {
   PyObject *result = NULL;
   if (PyErr_Occurred() || !is_ours(self)) return NULL;
   const int lacks = (verb_is(c.verb, REDUCTIONS) && !g.op) || (verb_is(c.verb, ROOTED) && !g.root);
-  const int takes = c.verb == BY_BARRIER ? 1 : lacks ? 0 : prepare_call(self, &g, &c, &x, &out, &result);
+  const int takes = c.verb == BY_BARRIER ? 1 : lacks ? 0 : prepare_call(self, &g, 1, &c, &x, &out, &result);
   Request *l = NULL;
   if (takes != 1) goto not_taken;
   if (self->busy && refuse_thread(self)) goto failed;
