@@ -180,9 +180,9 @@ class Accesses:
         if verb not in _PLAIN:
             _count()
         elif len(arguments) > 2 and _calls == self._fenced and len(self._noted) < _ACCESSES:
-            rank, (first, count, kind) = arguments[1], arguments[2]
-            if count and all(map(_is_seen, runtime.living())):
-                self._noted[rank, first, first + count * kind.Get_size(), verb, at_line()] = None
+            (data, *_), rank, first = arguments[:3]
+            if data.size and all(map(_is_seen, runtime.living())):
+                self._noted[rank, first, first + data.nbytes, verb, at_line()] = None
 
     def fence(self) -> None:
         comm = self.comm

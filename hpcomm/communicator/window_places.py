@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from operator import index
 from typing import Any, SupportsIndex, TypeGuard
 
 from .._lazy import NDArray, np
 from ..core.types import AnyArray
-from ..errors import LayoutError
+from ..errors import LayoutError, RankError
 
 # Bytes before a rank's array, as long as a line of the cache: they begin with the word of its lock.
 HEAD = 64
@@ -21,16 +22,18 @@ class Places:
     Args:
         array: that on this rank.
         shapes: those on all ranks, if they differ.
+        size: how many ranks there are.
     """
 
-    def __init__(self, array: AnyArray, shapes: NDArray[Any] | None) -> None:
-        self._look = partial(_block, array, shapes)
+    def __init__(self, array: AnyArray, shapes: NDArray[Any] | None, size: int) -> None:
+        self._look = partial(_block, array, shapes, size)
         self._known: Callable[..., tuple[int, AnyArray]] = lru_cache(_KEPT, typed=True)(self._look)
 
-    def find(self, rank: int, at: object) -> tuple[int, AnyArray]:
+    def find(self, rank: object, at: object) -> tuple[int, AnyArray]:
         """At which byte of a rank's memory a place begins, and the same block of an array that is never read.
 
         Raises:
+            RankError: there is no such rank.
             LayoutError: at is no place, or not contiguous.
         """
         parts = at if isinstance(at, tuple) else (at,)
@@ -43,11 +46,12 @@ class Places:
 
 
 def _block(
-    array: AnyArray, shapes: NDArray[Any] | None, rank: int, kind: type, *parts: Any
+    array: AnyArray, shapes: NDArray[Any] | None, size: int, rank: object, kind: type, *parts: Any
 ) -> tuple[int, AnyArray]:
     """kind: of what names the place; parts: what that has, or itself."""
+    number = rank_of(rank, size)
     if shapes is not None:
-        array = _like(array.dtype, tuple(shapes[rank].tolist()))
+        array = _like(array.dtype, tuple(shapes[number].tolist()))
     at = slice(*parts) if kind is slice else parts if issubclass(kind, tuple) else parts[0]
     index = (at,) if kind is slice else () if at is None else parts
     if not all(isinstance(part, slice) or is_number(part) for part in index):
@@ -73,6 +77,13 @@ def _like(dtype: np.dtype[Any], shape: tuple[int, ...]) -> AnyArray:
         strides[axis - 1] = strides[axis] * max(shape[axis], 1)
     like: AnyArray = np.lib.stride_tricks.as_strided(made, shape, strides)
     return like
+
+
+def rank_of(rank: object, size: int) -> int:
+    """A rank of so many as an int, or a RankError."""
+    if not is_number(rank) or not 0 <= index(rank) < size:
+        raise RankError(f"there is no rank {rank!r}", hint=f"0 to {size - 1}")
+    return index(rank)
 
 
 def is_number(part: object) -> TypeGuard[SupportsIndex]:

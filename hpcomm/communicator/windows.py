@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from math import prod
-from operator import index
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 from zlib import crc32
@@ -24,13 +22,14 @@ from ..core.patience import Pause
 from ..core.present import polling
 from ..errors import (
     DtypeError,
+    HpcommError,
     LayoutError,
     MismatchError,
-    RankError,
     UsageError,
     WaitTimeoutError,
     counted,
     located,
+    placed,
     where,
 )
 from ..node.present import enter, leave
@@ -39,7 +38,7 @@ from .making.groups import agreed, mapped
 from .shared_array import MOST, shape_of
 from .shell import Shell, watched
 from .verbs.collectives import Collectives
-from .window_places import HEAD, Places, is_number
+from .window_places import HEAD, Places, rank_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -83,9 +82,10 @@ class Window(ClosedByAll):
         self.comm, self.shape, self.dtype = comm, array.shape, self._record.name
         self._mpi: MPI.Win | None = mpi
         self._array, self._shapes = array, shapes
-        self._plain = (array.dtype,) if array.dtype == dtypes.numpy_dtype(self._record) else ()
+        self._numpy = dtypes.numpy_dtype(self._record)
+        self._plain = (array.dtype,) if array.dtype == self._numpy else ()
         self._kind = transport.native(self._record) if self.dtype in _ATOMIC else None
-        self._places = Places(array, shapes)
+        self._places = Places(array, shapes, comm.size)
         self._held: set[tuple[int, int]] = set()  # ranks whose lock a thread of this rank has, and the thread
 
     def shape_of(self, rank: int) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Window(ClosedByAll):
     def array(self) -> Any:
         """This rank's own part, a numpy array. After fence() it shows what others have written."""
         self._open("array")
-        return self._array.view(dtypes.numpy_dtype(self._record))
+        return self._array.view(self._numpy)
 
     @property
     def tensor(self) -> Any:
@@ -110,16 +110,15 @@ class Window(ClosedByAll):
         """Write x to a place of rank. x may be changed at once. It has arrived after flush() or fence()."""
         mpi, target, block = self._place("put", rank, at)
         data = self._given("put", x, block.shape)
-        there = target, block.nbytes, MPI.BYTE
-        self._told("put", mpi.Put, [data, MPI.BYTE], rank, there, then=partial(mpi.Flush_local, rank))
+        self._told("put", mpi.Put, [data, MPI.BYTE], rank, target, then=(mpi.Flush_local, rank))
 
     def get(self, rank: int, at: object = None, out: object = None) -> Any:
         """Read a place of rank into out, or into a new array (a tensor if the window's dtype is
         torch's)."""
         mpi, target, block = self._place("get", rank, at)
-        there, done = (target, block.nbytes, MPI.BYTE), partial(mpi.Flush, rank)
+        done = mpi.Flush, rank
         if self._is_plain(out, block.shape) and out.flags.writeable:
-            self._told("get", mpi.Get, [out, MPI.BYTE], rank, there, then=done)
+            self._told("get", mpi.Get, [out, MPI.BYTE], rank, target, then=done)
             return out
         with located("get", self.comm):
             look = None if out is None else prepare.buffer_of(out, "out")
@@ -129,7 +128,7 @@ class Window(ClosedByAll):
             raise LayoutError(f"out {look.frozen}", where("get", self.comm), "an array of its own")
         direct = look.array.flags.c_contiguous
         data = look.array if direct else np.empty(block.shape, block.dtype)
-        self._told("get", mpi.Get, [data, MPI.BYTE], rank, there, then=done)
+        self._told("get", mpi.Get, [data, MPI.BYTE], rank, target, then=done)
         if not direct:
             look.array[...] = data
         return look.give() if out is None else out
@@ -147,10 +146,8 @@ class Window(ClosedByAll):
         operator = self._operator("accumulate", op)
         mpi, target, block = self._place("accumulate", rank, at)
         data = self._given("accumulate", x, block.shape)
-        kind = self._kind
-        there = target, block.size, kind
-        x, done = [data, block.size, kind], partial(mpi.Flush_local, rank)
-        self._told("accumulate", mpi.Accumulate, x, rank, there, operator, then=done)
+        done = mpi.Flush_local, rank
+        self._told("accumulate", mpi.Accumulate, [data, self._kind], rank, target, operator, then=done)
 
     def fetch_and_add(self, value: object, rank: int, at: object = None) -> Any:
         """Add value to one element of rank, atomically. Returns its old value, a Python number."""
@@ -173,7 +170,7 @@ class Window(ClosedByAll):
         data, expected = self._given(verb, value, ()), self._given(verb, compare, ())
         before, kind = np.empty((), block.dtype), self._kind
         parts = [[each, 1, kind] for each in (data, expected, before)]
-        self._told(verb, mpi.Compare_and_swap, *parts, rank, target, then=partial(mpi.Flush, rank))
+        self._told(verb, mpi.Compare_and_swap, *parts, rank, target, then=(mpi.Flush, rank))
         return before.item()
 
     @contextmanager
@@ -262,7 +259,7 @@ class Window(ClosedByAll):
         data, before = self._given(verb, value, ()), np.empty((), block.dtype)
         kind = self._kind
         parts = [data, 1, kind], [before, 1, kind]
-        self._told(verb, mpi.Fetch_and_op, *parts, rank, target, operator, then=partial(mpi.Flush, rank))
+        self._told(verb, mpi.Fetch_and_op, *parts, rank, target, operator, then=(mpi.Flush, rank))
         return before.item()
 
     def flush(self, rank: int | None = None) -> None:
@@ -302,24 +299,22 @@ class Window(ClosedByAll):
         return self._mpi
 
     def _rank(self, verb: str, rank: object) -> int:
-        if not is_number(rank) or not 0 <= index(rank) < self.comm.size:
-            raise RankError(
-                f"there is no rank {rank!r}", where(verb, self.comm), f"0 to {self.comm.size - 1}"
-            )
-        return index(rank)
+        with located(verb, self.comm):
+            return rank_of(rank, self.comm.size)
 
     def _place(self, verb: str, rank: object, at: object) -> tuple[MPI.Win, int, AnyArray]:
         """The window, at which byte of it a place begins, and the same block of this rank's own array."""
         mpi = self._open(verb)
-        rank = self._rank(verb, rank)
-        with located(verb, self.comm):
+        try:
             return mpi, *self._places.find(rank, at)
+        except HpcommError as error:
+            raise placed(error, verb, self.comm) from None
 
     def _given(self, verb: str, x: object, shape: tuple[int, ...]) -> AnyArray:
         """x as a contiguous array of the window's elements; a number fits any dtype that holds it."""
         if isinstance(x, (bool, int, float, complex)) and self._record.kind in "biufc":
             try:
-                made = np.asarray(x, dtypes.numpy_dtype(self._record))
+                made = np.asarray(x, self._numpy)
             except (OverflowError, TypeError) as error:
                 hint = "a number that it holds"
                 raise DtypeError(f"{x!r} is no {self.dtype}: {error}", where(verb, self.comm), hint) from None
@@ -367,13 +362,13 @@ class Window(ClosedByAll):
         verb: str,
         function: Callable[..., object],
         *arguments: Any,
-        then: Callable[[], object] | None = None,
+        then: tuple[Callable[[int], object], int] | None = None,
     ) -> None:
         try:
             enter(None, verb, None, None, None)
             function(*arguments)
             if then is not None:
-                then()
+                then[0](then[1])
         except MPI.Exception as error:
             raise transport.failure(error, verb, self.comm.context) from None
         finally:
