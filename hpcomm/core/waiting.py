@@ -120,7 +120,7 @@ def _requests(name: str, given: Iterable[Given]) -> list[Given]:
     found = list(given) if isinstance(given, Iterable) else [given]
     needed = ("wait", "done") if name == "wait_any" else ("wait", "_call")  # plans can be waited for
     for each in found:
-        if not all(hasattr(each, what) for what in needed):
+        if not isinstance(each, Request) and not all(hasattr(each, what) for what in needed):
             what = f"{name} was given {each!r}, which is no request"
             raise UsageError(what, name, "what isend, irecv and calls with async_op=True return, in a list")
     return found

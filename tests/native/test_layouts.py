@@ -54,21 +54,22 @@ def results(all_x, rank):
 def test_arrays_are_taken_as_they_lie_on_each_rank(size, direct_from):
     def body(node):
         chance = np.random.default_rng(node.rank)
+        by_columns, on_some_ranks, by_chance = [1], [node.rank % 2], range(5)
         for shape, dtype in zip(SHAPES, ("c16", "i1", "f4", "f8"), strict=True):
             all_x = [
                 np.random.default_rng([r, *shape]).integers(0, 9, shape).astype(dtype) for r in range(size)
             ]
             for verb, want in results(all_x, node.rank).items():
                 how = (*(["sum"] * ("reduce" in verb or "scan" in verb)), *([1] * (verb in ROOTED)))
-                for alike in (False, True):
-                    x = lying(1 if alike else chance.integers(5), shape, dtype)
+                for layouts in by_columns, on_some_ranks, by_chance:
+                    x = lying(chance.choice(layouts), shape, dtype)
                     x[...] = all_x[node.rank]
-                    out = (
-                        None if want is None else lying(1 if alike else chance.integers(5), want.shape, dtype)
-                    )
+                    out = None if want is None else lying(chance.choice(layouts), want.shape, dtype)
                     made = getattr(node, verb)(x, *how, out)
                     assert made is out, (verb, shape)
                     np.testing.assert_array_equal(made, want, verb)
+                    if made is not None and made.base is not None:  # nothing between its elements
+                        assert np.count_nonzero(made.base) == np.count_nonzero(want), verb
                     np.testing.assert_array_equal(x, all_x[node.rank], verb)
                     if verb in IN_PLACE:
                         assert getattr(node, verb)(x, *how, x) is x
