@@ -50,6 +50,7 @@ MOVES = {  # what brings the contributions together
     "exscan": "all_gather",
     "reduce_scatter": "all_to_all",
 }
+_RINGS = {"MPICH"}  # whose all_gather crosses more often between nodes than it must
 _SHORT = 32  # elements, up to which numpy's own loop over contributions is quicker
 
 
@@ -114,7 +115,7 @@ def is_gathered_by_nodes(comm: Comm, nbytes: int) -> bool:
     """
     if comm.is_inter or not 2 < comm.size <= GATHERED_RANKS or nbytes * comm.size < GATHERED_FAR:
         return False
-    return MPI.get_vendor()[0] == "MPICH" and not nodes_of(comm).is_one
+    return MPI.get_vendor()[0] in _RINGS and not nodes_of(comm).is_one
 
 
 def is_too_long(comm: Comm, nbytes: int, waits: bool) -> bool:
