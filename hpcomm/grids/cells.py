@@ -15,6 +15,7 @@ from .._lazy import LazyModule
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
+from .geometry import last_repeated
 from .grid import Grid, check_counts, numbers, placed
 from .triangulation import crossing
 
@@ -122,9 +123,7 @@ class Polygons(Cells):
             which = int(wrong.any(axis=1).argmax())
             what = f"cell {which} has vertices {[*map(int, cells[which])]}, and there are {len(places)}"
             raise LayoutError(what, "Polygons(vertices, cells)", "numbers of vertices from 0")
-        last = np.maximum.accumulate(np.where(numbered >= 0, np.arange(wide), 0), axis=1)
-        numbered = np.take_along_axis(numbered, last, axis=1)
-        super().__init__(places[numbered], sphere=sphere, centres=centres)
+        super().__init__(places[last_repeated(numbered, numbered >= 0)], sphere=sphere, centres=centres)
 
 
 class Curvilinear(Cells):

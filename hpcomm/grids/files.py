@@ -1,13 +1,13 @@
 """Grids in the files that models have: which form a file has shows in its variables.
 
 form            known by                            cells
-SCRIP           grid_corner_lon, grid_corner_lat    corners of each
 OASIS           NAME.clo, NAME.cla (grids.nc)       corners of each; masks.nc and areas.nc lie beside it
-ESMF mesh       nodeCoords, elementConn             numbers of nodes
 UGRID           a variable with cf_role             numbers of nodes
+SCRIP           grid_corner_lon, grid_corner_lat    corners of each
+ESMF mesh       nodeCoords, elementConn             numbers of nodes
 MPAS            verticesOnCell                      numbers of vertices
-FESOM           nod2d.out, elem2d.out; face_nodes   triangles of nodes
 GEOS            corner_lons, corner_lats            (face, y, x) between (face, y + 1, x + 1) corners
+FESOM           nod2d.out, elem2d.out; face_nodes   triangles of nodes
 CF, ICON        longitudes with `bounds`            corners of each
 
 Each rank reads the slice between its first and its last cell, and of nodes those between the first and the
@@ -16,20 +16,46 @@ last that these need.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from ..core.types import AnyArray, Floats, Ints
 from ..errors import ConfigError, LayoutError, MissingFileError, did_you_mean
 from .cells import Cells
-from .grid import PointCloud, indices
-from .netcdf import File, Nodes, Span
+from .grid import PointCloud, degrees, indices
+from .netcdf import File, Span
 
 _EARTH_M = 6.371e6
-Read: TypeAlias = Callable[[Span], Floats]
+
+
+class _Form(NamedTuple):
+    """Which variables of a file have what."""
+
+    form: str
+    at: tuple[str, ...]  # longitudes and latitudes of corners, or of nodes; or one variable that has both
+    numbers: str = ""  # of each cell those of its nodes
+    counts: str = ""  # how many these are
+    centres: tuple[str, ...] = ()  # longitudes and latitudes
+    mask: str = ""
+    areas: str = ""
+    axis: int = 0  # 1: the axis of the corners comes before those of the cells
+    start: int = 1  # the number of the first node, where the file does not say it
+    name: str = ""
+    shape: tuple[int, ...] = ()  # of the cells, where it is not that of numbers or at without the corners
+    is_rows: bool = False  # longitudes are those of columns, latitudes those of rows
+
+
+_CORNERS, _CENTRES = ("grid_corner_lon", "grid_corner_lat"), ("grid_center_lon", "grid_center_lat")
+_VERTICES = ("lonVertex", "latVertex")
+_NAMED = (
+    _Form("SCRIP", _CORNERS, "", "", _CENTRES, "grid_imask", "grid_area"),
+    _Form("ESMF mesh", ("nodeCoords",), "elementConn", "numElementConn", (), "elementMask", "elementArea"),
+    _Form("MPAS", _VERTICES, "verticesOnCell", "nEdgesOnCell", ("lonCell", "latCell"), "", "areaCell"),
+    _Form("GEOS", ("corner_lons", "corner_lats"), centres=("lons", "lats")),
+    _Form("FESOM", ("lon", "lat"), "face_nodes"),
+)
 
 
 class GridFile:
@@ -41,9 +67,14 @@ class GridFile:
         shape: of the grid, such as (y, x). Cells are numbered in C order, from 0.
     """
 
-    def __init__(self, path: Path, found: _Found) -> None:
-        self.path, self._found = path, found
-        self.form, self.name, self.shape = found.form, found.name, found.shape
+    def __init__(self, file: File, form: _Form) -> None:
+        self.path, self.form, self.name = file.path, form.form, form.name
+        self._file, self._form = file, form
+        file.is_radians = self.form == "MPAS"
+        corners = file.shape(form.numbers or form.at[0])
+        self._shape = form.shape or (corners[1:] if form.axis else corners[:-1])  # as variables have it
+        dims = tuple(map(int, file.whole("grid_dims")))[::-1] if file.has("grid_dims") else ()
+        self.shape = dims if form.form == "SCRIP" and np.prod(dims) == self.size else self._shape
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -52,11 +83,14 @@ class GridFile:
     @property
     def size(self) -> int:
         """How many cells it has."""
-        return int(np.prod(self.shape))
+        return int(np.prod(self._shape))
 
     def mask(self) -> AnyArray:
         """(size,) of bool: which cells count. All, where the file has no mask."""
-        return np.ones(self.size, bool) if self._found.mask is None else self._found.mask()
+        if not self._file.has(self._form.mask):
+            return np.ones(self.size, bool)
+        mask = self._file.read(self._form.mask, (0, self.size), self._shape)
+        return np.asarray((mask != 0) != (self.form == "OASIS"))
 
     def points(self) -> Ints:
         """Global indices of the cells that count."""
@@ -77,23 +111,66 @@ class GridFile:
         Raises:
             DtypeError, LayoutError: no indices of the grid, or numbers in the file that are no corners.
         """
-        return Cells(self._read(self._found.corners, points))
+        cells, which = self._slice(points)
+        return Cells(self._corners(cells)[which])
 
     def centres(self, points: object = None) -> PointCloud:
         """Where the values of these cells live: as the file says, else the middles of the cells."""
-        if self._found.centres is not None:
-            return PointCloud(self._read(self._found.centres, points))
-        x = self.cells(points).centres(np.arange(0))
-        return PointCloud(np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arcsin(x[:, 2])], axis=1)))
+        names = self._form.centres
+        if not (names and self._file.has(*names)):
+            return PointCloud(degrees(self.cells(points).centres(np.arange(0))))
+        cells, which = self._slice(points)
+        if self._form.is_rows:
+            return PointCloud(self._of_rows(names, cells)[which])
+        return PointCloud(self._file.degrees(names, cells, self._shape)[which])
 
     def areas(self, points: object = None) -> Floats | None:
         """Of these cells on the unit sphere, as the model has them; None: the file does not say."""
-        return None if self._found.areas is None else self._read(self._found.areas, points)
+        name, file = self._form.areas, self._file
+        if not file.has(name):
+            return None
+        cells, which = self._slice(points)
+        part = np.asarray(file.read(name, cells, self._shape), float)
+        radius = float(getattr(file.data, "sphere_radius", 1.0)) or 1.0 if self.form == "MPAS" else 1.0
+        is_metres = str(file.attribute(name, "units")) in ("m2", "m^2", "m**2")
+        if is_metres or (radius == 1.0 and part.max(initial=0.0) > 4 * np.pi):
+            radius = _EARTH_M
+        return part[which] / radius**2
 
-    def _read(self, read: Read, points: object) -> Floats:
+    def _slice(self, points: object) -> tuple[Span, Ints]:
+        """(the cells from the first to the last of these, which of them these are)"""
         which = self.points() if points is None else indices(points, self.size, "points", str(self.path))
         first = int(which.min()) if len(which) else 0
-        return read((first, int(which.max(initial=-1)) + 1))[which - first]
+        return (first, int(which.max(initial=-1)) + 1), which - first
+
+    def _corners(self, cells: Span) -> Floats:
+        """(cells, corners, 2) in degrees."""
+        file, form = self._file, self._form
+        if form.is_rows:
+            bounds = self._of_rows(form.at, cells)  # (cells, from and to, 2)
+            return np.stack([bounds[:, [0, 1, 1, 0], 0], bounds[:, [0, 0, 1, 1], 1]], axis=-1)
+        if form.form == "GEOS":
+            return self._of_faces(cells)
+        if form.numbers:
+            return file.by_numbers(form.numbers, cells, form.at, form.start, form.counts, form.axis)
+        return file.degrees(form.at, cells, self._shape, form.axis)
+
+    def _of_rows(self, names: tuple[str, ...], cells: Span) -> Floats:
+        """(cells, ..., 2) of cells in rows, by what columns and rows have."""
+        ny, nx = self._shape
+        j, i = np.divmod(np.arange(*cells), nx)
+        x, y = (self._file.read(name, (0, n), (n,)) for name, n in zip(names, (nx, ny), strict=True))
+        return np.stack([x[i], y[j]], axis=-1).astype(float)
+
+    def _of_faces(self, cells: Span) -> Floats:
+        """Corners of cells between those of faces, each with a row and a column more than it has cells."""
+        (first, last), (faces, ny, nx) = cells, self._shape
+        per, net = ny * nx, (faces, ny + 1, nx + 1)
+        low, high = first // per, -(-last // per)
+        its = self._file.degrees(self._form.at, (low * (ny + 1) * (nx + 1), high * (ny + 1) * (nx + 1)), net)
+        its = its.reshape(-1, ny + 1, nx + 1, 2)
+        around = [its[:, :-1, :-1], its[:, :-1, 1:], its[:, 1:, 1:], its[:, 1:, :-1]]
+        return np.stack(around, axis=3).reshape(-1, 4, 2)[first - low * per : last - low * per]
 
 
 def open_grid(path: str | Path, name: str | None = None) -> GridFile:
@@ -111,139 +188,56 @@ def open_grid(path: str | Path, name: str | None = None) -> GridFile:
     path = Path(path)
     if not path.exists():
         raise MissingFileError(f"there is no file {path}", "regrid.open", "the path of a grid")
-    if path.is_dir() or path.suffix == ".out":
-        return GridFile(path, _fesom_text(path if path.is_dir() else path.parent))
-    file = File(path)
-    for form, known in _FORMS:
-        if file.has(*known) and (found := form(file, name)):
-            if name not in (None, found.name):
-                what = f"{path} has one grid, without a name, and none of the name {name!r}"
-                raise ConfigError(what, "regrid.open", "leave the name out")
-            return GridFile(path, found)
-    what = f"{path} has no grid of a form that is known; it has {', '.join(list(file.variables)[:12])}"
-    raise ConfigError(
-        what, "regrid.open", "SCRIP, OASIS, ESMF, UGRID, MPAS, FESOM, GEOS, ICON, or CF with bounds"
-    )
-
-
-class _Found(NamedTuple):
-    """What reads it, of some cells.
-
-    corners: (cells, corners, 2) in degrees; centres: (cells, 2); areas: (cells). mask: of all.
-    """
-
-    form: str
-    shape: tuple[int, ...]
-    corners: Read
-    centres: Read | None = None
-    mask: Callable[[], AnyArray] | None = None
-    areas: Read | None = None
-    name: str = ""
+    is_text = path.is_dir() or path.suffix == ".out"
+    file = _fesom_text(path if path.is_dir() else path.parent) if is_text else File(path)
+    form = _oasis(file, name) or _ugrid(file, name) or _named(file) or _cf(file)
+    if form is None:
+        what = f"{path} has no grid of a form that is known; it has {', '.join(list(file.variables)[:12])}"
+        raise ConfigError(
+            what, "regrid.open", "SCRIP, OASIS, ESMF, UGRID, MPAS, FESOM, GEOS, ICON, or CF with bounds"
+        )
+    if name not in (None, form.name):
+        what = f"{path} has one grid, without a name, and none of the name {name!r}"
+        raise ConfigError(what, "regrid.open", "leave the name out")
+    file.path = path
+    return GridFile(file, form)
 
 
 # -- forms ------------------------------------------------------------------------------------------------
 
 
-def _scrip(file: File, name: str | None) -> _Found:
-    shape = file.shape("grid_corner_lon")[:1]
-    dims = tuple(map(int, file.whole("grid_dims")))[::-1] if file.has("grid_dims") else shape
-    return _Found(
-        "SCRIP",
-        dims if np.prod(dims) == shape[0] else shape,
-        lambda cells: file.degrees(("grid_corner_lon", "grid_corner_lat"), cells, shape),
-        _centres(file, "grid_center_lon", "grid_center_lat", shape),
-        _mask(file, "grid_imask", shape, lambda mask: mask != 0),
-        _areas(file, "grid_area", shape),
-    )
+def _named(file: File) -> _Form | None:
+    """Of the forms whose variables always have the same names."""
+    form = next((each for each in _NAMED if file.has(*each.at, *filter(None, [each.numbers]))), None)
+    if form is None:
+        return None
+    if form.form == "GEOS":
+        faces, ny, nx = file.shape(form.at[0])
+        return form._replace(shape=(faces, ny - 1, nx - 1))
+    start = int(file.attribute(form.numbers, "start_index", 1)) if form.numbers else 1
+    is_turned = form.form == "FESOM" and file.shape(form.numbers)[0] == 3
+    counts = form.counts if file.has(form.counts) else ""
+    return form._replace(start=start, axis=int(is_turned), counts=counts)
 
 
-def _oasis(file: File, name: str | None) -> _Found | None:
-    name = _chosen(
-        file, name, [each.removesuffix(".clo") for each in file.variables if each.endswith(".clo")]
-    )
+def _oasis(file: File, name: str | None) -> _Form | None:
+    """Masks and areas are kept in files of their own."""
+    name = _chosen(file, name, [each[:-4] for each in file.variables if each.endswith(".clo")])
     if name is None:
         return None
-    clo, cla, lon, lat = (f"{name}.{each}" for each in ("clo", "cla", "lon", "lat"))
-    found = file.shape(clo)
-    shape = file.shape(lon) if lon in file.variables else found[:-1]
-    axis = int(found[1:] == shape)  # corners first
-    masks, areas = (_beside(file, what) for what in ("masks", "areas"))
-    return _Found(
-        "OASIS",
-        shape,
-        lambda cells: file.degrees((clo, cla), cells, shape, axis),
-        _centres(file, lon, lat, shape),
-        None if masks is None else _mask(masks, f"{name}.msk", shape, lambda mask: mask == 0),
-        None if areas is None else _areas(areas, f"{name}.srf", shape),
-        name,
+    for what in ("masks", "areas"):
+        path = file.path.with_name(file.path.name.replace("grids", what))
+        if path != file.path and path.exists():
+            file.variables = {**File(path).variables, **file.variables}
+    clo, cla, lon, lat, mask, areas = (
+        f"{name}.{each}" for each in ("clo", "cla", "lon", "lat", "msk", "srf")
     )
+    shape = file.shape(lon) if file.has(lon) else ()
+    axis = int(file.shape(clo)[1:] == shape)
+    return _Form("OASIS", (clo, cla), "", "", (lon, lat), mask, areas, axis, name=name, shape=shape)
 
 
-def _chosen(file: File, name: str | None, names: list[str]) -> str | None:
-    """The grid of that name, or the only one; None: there is none."""
-    if names and name not in names and (name is not None or len(names) > 1):
-        what = f"{file.path} has the grids {', '.join(names)}" + f", and no {name!r}" * (name is not None)
-        raise ConfigError(what, "regrid.open", did_you_mean(name or "", names, f"name = {names[0]!r}"))
-    return name or names[0] if names else None
-
-
-def _beside(file: File, what: str) -> File | None:
-    """OASIS keeps masks and areas in files of their own."""
-    path = file.path.with_name(file.path.name.replace("grids", what))
-    return File(path) if path != file.path and path.exists() else None
-
-
-def _esmf(file: File, name: str | None) -> _Found:
-    shape = file.shape("elementConn")[:1]
-    start = int(file.attribute("elementConn", "start_index", 1))
-    counts = "numElementConn" if file.has("numElementConn") else ""
-    return _Found(
-        "ESMF mesh",
-        shape,
-        lambda cells: file.by_numbers("elementConn", cells, Nodes(("nodeCoords",), start), counts),
-        None,
-        _mask(file, "elementMask", shape, lambda mask: mask != 0),
-        _areas(file, "elementArea", shape),
-    )
-
-
-def _mpas(file: File, name: str | None) -> _Found:
-    shape = file.shape("nEdgesOnCell")
-    nodes = Nodes(("lonVertex", "latVertex"), 1, radians=True)
-    radius = float(getattr(file.data, "sphere_radius", 1.0)) or 1.0
-    return _Found(
-        "MPAS",
-        shape,
-        lambda cells: file.by_numbers("verticesOnCell", cells, nodes, "nEdgesOnCell"),
-        lambda cells: file.degrees(("lonCell", "latCell"), cells, shape, radians=True),
-        None,
-        _areas(file, "areaCell", shape, radius),
-    )
-
-
-def _geos(file: File, name: str | None) -> _Found:
-    faces, ny, nx = file.shape("corner_lons")
-    shape = faces, ny - 1, nx - 1
-
-    def corners(cells: Span) -> Floats:
-        (first, last), per = cells, shape[1] * shape[2]
-        low, high = first // per, -(-last // per)
-        size = ny * nx
-        net = file.degrees(("corner_lons", "corner_lats"), (low * size, high * size), (faces, ny, nx))
-        net = net.reshape(high - low, ny, nx, 2)
-        around = [net[:, :-1, :-1], net[:, :-1, 1:], net[:, 1:, 1:], net[:, 1:, :-1]]
-        return np.stack(around, axis=3).reshape(-1, 4, 2)[first - low * per : last - low * per]
-
-    return _Found("GEOS", shape, corners, _centres(file, "lons", "lats", shape))
-
-
-def _fesom(file: File, name: str | None) -> _Found:
-    axis, start = int(file.shape("face_nodes")[0] == 3), int(file.attribute("face_nodes", "start_index", 1))
-    shape, nodes = (file.shape("face_nodes")[axis],), Nodes(("lon", "lat"), start)
-    return _Found("FESOM", shape, lambda cells: file.by_numbers("face_nodes", cells, nodes, axis=axis))
-
-
-def _ugrid(file: File, name: str | None) -> _Found | None:
+def _ugrid(file: File, name: str | None) -> _Form | None:
     """Of the mesh of that name, or the only one."""
     meshes = [each for each in file.variables if file.attribute(each, "cf_role") == "mesh_topology"]
     mesh = _chosen(file, name, meshes)
@@ -256,71 +250,52 @@ def _ugrid(file: File, name: str | None) -> _Found | None:
     if "lat" in str(file.attribute(names[0], "standard_name")):
         names = names[::-1]
     axis = int(file.attribute(mesh, "face_dimension") == file.variables[faces].dimensions[-1])
-    nodes = Nodes(names, int(file.attribute(faces, "start_index", 0)))
-    shape = (file.shape(faces)[axis],)
-    return _Found("UGRID", shape, lambda cells: file.by_numbers(faces, cells, nodes, axis=axis), name=mesh)
+    start = int(file.attribute(faces, "start_index", 0))
+    return _Form("UGRID", names, faces, axis=axis, start=start, name=mesh)
 
 
-def _cf(file: File, name: str | None) -> _Found | None:
+def _chosen(file: File, name: str | None, names: list[str]) -> str | None:
+    """The grid of that name, or the only one; None: there is none."""
+    if names and name not in names and (name is not None or len(names) > 1):
+        what = f"{file.path} has the grids {', '.join(names)}" + f", and no {name!r}" * (name is not None)
+        raise ConfigError(what, "regrid.open", did_you_mean(name or "", names, f"name = {names[0]!r}"))
+    return name or names[0] if names else None
+
+
+def _cf(file: File) -> _Form | None:
     """Longitudes and latitudes whose bounds are the corners: (y), (x) of rows; (y, x); (cells)."""
-    pair = tuple(_coordinate(file, kind) for kind in ("longitude", "latitude"))
-    if None in pair:
+    units = {"longitude": ("degrees_east", "degree_east"), "latitude": ("degrees_north", "degree_north")}
+    found = []
+    for kind, unit in units.items():
+        for name in file.variables:
+            is_one = file.attribute(name, "standard_name") == kind or file.attribute(name, "units") in unit
+            if is_one and file.attribute(name, "bounds"):
+                found.append(name)
+                break
+    if len(found) < 2:
         return None
-    lon, lat = map(str, pair)
-    bounds = tuple(str(file.attribute(each, "bounds")) for each in (lon, lat))
+    bounds = tuple(str(file.attribute(each, "bounds")) for each in found)
     if not file.has(*bounds):
-        raise file.fault(f"{lon} and {lat} name the bounds {bounds}, which are not all there")
-    shape = file.shape(lon)
+        raise file.fault(f"{' and '.join(found)} name the bounds {bounds}, which are not all there")
+    lon, lat = found
     is_rows = file.variables[lon].dimensions != file.variables[lat].dimensions
-    if is_rows:
-        return _rows(file, (lon, lat), bounds)
-    areas = _areas(file, "cell_area", shape)
-    form = "ICON" if "vertices" in bounds[0] else "CF"
-    return _Found(form, shape, lambda cells: file.degrees((bounds[0], bounds[1]), cells, shape),
-                  _centres(file, lon, lat, shape), None, areas)  # fmt: skip
+    shape = (file.shape(lat)[0], file.shape(lon)[0]) if is_rows else file.shape(lon)
+    form, areas = "ICON" if "vertices" in bounds[0] else "CF", "" if is_rows else "cell_area"
+    return _Form(form, bounds, centres=(lon, lat), areas=areas, shape=shape, is_rows=is_rows)
 
 
-def _coordinate(file: File, kind: str) -> str | None:
-    unit = {"longitude": ("degrees_east", "degree_east"), "latitude": ("degrees_north", "degree_north")}[kind]
-    for name in file.variables:
-        is_one = file.attribute(name, "standard_name") == kind or file.attribute(name, "units") in unit
-        if is_one and file.attribute(name, "bounds"):
-            return name
-    return None
+def _fesom_text(folder: Path) -> File:
+    """nod2d.out: number, longitude, latitude, mark of each node; elem2d.out: three nodes of each triangle.
 
-
-def _rows(file: File, names: tuple[str, str], bounds: tuple[str, ...]) -> _Found:
-    nx, ny = (file.shape(name)[0] for name in names)
-    (west, east), (south, north) = (
-        np.asarray(file.read(each, (0, n), (n,)), float).T for each, n in zip(bounds, (nx, ny), strict=True)
-    )
-    x, y = (np.asarray(file.read(each, (0, n), (n,)), float) for each, n in zip(names, (nx, ny), strict=True))
-
-    def corners(cells: Span) -> Floats:
-        j, i = np.divmod(np.arange(*cells), nx)
-        around = [(west[i], south[j]), (east[i], south[j]), (east[i], north[j]), (west[i], north[j])]
-        return np.stack([np.stack(each, axis=-1) for each in around], axis=1)
-
-    def centres(cells: Span) -> Floats:
-        j, i = np.divmod(np.arange(*cells), nx)
-        return np.stack([x[i], y[j]], axis=-1)
-
-    return _Found("CF", (ny, nx), corners, centres)
-
-
-def _fesom_text(folder: Path) -> _Found:
-    """nod2d.out: number, longitude, latitude, mark of each node; elem2d.out: three nodes of each triangle."""
+    As the netCDF file of FESOM has them.
+    """
     nodes, triangles = (
         _table(folder / name, columns) for name, columns in (("nod2d.out", 4), ("elem2d.out", 3))
     )
-    numbers = triangles.astype(np.int64) - 1
-    wrong = np.argwhere((numbers < 0) | (numbers >= len(nodes)))
-    if len(wrong):
-        cell, corner = wrong[0]
-        what = f"triangle {cell} of elem2d.out has node {numbers[cell, corner] + 1}"
-        raise LayoutError(f"{folder}: {what}, and there are {len(nodes)}", "regrid.open")
-    corners = nodes[:, 1:3][numbers]
-    return _Found("FESOM", (len(numbers),), lambda cells: np.asarray(corners[slice(*cells)]))
+    numbers = triangles.astype(np.int64)
+    file = File(folder / "elem2d.out", {"lon": nodes[:, 1], "lat": nodes[:, 2], "face_nodes": numbers.T})
+    file.by_numbers("face_nodes", (0, len(numbers)), ("lon", "lat"), axis=1)  # that all are there
+    return file
 
 
 def _table(file: Path, columns: int) -> Floats:
@@ -337,44 +312,3 @@ def _table(file: Path, columns: int) -> Floats:
         what = f"{file} has {len(found)} rows of numbers, and says that it has {count}"
         raise LayoutError(what, "regrid.open", "a whole file")
     return found
-
-
-_FORMS: tuple[tuple[Callable[[File, str | None], _Found | None], tuple[str, ...]], ...] = (
-    (_scrip, ("grid_corner_lon", "grid_corner_lat")),
-    (_esmf, ("nodeCoords", "elementConn")),
-    (_mpas, ("verticesOnCell", "lonVertex")),
-    (_geos, ("corner_lons", "corner_lats")),
-    (_oasis, ()),
-    (_ugrid, ()),
-    (_fesom, ("face_nodes", "lon", "lat")),
-    (_cf, ()),
-)
-
-
-# -- what all have ------------------------------------------------------------------------------------------
-
-
-def _centres(file: File, lon: str, lat: str, shape: tuple[int, ...]) -> Read | None:
-    return (lambda cells: file.degrees((lon, lat), cells, shape)) if file.has(lon, lat) else None
-
-
-def _mask(
-    file: File, name: str, shape: tuple[int, ...], counts: Callable[[AnyArray], AnyArray]
-) -> Callable[[], AnyArray] | None:
-    if name not in file.variables:
-        return None
-    return lambda: counts(file.read(name, (0, int(np.prod(shape))), shape))
-
-
-def _areas(file: File, name: str, shape: tuple[int, ...], radius: float = 1.0) -> Read | None:
-    """On the unit sphere; those in square metres are of one of 6,371 km, or of the radius that is said."""
-    if name not in file.variables:
-        return None
-    is_metres = str(file.attribute(name, "units")) in ("m2", "m^2", "m**2")
-
-    def read(cells: Span) -> Floats:
-        part = np.asarray(file.read(name, cells, shape), float)
-        is_large = radius == 1.0 and part.max(initial=0.0) > 4 * np.pi
-        return part / (_EARTH_M if is_metres or is_large else radius) ** 2
-
-    return read

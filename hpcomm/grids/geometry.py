@@ -50,6 +50,12 @@ def distinct(x: Ints) -> Ints:
     return np.asarray(x[np.append(True, x[1:] != x[:-1])[: len(x)]])
 
 
+def last_repeated(numbers: Ints, given: Any) -> Ints:
+    """(rows, most) of numbers, in each row the last one before in place of those that are not given."""
+    last = np.maximum.accumulate(np.where(given, np.arange(numbers.shape[1]), 0), axis=1)
+    return np.take_along_axis(numbers, last, axis=1)
+
+
 def tangents(x: Floats) -> tuple[Floats, Floats]:
     """Two directions on the sphere at each point, at right angles to it and to each other."""
     first = np.cross(np.eye(3)[np.abs(x).argmin(axis=1)], x)

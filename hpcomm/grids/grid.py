@@ -204,3 +204,8 @@ def placed(coordinates: Floats, sphere: bool) -> Floats:
 
 def on_sphere(u: Floats, v: Floats) -> Floats:
     return np.stack([np.cos(v) * np.cos(u), np.cos(v) * np.sin(u), np.sin(v)], axis=-1)
+
+
+def degrees(x: Floats) -> Floats:
+    """Longitudes and latitudes of points of the unit sphere, (points, 2)."""
+    return np.asarray(np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arcsin(x[:, 2])], axis=1)))
