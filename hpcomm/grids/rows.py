@@ -11,7 +11,7 @@ import numpy as np
 from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
-from .geometry import Bools, places, rectangle_moments, repeated
+from .geometry import places, rectangle_moments, repeated
 from .grid import Grid, check_counts, on_sphere
 
 _ROUND = 2 * np.pi
@@ -30,6 +30,7 @@ class Rows(Grid):
         u_centres, v_centres: where the values live.
         heights: v such that du dv is area, of the edges of rows.
         is_aligned: whether all rows have the same columns.
+        widest: of all cells, along u.
     """
 
     is_aligned = True
@@ -43,6 +44,7 @@ class Rows(Grid):
         self.heights = (np.sin(self.v_edges) if self.sphere else self.v_edges) if heights is None else heights
         # columns round the sphere; what lies beside a region of it counts as one more
         self._round = self.nu + int(self.sphere and self.u_edges[-1] - self.u_edges[0] < _ROUND - _FULL)
+        self.widest = float(np.diff(self.u_edges).max())
         self._descends = self.nv > 0 and self.v_edges[0] > self.v_edges[-1]
 
     # -- cells ---------------------------------------------------------------------------------------------
@@ -76,20 +78,9 @@ class Rows(Grid):
     def place(self, u: Floats, v: Floats) -> Floats:
         return on_sphere(u, v) if self.sphere else np.stack([u, v], axis=-1)
 
-    def _coordinates(self, x: Floats) -> tuple[Floats, Floats]:
-        """(u, v) of places."""
-        if not self.sphere:
-            return x[:, 0], x[:, 1]
-        return np.arctan2(x[:, 1], x[:, 0]), np.arcsin(np.clip(x[:, 2], -1, 1))
-
     def centres(self, points: Ints) -> Floats:
         j, i = self.at(points)
         return self.place(self.middle(j, i), self.v_centres[j])
-
-    @property
-    def widest(self) -> float:
-        """Of all cells, along u."""
-        return float(np.diff(self.u_edges).max())
 
     def bounds(self, points: Ints) -> Floats:
         """Of each cell, (cells, 4): u from and to, height from and to."""
@@ -161,7 +152,7 @@ class Rows(Grid):
 
     def between(self, x: Floats) -> tuple[Ints, Floats]:
         """(index, share) of the four that each place lies between, (places, 4); index -1: there is none."""
-        u, v = self._coordinates(x)
+        u, v = x.T if not self.sphere else (np.arctan2(x[:, 1], x[:, 0]), np.arcsin(np.clip(x[:, 2], -1, 1)))
         order = -1 if self._descends else 1
         centres = self.v_centres[::order]
         ends = np.sort(self.v_edges[[0, -1]])
@@ -176,28 +167,23 @@ class Rows(Grid):
             a, along = self._columns(np.clip(j, 0, self.nv - 1), u + beyond)
             index += [self.index(j, a), self.index(j, a + 1)]
             shares += [part * (1 - along), part * along]
-        little = 1e-14 * np.abs(ends).max()
-        inside = (v >= ends[0] - little) & (v <= ends[1] + little) & self._has(u)
-        found = np.where(inside[:, None], np.stack(index, axis=1), -1)
-        return found, np.stack(shares, axis=1)
-
-    def _has(self, u: Floats) -> Bools:
-        """Whether u lies beside columns."""
-        little = 1e-14 * np.abs(self.u_edges).max()
-        u = self._unrolled(u) if self.sphere else u
-        return np.asarray((u >= self.u_edges[0] - little) & (u <= self.u_edges[-1] + little))
+        inside = np.ones(len(x), bool)
+        for at, edges in ((v, ends), (self._unrolled(u), self.u_edges[[0, -1]])):
+            little = 1e-14 * np.abs(edges).max()
+            inside &= (at >= edges[0] - little) & (at <= edges[1] + little)
+        return np.where(inside[:, None], np.stack(index, axis=1), -1), np.stack(shares, axis=1)
 
     def _unrolled(self, u: Floats) -> Floats:
-        """Longitudes within one turn from the first edge on."""
+        """Longitudes within one turn from the first edge on; x of a plane."""
+        if not self.sphere:
+            return u
         first = self.u_edges[0] - _LITTLE
         return np.asarray(first + (u - first) % _ROUND)
 
     def _columns(self, j: Ints, u: Floats) -> tuple[Ints, Floats]:
         """The column of row j whose centre is below u, and how far u is on the way to the next one."""
-        if not self.sphere:
-            return _below(self.u_centres, u)
         u = self._unrolled(u)
-        if self._round > self.nu:
+        if not self.sphere or self._round > self.nu:
             return _below(self.u_centres, u)
         c = self.u_centres
         i, share = _below(np.concatenate([[c[-1] - _ROUND], c, [c[0] + _ROUND]]), u)
@@ -278,7 +264,10 @@ def _axis(name: str, centres: object, edges: object) -> tuple[Floats, Floats] | 
     if e is None:
         if c is None:
             return None
-        e = _half_way(name, c)
+        if c.ndim != 1 or len(c) < 2:
+            raise LayoutError(f"{name} has the shape {c.shape}", "LatLon", f"two or more; or {name}_edges=")
+        e = np.concatenate([[1.5 * c[0] - 0.5 * c[1]], _middles(c), [1.5 * c[-1] - 0.5 * c[-2]]])
+        e = e if is_lon else np.clip(e, -np.pi / 2, np.pi / 2)
     middles = _middles(e)
     c = middles if c is None else c
     steps = np.diff(e) * (1.0 if is_lon else np.sign(e[-1] - e[0]))
@@ -291,18 +280,13 @@ def _axis(name: str, centres: object, edges: object) -> tuple[Floats, Floats] | 
         first = beyond.argmax()
         what = f"{name} {np.degrees(c[first]):g} is not between its edges, the first of {beyond.sum()}"
         raise LayoutError(what, "LatLon", f"{name}_edges around each of {name}")
-    return _closed(e, name), c
-
-
-def _closed(e: Floats, name: str) -> Floats:
-    """Edges that are on the sphere; where they reach round it but for rounding, they do."""
-    wide = float(e[-1] - e[0] - _ROUND if name == "lon" else np.abs(e).max() - np.pi / 2)
+    wide = float(e[-1] - e[0] - _ROUND if is_lon else np.abs(e).max() - np.pi / 2)
     if wide > _FULL:
         what = f"{name} reaches {np.degrees(wide):.3g} degrees too far"
         raise LayoutError(what, "LatLon", "90 each way, or once round")
-    if name == "lon" and wide > -_FULL:
+    if is_lon and wide > -_FULL:
         e[-1] = e[0] + _ROUND
-    return e
+    return e, c
 
 
 def _angles(given: object, is_lon: bool) -> Floats | None:
@@ -313,14 +297,6 @@ def _angles(given: object, is_lon: bool) -> Floats | None:
     found = np.atleast_1d(np.radians(np.asarray(given, float)))
     anew = np.cumsum(np.diff(found, prepend=found[:1]) <= 0, axis=0) - 1
     return np.asarray(found + _ROUND * anew if is_lon else found)
-
-
-def _half_way(name: str, c: Floats) -> Floats:
-    """Edges between centres; the outer ones as far away as the next."""
-    if c.ndim != 1 or len(c) < 2:
-        raise LayoutError(f"{name} has the shape {c.shape}", "LatLon", f"two or more; or {name}_edges=")
-    e = np.concatenate([[1.5 * c[0] - 0.5 * c[1]], _middles(c), [1.5 * c[-1] - 0.5 * c[-2]]])
-    return e if name == "lon" else np.clip(e, -np.pi / 2, np.pi / 2)
 
 
 def _gaussian(nlat: int) -> tuple[tuple[Floats, Floats], Floats]:
@@ -367,15 +343,15 @@ class ReducedGaussian(Rows):
         most = int(counts.max())
         u = (np.arange(most + 1) - 0.5) * _ROUND / most, np.arange(most) * _ROUND / most
         super().__init__(u, (edges[::-1], centres[::-1]), heights[::-1])
-        self.first = np.concatenate([[0], np.cumsum(counts)])
-        self.size = int(self.first[-1])
+        self.counts, self.first = counts, np.concatenate([[0], np.cumsum(counts)])
+        self.size, self.widest = int(self.first[-1]), float(_ROUND / counts.min())
 
     def at(self, points: Ints) -> tuple[Ints, Ints]:
         j = np.searchsorted(self.first, points, "right") - 1
         return j, points - self.first[j]
 
     def _count(self, j: Ints) -> Ints:
-        return np.diff(self.first)[np.clip(j, 0, self.nv - 1)]
+        return self.counts[np.clip(j, 0, self.nv - 1)]
 
     def index(self, j: Ints, i: Ints) -> Ints:
         found = self.first[np.clip(j, 0, self.nv - 1)] + i % self._count(j)
@@ -394,7 +370,3 @@ class ReducedGaussian(Rows):
         x = u * (self._count(j) / _ROUND)
         i = np.floor(x + _LITTLE)
         return i.astype(np.int64), _snapped(x - i)
-
-    @property
-    def widest(self) -> float:
-        return float(_ROUND / np.diff(self.first).min())
