@@ -10,7 +10,7 @@ from .._lazy import LazyModule
 from ..core.types import Floats, Ints
 from .geometry import moments, places
 from .gradients import around_cells, gradients
-from .overlap import Overlaps, Parts, overlaps
+from .overlap import Parts, overlaps
 from .rows import Rows
 from .weights import Ask, Entries, sparse_matrices
 
@@ -20,68 +20,49 @@ _TOLD = 1e-6  # of a cell: what is less is rounding
 _ONE_PLACE = 1e-6  # of the size of a cell: another one whose middle is nearer lies over it
 
 
-def conservative(ask: Ask) -> Entries:
-    row, column, area, _ = _overlaps(ask, False)
-    covered, fraction, doubled, overlap = _covered(ask, row, column, area)
-    return Entries(row, column, area / covered[row], fraction, 0.0, doubled, overlap)
-
-
-def conservative2(ask: Ask) -> Entries:
-    """First order, and the gradient of each source cell times the way from its centre to the overlap."""
-    row, column, area, moment = _overlaps(ask, True)
-    covered, fraction, doubled, overlap = _covered(ask, row, column, area)
-    source, shapes = ask.source, ask.shapes[:, 1:]
-    whole, integral = source.moments(ask.given) if isinstance(source, Rows) else moments(shapes)
-    centre = integral / whole[:, None]
-    share, n = area / covered[row], len(ask.given)
-    way, wide = moment / area[:, None] - centre[column], centre.shape[1]
-    owner, neighbour, gradient = _gradients(ask, centre)
-    # Both as CSR, since rows ascend already. Axis d of cell c has the number d * n + c.
-    matrix, axes = sparse_matrices().csr_matrix, np.arange(wide)[:, None] * n
-    first, each = (np.searchsorted(of, np.arange(m + 1)) for of, m in ((row, len(covered)), (owner, n)))
-    ways = matrix(
-        ((share[:, None] * way).ravel(), (column + axes).T.ravel(), first * wide), (len(covered), n * wide)
-    )
-    ends = np.append((each[:-1] + np.arange(wide)[:, None] * len(owner)).ravel(), wide * len(owner))
-    more = (ways @ matrix((gradient.T.ravel(), np.tile(neighbour, wide), ends), (n * wide, n))).tocoo()
-    rows, columns = np.concatenate([row, more.row]), np.concatenate([column, more.col])
-    return Entries(rows, columns, np.concatenate([share, more.data]), fraction, 0.0, doubled, overlap)
-
-
-def _covered(ask: Ask, row: Ints, column: Ints, area: Floats) -> tuple[Floats, Floats, float, str]:
-    """(area of each target cell that is covered, and Entries' fraction, doubled and overlap)."""
-    covered: Floats = np.bincount(row, area, len(ask.points)).astype(float)
-    fraction = np.asarray(covered / ask.target.areas(ask.points))
-    doubled, overlap = 0.0, ""
-    if not isinstance(ask.source, Rows):
-        overlap = _in_one_place(ask)
-        doubled = np.inf if overlap else max(0.0, float(fraction.max(initial=1.0)) - 1.0)
-        if _TOLD < doubled < np.inf:
-            worst = int(fraction.argmax())
-            which = _most_overlapping(column[row == worst], ask.shapes)
-            overlap = f"cells {_listed(ask.given[which])} that are given lie over each other:"
-            overlap += f" point {ask.points[worst]} is covered {fraction[worst]:.7g} times"
-    return covered, fraction, doubled, overlap
-
-
-def _gradients(ask: Ask, centre: Floats) -> tuple[Ints, Ints, Floats]:
-    """Of the source cells: (cell, neighbour, vector), positions in given."""
-    if isinstance(ask.source, Rows):
-        around = ask.source.around(ask.given)
+def conservative(ask: Ask, has_gradients: bool = False) -> Entries:
+    """First order, or also the gradient of each source cell times the way from its centre to the overlap."""
+    source, target, shapes = ask.source, ask.target, ask.shapes[:, 1:]
+    if isinstance(source, Rows) and isinstance(target, Rows):
+        row, index, area, moment = target.overlaps(ask.points, source)
+        at, kept = places(ask.given, index)
+        row, column, area, moment = row[kept], at[kept], area[kept], moment[kept]
     else:
-        around = around_cells(ask.shapes[:, 1:], ask.scale)
-    ways = ask.shapes[:, 1:] - centre[:, None]
-    return gradients(ask.x, *around, ways, bool(ask.target.sphere))
+        parts = Parts.of(target, ask.points, target.corners(ask.points)), Parts.of(source, ask.given, shapes)
+        row, column, area, moment = overlaps(*parts, has_gradients)
+    m, n = len(ask.points), len(ask.given)
+    covered: Floats = np.bincount(row, area, m).astype(float)
+    fraction, share = np.asarray(covered / target.areas(ask.points)), area / covered[row]
+    doubled, overlap = (0.0, "") if isinstance(source, Rows) else _doubled(ask, row, column, fraction)
+    if has_gradients:
+        is_rows = isinstance(source, Rows)
+        whole, integral = source.moments(ask.given) if is_rows else moments(shapes)
+        centre = integral / whole[:, None]
+        way = share[:, None] * (moment / area[:, None] - centre[column])
+        owner, beside = source.around(ask.given) if is_rows else around_cells(shapes, ask.scale)
+        corners = shapes - centre[:, None]
+        owner, beside, vector = gradients(ask.x, owner, beside, corners, bool(target.sphere))
+        sparse = sparse_matrices()
+        ways = sparse.hstack([sparse.csr_matrix((w, (row, column)), (m, n)) for w in way.T], "csr")
+        its = sparse.vstack([sparse.csr_matrix((g, (owner, beside)), (n, n)) for g in vector.T], "csr")
+        more = (ways @ its).tocoo()
+        row, column = np.concatenate([row, more.row]), np.concatenate([column, more.col])
+        share = np.concatenate([share, more.data])
+    return Entries(row, column, share, fraction, 0.0, doubled, overlap)
 
 
-def _overlaps(ask: Ask, has_moments: bool) -> Overlaps:
-    """(target, source, area, moment) of each overlap; moment: the integral of the position over it."""
-    if not isinstance(ask.source, Rows) or not isinstance(ask.target, Rows):
-        targets = Parts.of(ask.target, ask.points, ask.target.corners(ask.points))
-        return overlaps(targets, Parts.of(ask.source, ask.given, ask.shapes[:, 1:]), has_moments)
-    row, index, area, moment = ask.target.overlaps(ask.points, ask.source)
-    at, kept = places(ask.given, index)
-    return row[kept], at[kept], area[kept], moment[kept]
+def _doubled(ask: Ask, row: Ints, column: Ints, fraction: Floats) -> tuple[float, str]:
+    """Entries' doubled and overlap."""
+    overlap = _in_one_place(ask)
+    if overlap:
+        return np.inf, overlap
+    doubled = max(0.0, float(fraction.max(initial=1.0)) - 1.0)
+    if doubled > _TOLD:
+        worst = int(fraction.argmax())
+        which = _most_overlapping(column[row == worst], ask.shapes)
+        overlap = f"cells {_listed(ask.given[which])} that are given lie over each other:"
+        overlap += f" point {ask.points[worst]} is covered {fraction[worst]:.7g} times"
+    return doubled, overlap
 
 
 def _in_one_place(ask: Ask) -> str:

@@ -26,8 +26,7 @@ DIGITS = 12  # to which distances count as equal; then the lower index wins, wha
 
 def nearest(ask: Ask) -> Entries:
     _, which, needed = closest(ask, 1)
-    n = len(ask.points)
-    return Entries(np.arange(n), which[:, 0], np.ones(n), np.ones(n), needed)
+    return Entries.of_each(which, np.ones(which.shape), np.ones(len(which)), needed)
 
 
 def to_nearest(ask: Ask) -> Entries:
@@ -82,11 +81,12 @@ def bilinear(ask: Ask) -> Entries:
     """
     if isinstance(ask.source, Rows):
         return _between_rows(ask)
-    x, wanted = _in_space(ask.x, ask), _in_space(ask.wanted, ask)
+    lift = ((0, 0), (0, 3 - ask.x.shape[1]))
+    x, wanted = (np.pad(each, lift, constant_values=ask.scale) for each in (ask.x, ask.wanted))
     is_bare = ask.shapes.shape[1] == 1
-    incidence = _voronoi(ask, x) if is_bare else _at_corners(ask)
-    done = np.zeros(len(wanted), bool)
-    found, needed = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))], 0.0
+    incidence = _voronoi(ask, x) if is_bare else _at_corners(ask.shapes[:, 1:], ask.scale)
+    done, needed = np.zeros(len(wanted), bool), 0.0
+    found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
     for ring in _rings(x, *incidence, ask.target.sphere):
         rest = np.flatnonzero(~done)
         at, which = _located(wanted[rest], x[ring], ask.target.sphere)
@@ -104,27 +104,21 @@ def bilinear(ask: Ask) -> Entries:
 
 
 def _between_rows(ask: Ask) -> Entries:
-    given, n = ask.given, len(ask.points)
     index, share = ask.source.between(ask.wanted)
-    row, column, value = np.repeat(np.arange(n), 4), index.ravel(), share.ravel()
-    at, there = places(given, column)
-    there &= value != 0
-    total = np.bincount(row[there], weights=value[there], minlength=n)
-    kept = there & (total[row] > 1e-12)
-    return Entries(row[kept], at[kept], value[kept] / total[row[kept]], (total > 1e-12).astype(float))
-
-
-def _in_space(x: Floats, ask: Ask) -> Floats:
-    return x if x.shape[1] == 3 else np.pad(x, ((0, 0), (0, 1)), constant_values=ask.scale)
+    at, there = places(ask.given, index)
+    share = np.where(there, share, 0.0)
+    total = share.sum(axis=1, keepdims=True)
+    share = np.divide(share, total, out=np.zeros_like(share), where=total > 1e-12)
+    return Entries.of_each(at, share, (total[:, 0] > 1e-12).astype(float), 0.0)
 
 
 def _on_surface(x: Floats, sphere: bool) -> Floats:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300) if sphere else x
 
 
-def _at_corners(ask: Ask) -> tuple[Ints, Ints]:
+def _at_corners(corners: Floats, scale: float) -> tuple[Ints, Ints]:
     """(corner, cell) for each corner of each cell."""
-    corner = numbered(ask.shapes[:, 1:], ask.scale)
+    corner = numbered(corners, scale)
     return corner.ravel(), np.repeat(np.arange(len(corner)), corner.shape[1])
 
 
@@ -139,9 +133,8 @@ def _voronoi(ask: Ask, x: Floats) -> tuple[Ints, Ints]:
     except spatial.QhullError:  # too few, or all on a line
         return np.empty(0, np.int64), np.empty(0, np.int64)
     middle, radius = _circles(x[triangles])
-    flat = ~(radius < FAR * ask.scale)
-    corner = numbered(middle[~flat][:, None], ask.scale)
-    return np.repeat(corner.ravel(), 3), triangles[~flat].ravel()
+    real = radius < FAR * ask.scale
+    return np.repeat(numbered(middle[real][:, None], ask.scale), 3), triangles[real].ravel()
 
 
 def _circles(corners: Floats) -> tuple[Floats, Floats]:

@@ -32,9 +32,8 @@ class Parts:
     """
 
     def __init__(self, corners: Floats, bounds: Floats | None = None) -> None:
-        self.count, self.corners, self.owner = len(corners), corners, np.arange(len(corners))
-        if bounds is None:
-            self.corners, self.owner = convex_parts(corners)
+        self.count, whole = len(corners), (corners, np.arange(len(corners)))
+        self.corners, self.owner = convex_parts(corners) if bounds is None else whole
         self.is_whole = self.corners is corners
         self.shapes = np.ascontiguousarray(self.corners if bounds is None else bounds, float)
 

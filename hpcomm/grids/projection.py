@@ -27,9 +27,7 @@ def projection(ask: Ask) -> Entries:
     parts = [slice(i, i + _PART) for i in range(0, max(1, len(which)), _PART)]
     made = [_nearest(ask, ask.wanted[part], cells[which[part]]) for part in parts]
     column, share = (np.concatenate(each) for each in zip(*made, strict=True))
-    row, nth = np.nonzero(share)
-    needed = np.inf if lacks[which].any() else needed
-    return Entries(row, column[row, nth], share[row, nth], np.ones(len(which)), needed)
+    return Entries.of_each(column, share, np.ones(len(which)), np.inf if lacks[which].any() else needed)
 
 
 def _nearest(ask: Ask, x: Floats, cells: Ints) -> tuple[Ints, Floats]:

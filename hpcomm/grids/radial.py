@@ -22,9 +22,17 @@ _FAR, _BESIDE = 0.5, 3.0  # farther than this part of the way to the last source
 _PART = 500  # points at a time
 
 
-def rbf(ask: Ask) -> Entries:
-    """A point far outside all sources gets nothing: see _FAR and _BESIDE."""
-    return _around(ask, 0.0)
+def rbf(ask: Ask, far: float = 0.0) -> Entries:
+    """A point far outside all sources gets nothing, or far of the nearest: see _FAR and _BESIDE."""
+    distance, which, needed = closest(ask, _AROUND)
+    parts = [slice(i, i + _PART) for i in range(0, max(len(which), 1), _PART)]
+    thin = _THIN[ask.target.sphere]
+    made = [_shares(ask.wanted[part], ask.x[which[part]], thin) for part in parts]
+    share, beside = (np.concatenate(each) for each in zip(*made, strict=True))
+    inside = (distance[:, 0] <= _FAR * distance[:, -1]) | (beside <= _BESIDE)
+    share[~inside] = 0.0
+    share[~inside, 0] = far
+    return Entries.of_each(which, share, np.where(inside, 1.0, far), needed)
 
 
 def to_rbf(ask: Ask) -> Entries:
@@ -32,23 +40,7 @@ def to_rbf(ask: Ask) -> Entries:
 
     The sum is kept, and on flat walls moments are. What is far outside goes to the nearest.
     """
-    return _around(ask, 1.0)
-
-
-def _around(ask: Ask, far: float) -> Entries:
-    """far: the weight of the nearest source of points that are far outside."""
-    distance, which, needed = closest(ask, _AROUND)
-    wanted, n = ask.wanted, len(ask.points)
-    parts = [slice(i, i + _PART) for i in range(0, max(n, 1), _PART)]
-    thin = _THIN[ask.target.sphere]
-    made = [_shares(wanted[part], ask.x[which[part]], thin) for part in parts]
-    share, beside = (np.concatenate(each) for each in zip(*made, strict=True))
-    inside = (distance[:, 0] <= _FAR * distance[:, -1]) | (beside <= _BESIDE)
-    share[~inside] = 0.0
-    share[~inside, 0] = far
-    row, nth = np.nonzero(share)
-    reached = np.where(inside, 1.0, far)
-    return Entries(row, which[row, nth], share[row, nth], reached, needed)
+    return rbf(ask, 1.0)
 
 
 def _shares(x: Floats, sources: Floats, thin: float) -> tuple[Floats, Floats]:

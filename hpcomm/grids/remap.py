@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,7 +51,7 @@ _METHODS: dict[str, Callable[[Ask], Entries]] = {
     "rbf": radial.rbf,
     "projection": projection.projection,
     "conservative": conserve.conservative,
-    "conservative2": conserve.conservative2,
+    "conservative2": partial(conserve.conservative, has_gradients=True),
     "to_nearest": interpolate.to_nearest,
     "to_rbf": radial.to_rbf,
 }
@@ -91,26 +92,27 @@ def weights(
     methods, fill = stack(mapping, "regrid.weights")
     for each in methods:
         _check(source, target, each)
-    here = np.unique(_indices("given", given, source))
-    there = _indices("points", points, target)
+    here, there = (
+        np.arange(grid.size) if chosen is None else indices(chosen, grid.size, name, "regrid.weights")
+        for name, chosen, grid in (("given", given, source), ("points", points, target))
+    )
+    here = np.unique(here)
     own = _own_areas(source, target, areas)
     options = _options(neighbours, radius, normalise, len(here) if "idw" in methods else None)
     all_ = np.arange(target.size) if "creep" in methods else there  # it goes over other points
 
     def make(method: str, which: Ints) -> Weights:
-        if method in AMOUNTS:
-            taken = np.unique(there)
-            x = _shapes(target.part(taken), taken, method)
-            ask = Ask(None, source.part(here), here, options, _scale(target, x), taken, x)
-            return _turned([_triples(_made(method, ask)[1], ask)], there)
-        shapes = _shapes(source, np.arange(source.size), method)[here]
-        scale, wanted = _scale(source, shapes[:, 0]), all_[which]
-        ratios = None if own is None else (own[0][here], own[1][wanted])
-        ask = Ask(source, target.part(wanted), wanted, options, scale, here, shapes, ratios)
+        gives, takes = (source, here), (target, all_[which])
+        if method in AMOUNTS:  # there the sources look for targets
+            gives, takes = (target, np.unique(there)), gives
+        shapes = _shapes(gives[0].part(gives[1]), gives[1], method)
+        ratios = None if own is None else (own[0][gives[1]], own[1][takes[1]])
+        scale = _scale(gives[0], shapes[:, 0])
+        ask = Ask(gives[0], takes[0].part(takes[1]), takes[1], options, scale, gives[1], shapes, ratios)
         made, entries = _made(method, ask)
         if entries.doubled > _OVER:
             raise _lie_over(made.overlap, "regrid.weights")
-        return made
+        return _turned([_triples(entries, ask)], there) if method in AMOUNTS else made
 
     part = target if points is None or all_ is not there else target.part(there)
     scale = _scale(target, part.centres(all_)) if "creep" in methods else 1.0
@@ -118,15 +120,14 @@ def weights(
     assert made is not None
     made = made if all_ is there else made.part(there)
     made.fill = fill if isinstance(fill, (int, float)) else 0.0
-    for doubt in filter(None, (_doubt("source", source), _doubt("target", target), made.overlap)):
-        warnings.warn(doubt, RuntimeWarning, stacklevel=2)
+    for side, doubt in (
+        ("source", Ends.of(source).doubt()),
+        ("target", Ends.of(target).doubt()),
+        ("", made.overlap),
+    ):
+        if doubt:
+            warnings.warn(f"the {side} grid has {doubt}" if side else doubt, RuntimeWarning, stacklevel=2)
     return made
-
-
-def _doubt(side: str, grid: Grid) -> str:
-    """What there is to say of the coordinates of one side; mostly ""."""
-    doubt = Ends.of(grid).doubt()
-    return f"the {side} grid has {doubt}" if doubt else ""
 
 
 def _options(neighbours: int, radius: float, normalise: str, given: int | None) -> Options:
@@ -150,14 +151,14 @@ def _own_areas(source: Grid, target: Grid, areas: object) -> list[Floats] | None
     where = "regrid.weights"
     if not isinstance(areas, (tuple, list)) or len(areas) != 2:
         raise ConfigError("areas are not two arrays", where, "areas=(of the source, of the target)")
-    sides = zip(("source", "target"), (source, target), areas, strict=True)
-    own = [
-        (grid, checked_areas(said, grid.size, f"the areas of the {side}", where))
-        for side, grid, said in sides
-    ]
-    found, sums = zip(*(_ratios(grid, np.arange(grid.size), said) for grid, said in own), strict=True)
+    found, sums = [], []
+    for side, grid, said in zip(("source", "target"), (source, target), areas, strict=True):
+        checked = checked_areas(said, grid.size, f"the areas of the {side}", where)
+        ratios, its = _ratios(grid, np.arange(grid.size), checked)
+        found.append(ratios)
+        sums.append(its)
     _check_units(np.array(sums), where)
-    return list(found)
+    return found
 
 
 def _ratios(grid: Grid, points: Ints, areas: Floats) -> tuple[Floats, tuple[float, float]]:
@@ -215,11 +216,6 @@ def _check_widths(wrong: bool, where: str) -> None:
     if wrong:
         what = "a grid of one or two columns around the sphere has no areas in common with cells"
         raise ConfigError(what, where, "three columns or more")
-
-
-def _indices(name: str, chosen: object, grid: Grid) -> Ints:
-    """What was chosen of the points of a grid, None: all."""
-    return np.arange(grid.size) if chosen is None else indices(chosen, grid.size, name, "regrid.weights")
 
 
 def weights_between(
@@ -284,7 +280,8 @@ def _between(
         if not is_giver:
             ask = Ask(source, grid, points, options, scale, given, near, (its, own))
             found, made = _made(mapping, ask)
-            lacks = _lacks(grid, points, made.needed, margin)
+            farthest = interpolate.FAR * float(np.abs(grid.centres(points)).max(initial=1.0))
+            lacks = len(points) > 0 and margin < min(made.needed, farthest)  # some farther away may count
         if not comm.allreduce(lacks):
             break
         margin *= 2
@@ -293,17 +290,12 @@ def _between(
         parts = {} if is_giver else _in_boxes(np.flatnonzero(is_source), ends, x, _triples(made, ask))
         got = exchange_sparse(comm, parts)
         return _turned(got, points) if is_giver else None
-    _agree_on_overlap(comm, found, made.doubled)
-    return found
-
-
-def _agree_on_overlap(comm: MPI.Intracomm, found: Weights | None, doubled: float) -> None:
-    """One rank tells of source cells that lie over each other, the worst; of too much all raise."""
-    most, turn = comm.allreduce((doubled, -comm.rank), MPI.MAX)
+    most, turn = comm.allreduce((made.doubled, -comm.rank), MPI.MAX)  # the worst tells; of too much all raise
     if most > _OVER:
         raise _lie_over(comm.bcast(found and found.overlap, -turn), "connect")
     if found is not None and comm.rank != -turn:
         found.overlap = ""
+    return found
 
 
 def _triples(made: Entries, ask: Ask) -> Triples:
@@ -335,16 +327,14 @@ def _turned(parts: Sequence[Triples], points: Ints) -> Weights:
 
 def _entries(comm: MPI.Intracomm, grid: Grid, points: Ints, is_giver: bool) -> NDArray[np.void]:
     """What all ranks say of their parts: the box around its points, and how far mappings reach from them."""
-    ends = [("low", "f8", 3), ("high", "f8", 3)]  # on a plane with a third coordinate, 0
-    flags = {"is_giver": is_giver, "is_cells": not isinstance(grid, Rows), "is_halved": _is_halved(grid)}
-    entry = np.zeros(1, [*((name, "?") for name in flags), ("reach", "f8"), *ends])
-    for name, flag in flags.items():
-        entry[name] = flag
-    entry["low"], entry["high"] = np.inf, -np.inf
+    what = np.dtype("?, ?, ?, f8, 3f8, 3f8")  # on a plane with a third coordinate, 0
+    what.names = ("is_giver", "is_cells", "is_halved", "reach", "low", "high")
+    low, high, reach = np.full(3, np.inf), np.full(3, -np.inf), 0.0
     if len(points):
         x = grid.centres(points)
-        entry["low"], entry["high"] = _in_three(x.min(axis=0)), _in_three(x.max(axis=0))
-        entry["reach"] = 4.0 * _radius(grid, points)
+        low, high, reach = _in_three(x.min(axis=0)), _in_three(x.max(axis=0)), 4.0 * _radius(grid, points)
+    flags = is_giver, not isinstance(grid, Rows), _is_halved(grid)
+    entry = np.array([(*flags, reach, low, high)], what)
     entries = np.empty(comm.size, entry.dtype)
     comm.Allgather(entry.view(np.uint8), entries.view(np.uint8))
     return entries
@@ -394,12 +384,6 @@ def _nearby(
     forms = tuple(np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge") for form in forms)
     found, which = np.unique(np.concatenate(index), return_index=True)  # some twice: halos
     return found, np.concatenate(forms)[which], np.concatenate(own)[which]
-
-
-def _lacks(target: Grid, points: Ints, needed: float, margin: float) -> bool:
-    """Whether sources farther away than margin may count."""
-    scale = float(np.abs(target.centres(points)).max(initial=1.0))
-    return len(points) > 0 and margin < min(needed, interpolate.FAR * scale)
 
 
 _NOTHING = Entries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.inf)

@@ -208,6 +208,12 @@ class Entries(NamedTuple):
     doubled: float = 0.0  # part of a target that sources cover twice, at most; inf: two are in one place
     overlap: str = ""  # the same in words
 
+    @classmethod
+    def of_each(cls, which: Ints, share: Floats, reached: Floats, needed: float) -> Entries:
+        """Those that are not 0 of (points, sources of each)."""
+        row, nth = np.nonzero(share)
+        return cls(row, which[row, nth], share[row, nth], reached, needed)
+
 
 _KINDS = {"data": "f", "indices": "iu", "indptr": "iu", "sources": "iu", "fraction": "f"}
 
