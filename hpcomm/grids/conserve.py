@@ -9,9 +9,9 @@ import numpy as np
 from .._lazy import LazyModule
 from ..core.types import Floats, Ints
 from .geometry import moments, places
-from .gradients import around_cells, gradients
+from .gradients import gradients
 from .overlap import Parts, overlaps
-from .rows import Rows
+from .rows import Rows, around
 from .weights import Ask, Entries, sparse_matrices
 
 spatial: Any = LazyModule("scipy.spatial")
@@ -39,7 +39,7 @@ def conservative(ask: Ask, has_gradients: bool = False) -> Entries:
         whole, integral = source.moments(ask.given) if is_rows else moments(shapes)
         centre = integral / whole[:, None]
         way = share[:, None] * (moment / area[:, None] - centre[column])
-        owner, beside = source.around(ask.given) if is_rows else around_cells(shapes, ask.scale)
+        owner, beside = around(source, ask.given, shapes, ask.scale)
         corners = shapes - centre[:, None]
         owner, beside, vector = gradients(ask.x, owner, beside, corners, bool(target.sphere))
         sparse = sparse_matrices()

@@ -8,6 +8,8 @@ vertices of other cells (cells.py), straight lines on a plane.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -209,3 +211,16 @@ def on_sphere(u: Floats, v: Floats) -> Floats:
 def degrees(x: Floats) -> Floats:
     """Longitudes and latitudes of points of the unit sphere, (points, 2)."""
     return np.asarray(np.degrees(np.stack([np.arctan2(x[:, 1], x[:, 0]), np.arcsin(x[:, 2])], axis=1)))
+
+
+def joined(parts: Sequence[Sequence[Any]]) -> Any:
+    """(indices, corners, ...) of some parts of a grid, ascending, each point once.
+
+    Some ranks' cells have more vertices than others': these repeat their last one.
+    """
+    parts = [part for part in parts if len(part[0])] or [*parts[:1]]
+    wide = max(part[1].shape[1] for part in parts)
+    index, corners, *more = zip(*parts, strict=True)
+    corners = tuple(np.pad(c, ((0, 0), (0, wide - c.shape[1]), (0, 0)), "edge") for c in corners)
+    found, first = np.unique(np.concatenate(index), return_index=True)
+    return found, *(np.concatenate(each)[first] for each in (corners, *more))

@@ -43,20 +43,15 @@ KINDS = {
     "mesh": Kind("Mesh", ("size",), "mesh", sphere=None),
     "cells": Kind("Cells", ("size",), "cells", sphere=None),
 }
-_USES = {  # mapping: what it needs of the grid that it reads from, and of the one that it writes to
-    "nearest": ("points", "points"),
-    "idw": ("points", "points"),
-    "bilinear": ("points", "points"),
-    "rbf": ("points", "points"),
-    "projection": ("mesh", "points"),
-    "conservative": ("cells", "cells"),
-    "conservative2": ("cells", "cells"),
-}
-MAPPINGS = tuple(_USES)
+MAPPINGS = ("nearest", "idw", "bilinear", "rbf", "projection", "conservative", "conservative2")
 NORMALISE = ("fracarea", "destarea")  # SCRIP's words: a mean over the covered part, or over the whole cell
 AMOUNTS = ("to_nearest", "to_rbf")  # mappings that keep the sum of amounts, not values; alone
-_USES |= dict.fromkeys(AMOUNTS, ("points", "points"))
-_USES["creep"] = ("points", "cells")  # behind another one
+_USES = {  # mapping: what it needs of the grid that it reads from, and of the one that it writes to
+    **dict.fromkeys((*MAPPINGS, *AMOUNTS), ("points", "points")),
+    **dict.fromkeys(("conservative", "conservative2"), ("cells", "cells")),
+    "projection": ("mesh", "points"),
+    "creep": ("points", "cells"),  # behind another one
+}
 
 
 @dataclass(frozen=True)
@@ -97,19 +92,10 @@ def stack(
         ConfigError: it is neither, or there is no such method.
     """
     listed: list[Any] = [*mapping] if isinstance(mapping, (list, tuple)) else [mapping]
-    if listed and _is_end(listed[-1]):
+    last = listed[-1] if listed else None
+    if last == "keep" or (isinstance(last, Real) and not isinstance(last, bool)):
         end = listed.pop()
-    _check_methods(listed or [mapping], where, whose)
-    return tuple(listed), 0.0 if end == "error" and listed[0] in AMOUNTS else end
-
-
-def _is_end(last: object) -> bool:
-    """Whether it says what becomes of points that no method reaches."""
-    return last == "keep" or (isinstance(last, Real) and not isinstance(last, bool))
-
-
-def _check_methods(listed: Sequence[Any], where: str, whose: str) -> None:
-    """That there are such methods, each at its place in a list."""
+    listed = listed or [mapping]
     gives = next((each for each in AMOUNTS if each in listed), None)
     if gives and len(listed) > 1:
         what = f"{whose}{gives!r} gives each amount away whole, so no other mapping goes with it"
@@ -120,6 +106,7 @@ def _check_methods(listed: Sequence[Any], where: str, whose: str) -> None:
             hint = f"one of {', '.join(known)}; or a list, as ['bilinear', 'creep', 0.0]"
             what = f"{whose}there is no mapping {each!r}{' at this place' * (nth > 0)}"
             raise ConfigError(what, where, did_you_mean(each, known, hint))
+    return tuple(listed), 0.0 if end == "error" and gives else end
 
 
 def misfit(mapping: str, source: tuple[str, str], target: tuple[str, str]) -> tuple[str, str, str] | None:

@@ -33,13 +33,13 @@ from .._lazy import MPI, NDArray
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError, did_you_mean
 from . import conserve, interpolate, projection, radial
-from .grid import Grid, PointCloud, checked_areas, indices
+from .grid import Grid, PointCloud, checked_areas, indices, joined
 from .methods import AMOUNTS, KINDS, NORMALISE, misfit, stack
 from .radians import Ends
 from .rows import Rows
 from .sparse_exchange import exchange_sparse
 from .stack import stacked
-from .weights import Ask, Entries, Options, Weights, sparse_matrices
+from .weights import Ask, Entries, Options, Weights, of_triples, sparse_matrices
 
 _UNLIKE = 2.0  # times the other side's: areas of another unit
 Triples: TypeAlias = tuple[Ints, Ints, Floats]  # target, source, by their global indices; weight
@@ -316,12 +316,8 @@ def _turned(parts: Sequence[Triples], points: Ints) -> Weights:
     """Weights of these points, of triples that may be for others, too."""
     taken, where = np.unique(points, return_inverse=True)
     parts = [(points[:0], points[:0], np.empty(0)), *parts]
-    target, source, value = (np.concatenate(each) for each in zip(*parts, strict=True))
-    here = np.isin(target, taken)
-    sources, column = np.unique(source[here], return_inverse=True)
-    entries = value[here], (np.searchsorted(taken, target[here]), column)
-    matrix = sparse_matrices().csr_matrix(entries, (len(taken), len(sources)))[where]
-    matrix.sort_indices()
+    matrix, sources = of_triples(taken, *map(np.concatenate, zip(*parts, strict=True)))
+    matrix = matrix[where]
     return Weights(matrix, sources, (np.diff(matrix.indptr) > 0).astype(float))
 
 
@@ -377,13 +373,7 @@ def _nearby(
         meets = (low <= mine["high"]).all(axis=1) & (high >= mine["low"]).all(axis=1)
         parts = _in_boxes(np.flatnonzero(meets & ~entries["is_giver"]), (low, high), said[1][:, 0], said)
     got = exchange_sparse(comm, parts)
-    if not got:
-        return np.empty(0, np.int64), said[1][:0], said[2][:0]
-    index, forms, own = zip(*got, strict=True)
-    wide = max(form.shape[1] for form in forms)  # some ranks' cells have more vertices than others'
-    forms = tuple(np.pad(form, ((0, 0), (0, wide - form.shape[1]), (0, 0)), "edge") for form in forms)
-    found, which = np.unique(np.concatenate(index), return_index=True)  # some twice: halos
-    return found, np.concatenate(forms)[which], np.concatenate(own)[which]
+    return joined(got) if got else (np.empty(0, np.int64), said[1][:0], said[2][:0])  # halos are there twice
 
 
 _NOTHING = Entries(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.empty(0), np.inf)

@@ -12,6 +12,7 @@ from ..core.buffer import refuse_masked
 from ..core.types import Floats, Ints
 from ..errors import ConfigError, LayoutError
 from .geometry import places, rectangle_moments, repeated
+from .gradients import around_cells
 from .grid import Grid, check_counts, on_sphere
 
 _ROUND = 2 * np.pi
@@ -370,3 +371,8 @@ class ReducedGaussian(Rows):
         x = u * (self._count(j) / _ROUND)
         i = np.floor(x + _LITTLE)
         return i.astype(np.int64), _snapped(x - i)
+
+
+def around(grid: Grid | None, index: Ints, corners: Floats, scale: float) -> tuple[Ints, Ints]:
+    """(cell, neighbour), as positions in index, ascending: who is on the other side of an edge."""
+    return grid.around(index) if isinstance(grid, Rows) else around_cells(corners, scale)

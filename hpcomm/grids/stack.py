@@ -7,11 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..core.types import Floats, Ints
-from .gradients import around_cells
-from .grid import Grid
-from .rows import Rows
-from .weights import Weights, sparse_matrices
+from ..core.types import Ints
+from .grid import Grid, joined
+from .rows import around
+from .weights import Weights, of_triples, sparse_matrices
 
 Gather: TypeAlias = Callable[[Any], list[Any]]  # what each rank says
 
@@ -52,52 +51,29 @@ def _crept(found: Weights | None, target: Grid, points: Ints, scale: float, gath
         gather((*nothing, None))
         return None
     mine, rest = (points, target.corners(points)), found.uncovered
-    empty = _joined(gather([each[rest] for each in mine]))
-    seen = _joined([empty, mine])
-    owner, beside = _around(target, *seen, scale)
+    empty = joined(gather([each[rest] for each in mine]))
+    seen = joined([empty, mine])
+    owner, beside = around(target, seen[0], seen[1], scale)
     near = seen[0][beside[np.isin(seen[0][owner], empty[0])]]
     edge = np.setdiff1d(np.flatnonzero(np.isin(points, near)), rest)
-    told = gather([*(each[edge] for each in mine), _listed(found, edge, points)])
-    index, corners = _joined([empty, *(each[:2] for each in told)])
-    row, column, value = (
-        np.concatenate(each) for each in zip(*filter(None, (each[2] for each in told)), strict=True)
-    )
-    _, first = np.unique(np.stack([row, column]), axis=1, return_index=True)  # a point may be of two ranks
-    sources, column = np.unique(column[first], return_inverse=True)
+    part = found.matrix[edge].tocoo()
+    triples = points[edge][part.row], found.sources[part.col], part.data
+    told = gather([*(each[edge] for each in mine), triples])
+    index, corners = joined([empty, *(each[:2] for each in told)])
+    joint = [*map(np.concatenate, zip(*filter(None, (each[2] for each in told)), strict=True))]
+    _, first = np.unique(joint[:2], axis=1, return_index=True)  # a point may be of two ranks
+    matrix, sources = of_triples(index, *(each[first] for each in joint))
     sparse, n = sparse_matrices(), len(index)
-    matrix = sparse.csr_matrix(
-        (value[first], (np.searchsorted(index, row[first]), column)), (n, len(sources))
-    )
-    owner, beside = _around(target, index, corners, scale)
-    around = sparse.csr_matrix((np.ones(len(owner)), (owner, beside)), (n, n))
+    owner, beside = around(target, index, corners, scale)
+    neighbours = sparse.csr_matrix((np.ones(len(owner)), (owner, beside)), (n, n))
     has = ~np.isin(index, empty[0])
     while True:
-        count = around @ has.astype(float)
+        count = neighbours @ has.astype(float)
         new = ~has & (count > 0)
         if not new.any():
             break
         share = np.divide(1.0, count, out=np.zeros(n), where=new)
-        matrix = matrix + sparse.diags(share) @ (around @ (sparse.diags(has.astype(float)) @ matrix))
+        matrix = matrix + sparse.diags(share) @ (neighbours @ (sparse.diags(has.astype(float)) @ matrix))
         has |= new
     matrix = sparse.csr_matrix(matrix[np.searchsorted(index, points[rest])])
     return Weights(matrix, sources, np.zeros(len(rest)))
-
-
-def _joined(parts: Sequence[Sequence[Any]]) -> tuple[Ints, Floats]:
-    """(indices, corners) of some parts, ascending, each once."""
-    wide = max(corners.shape[1] for _, corners in parts)
-    parts = [(index, corners) for index, corners in parts if len(index)] or parts[:1]
-    padded = [np.pad(c, ((0, 0), (0, wide - c.shape[1]), (0, 0)), "edge") if len(c) else c for _, c in parts]
-    index, first = np.unique(np.concatenate([each for each, _ in parts]), return_index=True)
-    return index, np.concatenate(padded)[first]
-
-
-def _around(target: Grid, index: Ints, corners: Floats, scale: float) -> tuple[Ints, Ints]:
-    """(point, neighbour), as positions in index."""
-    return target.around(index) if isinstance(target, Rows) else around_cells(corners, scale)
-
-
-def _listed(found: Weights, which: Ints, points: Ints) -> tuple[Ints, Ints, Floats]:
-    """(point, source, weight) of some points."""
-    part = found.matrix[which].tocoo()
-    return points[which][part.row], found.sources[part.col], part.data

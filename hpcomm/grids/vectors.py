@@ -20,10 +20,8 @@ _UNIT = 1e-6  # by which a unit vector may be longer or shorter, and what the ar
 def checked_bases(bases: object, count: int, whose: str, where: str) -> Floats:
     """The directions of both components at count points, (points, 2, 2): each to the east, to the north."""
     refuse_masked(bases, f"{whose} are", where)
-    hint = (
-        "degrees from east, counterclockwise, of shape (points,); or (points, 2, 2): of both components, to "
-    )
-    hint += "the east and to the north"
+    hint = "degrees from east, counterclockwise, of shape (points,); or (points, 2, 2): of both components, "
+    hint += "to the east and to the north"
     try:
         found = np.asarray(bases, float)
     except (TypeError, ValueError):

@@ -153,16 +153,20 @@ class Weights:
 
     def filled(self, rest: Ints, more: Weights) -> Weights:
         """With the rows of more at points, in the order of its own, that nothing reaches here."""
-        sources = np.union1d(self.sources, more.sources)
         a, b = self.matrix.tocoo(), more.matrix.tocoo()
-        column = [np.searchsorted(sources, w.sources)[m.col] for w, m in ((self, a), (more, b))]
-        entries = (
-            np.concatenate([a.data, b.data]),
-            (np.concatenate([a.row, rest[b.row]]), np.concatenate(column)),
-        )
-        matrix = sparse_matrices().csr_matrix(entries, shape=(a.shape[0], len(sources)))
-        matrix.sort_indices()
+        pairs = (a.row, rest[b.row]), (self.sources[a.col], more.sources[b.col]), (a.data, b.data)
+        matrix, sources = of_triples(np.arange(a.shape[0]), *map(np.concatenate, pairs))
         return replace(self, matrix=matrix, sources=sources, overlap=self.overlap or more.overlap)
+
+
+def of_triples(points: Ints, target: Ints, source: Ints, value: Floats) -> tuple[Any, Ints]:
+    """(matrix of weights of points, its sources), all by global indices; target may have others, too."""
+    here = np.isin(target, points)
+    sources, column = np.unique(source[here], return_inverse=True)
+    entries = value[here], (np.searchsorted(points, target[here]), column)
+    matrix = sparse_matrices().csr_matrix(entries, (len(points), len(sources)))
+    matrix.sort_indices()
+    return matrix, sources
 
 
 class Options(NamedTuple):
