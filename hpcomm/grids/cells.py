@@ -50,10 +50,9 @@ class Cells(Grid):
             raise LayoutError(what, "Cells(vertices)", "three vertices or more that are not on one line")
         crossed = crossing(self.corners(np.arange(self.size)))
         if len(crossed):
+            what = f"the edges of {len(crossed)} cells cross each other; the first is {crossed[0]}"
             raise LayoutError(
-                f"the edges of {len(crossed)} cells cross each other; the first is {crossed[0]}",
-                "Cells(vertices)",
-                "vertices in the order in which they go round the cell",
+                what, "Cells(vertices)", "vertices in the order in which they go round the cell"
             )
         self._centres = None
         if centres is not None:
@@ -173,8 +172,7 @@ class Healpix(Grid):
         self.nside, self.nest, self.size = nside, nest, 12 * nside * nside
 
     def centres(self, points: Ints) -> Floats:
-        x, y, base = self._projected(points)
-        return _unprojected(x, y, base)
+        return _unprojected(*self._projected(points))
 
     def corners(self, points: Ints) -> Floats:
         x, y, base = self._projected(points)

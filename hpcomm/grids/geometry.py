@@ -63,6 +63,11 @@ def tangents(x: Floats) -> tuple[Floats, Floats]:
     return first, np.cross(x, first)
 
 
+def turn(a: Floats, b: Floats, c: Floats) -> Floats:
+    """Twice the area of the triangle a, b, c on a plane: positive if anticlockwise."""
+    return np.asarray((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])
+
+
 # -- rectangles ----------------------------------------------------------------------------------------
 
 
@@ -93,12 +98,10 @@ def moments(corners: Floats, parallel: Bools | None = None) -> tuple[Floats, Flo
     if native is not None and parallel is None and corners.size:
         found = np.frombuffer(native.moments(np.ascontiguousarray(corners, float))).reshape(-1, 4)
         return found[:, 0], found[:, 1 : 1 + corners.shape[2]]
-    if corners.shape[2] == 2:
-        a, b, c = corners[:, :1], corners[:, 1:-1], corners[:, 2:]
-        double = (b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0]
-        moment = ((a + b + c) * double[..., None]).sum(axis=1) / 6
-        return double.sum(axis=1) / 2, moment
     a, b, c = corners[:, :1], corners[:, 1:-1], corners[:, 2:]
+    if corners.shape[2] == 2:
+        double = turn(a, b, c)
+        return double.sum(axis=1) / 2, ((a + b + c) * double[..., None]).sum(axis=1) / 6
     triple = (a * np.cross(b - a, c - a)).sum(axis=2)
     below = 1 + (a * b).sum(axis=2) + (b * c).sum(axis=2) + (c * a).sum(axis=2)
     area = 2 * np.arctan2(triple, below).sum(axis=1)
@@ -117,12 +120,12 @@ def moments(corners: Floats, parallel: Bools | None = None) -> tuple[Floats, Flo
 def _along_parallels(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     """Of edges from a to b: (area from the great circle to the parallel, integral of r x dr along this)."""
     z, ring = (a[:, 2] + b[:, 2]) / 2, (a[:, 0] ** 2 + a[:, 1] ** 2 + b[:, 0] ** 2 + b[:, 1] ** 2) / 2
-    turn = np.arctan2(a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0], a[:, 0] * b[:, 0] + a[:, 1] * b[:, 1])
-    t, high = np.tan(turn / 2), np.abs(z)
+    angle = np.arctan2(a[:, 0] * b[:, 1] - a[:, 1] * b[:, 0], a[:, 0] * b[:, 0] + a[:, 1] * b[:, 1])
+    t, high = np.tan(angle / 2), np.abs(z)
     below = ring / (1 + high)  # 1 - |z|, with all its digits
-    beside = below * turn - 2 * np.arctan(below * t / (1 + high * t * t))  # = 2 arctan(|z| t) - |z| turn
+    beside = below * angle - 2 * np.arctan(below * t / (1 + high * t * t))  # = 2 arctan(|z| t) - |z| angle
     across = b - a
-    return np.sign(z) * beside, np.stack([-z * across[:, 1], z * across[:, 0], ring * turn], axis=1)
+    return np.sign(z) * beside, np.stack([-z * across[:, 1], z * across[:, 0], ring * angle], axis=1)
 
 
 def clipped(polygon: Floats, window: Floats) -> Floats:
@@ -222,7 +225,7 @@ def _cut_by_parallels(polygon: Floats, parallel: Bools, height: Floats, sign: fl
     across = np.stack([normal[..., 1], -normal[..., 0], np.zeros_like(steep)], axis=2) / steep[..., None]
     top = np.cross(across, normal)
     cosine = np.clip(height / steep, -1.0, 1.0)[..., None]
-    up, down = (top * cosine + turn * across * np.sqrt(1 - cosine * cosine) for turn in (-1.0, 1.0))
+    up, down = (top * cosine + way * across * np.sqrt(1 - cosine * cosine) for way in (-1.0, 1.0))
     upwards = np.where(once, sign * last > 0, turns > 0)[..., None]
     share = inside / np.where(once, inside - np.roll(inside, -1, axis=1), 1.0)
     straight = polygon + share[..., None] * (end - polygon)

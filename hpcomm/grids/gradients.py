@@ -40,8 +40,12 @@ def around_cells(corners: Floats, scale: float) -> tuple[Ints, Ints]:
     same = np.flatnonzero(edge[order][1:] == edge[order][:-1])
     a, b = cell[order[same]], cell[order[same + 1]]
     few = np.bincount(np.concatenate([a, b]), minlength=n) < _FEW
-    owner, neighbour = _at_corners(cell, start, few[cell])
-    owner, neighbour = np.concatenate([a, b, owner]), np.concatenate([b, a, neighbour])
+    asks = np.flatnonzero(few[cell])
+    order = np.argsort(start, kind="stable")
+    first, last = (np.searchsorted(start[order], start[asks], side) for side in ("left", "right"))
+    which, nth = repeated(last - first)  # of each corner of these, all cells that have it
+    owner = np.concatenate([a, b, cell[asks[which]]])
+    neighbour = np.concatenate([b, a, cell[order[first[which] + nth]]])
     return np.divmod(distinct((owner * n + neighbour)[owner != neighbour]), max(n, 1))
 
 
@@ -53,14 +57,6 @@ def numbered(corners: Floats, scale: float) -> Ints:
     number = np.empty(len(places), np.int64)
     number[order] = np.cumsum((np.diff(places[order], axis=0, prepend=np.nan) != 0).any(axis=1))
     return number.reshape(corners.shape[:2])
-
-
-def _at_corners(cell: Ints, corner: Ints, asks: Ints) -> tuple[Ints, Ints]:
-    """(cell, another one with that corner) for each corner of a cell that asks."""
-    order = np.argsort(corner, kind="stable")
-    first, last = (np.searchsorted(corner[order], corner[asks], side) for side in ("left", "right"))
-    which, nth = repeated(last - first)
-    return cell[asks][which], cell[order][first[which] + nth]
 
 
 def gradients(
@@ -99,10 +95,9 @@ def _round_axes(axes: Floats, ways: Floats) -> Floats:
     a = np.einsum("nij,nkj->nki", axes, ways)
     b = np.roll(a, -1, axis=1)
     area = a[..., 0] * b[..., 1] - a[..., 1] * b[..., 0]
+    c = a + b
     xx, xy, yy = (
-        (area * (a[..., i] * a[..., j] + b[..., i] * b[..., j] + (a + b)[..., i] * (a + b)[..., j])).sum(
-            axis=1
-        )
+        (area * (a[..., i] * a[..., j] + b[..., i] * b[..., j] + c[..., i] * c[..., j])).sum(axis=1)
         for i, j in ((0, 0), (0, 1), (1, 1))
     )
     size = (a * a).sum(axis=(1, 2))
@@ -120,9 +115,8 @@ def _round_axes(axes: Floats, ways: Floats) -> Floats:
 def _limited(owner: Ints, d: Floats, corners: Floats) -> Floats:
     """The vector of each neighbour that is d away, in two dimensions."""
     towards = d / np.einsum("ni,ni->n", d, d)[:, None]
-    normal = np.empty((len(corners), 2, 2))
-    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        normal[:, i, j] = np.bincount(owner, towards[:, i] * d[:, j], len(corners))
+    products = (towards[:, i] * d[:, j] for i in (0, 1) for j in (0, 1))
+    normal = np.stack([np.bincount(owner, each, len(corners)) for each in products], 1).reshape(-1, 2, 2)
     strength, directions = np.linalg.eigh(normal)
     found = _solved(strength, directions, _NONE, owner, towards)
     large = _amplified(owner, found, corners) > _MOST * (1 + 1e-9)

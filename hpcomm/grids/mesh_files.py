@@ -46,9 +46,8 @@ def open_mesh(path: str | Path, name: str | None = None) -> tuple[Mesh, Ints]:
     except (Exception, SystemExit) as error:  # of many readers
         raise LayoutError(f"{path} cannot be read: {error}", _WHERE, "a file that meshio reads") from None
     if name is not None:
-        blocks = [
-            (kind, cells[rows]) for (kind, cells), rows in zip(blocks, _rows(found, path, name), strict=True)
-        ]
+        chosen = zip(blocks, _rows(found, path, name), strict=True)
+        blocks = [(kind, cells[rows]) for (kind, cells), rows in chosen]
     cells = _cells(blocks, _TRIANGLES, 3)
     cells = cells if len(cells) else _cells(blocks, _EDGES, 2)
     if not len(cells):

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._lazy import NDArray
 from ..core.types import Floats, Ints
-from .geometry import tangents
+from .geometry import tangents, turn
 
 _FLAT = 1e-12  # of a cell's size squared: three corners that span less lie on one line
 _LOST = 1e-9  # of a cell's area: triangles of a cell that does not cross itself lose less
@@ -51,8 +51,8 @@ def _are_convex(corners: Floats) -> NDArray[np.bool_]:
     found = np.ones(len(corners), bool)
     for e in range(len(x)):
         after = (e + 1) % len(x)
-        turn = (x[after] - x[e]) * (y - y[e]) - (y[after] - y[e]) * (x - x[e])
-        found &= (turn >= least).all(axis=0)
+        bend = (x[after] - x[e]) * (y - y[e]) - (y[after] - y[e]) * (x - x[e])
+        found &= (bend >= least).all(axis=0)
     return found
 
 
@@ -67,11 +67,6 @@ def _flattened(corners: Floats) -> Floats:
     seen = (height > 1e-3).all(axis=1)[:, None, None]
     across = np.stack([(off * axis[:, None]).sum(axis=2) for axis in tangents(middle)], axis=2)
     return np.where(seen, across / np.maximum(height, 1e-3)[..., None], 0.0)
-
-
-def _turn(a: Floats, b: Floats, c: Floats) -> Floats:
-    """Twice the area of the triangle a, b, c: positive if anticlockwise."""
-    return np.asarray((b - a)[..., 0] * (c - a)[..., 1] - (b - a)[..., 1] * (c - a)[..., 0])
 
 
 def _triangles(flat: Floats) -> tuple[Ints, Floats, NDArray[np.bool_]]:
@@ -89,20 +84,20 @@ def _triangles(flat: Floats) -> tuple[Ints, Floats, NDArray[np.bool_]]:
         left = left[np.arange(m) != ear[:, None]].reshape(n, m - 1)
     which = np.stack([*made, left], axis=1)
     corners = flat[np.arange(n)[:, None, None], which]
-    area = np.abs(_turn(corners[:, :, 0], corners[:, :, 1], corners[:, :, 2]))
-    whole = _turn(flat[:, :1], flat[:, 1:-1], flat[:, 2:]).sum(axis=1)
+    area = np.abs(turn(corners[:, :, 0], corners[:, :, 1], corners[:, :, 2]))
+    whole = turn(flat[:, :1], flat[:, 1:-1], flat[:, 2:]).sum(axis=1)
     return which, area, np.abs(area.sum(axis=1) - whole) > _LOST * np.abs(whole)
 
 
 def _best_ears(flat: Floats) -> Ints:
     """Of each polygon the ear with the largest area for its edges; if it has none, any corner."""
     before, after = np.roll(flat, 1, axis=1), np.roll(flat, -1, axis=1)
-    turn = _turn(before, flat, after)
+    bend = turn(before, flat, after)
     inside = np.ones((len(flat), flat.shape[1], flat.shape[1]), bool)
     for a, b in ((before, flat), (flat, after), (after, before)):
-        inside &= _turn(a[:, :, None], b[:, :, None], flat[:, None]) >= 0
+        inside &= turn(a[:, :, None], b[:, :, None], flat[:, None]) >= 0
     for corner in (before, flat, after):
         inside &= (corner[:, :, None] != flat[:, None]).any(axis=3)
     size = np.linalg.norm(flat - before, axis=2) * np.linalg.norm(after - flat, axis=2)
-    score = np.divide(turn, size, out=np.zeros_like(turn), where=size > 0)
-    return np.asarray(np.where(inside.any(axis=2) | (turn < 0), -2.0, score).argmax(axis=1))
+    score = np.divide(bend, size, out=np.zeros_like(bend), where=size > 0)
+    return np.asarray(np.where(inside.any(axis=2) | (bend < 0), -2.0, score).argmax(axis=1))

@@ -110,14 +110,8 @@ class Weights:
         m = self.matrix
         if str(path).endswith(".nc"):
             return weight_files.write(path, m, self.sources, self.fraction)
-        np.savez(
-            path,
-            data=m.data,
-            indices=m.indices,
-            indptr=m.indptr,
-            sources=self.sources,
-            fraction=self.fraction,
-        )
+        kept = m.data, m.indices, m.indptr, self.sources, self.fraction
+        np.savez(path, **dict(zip(_KINDS, kept, strict=True)))
 
     @classmethod
     def load(cls, path: Path) -> Weights:
