@@ -68,9 +68,7 @@ def _doubled(ask: Ask, row: Ints, column: Ints, fraction: Floats) -> tuple[float
 def _in_one_place(ask: Ask) -> str:
     """What there is to say of cells that have their middle where another one has; "" if none does."""
     x = ask.x
-    if len(x) < 2:
-        return ""
-    distance, which = spatial.cKDTree(x).query(x, k=2)
+    distance, which = spatial.cKDTree(x).query(x, k=2)  # infinite, where there is one alone
     size = np.linalg.norm(ask.shapes[:, 1:] - x[:, None], axis=2).max(axis=1)
     same = np.flatnonzero(distance[:, 1] < _ONE_PLACE * size)
     if not len(same):

@@ -117,12 +117,8 @@ class Mesh(PointCloud):
         found = np.asarray(cells)
         if not found.size:
             found = np.empty((0, 3), np.int64)
-        if (
-            found.ndim != 2
-            or found.shape[1] not in (2, 3)
-            or found.dtype.kind not in "iu"
-            or found.min(initial=0) < 0
-        ):
+        is_table = found.ndim == 2 and found.shape[1] in (2, 3) and found.dtype.kind in "iu"
+        if not is_table or found.min(initial=0) < 0:
             what = f"cells are {found.dtype} of shape {found.shape}"
             raise LayoutError(what, "Mesh(cells)", "global indices from 0, (cells, 2) or (cells, 3)")
         self.cells = np.pad(found.astype(np.int64), ((0, 0), (0, 3 - found.shape[1])), "edge")
@@ -191,11 +187,8 @@ def numbers(what: str, given: object, shape: str, sphere: bool, wide: tuple[int,
     if not np.isfinite(found).all():
         raise LayoutError("some coordinates are not finite", what, "nan marks nothing: leave such points out")
     if sphere and np.abs(found[..., 1]).max() > 90.0 + 1e-9:
-        raise LayoutError(
-            f"there is a latitude of {found[..., 1].flat[np.abs(found[..., 1]).argmax()]:g} degrees",
-            what,
-            "longitude first, then latitude; sphere=False on a plane",
-        )
+        wrong = f"there is a latitude of {found[..., 1].flat[np.abs(found[..., 1]).argmax()]:g} degrees"
+        raise LayoutError(wrong, what, "longitude first, then latitude; sphere=False on a plane")
     return found
 
 

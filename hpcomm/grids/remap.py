@@ -175,18 +175,15 @@ def _check_units(sums: Floats, where: str) -> None:
         return
     source, target = sums[:, 0] / sums[:, 1]
     if not 1 / _UNLIKE < source / target < _UNLIKE:
-        what = (
-            f"areas of the source are {source:.6g} times those of its cells, of the target {target:.6g} times"
-        )
+        what = f"areas of the source are {source:.6g} times those of its cells, "
+        what += f"of the target {target:.6g} times"
         raise LayoutError(what, where, "one unit on both sides; of grids by formula grid.areas(points)")
 
 
-def _scale(grid: Grid, *ends: Floats) -> float:
+def _scale(grid: Grid, x: Floats) -> float:
     """A power of two above all coordinates."""
-    if grid.sphere:
-        return 1.0
-    finite = [np.abs(end[np.isfinite(end)]).max(initial=0.0) for end in ends]
-    return float(2.0 ** np.ceil(np.log2(max(*finite, 1e-300))))
+    most = np.abs(x[np.isfinite(x)]).max(initial=1e-300)
+    return 1.0 if grid.sphere else float(2.0 ** np.ceil(np.log2(most)))
 
 
 def _lie_over(what: str, where: str) -> LayoutError:
@@ -197,13 +194,12 @@ def _lie_over(what: str, where: str) -> LayoutError:
 def _check(source: Any, target: Any, mapping: str) -> None:
     for each in (source, target):
         if not isinstance(each, Grid):
-            raise ConfigError(
-                f"{each!r:.60} is no grid", "regrid.weights", "hpcomm.regrid.LatLon(nlat, nlon)"
-            )
+            what = f"{each!r:.60} is no grid"
+            raise ConfigError(what, "regrid.weights", "hpcomm.regrid.LatLon(nlat, nlon)")
     wrong = misfit(mapping, (source.kind, source.surface), (target.kind, target.surface))
     if wrong is not None:
         raise ConfigError(wrong[1], "regrid.weights", wrong[2])
-    if mapping.startswith("cons") and not all(isinstance(each, Rows) for each in (source, target)):
+    if mapping.startswith("cons") and not (isinstance(source, Rows) and isinstance(target, Rows)):
         _check_widths(_is_halved(source) or _is_halved(target), "regrid.weights")
 
 
@@ -271,7 +267,7 @@ def _between(
     if mapping.startswith("cons"):
         _check_widths(bool(entries["is_cells"].any() & entries["is_halved"].any()), "connect")
     margin = float(entries["reach"].max()) / (1 + (mapping == "nearest"))
-    scale = _scale(grid, entries["low"][is_source], entries["high"][is_source])
+    scale = _scale(grid, np.stack([entries["low"], entries["high"]])[:, is_source])
     found, made = None, _NOTHING
     shapes = _shapes(grid, points, mapping) if is_giver else np.empty((0, 1, 3))
     while True:  # until every taker has been given all that may count

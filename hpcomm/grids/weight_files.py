@@ -64,17 +64,15 @@ def _numbers(file: File, name: str, count: int) -> AnyArray:
     numbers = np.asarray(file.whole(name)).astype(np.int64) - 1
     wrong = np.flatnonzero((numbers < 0) | (numbers >= count))
     if len(wrong):
-        raise file.fault(
-            f"{name}[{wrong[0]}] is {numbers[wrong[0]] + 1}, and there are {count} points from 1"
-        )
+        what = f"{name}[{wrong[0]}] is {numbers[wrong[0]] + 1}"
+        raise file.fault(f"{what}, and there are {count} points from 1")
     return numbers
 
 
 def write(path: Path, matrix: Any, sources: AnyArray, fraction: AnyArray) -> None:
     """As ESMF has them. n_a, how many sources there are, is what the highest one needs."""
-    library = load(
-        "netCDF4", "files of weights are written by netCDF4", "regrid", "pip install 'hpcomm[files]'"
-    )
+    lack = "files of weights are written by netCDF4"
+    library = load("netCDF4", lack, "regrid", "pip install 'hpcomm[files]'")
     rows = matrix.tocoo()
     with library.Dataset(str(path), "w", format="NETCDF3_64BIT_OFFSET") as data:
         data.title = "hpcomm.regrid"

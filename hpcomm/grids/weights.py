@@ -218,22 +218,18 @@ _KINDS = {"data": "f", "indices": "iu", "indptr": "iu", "sources": "iu", "fracti
 
 def _kept(path: Path) -> dict[str, AnyArray]:
     """The arrays that save has written, which SciPy's C code may trust."""
-    is_netcdf = str(path).endswith(".nc") and Path(path).exists()
-    kept = weight_files.read(path) if is_netcdf else _of_npz(path)
-    wrong = _damage(**kept)
-    if wrong:
+    if str(path).endswith(".nc") and path.exists():
+        kept = weight_files.read(path)
+    else:
+        try:
+            with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                kept = {name: file[name] for name in _KINDS}
+        except Exception as error:  # depends on what the file is instead
+            what = f"no weights in {path}: {error}"
+            raise MissingError(what, "regrid", "hpcomm.regrid.weights(...).save(path)") from error
+    if wrong := _damage(**kept):
         raise ConfigError(f"the weights in {path} are damaged: {wrong}", "regrid", "make them again")
     return kept
-
-
-def _of_npz(path: Path) -> dict[str, AnyArray]:
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            return {name: file[name] for name in _KINDS}
-    except Exception as error:  # depends on what the file is instead
-        raise MissingError(
-            f"no weights in {path}: {error}", "regrid", "hpcomm.regrid.weights(...).save(path)"
-        ) from error
 
 
 def _damage(
