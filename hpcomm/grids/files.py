@@ -1,12 +1,12 @@
 """Grids in the files that models have: which form a file has shows in its variables.
 
 form            known by                            cells
-OASIS           NAME.clo, NAME.cla (grids.nc)       corners of each; masks.nc and areas.nc lie beside it
-UGRID           a variable with cf_role             numbers of nodes
 SCRIP           grid_corner_lon, grid_corner_lat    corners of each
 ESMF mesh       nodeCoords, elementConn             numbers of nodes
 MPAS            verticesOnCell                      numbers of vertices
 GEOS            corner_lons, corner_lats            (face, y, x) between (face, y + 1, x + 1) corners
+OASIS           NAME.clo, NAME.cla (grids.nc)       corners of each; masks.nc and areas.nc lie beside it
+UGRID           a variable with cf_role             numbers of nodes
 FESOM           nod2d.out, elem2d.out; face_nodes   triangles of nodes
 CF, ICON        longitudes with `bounds`            corners of each
 
@@ -54,8 +54,8 @@ _NAMED = (
     _Form("ESMF mesh", ("nodeCoords",), "elementConn", "numElementConn", (), "elementMask", "elementArea"),
     _Form("MPAS", _VERTICES, "verticesOnCell", "nEdgesOnCell", ("lonCell", "latCell"), "", "areaCell"),
     _Form("GEOS", ("corner_lons", "corner_lats"), centres=("lons", "lats")),
-    _Form("FESOM", ("lon", "lat"), "face_nodes"),
 )
+_FESOM = _Form("FESOM", ("lon", "lat"), "face_nodes")
 
 
 class GridFile:
@@ -190,13 +190,14 @@ def open_grid(path: str | Path, name: str | None = None) -> GridFile:
         raise MissingFileError(f"there is no file {path}", "regrid.open", "the path of a grid")
     is_text = path.is_dir() or path.suffix == ".out"
     file = _fesom_text(path if path.is_dir() else path.parent) if is_text else File(path)
-    form = _oasis(file, name) or _ugrid(file, name) or _named(file) or _cf(file)
+    form = _named(file, *_NAMED) or _oasis(file, name) or _ugrid(file, name)
+    form = form or _named(file, _FESOM) or _cf(file)
     if form is None:
         what = f"{path} has no grid of a form that is known; it has {', '.join(list(file.variables)[:12])}"
         raise ConfigError(
             what, "regrid.open", "SCRIP, OASIS, ESMF, UGRID, MPAS, FESOM, GEOS, ICON, or CF with bounds"
         )
-    if name not in (None, form.name):
+    if name not in (None, form.name) and not is_text:
         what = f"{path} has one grid, without a name, and none of the name {name!r}"
         raise ConfigError(what, "regrid.open", "leave the name out")
     file.path = path
@@ -206,9 +207,9 @@ def open_grid(path: str | Path, name: str | None = None) -> GridFile:
 # -- forms ------------------------------------------------------------------------------------------------
 
 
-def _named(file: File) -> _Form | None:
-    """Of the forms whose variables always have the same names."""
-    form = next((each for each in _NAMED if file.has(*each.at, *filter(None, [each.numbers]))), None)
+def _named(file: File, *known: _Form) -> _Form | None:
+    """Of these forms, whose variables always have the same names."""
+    form = next((each for each in known if file.has(*each.at, *filter(None, [each.numbers]))), None)
     if form is None:
         return None
     if form.form == "GEOS":
@@ -216,7 +217,7 @@ def _named(file: File) -> _Form | None:
         return form._replace(shape=(faces, ny - 1, nx - 1))
     start = int(file.attribute(form.numbers, "start_index", 1)) if form.numbers else 1
     is_turned = form.form == "FESOM" and file.shape(form.numbers)[0] == 3
-    counts = form.counts if file.has(form.counts) else ""
+    counts = form.counts if form.form == "MPAS" or file.has(form.counts) else ""
     return form._replace(start=start, axis=int(is_turned), counts=counts)
 
 

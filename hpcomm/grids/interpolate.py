@@ -80,14 +80,23 @@ def bilinear(ask: Ask) -> Entries:
     corners of their Voronoi cells.
     """
     if isinstance(ask.source, Rows):
-        return _between_rows(ask)
+        index, share = ask.source.between(ask.wanted)
+        at, there = places(ask.given, index)
+        share = np.where(there, share, 0.0)
+        total = share.sum(axis=1, keepdims=True)
+        share = np.divide(share, total, out=np.zeros_like(share), where=total > 1e-12)
+        return Entries.of_each(at, share, (total[:, 0] > 1e-12).astype(float), 0.0)
     lift = ((0, 0), (0, 3 - ask.x.shape[1]))
     x, wanted = (np.pad(each, lift, constant_values=ask.scale) for each in (ask.x, ask.wanted))
     is_bare = ask.shapes.shape[1] == 1
-    incidence = _voronoi(ask, x) if is_bare else _at_corners(ask.shapes[:, 1:], ask.scale)
+    if is_bare:
+        corner, cell = _voronoi(ask, x)
+    else:
+        corner = numbered(ask.shapes[:, 1:], ask.scale).ravel()
+        cell = np.repeat(np.arange(len(x)), ask.shapes.shape[1] - 1)
     done, needed = np.zeros(len(wanted), bool), 0.0
     found = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
-    for ring in _rings(x, *incidence, ask.target.sphere):
+    for ring in _rings(x, corner, cell, ask.target.sphere):
         rest = np.flatnonzero(~done)
         at, which = _located(wanted[rest], x[ring], ask.target.sphere)
         row = rest[at]
@@ -103,23 +112,8 @@ def bilinear(ask: Ask) -> Entries:
     return Entries(row[kept], column[kept], value[kept], done.astype(float), needed)
 
 
-def _between_rows(ask: Ask) -> Entries:
-    index, share = ask.source.between(ask.wanted)
-    at, there = places(ask.given, index)
-    share = np.where(there, share, 0.0)
-    total = share.sum(axis=1, keepdims=True)
-    share = np.divide(share, total, out=np.zeros_like(share), where=total > 1e-12)
-    return Entries.of_each(at, share, (total[:, 0] > 1e-12).astype(float), 0.0)
-
-
 def _on_surface(x: Floats, sphere: bool) -> Floats:
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300) if sphere else x
-
-
-def _at_corners(corners: Floats, scale: float) -> tuple[Ints, Ints]:
-    """(corner, cell) for each corner of each cell."""
-    corner = numbered(corners, scale)
-    return corner.ravel(), np.repeat(np.arange(len(corner)), corner.shape[1])
 
 
 def _voronoi(ask: Ask, x: Floats) -> tuple[Ints, Ints]:
