@@ -18,7 +18,7 @@ from ..grids.vectors import in_space, on_sphere
 from ..job.spec.calendar import check_months
 from .coupled_field import Field, check_grid, check_values
 from .coupling.components import Vector, joined
-from .coupling.coupler import Arrival, Turn, sent_dtype
+from .coupling.coupler import Turn, sent_dtype
 from .coupling.coupling_channel import Channel, Turns
 from .coupling.coupling_clock import NEAR, Clock, Schedule
 from .coupling.fixer import Fixer
@@ -284,17 +284,20 @@ def connect(
         outgoing, incoming = kinds_of(each, field)
         is_wave, (_, weights, rows, device_side) = issubclass(outgoing, OutgoingWaveform), plan
         part = Part(field, rows, sent, frozenset() if is_wave else device_side)
-        turn, fixer = _turn(each, field, is_giver), _fixer(link, each, part, weights)
+        way = (
+            each,
+            lane,
+            part,
+            schedule,
+            _fixer(link, each, field, sent, weights),
+            _turn(each, field, is_giver),
+        )
         if is_giver:
-            ahead = schedule.ahead(steps.get(each.target))
-            link.gives[each.name] = outgoing(lane, part, schedule, ahead, fixer, turn)
+            link.gives[each.name] = outgoing(*way, schedule.ahead(steps.get(each.target)))
         else:
-            arrival = Arrival(weights, conversion_of(each), each.uncovered, each.nan, fixer, turn)
-            link.takes[each.name] = incoming(lane, part, schedule, arrival, recorder)
+            link.takes[each.name] = incoming(*way, weights, recorder)
             if recorder is not None:
                 recorder.keep_weights(field.name, weights)
-        side = link.gives[each.name] if is_giver else link.takes[each.name]
-        side.mapping = ", ".join(each.methods)
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, recorder is not None or link.is_plain)
 
@@ -322,9 +325,10 @@ def _plan(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Planned:
     return field, weights, rows, wire.device_side(field.values)
 
 
-def _fixer(link: LinkContext, each: FieldSpec, part: Part, weights: Any) -> Fixer | None:
+def _fixer(
+    link: LinkContext, each: FieldSpec, field: Field, sent: np.dtype[Any], weights: Any
+) -> Fixer | None:
     """What sets the integral, where a field wants that. weights: None at the giver."""
-    field = part.field
     if each.conserve == "none" or field.grid is None:
         return None
     area = field.grid.areas(field.points) if field.areas is None else field.areas
@@ -334,7 +338,7 @@ def _fixer(link: LinkContext, each: FieldSpec, part: Part, weights: Any) -> Fixe
     else:  # what only a further mapping reaches counts whole
         reached = np.diff(weights.matrix.indptr) > 0
         area = area * np.where(weights.fraction > 0, weights.valid, reached)
-    return Fixer(each.conserve, link.local, part, area, ranks)
+    return Fixer(each.conserve, link.local, Part(field, [], sent), area, ranks)
 
 
 def _turn(each: FieldSpec, field: Field, is_giver: bool) -> Turn | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
@@ -108,11 +107,16 @@ class MemberField(Field[A]):
         part: A = self._parted[1]
         return part
 
-    def __copy__(self) -> Field[A]:
-        """One that may have values of its own."""
-        made: Field[A] = object.__new__(Field)
-        vars(made).update(vars(self), values=self.values)
-        return made
+
+class Load:
+    """What travels of a field in memory of its own: of another dtype, joined, or still to be mapped."""
+
+    def __init__(self, name: str, values: Any) -> None:
+        self.name, self.values = name, values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape[1:])
 
 
 def check_values(field: Field, values: object) -> None:
@@ -152,13 +156,6 @@ def check_grid(field: Field, verb: str) -> None:
         raise LayoutError(what, verb, "coordinates of this rank's own points, in their order")
 
 
-def copy_of(field: Field, dtype: np.dtype[Any]) -> Field:
-    """A copy, whose values will be of this dtype."""
-    made = copy(field)
-    made._plain_dtype = dtype
-    return made
-
-
 def _looked_at(name: str, values: object, verb: str) -> Buffer:
     """as_buffer(values), whose errors name the field; what is to be filled must not be read-only."""
     try:
@@ -184,7 +181,7 @@ def _indices(name: str, points: ArrayLike, verb: str) -> NDArray[np.int64]:
     return np.ascontiguousarray(found, np.int64)
 
 
-def width_of(field: Field) -> int:
+def width_of(field: Field | Load) -> int:
     """Numbers per point."""
     return int(np.prod(field.shape, dtype=np.int64))
 

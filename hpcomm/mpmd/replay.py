@@ -14,7 +14,7 @@ from ..errors import UsageError
 from .connect import own, wished
 from .coupled_field import Field
 from .coupling.components import IncomingVector, Vector, joined
-from .coupling.coupler import Arrival, Incoming, Outgoing, sent_dtype
+from .coupling.coupler import Incoming, Outgoing, sent_dtype
 from .coupling.coupling_clock import Clock, Schedule
 from .coupling.waveform import kinds_of
 from .coupling.wire import Part
@@ -72,7 +72,7 @@ def connect(
 def _to_nobody(field: Field, each: FieldSpec, start_s: float, clock: Clock) -> Outgoing:
     schedule = Schedule(each.every, each.lag, each.time, start_s, clock)
     part = Part(field, [], sent_dtype(field.dtype, each.time))
-    return kinds_of(each, field)[0](None, part, schedule)
+    return kinds_of(each, field)[0](each, None, part, schedule)
 
 
 def _from_file(fields: list[Field], each: FieldSpec, recorder: Recorder) -> Incoming:
@@ -84,4 +84,5 @@ def _from_file(fields: list[Field], each: FieldSpec, recorder: Recorder) -> Inco
         weights = Weights.load(kept)
     part = Part(field, [(0, slice(0, len(field.points)))], np.dtype(field.dtype))
     kind = IncomingVector if isinstance(field, Vector) else Incoming
-    return kind(None, part, Schedule(), Arrival(weights, uncovered=each.uncovered), recorder)
+    each = replace(each, source_unit=None, target_unit=None)  # what is recorded is converted already
+    return kind(each, None, part, Schedule(), weights=weights, recorder=recorder)

@@ -240,12 +240,14 @@ def test_what_arrives_is_computed_in_float64_and_rounded_once(case):
         )
         weights = Weights(matrix.tocsr(), np.arange(50), np.ones(50))
     part = Part(field, [(0, slice(0, 50))], dtype)
-    taking = coupler.Incoming(None, part, schedule, coupler.Arrival(weights, unit))
+    spec = FieldSpec("f", "a", "b")
+    taking = coupler.Incoming(spec, None, part, schedule, weights=weights)
+    taking.conversion = unit
     taking._channel = SimpleNamespace(start=lambda: None, finish=lambda: None, stamp=(0.0, 0.0))
     sent = []
     if time == "mean":
         given = Field("f", put[0].copy(), np.arange(50), None, "gives")
-        giving = coupler.Outgoing(None, Part(given, [], dtype), schedule)
+        giving = coupler.Outgoing(spec, None, Part(given, [], dtype), schedule)
         giving.put(0.0)
         for t, giving.field.values in ((1.0, put[0]), (2.0, put[1])):
             giving.put(t)

@@ -4,50 +4,76 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from copy import copy
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..._lazy import NDArray
 from ...core.types import AnyArray
 from ...errors import ConfigError, UsageError, warn
-from ..coupled_field import Field, check_values, chooses, copied, copy_of, host, scatter
+from ..coupled_field import Field, Load, check_values, chooses, copied, host, scatter
 from ..record import Recorder
 from ..route.coupled_route import Selection
+from ..spec.spec_file import FieldSpec
 from .coupling_channel import Channel, Turns, goes_aboard
 from .coupling_clock import NONE, Schedule
 from .device_operations import DeviceOperations, Mapped, Picked
 from .fixer import Fixer
-from .wire import TIMEOUT_S, Lane, Part
+from .unit import conversion_of
+from .wire import Lane, Part
 
 Turn: TypeAlias = Callable[[AnyArray], AnyArray]
 State: TypeAlias = tuple[dict[str, int], dict[str, AnyArray]]
 
 
 class _Side:
-    """One field at one side of a link."""
+    """One field at one side of a link.
 
-    mapping = "none"
-    turn: Turn | None = None  # of vectors, into space or back
-    fixer: Fixer | None = None
-    version: int  # that was put, or taken, last
+    lane: None if nobody is there. fixer: of the integral. turn: of vectors, into space or back.
+
+    Attributes:
+        version: that was put, or taken, last.
+    """
+
     verb = ""
 
-    def __init__(self, lane: Lane | None, part: Part, schedule: Schedule) -> None:
+    def __init__(
+        self, each: FieldSpec, lane: Lane | None, part: Part, schedule: Schedule,
+        fixer: Fixer | None = None, turn: Turn | None = None,
+    ) -> None:  # fmt: skip
+        assert isinstance(part.field, Field)
         self.field, self.part, self.schedule = part.field, part, schedule
-        self.timeout_s = TIMEOUT_S if lane is None else lane.timeout_s
+        self.mapping, self.timeout_s = ", ".join(each.methods), each.timeout_s
+        self.fixer, self.turn = fixer, turn
         self._timed = schedule.every is not None
         self.version = NONE if self._timed else -1  # else they are counted from 0 on
         self._stamps = schedule.clock if self._timed else None
+        self._seen: Any = None  # values that have been checked
 
-    def _parts(self, field: Field) -> list[Part]:
+    def _look(self) -> None:
+        """Check values that the program has set anew."""
+        if self.field.values is not self._seen:
+            check_values(self.field, self.field.values)
+            self._seen = self.field.values
+
+    def _parts(self, load: Field | Load) -> list[Part]:
         """What a message holds: the field as it travels, and what its fixer sends."""
-        return [self.part._replace(field=field), *([] if self.fixer is None else [self.fixer.part])]
+        return [self.part._replace(field=load), *([] if self.fixer is None else [self.fixer.part])]
 
     def _set_version(self, version: int) -> None:
         if version != NONE:
             self.version = version
+
+    def _stays(self, lane: Lane | None) -> bool:
+        """Whether what is done with the field is done on its device: where large shares come, or go, there.
+
+        Of small ones the host is quicker, and whole numbers and half types travel as bits of other ones.
+        """
+        if lane is None or lane.wire.carrier is None or not chooses(self.field.values):
+            return False
+        if not {self.part.dtype.str[1:], self.field.dtype.str[1:]} <= {"f4", "f8"}:
+            return False
+        return any(goes_aboard(lane.wire, self.part, rank, rows) for rank, rows in self.part.rows)
 
     def check(self, t: float | None) -> None:
         """Refuse a call without the time that it needs."""
@@ -59,25 +85,23 @@ class _Side:
 class Outgoing(_Side):
     """One field on its way out.
 
-    lane: None if nobody is there to take it. ahead: how many puts may be under way before the next one waits
-    for the first of them. fixer: sends the integral. turn: vectors leave as that turns them.
+    ahead: how many puts may be under way before the next one waits for the first of them.
     """
 
     verb = "put"
 
-    def __init__(self, lane: Lane | None, part: Part, schedule: Schedule, ahead: int = 1,
-                 fixer: Fixer | None = None, turn: Turn | None = None) -> None:  # fmt: skip
-        super().__init__(lane, part, schedule)
-        field, self.fixer, self.turn = self.field, fixer, turn
-        is_same = part.dtype == field.dtype and self.turn is None
-        self._sent = copy(field) if is_same else copy_of(field, part.dtype)
-        if self.turn is not None:
-            self._sent.shape = (3, *field.shape[1:])
+    def __init__(
+        self, each: FieldSpec, lane: Lane | None, part: Part, schedule: Schedule,
+        fixer: Fixer | None = None, turn: Turn | None = None, ahead: int = 1,
+    ) -> None:  # fmt: skip
+        super().__init__(each, lane, part, schedule, fixer, turn)
+        field = self.field
+        self._sent = Load(field.name, field.values)
         self._turns: Turns | None = None
         if lane is not None:
             parts, copied = self._parts(self._sent), lane._replace(direct=False)
             self._turns = Turns(lambda: Channel(copied, parts, sends=True, stamps=self._stamps), ahead)
-        adds = schedule.time in ("mean", "sum") and self.turn is None and _stays(lane, part)
+        adds = schedule.time in ("mean", "sum") and self.turn is None and self._stays(lane)
         self._there = DeviceOperations(field.values) if adds else None
         self._join = {"min": np.minimum, "max": np.maximum}.get(schedule.time, np.add)
         self._joined: Any = None
@@ -90,6 +114,7 @@ class Outgoing(_Side):
 
     def put(self, t: float | None) -> bool:
         """Add the field's values as those of time t; whether they, or what they completed, were sent."""
+        self._look()
         if not self._timed:
             self._send(self.field.values)
             self.version += 1
@@ -136,7 +161,6 @@ class Outgoing(_Side):
     def _with_now(self) -> Any:
         """What was put since the last coupling time, joined: sums where they lie, all else on the host."""
         values, there = self.field.values, self._there
-        check_values(self.field, values)  # before others of another shape are stretched to it
         if there is not None and there.holds(values) and not isinstance(self._joined, np.ndarray):
             mine: Any = there.cast(there.plain(values), self.part.dtype)
             if self._joined is not None:
@@ -151,8 +175,6 @@ class Outgoing(_Side):
 
     def _send(self, values: object, stamp: tuple[float, float] = (-1.0, -1.0)) -> None:
         if self.turn is not None:
-            if values is self.field.values:
-                check_values(self.field, values)
             values = self.turn(host(values)).astype(self.part.dtype, copy=False)
         self._sent.values = values
         if self.fixer is not None:
@@ -161,83 +183,55 @@ class Outgoing(_Side):
             self._turns.start(stamp)
 
 
-class Arrival(NamedTuple):
-    """What is done with what arrives.
-
-    weights: from it to the field's points; None: as it is. conversion: factor and offset of its unit.
-    uncovered: what becomes of points that nothing reaches. nan: what one of the source does to its targets.
-    fixer: sets the integral. turn: what is mapped are vectors, which it turns back.
-    """
-
-    weights: Any = None
-    conversion: tuple[float, float] = (1.0, 0.0)
-    uncovered: str | float = "keep"
-    nan: str = "spread"
-    fixer: Fixer | None = None
-    turn: Turn | None = None
-
-
 class Incoming(_Side):
     """One field on its way in.
 
-    lane: None if it is read from a file.
+    weights: from what comes to the field's points; None: as it is. recorder: its file, if it has one.
     """
 
     verb = "get"
 
     def __init__(
-        self,
-        lane: Lane | None,
-        part: Part,
-        schedule: Schedule,
-        arrival: Arrival,
-        recorder: Recorder | None = None,
-    ) -> None:
-        super().__init__(lane, part, schedule)
-        self.weights, self.conversion, self.uncovered, self.nan, self.fixer, self.turn = arrival
+        self, each: FieldSpec, lane: Lane | None, part: Part, schedule: Schedule,
+        fixer: Fixer | None = None, turn: Turn | None = None,
+        weights: Any = None, recorder: Recorder | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(each, lane, part, schedule, fixer, turn)
+        self.weights, self.conversion = weights, conversion_of(each)
+        self.uncovered, self.nan = each.uncovered, each.nan
         self.nan_points = 0  # as many of the weights made nan, last
         self._has_told = self.nan != "spread"
         self._filling: AnyArray | None = None
         if self.weights is not None:
-            self._filling = _filling(part.field, self.weights.uncovered, self.uncovered)
+            self._filling = _filling(self.field, self.weights.uncovered, self.uncovered)
         self._recorder = recorder
         # Values that are right as they come go straight to their places; others to an inbox first.
         self._as_it_comes = self.weights is None and self.conversion == (1.0, 0.0) and not self._timed
         self._there: DeviceOperations | None = None
-        self._inbox = part.field if self._as_it_comes else self._made_inbox(lane)
+        self._inbox = self.field if self._as_it_comes else self._made_inbox(lane)
         if lane is not None:
             self._channel = Channel(lane, self._parts(self._inbox), sends=False, stamps=self._stamps)
         self._first = schedule.first() if self._timed else 0
-        self._seen: Any = None  # values that have been checked
         self._older: Any = None
         self._newer: Any = None
         self._waiting: list[tuple[int, Any]] = []  # versions that came before they were asked for
 
-    def _made_inbox(self, lane: Lane | None) -> Field:
+    def _made_inbox(self, lane: Lane | None) -> Load:
         """Where values come to that are to be mapped or converted: on their device, if that can do it."""
         field, weights, dtype = self.field, self.weights, self.part.dtype
-        inbox = copy_of(field, dtype)
-        if weights is not None:
-            inbox.points = weights.sources
-        if self.turn is not None:
-            inbox.shape = (3, *field.shape[1:])
-        rows = slice(0, len(inbox.points))
+        rows = slice(0, len(field.points if weights is None else weights.sources))
+        shape = rows.stop, *(field.shape if self.turn is None else (3, *field.shape[1:]))
         is_plain = self.nan == "spread" and self.fixer is None and self.turn is None
         suits = weights is None or (is_plain and Mapped.suits(weights))
-        if suits and _stays(lane, self.part):
+        if suits and self._stays(lane):
             self._there = there = DeviceOperations(field.values)
-            inbox.values = there.empty((rows.stop, *inbox.shape), dtype)
-            axes = 1 + len(field.shape)
-            self._came = Picked(there, rows) if weights is None else Mapped(there, weights, axes)
-        else:
-            inbox.values = np.zeros((rows.stop, *inbox.shape), dtype)
-        return inbox
+            self._came = Picked(there, rows) if weights is None else Mapped(there, weights, len(shape))
+            return Load(field.name, there.empty(shape, dtype))
+        return Load(field.name, np.zeros(shape, dtype))
 
     def get(self, t: float | None) -> Any:
         """Fill the field with what holds at time t; returns its values."""
-        if self.field.values is not self._seen:
-            check_values(self.field, self.field.values)
-            self._seen = self.field.values
+        self._look()
         if self._recorder is not None and self._recorder.replays:
             self._set(self._recorder.next(self.field))
             return self.field.values
@@ -397,18 +391,6 @@ def _filling(field: Field, rows: NDArray[np.int64], uncovered: str | float) -> A
         what = f"field {field.name!r} of {field.dtype} cannot hold {uncovered!r} where nothing reaches it"
         raise ConfigError(what, "connect", '"keep" at the end of the mapping, or a value of its kind')
     return made
-
-
-def _stays(lane: Lane | None, part: Part) -> bool:
-    """Whether what is done with a field is done on its device: where large shares of it come, or go, there.
-
-    Of small ones the host is quicker, and whole numbers and half types travel as bits of other ones.
-    """
-    if lane is None or lane.wire.carrier is None or not chooses(part.field.values):
-        return False
-    if not {part.dtype.str[1:], part.field.dtype.str[1:]} <= {"f4", "f8"}:
-        return False
-    return any(goes_aboard(lane.wire, part, rank, rows) for rank, rows in part.rows)
 
 
 def _as(values: AnyArray, dtype: np.dtype[np.generic]) -> AnyArray:

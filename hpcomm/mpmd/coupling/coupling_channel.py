@@ -16,7 +16,7 @@ from ..._lazy import MPI, NDArray
 from ...agree import survival
 from ...core.types import AnyArray
 from ...errors import PeerFailedError, WaitTimeoutError, where
-from ..coupled_field import Field, check_values, gather, length, scatter, width_of
+from ..coupled_field import Field, Load, check_values, gather, length, scatter, width_of
 from ..route.coupled_route import Selection
 from .coupling_clock import Clock
 from .on_device import Share
@@ -46,7 +46,7 @@ class Channel:
         self.sends = sends
         self.stamp = (-1.0, -1.0)
         self._stamps, self._stamped = stamps, stamps is not None
-        self._made_for: list[tuple[Field, Any]] | None = None
+        self._made_for: list[tuple[Field | Load, Any]] | None = None
         self._requests: list[MPI.Prequest] = []
         self._launch: Callable[[], Any]
         self._test: Callable[[], bool]
@@ -107,8 +107,9 @@ class Channel:
         return found
 
     def _prepare(self) -> None:
-        for part in self.parts:  # of each turn's channel, whichever has seen these values first
-            check_values(part.field, part.field.values)
+        for field in (part.field for part in self.parts):  # in each turn's channel: any may see them first
+            if isinstance(field, Field):
+                check_values(field, field.values)
         self.free()
         self._made_for = [(part.field, part.field.values) for part in self.parts]
         # A send that is complete when it is buffered would hide from every deadline that nobody takes it.
@@ -117,7 +118,8 @@ class Channel:
             here = []
             for part, rows in every:
                 if goes_aboard(self.wire, part, rank, rows):
-                    self._share(rank, part, rows)
+                    self._shares.append(Share(self._lane, rank, part, rows, sends=self.sends))
+                    self.lends |= self._shares[-1].lends
                 else:
                     here.append((part, rows))
             if not here and not self._stamped:
@@ -154,11 +156,6 @@ class Channel:
                 return False
 
         return done
-
-    def _share(self, rank: int, part: Part, rows: Selection) -> None:
-        """Add a message by the carrier."""
-        self._shares.append(Share(self._lane, rank, part, rows, sends=self.sends))
-        self.lends |= self._shares[-1].lends
 
     def _own_memory(self, here: list[tuple[Part, Selection]]) -> NDArray[np.uint8] | None:
         """The bytes of the values themselves, if they are all that travels and lie consecutively."""

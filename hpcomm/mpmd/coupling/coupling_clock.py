@@ -118,6 +118,10 @@ class Schedule(NamedTuple):
         seconds, months = self.period
         return self.clock.calendar.start_of(n, months) if months and self.clock.calendar else n * seconds
 
+    def window(self, n: int) -> tuple[float, float]:
+        """Begin and end of the period that begins at version n, in seconds."""
+        return self.time_of(n), self.time_of(n + 1)
+
     def steps(self, until_s: float) -> Iterator[tuple[Any, Any]]:
         """Begin and end of each period of the run, as programs say them."""
         n = round(self.position(self.start_s))

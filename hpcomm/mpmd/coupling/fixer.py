@@ -15,7 +15,7 @@ from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
 from ...core.types import AnyArray
 from ...fields.numbers import PIECE, exact_sums
-from ..coupled_field import copy_of, host
+from ..coupled_field import Load, host
 from .wire import Part
 
 
@@ -33,19 +33,12 @@ class Fixer:
     """
 
     def __init__(
-        self,
-        how: str,
-        local: Communicator,
-        part: Part,
-        area: NDArray[np.float64],
-        ranks: Sequence[int],
+        self, how: str, local: Communicator, part: Part, area: NDArray[np.float64], ranks: Sequence[int]
     ) -> None:
         self._how, self._local, self.area = how, local, area
         field = part.field
         dtype = np.result_type(part.dtype, np.float64)
-        whole = copy_of(field, dtype)
-        whole.name, whole.points = f"integral of {field.name}", np.arange(1)
-        whole.dtype, whole.values = dtype, np.zeros((1, *field.shape), dtype)
+        whole = Load(f"integral of {field.name}", np.zeros((1, *field.shape), dtype))
         self.part = Part(whole, [(rank, slice(0, 1)) for rank in ranks], dtype)
 
     def give(self, values: object) -> None:

@@ -233,7 +233,7 @@ class _Given:
         self._x = [self._begin]
         for wave in self._waves:
             self._begin = wave.at_begin()
-            self._x = [Sample(wave.window.ends(wave.version)[1], self._begin.values)]
+            self._x = [Sample(wave.schedule.window(wave.version)[1], self._begin.values)]
 
     def put(self, *, first: bool = False) -> None:
         """Send x; at first what held at the end of the window before."""

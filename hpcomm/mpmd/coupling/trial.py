@@ -14,7 +14,7 @@ import numpy as np
 from ..._lazy import NDArray
 from ...communicator.communicator import Communicator
 from ...grids.methods import KINDS
-from ..coupled_field import copy_of
+from ..coupled_field import Load
 from .coupler import Incoming, Outgoing
 from .coupling_channel import Channel
 from .wire import Lane, Part, Wire
@@ -51,10 +51,7 @@ def measure(
     assert field.grid is not None  # of a field with weights
     exact = _smooth(field.grid.centres(field.points), within)
     made = exact if weights is None else np.zeros(weights.columns)
-    carrier = copy_of(field, made.dtype)
-    carrier.values, carrier.shape = made, ()
-    carrier.points = field.points if weights is None else weights.sources
-    part = Part(carrier, side.part.rows, made.dtype)
+    part = Part(Load(field.name, made), side.part.rows, made.dtype)
     channel = Channel(Lane(wire, _FIRST_TAG + number, side.timeout_s), [part], sends=weights is None)
     channel.start()
     channel.finish()

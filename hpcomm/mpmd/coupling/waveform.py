@@ -20,12 +20,12 @@ import numpy as np
 
 from ...core.types import AnyArray
 from ...errors import UsageError
-from ..coupled_field import Field, check_values, host
+from ..coupled_field import Field, host
 from ..link_context import LinkContext
 from ..spec.spec_file import FieldSpec
 from .components import IncomingVector, OutgoingVector, Vector
 from .coupler import Incoming, Outgoing
-from .coupling_clock import NEAR, Schedule
+from .coupling_clock import NEAR
 
 
 class Sample(NamedTuple):
@@ -44,25 +44,16 @@ def between(samples: Iterable[Sample], t: float) -> AnyArray:
     raise ValueError(f"no samples around {t}")
 
 
-class Window:
-    """The time window that a side is in; version says which: it begins at version times the period."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-
-    def ends(self, version: int) -> tuple[float, float]:
-        """Begin and end, in seconds."""
-        return self._schedule.time_of(version), self._schedule.time_of(version + 1)
-
-    def checked(self, t: float, version: int, verb: str, name: str) -> float:
-        """t, within this window; its ends exactly."""
-        begin, end = self.ends(version)
-        near = NEAR * (end - begin)
-        if not begin - near < t < end + near:
-            said = self._schedule.clock.said
-            what = f"{verb} of {name!r} at {said(t)}, but the window is from {said(begin)} to {said(end)}"
-            raise UsageError(what, verb, "times within the window that windows() repeats")
-        return begin if t < begin + near else end if t > end - near else t
+def within(side: Outgoing | Incoming, t: float) -> float:
+    """t, within the window that a side is in; its ends exactly."""
+    begin, end = side.schedule.window(side.version)
+    near, verb = NEAR * (end - begin), side.verb
+    if not begin - near < t < end + near:
+        said = side.schedule.clock.said
+        what = f"{verb} of {side.field.name!r} at {said(t)}"
+        what += f", but the window is from {said(begin)} to {said(end)}"
+        raise UsageError(what, verb, "times within the window that windows() repeats")
+    return begin if t < begin + near else end if t > end - near else t
 
 
 class OutgoingWaveform(Outgoing):
@@ -77,7 +68,6 @@ class OutgoingWaveform(Outgoing):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.window = Window(self.schedule)
         self.samples: list[Sample] = []
         self.version = self.schedule.first()
 
@@ -85,12 +75,12 @@ class OutgoingWaveform(Outgoing):
         """Add the field's values as those of time t; whether that ends the window."""
         self.check(t)
         assert t is not None  # by check
-        name, (begin, end) = self.field.name, self.window.ends(self.version)
-        t = self.window.checked(t, self.version, "put", name)
+        begin, end = self.schedule.window(self.version)
+        t = within(self, t)
         if t <= (self.samples[-1].time if self.samples else begin):
-            what = f"{name!r} is put at {self.schedule.clock.said(t)} a second time, or backwards"
+            what = f"{self.field.name!r} is put at {self.schedule.clock.said(t)} a second time, or backwards"
             raise UsageError(what, "put", "at the end of each step, the last one at the end of the window")
-        check_values(self.field, self.field.values)
+        self._look()
         self.samples.append(Sample(t, np.array(host(self.field.values))))
         if t == end and not self.is_held:
             self.send(self.samples)
@@ -109,7 +99,7 @@ class OutgoingWaveform(Outgoing):
 
     def end_iteration(self) -> None:
         """Refuse one in which the end of the window was not put."""
-        end = self.window.ends(self.version)[1]
+        end = self.schedule.window(self.version)[1]
         if not self.samples or self.samples[-1].time != end:
             said = self.schedule.clock.said(end)
             what = f"{self.field.name!r} has not been put at the end of the window, {said}"
@@ -123,7 +113,7 @@ class OutgoingWaveform(Outgoing):
     def at_begin(self) -> Sample:
         """What holds at the begin of the window."""
         values = np.array(host(self.field.values)) if self._joined is None else self._joined
-        return Sample(self.window.ends(self.version)[0], values)
+        return Sample(self.schedule.time_of(self.version), values)
 
 
 class IncomingWaveform(Incoming):
@@ -131,18 +121,16 @@ class IncomingWaveform(Incoming):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.window = Window(self.schedule)
         self.version = self.schedule.first()
         self._samples: list[Sample] = []  # of this iteration; the first one holds at the begin of the window
 
     def _at(self, t: float) -> None:
-        t = self.window.checked(t, self.version, "get", self.field.name)
-        self._set(between(self._here(), t))
+        self._set(between(self._here(), within(self, t)))
 
     def _here(self) -> list[Sample]:
         """This iteration's samples."""
         if not self._samples:
-            begin, end = self.window.ends(self.version)
+            begin, end = self.schedule.window(self.version)
             if self._newer is None:
                 self._newer = np.array(host(self.field.values))
             self._samples, left = [Sample(begin, self._newer)], 1.0

@@ -12,7 +12,7 @@ from ...communicator.communicator import Communicator
 from ...core.buffer import as_buffer
 from ...core.present import EXCHANGE, calling
 from ...device import driver
-from ..coupled_field import Field
+from ..coupled_field import Field, Load
 from ..route.coupled_route import Selection
 
 TIMEOUT_S = 300.0
@@ -115,7 +115,7 @@ class Part(NamedTuple):
     device_side: the partner ranks between which and this one an end of it lies on a device
     """
 
-    field: Field
+    field: Field | Load
     rows: list[tuple[int, Selection]]
     dtype: np.dtype[Any]
     device_side: frozenset[int] = frozenset()
