@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import permutations
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,37 +31,32 @@ from .record import Recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 
+Declared: TypeAlias = Mapping[tuple[str, str], Field]  # of a program, by ("gives" or "takes", name)
 _TOGETHER = (2, 3)  # tags of what exchange() sends in one message: from the first program, from the second
 
 
-def check_fields(spec: JobSpec | None, program: str, fields: Mapping[tuple[str, str], Field]) -> None:
-    """What a rank can see alone of its fields. Arguments as of take_grids."""
+def check_fields(spec: JobSpec | None, program: str, fields: Declared) -> None:
+    """What a rank can see alone of its fields."""
     for field in fields.values():
         check_values(field, field.values)
     if spec is not None:
         take_grids(spec, program, fields)
 
 
-def take_grids(spec: JobSpec, program: str, fields: Mapping[tuple[str, str], Field]) -> None:
-    """Give mapped fields the grids that the spec says, or see that they have these.
-
-    Args:
-        fields: of program, by ("from" or "to", name).
-    """
+def take_grids(spec: JobSpec, program: str, fields: Declared) -> None:
+    """Give mapped fields of program the grids that the spec says, or see that they have these."""
     for each in spec.fields:
-        for side, end, name in (
-            ("from", each.source, each.source_grid),
-            ("to", each.target, each.target_grid),
-        ):
+        for role, end, name in each.ends:
             if end == program and each.mapping != "none" and name is not None:
-                for field in own(each, side, fields):
-                    _take_grid(field, spec.grids[name], f"{spec.path.name} has it {side} grid")
+                for field in own(each, role, fields):
+                    way = "from" if role == "gives" else "to"
+                    _take_grid(field, spec.grids[name], f"{spec.path.name} has it {way} grid")
 
 
-def own(each: FieldSpec, side: str, fields: Mapping[tuple[str, str], Field]) -> list[Field]:
-    """What a program with these fields, by ("from" or "to", name), declares of one at that side."""
-    names = each.names({name for at, name in fields if at == side})
-    return [fields[side, name] for name in names if (side, name) in fields]
+def own(each: FieldSpec, role: str, fields: Declared) -> list[Field]:
+    """What a program with these fields declares of one in that role."""
+    names = each.names({name for at, name in fields if at == role})
+    return [fields[role, name] for name in names if (role, name) in fields]
 
 
 def _take_grid(field: Field, said: GridSpec, where: str) -> None:
@@ -93,17 +88,14 @@ def _take_grid(field: Field, said: GridSpec, where: str) -> None:
         raise _wrong(what, f"grid=me.grid({said.name!r}), or nothing")
 
 
-def described(
-    gives: dict[str, Field], takes: dict[str, tuple[Field, FieldSpec]], start_s: float, clock: Clock
-) -> dict[str, object]:
+def described(fields: Declared, start_s: float, clock: Clock) -> dict[str, Any]:
     """What a program tells the others of its fields, of its calendar, and when it starts."""
-    return {
-        "start": start_s,
-        "said": clock.said(start_s),
-        "calendar": clock.calendar and str(clock.calendar),
-        "gives": {name: _entry(field) for name, field in gives.items()},
-        "takes": {name: {**_entry(field), "wish": asdict(wish)} for name, (field, wish) in takes.items()},
-    }
+    calendar = clock.calendar and str(clock.calendar)
+    said: dict[str, Any] = {"start": start_s, "said": clock.said(start_s), "calendar": calendar}
+    said |= {"gives": {}, "takes": {}}
+    for (role, name), field in fields.items():
+        said[role][name] = _entry(field)
+    return said
 
 
 def _entry(field: Field) -> dict[str, object]:
@@ -115,14 +107,14 @@ def _entry(field: Field) -> dict[str, object]:
         "surface": "" if field.grid is None else field.grid.surface,
         "areas": field.areas is not None,
         "bases": field.bases is not None,
+        "wish": field.wish and asdict(field.wish),
     }
 
 
-def unlike_first(
-    comm: Communicator, fields: Mapping[tuple[str, str], Field], start: str
-) -> ConfigError | None:
+def unlike_first(comm: Communicator, fields: Declared, start: str) -> ConfigError | None:
     """Why what this rank declares is not what the first one does; None: it is. Collective over a program."""
-    declared = [str(sorted(name for end, name in fields if end == side)) for side in ("from", "to")] + [start]
+    declared = [str(sorted(name for end, name in fields if end == role)) for role in ("gives", "takes")]
+    declared.append(start)
     for word in ("areas", "bases"):
         has = (name for (_, name), field in fields.items() if getattr(field, word) is not None)
         declared.append(f", with {word} of {sorted(has)}")
@@ -194,17 +186,11 @@ def _check_times(sides: dict[str, dict[str, Any]], periods: Iterable[float]) -> 
         raise _wrong(what, "me.connect(time=), the same in both; without it a program starts at 0 s")
 
 
-def check_vectors(
-    program: str, declared: Mapping[tuple[str, str], Field], fields: Iterable[FieldSpec]
-) -> None:
-    """That both components of each vector are alike.
-
-    Args:
-        declared: what the program gives and takes, by ("from" or "to", name).
-    """
+def check_vectors(program: str, declared: Declared, fields: Iterable[FieldSpec]) -> None:
+    """That both components of each vector are alike."""
     for each in fields:
-        for side in [side for side, end in (("from", each.source), ("to", each.target)) if end == program]:
-            if len(both := own(each, side, declared)) > 1:
+        for role, end, _ in each.ends:
+            if end == program and len(both := own(each, role, declared)) > 1:
                 Vector(each.name, *both)
 
 
@@ -247,11 +233,12 @@ def _wrong(what: str, hint: str) -> ConfigError:
 
 
 def _end(
-    each: FieldSpec, program: str, mine: Mapping[tuple[str, str], Field], theirs: dict[str, Any]
+    each: FieldSpec, program: str, mine: Declared, theirs: dict[str, Any]
 ) -> tuple[FieldSpec, Field, bool, np.dtype[Any]]:
     """(each, program's field, of one for all members the part of one; whether it gives; what travels)"""
     is_giver = each.source == program
-    fields, known = own(each, "from" if is_giver else "to", mine), theirs["takes" if is_giver else "gives"]
+    role, its_role = ("gives", "takes") if is_giver else ("takes", "gives")
+    fields, known = own(each, role, mine), theirs[its_role]
     its = [known[name] for name in each.names(known)]
     of_all = len(fields) + len(fields[0].shape) > len(its) + len(its[0]["shape"])
     field = joined(each.name, fields, each.member.number if each.member is not None and of_all else None)
@@ -263,7 +250,7 @@ def _end(
 def connect(
     link: LinkContext,
     fields: list[FieldSpec],
-    declared: tuple[Mapping[tuple[str, str], Field], dict[str, Any]],
+    declared: tuple[Declared, dict[str, Any]],
     recorder: Recorder | None,
     start_s: float,
     steps: Mapping[str, float | None],
@@ -271,7 +258,7 @@ def connect(
     """Plan all fields of a link. Collective over both programs.
 
     Args:
-        declared: what this program gives and takes, by ("from" or "to", name), and what the other one says.
+        declared: what this program gives and takes, and what the other one says.
         steps: of the programs, as far as they are known.
     """
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first, plain=link.is_plain)
@@ -397,21 +384,14 @@ def _new_weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> A
         raise
 
 
-def in_radians(
-    comm: Communicator, fields: Mapping[tuple[str, str], Field], listed: Iterable[FieldSpec]
-) -> list[str]:
-    """What there is to say of grids whose coordinates look like radians. Collective over a program.
-
-    Args:
-        fields: of the program, by ("from" or "to", name).
-    """
-    names = {("from", each.source, each.name): each.source_grid for each in listed}
-    names |= {("to", each.target, each.name): each.target_grid for each in listed}
+def in_radians(comm: Communicator, fields: Declared, listed: Iterable[FieldSpec]) -> list[str]:
+    """What there is to say of grids whose coordinates look like radians. Collective over a program."""
+    names = {(role, end, each.name): grid for each in listed for role, end, grid in each.ends}
     mine = {key: Ends.of(field.grid) for key, field in fields.items()}
     both = comm.all_reduce_object(mine, lambda a, b: {key: a[key].joined(b[key]) for key in a if key in b})
     told = []
-    for (side, field), ends in both.items():
-        grid = names.get((side, comm.name, field))
+    for (role, field), ends in both.items():
+        grid = names.get((role, comm.name, field))
         if doubt := ends.doubt():
             told.append(f"{f'grid {grid!r}' if grid else 'the grid'} of field {field!r} has {doubt}")
     return told

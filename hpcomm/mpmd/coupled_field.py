@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..core.types import AnyArray, Ints
     from ..grids.grid import Grid
+    from .spec.spec_file import FieldSpec
 
     A = TypeVar("A", default=Any)
 else:
@@ -40,7 +41,10 @@ class Field(Generic[A]):
         grid: the grid that has these points, for mappings. None: indices mean the same on both sides.
         areas: of its cells, as the program has them, shape (points,). None: as the grid's.
         bases: the directions of a vector's components, shape (points, 2, 2). None: east and north.
+        wish: what the program says of a field that it takes; None: it gives it.
     """
+
+    wish: FieldSpec | None = None
 
     def __init__(
         self,

@@ -206,10 +206,8 @@ class GuestContext(LinkContext):
                 for tag, kind in ((_NUMBERS, np.int64), (_COORDINATES, np.float64))
             )
             self._fields[rank] = self._made(rank, numbers, lonlat, spec)
-            sides = {"gives": "from", "takes": "to"}
             if spec is not None:
-                made = {(sides[role], name): each for (role, name), each in self._fields[rank].items()}
-                take_grids(spec, self.peer, made)
+                take_grids(spec, self.peer, self._fields[rank])
 
     def _made(
         self, rank: int, numbers: AnyArray, lonlat: AnyArray, spec: JobSpec | None

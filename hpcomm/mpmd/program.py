@@ -71,8 +71,7 @@ class Program:
             runtime.farewells.append(lambda: progress.end(runtime.status))
         self._links: dict[str, Link] = {}
         self._shared: dict[str, LinkContext] = {}  # of these links
-        self._gives: dict[str, Field] = {}
-        self._takes: dict[str, tuple[Field, FieldSpec]] = {}
+        self._declared: dict[tuple[str, str], Field] = {}  # by ("gives" or "takes", name)
         self._recorder, self._replayed = recorders(os.environ, name, comm.rank)
         if self._replayed is not None and self._spec is not None:
             links = replay.links(self._spec, name, comm)
@@ -151,10 +150,7 @@ class Program:
                 to the first one, counterclockwise, shape (points,). Or both as unit vectors, each to the east
                 and to the north, shape (points, 2, 2).
         """
-        self._declare("gives", name)
-        made = Field(name, values, self._numbered(values, points), grid, "gives", areas, bases)
-        self._gives[name] = made
-        return made
+        return self._declare("gives", name, values, points, grid, areas, bases)
 
     def takes(
         self,
@@ -194,29 +190,30 @@ class Program:
             ConfigError: an argument such as mapping or every is not valid.
             LayoutError, DtypeError: values or points are not valid.
         """
-        self._declare("takes", name)
         times = {"every": every, "lag": lag, "time": time, "timeout": timeout}
         how = {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
         ways = {"mapping": mapping, "uncovered": uncovered, "neighbours": neighbours, "implicit": implicit}
         wish = wished(name, self.name, times | how | ways)
-        made = Field(name, values, self._numbered(values, points), grid, "takes", areas, bases)
-        self._takes[name] = made, wish
+        made = self._declare("takes", name, values, points, grid, areas, bases)
+        made.wish = wish
         return made
 
-    def _numbered(self, values: object, points: ArrayLike | None) -> ArrayLike:
-        """The points, or as many as there are values here, one rank after the other."""
-        shape = getattr(values, "shape", ()) or (0,)
-        return coupled_route.concatenated(self.comm, shape[0]) if points is None else points
-
-    def _declare(self, role: str, name: str) -> None:
+    def _declare(
+        self, role: str, name: str, values: A, points: ArrayLike | None, grid: Grid | None,
+        areas: ArrayLike | None, bases: ArrayLike | None,
+    ) -> Field[A]:  # fmt: skip
         if self.is_connected:
             hint = "declare all fields before the first put or get"
             raise UsageError(f"field {name!r} comes too late", role, hint)
         if not isinstance(name, str) or not name.isprintable() or not name.strip(" .") or "/" in name:
             raise UsageError(f"{name!r} is no name for a field", role, f"me.{role}('heat', values)")
-        if name in (self._gives if role == "gives" else self._takes):
+        if (role, name) in self._declared:
             what = f"program {self.name!r} {role} {name!r} twice"
             raise UsageError(what, role, "a name of its own for each")
+        if points is None:
+            points = coupled_route.concatenated(self.comm, (getattr(values, "shape", ()) or (0,))[0])
+        made = self._declared[role, name] = Field(name, values, points, grid, role, areas, bases)
+        return made
 
     def connect(self, time: Time | None = None, *, timeout: float | None = None) -> None:
         """Plan all couplings, as else the first put, get or exchange does. Collective over all programs.
@@ -247,8 +244,8 @@ class Program:
         self.is_connected = True
         if self._replayed is not None:
             connecting.check_fields(self._spec, self.name, self._declared)
-            own, listed = (self._gives, self._takes), self._listed
-            replay.connect(self._shared.values(), *own, listed, self._replayed, self._start_s)
+            shared, listed = self._shared.values(), self._listed
+            replay.connect(shared, self._declared, listed, self._replayed, self._start_s)
             return
         links = self._coupled
         for link in links:
@@ -260,7 +257,7 @@ class Program:
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
-        for doubt in reporting.doubts(self.name, self._gives, self._shared.values(), self.comm.rank):
+        for doubt in reporting.doubts(self.name, self._names("gives"), self._shared.values(), self.comm.rank):
             warn(doubt)
 
     @property
@@ -309,11 +306,8 @@ class Program:
             return error
         return None
 
-    @property
-    def _declared(self) -> dict[tuple[str, str], Field]:
-        """What this program gives and takes, by ("from" or "to", name)."""
-        gives = {("from", name): field for name, field in self._gives.items()}
-        return gives | {("to", name): field for name, (field, _) in self._takes.items()}
+    def _names(self, role: str) -> list[str]:
+        return [name for each, name in self._declared if each == role]
 
     def _agree(self, links: list[LinkContext]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
@@ -323,7 +317,7 @@ class Program:
             PeerFailedError: another rank does, of any program. Nothing is planned yet: all may connect again.
         """
         wrong = self._own_refusal()
-        mine = connecting.described(self._gives, self._takes, self._start_s, self._clock)
+        mine = connecting.described(self._declared, self._start_s, self._clock)
         refused = first_refusal(self.comm, wrong)
         said = {link.peer: link.declare(mine, refused, self._spec) for link in links}
         theirs = {peer: its for peer, (its, _) in said.items()}
@@ -336,7 +330,7 @@ class Program:
                     link.hear_points(fields[link.peer], self._spec)
                 every = [*chain(*fields.values())]
                 connecting.check_vectors(self.name, self._declared, every)
-                connecting.check_givers(self.name, self._takes, every, theirs, self._listed)
+                connecting.check_givers(self.name, self._names("takes"), every, theirs, self._listed)
             except Exception as error:
                 wrong = error
         self._settle(links, wrong, refusals)
@@ -360,7 +354,7 @@ class Program:
 
     def _patience(self, peer: str) -> float:
         """How long to wait for another program to connect: its fields may not be known yet."""
-        wishes = [wish for _, wish in self._takes.values()]
+        wishes = [field.wish for field in self._declared.values() if field.wish is not None]
         listed = self._listed
         known = wishes if listed is None else [each for each in listed if peer in (each.source, each.target)]
         return max(_LEAST_S, max((each.timeout_s for each in known), default=TIMEOUT_S))
@@ -406,8 +400,7 @@ class Program:
     def _check_declared(self, verb: str, role: str, field: object) -> None:
         if not isinstance(field, Field):
             raise no_field(field, verb)
-        known = self._gives.get(field.name) if role == "gives" else self._takes.get(field.name, (None,))[0]
-        if known is not field:
+        if self._declared.get((role, field.name)) is not field:
             what = f"{self.name!r} has not declared that it {role} {field.name!r}"
             raise UsageError(what, verb, f"me.{role}(...)")
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..communicator.communicator import Communicator
 from ..errors import UsageError
-from .connect import own, wished
+from .connect import Declared, own, wished
 from .coupled_field import Field
 from .coupling.components import IncomingVector, Vector, joined
 from .coupling.coupler import Incoming, Outgoing, sent_dtype
@@ -48,23 +48,20 @@ def links(spec: JobSpec, name: str, local: Communicator) -> list[LinkContext]:
 
 def connect(
     links: Iterable[LinkContext],
-    gives: dict[str, Field],
-    takes: dict[str, tuple[Field, FieldSpec]],
+    declared: Declared,
     listed: Iterable[FieldSpec] | None,
     recorder: Recorder,
     start_s: float,
 ) -> None:
     """Take every field from its file. Without fields in the spec, from whomever the program names."""
-    mine = {("from", name): field for name, field in gives.items()}
-    mine |= {("to", name): field for name, (field, _) in takes.items()}
-    named = [*wished({name: asdict(wish) for name, (_, wish) in takes.items()})]
+    named = [*wished({name: asdict(each.wish) for (_, name), each in declared.items() if each.wish})]
     for link in links:
-        given = [FieldSpec(name, link.name, link.peer) for name in gives]
+        given = [FieldSpec(name, link.name, link.peer) for role, name in declared if role == "gives"]
         for each in listed or [*given, *(replace(each, source=link.peer) for each in named)]:
             ends = each.source, each.target
-            if ends == (link.name, link.peer) and (fields := own(each, "from", mine)):
+            if ends == (link.name, link.peer) and (fields := own(each, "gives", declared)):
                 link.gives[each.name] = _to_nobody(joined(each.name, fields), each, start_s, link.clock)
-            elif ends == (link.peer, link.name) and (fields := own(each, "to", mine)):
+            elif ends == (link.peer, link.name) and (fields := own(each, "takes", declared)):
                 link.takes[each.name] = _from_file(fields, each, recorder)
         link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 

@@ -860,10 +860,11 @@ for kind in ("instant", "mean", "linear"):
     else:
         me.takes(kind, np.zeros(len(points)), points, every=2.0, time=kind)
 for t in range(7):
-    for field in me._gives.values():
+    for field in (each for (role, _), each in me._declared.items() if role == "gives"):
         field.values[:] = t
         me.put(field, t)
-    got = [me.get(field, float(t)).tolist() for field, _ in me._takes.values() if t < 6]
+    takes = [each for (role, _), each in me._declared.items() if role == "takes"]
+    got = [me.get(field, float(t)).tolist() for field in takes if t < 6]
     if got and t == 5:
         assert got == ([[4.0, 4.0], [3.5, 3.5], [5.0, 5.0]] if len(points) else [[], [], []]), got
 """
@@ -948,8 +949,7 @@ MISFITS = {  # which connect finds; in one job, since it may be called again
 def test_what_does_not_fit_is_told_by_name_at_connect(couple):
     code = f"""
 for number, code in enumerate({[code for code, _ in MISFITS.values()]!r}):
-    me._gives.clear()
-    me._takes.clear()
+    me._declared.clear()
     exec(code)
     try:
         me.connect()
@@ -1026,7 +1026,7 @@ try:
 except hpcomm.HpcommError as error:
     print("told", str(error).replace("\\n", " "))
 if me.name == "c":
-    me._takes.clear()
+    me._declared.clear()
 me.connect()
 try:
     me.link("c" if me.name == "a" else "a").put(f)
@@ -1126,7 +1126,7 @@ elif me.name == "b":
     f = me.takes("f", np.zeros(len(here)), here)
 else:
     f = me.takes("other", np.zeros(0), np.zeros(0, int))  # which nobody gives
-case("'c' takes a field 'other', which nobody gives", lambda: me._takes.clear(), None, ("c", (0,)))
+case("'c' takes a field 'other', which nobody gives", lambda: me._declared.clear(), None, ("c", (0,)))
 
 def shaped():
     f.values = np.zeros(5)
@@ -1144,9 +1144,9 @@ def wide():
 
 case("field 'f' has (2,) per point at 'a' and () at 'b'", right, wide, ("a", (1,)))
 case("field 'f' has () per point at 'a' and (2,) at 'b'", right, wide, ("b", (1,)))
-kept = dict(me._takes)
+kept = dict(me._declared)
 told = "this rank gives [] and takes []"
-case(told, lambda: me._takes.update(kept), lambda: me._takes.clear(), ("b", (1,)))
+case(told, lambda: me._declared.update(kept), lambda: me._declared.clear(), ("b", (1,)))
 
 def unbundled():
     connecting._bundle = fails

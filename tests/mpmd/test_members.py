@@ -279,8 +279,7 @@ UNFIT = """
     me = hpcomm.join()
     mine, its = ("x", "y")[:: 1 if me.member else -1]
     for taken, given in (((4,), (4, 2)), ((4, 2), (4, 3))):  # of the filter; connect may be called again
-        me._gives.clear()
-        me._takes.clear()
+        me._declared.clear()
         me.gives(mine, np.zeros(4 if me.member else given))
         me.takes(its, np.zeros(4 if me.member else taken))
         try:

@@ -53,6 +53,11 @@ class FieldSpec:
     def methods(self) -> tuple[str, ...]:
         return (self.mapping, *self.then)
 
+    @property
+    def ends(self) -> tuple[tuple[str, str, str | None], ...]:
+        """What both programs do with it: ("gives" or "takes", program, grid of the spec)."""
+        return ("gives", self.source, self.source_grid), ("takes", self.target, self.target_grid)
+
     def names(self, declared: Container[str]) -> tuple[str, ...]:
         """What it is called at a program that declares these: of a vector, both components may be there."""
         return self.vector if isinstance(self.vector, tuple) and self.name not in declared else (self.name,)
