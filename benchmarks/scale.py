@@ -330,8 +330,8 @@ def first(p: int) -> Callable[[], Any]:
     world = joining(p)
 
     def join() -> Any:
-        ranks, entries = handshake.gather_roster(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
-        return handshake.check(ranks, entries, {}, 10.0), world.told
+        ranks, said = handshake.gather_roster(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
+        return handshake.check(ranks, said, {}, 10.0), world.told
 
     return join
 
@@ -346,8 +346,8 @@ def member(p: int) -> Callable[[], Any]:
     world.coming.append((0, handshake.FROM_FIRST, known.text().encode()))
 
     def join() -> Any:
-        ranks, entries = handshake.gather_roster(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
-        return handshake.check(ranks, entries, {}, 10.0), world.told
+        ranks, said = handshake.gather_roster(world, range(p), ENTRY, 10.0)  # type: ignore[arg-type]
+        return handshake.check(ranks, said, {}, 10.0), world.told
 
     return join
 
@@ -360,9 +360,9 @@ def absent(p: int) -> Callable[[], Any]:
         told: Counter[str] = Counter()
         for each, its in ((world, 0), (other, p - 1)):
             handshake._LISTENING_S = handshake._BATCH_S = 0.01
-            ranks, entries = handshake.gather_roster(each, range(p), ENTRY, 0.01)  # type: ignore[arg-type]
+            ranks, said = handshake.gather_roster(each, range(p), ENTRY, 0.01)  # type: ignore[arg-type]
             try:
-                handshake.check(ranks, entries, {}, 0.01)
+                handshake.check(ranks, said, {}, 0.01)
             except hpcomm.ConfigError as error:
                 told["of the message"] += len(str(error))
             told += each.told

@@ -25,11 +25,10 @@ import re
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .._lazy import MPI
 from ..errors import ConfigError, did_you_mean, named
@@ -76,7 +75,7 @@ class Roster:
     """Who has come, as far as a rank knows."""
 
     def __init__(self) -> None:
-        self.counted: dict[str, list[range]] = {}  # by what they say
+        self._ranks: dict[str, list[int]] = {}  # by what they say
         self.count = 0
 
     def add(self, text: str) -> None:
@@ -88,27 +87,23 @@ class Roster:
                 raise _error(what, "one version of hpcomm for all programs; compile with its hpcomm.c")
             first, last, step = map(int, found.groups()[:3])
             ranks = range(first, last + 1, step)
-            self.counted.setdefault(found[4], []).append(ranks)
+            self._ranks.setdefault(found[4], []).extend(ranks)
             self.count += len(ranks)
 
     def text(self) -> str:
         """All lines, of ranks in equal steps that say the same one."""
         return "".join(
-            f"{run[0]}-{run[-1]}/{run.step}\t{said}\n"
-            for said, runs in self.counted.items()
-            for run in _progressions(sorted({*chain.from_iterable(runs)}))
+            f"{run[0]}-{run[-1]}/{run.step}\t{line}\n"
+            for line, ranks in self._ranks.items()
+            for run in _progressions(sorted({*ranks}))
         )
 
-    def entries(self, members: Sequence[int]) -> list[Entry | None]:
-        """The descriptions of members, ascending; None for those who did not come."""
-        found: list[Entry | None] = [None] * len(members)
-        for said, runs in self.counted.items():
-            entry = Entry(*said.split("\t"))
-            for rank in chain.from_iterable(runs):
-                at = bisect_left(members, rank)
-                if at < len(members) and members[at] == rank:
-                    found[at] = entry
-        return found
+    def said(self, members: Collection[int]) -> dict[Entry, list[int]]:
+        """Which of members say the same, by their first ranks; those who did not come are in none."""
+        asked = {*members}
+        found = {line: sorted(asked.intersection(ranks)) for line, ranks in self._ranks.items()}
+        lines = sorted((ranks[0], line) for line, ranks in found.items() if ranks)
+        return {Entry(*line.split("\t")): found[line] for _, line in lines}
 
 
 def _progressions(ranks: list[int]) -> Iterator[range]:
@@ -139,8 +134,8 @@ def expected(environ: Mapping[str, str], size: int) -> dict[str, range]:
 
 def gather_roster(
     world: MPI.Intracomm, members: Sequence[int], entry: Entry, timeout_s: float
-) -> tuple[Sequence[int], list[Entry | None]]:
-    """Ranks of the world, and their descriptions; None for those who did not come.
+) -> tuple[Sequence[int], dict[Entry, list[int]]]:
+    """Ranks of the world, and which of them say what; those who did not come say nothing.
 
     These are all members (ascending), and every rank gets the same answer, at the latest some seconds after
     timeout_s; or, if the first or the leader did not answer, those of this block only.
@@ -155,9 +150,9 @@ def gather_roster(
     node = _Node(world, entry, above, below, whole)
     answer = node.collect(time.monotonic() + timeout_s)
     if answer is not None:
-        return members, answer.entries(members)
+        return members, answer.said(members)
     asked = sorted({*block, *(captains if is_captain else ())})
-    return asked, node.ask_around(asked).entries(asked)
+    return asked, node.ask_around(asked).said(asked)
 
 
 class _Node:
@@ -254,7 +249,7 @@ _left: list[MPI.Request] = []
 
 
 def check(
-    members: Sequence[int], entries: Sequence[Entry | None], announced: Mapping[str, range], timeout_s: float
+    members: Iterable[int], said: Mapping[Entry, list[int]], announced: Mapping[str, range], timeout_s: float
 ) -> dict[str, list[int]]:
     """Programs and their ranks of the world, from descriptions that fit together.
 
@@ -262,9 +257,8 @@ def check(
         ConfigError: somebody did not come, two programs share a name, a name is not announced, or a
             program that another one cannot do without is not there. The same on every rank.
     """
-    came = partial(listed, members, entries)
-    absent = [rank for rank, entry in zip(members, entries, strict=True) if entry is None]
-    if absent:
+    came = partial(listed, said)
+    if absent := sorted({*members}.difference(*said.values())):
         names = [name for name, ranks in announced.items() if set(ranks) & set(absent)]
         who = f"program {' and '.join(map(repr, names))} ({named(absent)})" if names else named(absent)
         raise _error(
@@ -274,7 +268,6 @@ def check(
         )
     programs: dict[str, list[int]] = {}
     first: dict[str, Entry] = {}
-    said = _said(members, entries)
     for entry, ranks in said.items():
         other = first.setdefault(entry.name, entry)
         if not _is_same_script(entry, other):
@@ -289,15 +282,6 @@ def check(
             if wanted not in programs:
                 raise missing(wanted, entry.name, programs, came())
     return programs
-
-
-def _said(members: Sequence[int], entries: Sequence[Entry | None]) -> dict[Entry, list[int]]:
-    """The ranks that have the same description."""
-    found: dict[Entry, list[int]] = {}
-    for rank, entry in zip(members, entries, strict=True):
-        if entry is not None:
-            found.setdefault(entry, []).append(rank)
-    return found
 
 
 def _is_same_script(a: Entry, b: Entry) -> bool:
@@ -326,10 +310,10 @@ def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: s
     return _error(f"{by!r} asks for a program {wanted!r}, which is not in this job.\n{came}", hint)
 
 
-def listed(members: Sequence[int], entries: Sequence[Any]) -> str:
+def listed(said: Mapping[Entry, list[int]]) -> str:
     """`  who came: ocean, ranks 0-1 (ocean.py on node1); ...`, a line for each program and host."""
     groups: dict[tuple[str, str, str], list[int]] = {}
-    for entry, ranks in _said(members, entries).items():
+    for entry, ranks in said.items():
         groups.setdefault((entry.name, entry.script, entry.host), []).extend(ranks)
     rows = [f"{name!r} {named(ranks)} ({script} on {host})" for (name, script, host), ranks in groups.items()]
     if len(rows) > _NAMED:

@@ -114,9 +114,9 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
     if world.rank not in expected:
         what = f"{name!r} joins, but the spec says that it does not (joins = false)"
         raise ConfigError(what, "join", "take that line out")
-    members, entries = handshake.gather_roster(world, expected, handshake.own_entry(name, wants), timeout)
-    programs = handshake.check(members, entries, announced, timeout)
-    kinds = {entry.name: entry.kind for entry in entries if entry is not None}
+    members, said = handshake.gather_roster(world, expected, handshake.own_entry(name, wants), timeout)
+    programs = handshake.check(members, said, announced, timeout)
+    kinds = {entry.name: entry.kind for entry in said}
     full = chain(*(ranks for other, ranks in programs.items() if kinds[other] == "hpcomm"))
     mine = f"rank {programs[name].index(world.rank)} of '{name}'"
     others = " and ".join(f"'{other}'" for other in sorted(programs) if other != name)
@@ -126,7 +126,7 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
         everybody = group(world, sorted(full), _FULL_TAG)
         start_up.start(everybody, mine)
         if others:
-            _watch_others(everybody.rank == 0, members, entries)
+            _watch_others(everybody.rank == 0, said)
         if runtime.end_notices is None:  # alone, so that nobody but `hpcomm run` hears of its end
             exit_hooks.last(runtime.say_end)
         own = Context(group(world, programs[name], _OWN_TAG), name)
@@ -134,9 +134,9 @@ def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float)
         return Program(name, comm, programs, _links(world, name, comm, programs, kinds))
 
 
-def _watch_others(is_first: bool, members: Sequence[int], entries: Sequence[handshake.Entry | None]) -> None:
+def _watch_others(is_first: bool, said: dict[handshake.Entry, list[int]]) -> None:
     """See that the others hear of a hasty end here, and somebody who was who."""
-    if is_first and (end := post_mortem.leave(handshake.listed(members, entries))):
+    if is_first and (end := post_mortem.leave(handshake.listed(said))):
         runtime.farewells.append(end)
         runtime.at_abort.append(end)
     if os.environ.get("HPCOMM_ON_FAILURE") != "continue":

@@ -176,7 +176,9 @@ def test_a_roster_tells_of_any_ranks_on_any_hosts_what_they_said(said):
         if entry:
             here.add(f"{rank}-{rank}/1\t" + "\t".join(entry) + "\n")
     there.add(here.text())
-    assert there.entries(range(len(entries))) == here.entries(range(len(entries))) == entries
+    ranks = {entry: [rank for rank, its in enumerate(entries) if its == entry] for entry in entries if entry}
+    for roster in (here, there):
+        assert list(roster.said(range(len(entries))).items()) == list(ranks.items())
     assert there.count == sum(entry is not None for entry in entries)
 
 
@@ -191,9 +193,11 @@ def test_a_roster_is_as_long_as_programs_and_hosts_are_many():
     again = handshake.Roster()
     again.add(text)
     assert again.count == 3000
-    assert again.entries(range(5000))[1999] == ("sea", "hpcomm", "sea.py", "n4", "")
-    assert again.entries([1, 2000, 4000]) == [*again.entries([1, 2000]), None]
-    assert handshake.check(range(3000), again.entries(range(3000)), {}, 1.0)["air"] == list(range(2000, 3000))
+    assert again.said(range(5000))["sea", "hpcomm", "sea.py", "n4", ""] == list(range(4, 2000, 7))
+    assert [*again.said([1, 2000, 4000]).values()] == [[1], [2000]]
+    assert handshake.check(range(3000), again.said(range(3000)), {}, 1.0)["air"] == list(range(2000, 3000))
+    with pytest.raises(ConfigError, match="ranks 1-1999 of the world did not join"):
+        handshake.check(range(2000), again.said([0]), {}, 1.0)
     with pytest.raises(ConfigError, match="speaks another handshake: 'hpcomm 1'"):
         again.add("hpcomm 1\nsea\n")
 
@@ -253,9 +257,9 @@ def test_scripts_of_one_name_in_two_folders_are_two_programs():
         handshake.Entry("ocean", "hpcomm", script, host, "")
         for script, host in (("/a/run.py", "n1"), ("/b/run.py", "n1"), ("/b/run.py", "n2"))
     ]
-    assert handshake.check([0, 1], entries[::2], {}, 1.0) == {"ocean": [0, 1]}
+    assert handshake.check([0, 1], {entries[0]: [0], entries[2]: [1]}, {}, 1.0) == {"ocean": [0, 1]}
     with pytest.raises(ConfigError, match=r"two programs are called 'ocean': /a/run\.py and /b/run\.py"):
-        handshake.check([0, 1], entries[:2], {}, 1.0)
+        handshake.check([0, 1], {entries[0]: [0], entries[1]: [1]}, {}, 1.0)
 
 
 JOINED = {
