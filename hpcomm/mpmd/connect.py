@@ -25,9 +25,8 @@ from .coupling.fixer import Fixer
 from .coupling.unit import conversion_of
 from .coupling.waveform import OutgoingWaveform, kinds_of
 from .coupling.wire import FIRST_TAG, Lane, Part, Wire
-from .link_context import LinkContext, Planned, S
+from .link_context import LinkContext, Planned
 from .misfits import misfits
-from .record import Recorder
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, GridSpec, JobSpec
 
@@ -251,7 +250,6 @@ def connect(
     link: LinkContext,
     fields: list[FieldSpec],
     declared: tuple[Declared, dict[str, Any]],
-    recorder: Recorder | None,
     start_s: float,
     steps: Mapping[str, float | None],
 ) -> None:
@@ -282,11 +280,11 @@ def connect(
         if is_giver:
             link.gives[each.name] = outgoing(*way, schedule.ahead(steps.get(each.target)))
         else:
-            link.takes[each.name] = incoming(*way, weights, recorder)
-            if recorder is not None:
-                recorder.keep_weights(field.name, weights)
+            link.takes[each.name] = incoming(*way, weights, link.recorder)
+            if link.recorder is not None:
+                link.recorder.keep_weights(field.name, weights)
     link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
-    _bundle(link, wire, fields, recorder is not None or link.is_plain)
+    _bundle(link, wire, fields, link.recorder is not None or link.is_plain)
 
 
 def _plan(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Planned:
@@ -338,11 +336,19 @@ def _turn(each: FieldSpec, field: Field, is_giver: bool) -> Turn | None:
 
 def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     """Of a mapping; None at the giver. Collective over both programs."""
+    from ..grids.remap import weights_between
     from ..grids.weights import Weights
 
     found, wrong = None, None
     if each.weights is None:
-        found = _new_weights(wire, each, field, is_giver)
+        try:
+            found = weights_between(
+                wire.mpi, field.grid, field.points, is_giver, each.methods, each.neighbours,
+                radius=each.radius, normalise=each.normalise, areas=field.areas if each.uses_areas else None,
+            )  # fmt: skip
+        except HpcommError as error:
+            error.what = f"field {each}: {error.what}"
+            raise
     elif not is_giver:
         try:
             found = Weights.load(each.weights).part(field.points)
@@ -363,27 +369,6 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
     return found
 
 
-def _new_weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
-    """Of a mapping that no file has."""
-    from ..grids.remap import weights_between
-
-    try:
-        return weights_between(
-            wire.mpi,
-            field.grid,
-            field.points,
-            is_giver,
-            each.methods,
-            each.neighbours,
-            radius=each.radius,
-            normalise=each.normalise,
-            areas=field.areas if each.uses_areas else None,
-        )
-    except HpcommError as error:
-        error.what = f"field {each}: {error.what}"
-        raise
-
-
 def in_radians(comm: Communicator, fields: Declared, listed: Iterable[FieldSpec]) -> list[str]:
     """What there is to say of grids whose coordinates look like radians. Collective over a program."""
     names = {(role, end, each.name): grid for each in listed for role, end, grid in each.ends}
@@ -399,24 +384,19 @@ def in_radians(comm: Communicator, fields: Declared, listed: Iterable[FieldSpec]
 
 def _bundle(link: LinkContext, wire: Wire, fields: list[FieldSpec], apart: bool) -> None:
     """One channel each way for everything that exchange() can send as it is; the rest goes one by one."""
-    bundled = [
-        each
-        for each in fields
+    bundled = {
+        (each.source, each.name): each.timeout_s
+        for each in (() if apart else fields)
         if (each.mapping, each.every, each.source_unit) == ("none", None, each.target_unit)
-        if not apart
-    ]
-    gives, go = _parted(link.gives, [each.name for each in bundled if each.source == link.name])
-    takes, come = _parted(link.takes, [each.name for each in bundled if each.target == link.name])
+    }
+    gives = [side for name, side in link.gives.items() if (link.name, name) not in bundled]
+    takes = [side for name, side in link.takes.items() if (link.peer, name) not in bundled]
     link.one_by_one = gives, takes
-    timeout_s = max((each.timeout_s for each in bundled), default=0.0)
+    go = [side.part for side in link.gives.values() if side not in gives]
+    come = [side.part for side in link.takes.values() if side not in takes]
+    timeout_s = max(bundled.values(), default=0.0)
     mine, its = _TOGETHER if link.is_first else _TOGETHER[::-1]
     link.together = (
         Channel(Lane(wire, its, timeout_s), come, sends=False) if come else None,
         Turns(lambda: Channel(Lane(wire, mine, timeout_s), go, sends=True), 2) if go else None,
     )
-
-
-def _parted(sides: Mapping[str, S], together: list[str]) -> tuple[list[S], list[Part]]:
-    """Sides of fields that go one by one, and the parts of those that go together, by their names."""
-    alone = [side for name, side in sides.items() if name not in together]
-    return alone, [sides[name].part for name in together]

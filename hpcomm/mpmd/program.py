@@ -29,7 +29,7 @@ from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
 from .link import Link, across, no_field, together
 from .link_context import LinkContext
-from .record import recorders
+from .record import recorder_of
 from .route import coupled_route
 from .spec.spec_file import FieldSpec, JobSpec
 from .spec.spec_reader import started_from
@@ -72,8 +72,9 @@ class Program:
         self._links: dict[str, Link] = {}
         self._shared: dict[str, LinkContext] = {}  # of these links
         self._declared: dict[tuple[str, str], Field] = {}  # by ("gives" or "takes", name)
-        self._recorder, self._replayed = recorders(os.environ, name, comm.rank)
-        if self._replayed is not None and self._spec is not None:
+        self._recorder = recorder_of(os.environ, name, comm.rank)
+        self._replays = self._recorder is not None and self._recorder.replays
+        if self._replays and self._spec is not None:
             links = replay.links(self._spec, name, comm)
             self.ranks = {each: [*where] for each, where in self._spec.world_ranks().items()}
         for link in links:
@@ -242,10 +243,9 @@ class Program:
         if time is not None:
             self._start_s = self._clock.begin(time)
         self.is_connected = True
-        if self._replayed is not None:
+        if self._replays:
             connecting.check_fields(self._spec, self.name, self._declared)
-            shared, listed = self._shared.values(), self._listed
-            replay.connect(shared, self._declared, listed, self._replayed, self._start_s)
+            replay.connect(self._shared.values(), self._declared, self._listed, self._start_s)
             return
         links = self._coupled
         for link in links:
@@ -287,7 +287,7 @@ class Program:
             declared = self._declared, theirs[peer]
             with within(seconds, late):
                 try:
-                    connecting.connect(link, fields[peer], declared, self._recorder, self._start_s, steps)
+                    connecting.connect(link, fields[peer], declared, self._start_s, steps)
                 except HpcommError as error:  # on all ranks of both, or after all that needs others
                     wrong = wrong or error
         return wrong
@@ -425,7 +425,7 @@ class Program:
             TransportError: it cannot be written.
         """
         self.connect()
-        if self._replayed is None:
+        if not self._replays:
             at = self._clock.seconds(time, "save")
             restart.save(Path(path) / self.name, self.comm, self._shared, at or 0.0, self._clock)
 
@@ -482,7 +482,7 @@ def admit(me: Program, context: LinkContext) -> Link:
     """A link of a program, which counts among its own from now on."""
     context.connect, context.links = me.connect, me._shared
     context.progress, context.clock = me._progress, me._clock
-    context.recorder = me._recorder or me._replayed
+    context.recorder = me._recorder
     me._shared[context.peer] = context
     me._links[context.peer] = made = Link(context)
     me.peers = tuple(sorted(me._links))

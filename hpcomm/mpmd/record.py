@@ -89,9 +89,8 @@ class Recorder:
         return self._files[name]
 
 
-def recorders(environ: Mapping[str, str], program: str, rank: int) -> tuple[Recorder | None, Recorder | None]:
-    """What the launcher asks for: a recorder to be written, or one to be read."""
-    if folder := environ.get("HPCOMM_REPLAY"):
-        return None, Recorder(Path(folder), program, rank, True)
-    folder = environ.get("HPCOMM_RECORD")
-    return (Recorder(Path(folder), program, rank, False) if folder else None), None
+def recorder_of(environ: Mapping[str, str], program: str, rank: int) -> Recorder | None:
+    """What the launcher asks for: files to be read, or to be written; None: neither."""
+    replayed = environ.get("HPCOMM_REPLAY")
+    folder = replayed or environ.get("HPCOMM_RECORD")
+    return Recorder(Path(folder), program, rank, bool(replayed)) if folder else None

@@ -50,7 +50,6 @@ def connect(
     links: Iterable[LinkContext],
     declared: Declared,
     listed: Iterable[FieldSpec] | None,
-    recorder: Recorder,
     start_s: float,
 ) -> None:
     """Take every field from its file. Without fields in the spec, from whomever the program names."""
@@ -62,7 +61,7 @@ def connect(
             if ends == (link.name, link.peer) and (fields := own(each, "gives", declared)):
                 link.gives[each.name] = _to_nobody(joined(each.name, fields), each, start_s, link.clock)
             elif ends == (link.peer, link.name) and (fields := own(each, "takes", declared)):
-                link.takes[each.name] = _from_file(fields, each, recorder)
+                link.takes[each.name] = _from_file(fields, each, link.recorder)
         link.one_by_one = (list(link.gives.values()), list(link.takes.values()))
 
 
@@ -72,7 +71,8 @@ def _to_nobody(field: Field, each: FieldSpec, start_s: float, clock: Clock) -> O
     return kinds_of(each, field)[0](each, None, part, schedule)
 
 
-def _from_file(fields: list[Field], each: FieldSpec, recorder: Recorder) -> Incoming:
+def _from_file(fields: list[Field], each: FieldSpec, recorder: Recorder | None) -> Incoming:
+    assert recorder is not None  # of a replay
     field = joined(each.name, fields, each.member.number if each.member and each.member.gathers else None)
     kept, weights = recorder.weights_file(field.name), None
     if kept.exists():
