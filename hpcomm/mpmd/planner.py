@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import time
 
-from . import restart
 from .guest import GuestContext
 from .join import NAME, join
+from .restart import Restart
 
 _PAUSE_S = 0.05
 
@@ -33,7 +33,7 @@ def main() -> None:
         asks = any(link.is_asking() for link in guests)
         asks, is_over = me.comm.broadcast_object((asks, ended and not asks))  # as the first rank sees it
         if asks:
-            restart.serve(me.comm, shared, guests[0].clock)
+            Restart(me.comm, shared, guests[0].clock).serve()
 
 
 if __name__ == "__main__":

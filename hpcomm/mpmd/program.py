@@ -427,7 +427,7 @@ class Program:
         self.connect()
         if not self._replays:
             at = self._clock.seconds(time, "save")
-            restart.save(Path(path) / self.name, self.comm, self._shared, at or 0.0, self._clock)
+            self._state().save(Path(path) / self.name, at or 0.0)
 
     def restore(self, path: Path | str, time: Time | None = None) -> Any:
         """Go on from what save has written, on any number of ranks; in place of connect.
@@ -449,8 +449,11 @@ class Program:
         stamp = restart.stamp_of(folder, self.comm, self._clock, time)
         self._start_s = stamp.seconds
         self.connect()
-        restart.restore(folder, self.comm, self._shared, stamp, self._clock)
+        self._state().restore(folder, stamp)
         return self.start
+
+    def _state(self) -> restart.Restart:
+        return restart.Restart(self.comm, self._shared, self._clock)
 
     def report(self, picture: Path | str | None = None, *, alone: bool = False) -> str:
         """How long each program has computed and waited, and how exact mappings are. Collective over all.

@@ -50,87 +50,113 @@ class Stamp(NamedTuple):
     fields: dict[str, Any]
 
 
-def _sides(links: Mapping[str, LinkContext]) -> Iterator[tuple[str, Outgoing | Incoming]]:
-    """What a program gives and takes, in the same order on all ranks, with names for people."""
-    for peer, link in sorted(links.items()):
-        for name, giving in sorted(link.gives.items()):
-            yield f"{name} to {peer}", giving
-        for name, taking in sorted(link.takes.items()):
-            yield f"{name} from {peer}", taking
+class Restart:
+    """State of all fields of a connected program. Public methods are collective over all programs."""
 
+    def __init__(self, comm: Communicator, links: Mapping[str, LinkContext], clock: Clock) -> None:
+        self._comm, self._clock, self._links = comm, clock, dict(sorted(links.items()))
+        ours = self._links.values()
+        # Programs without Python, whose state this one keeps; and all with which it agrees.
+        self._guests = [link for link in ours if isinstance(link, GuestContext) and link.keeps]
+        self._coupled = [
+            link for link in ours if link.couples and (link.gives or link.takes or link in self._guests)
+        ]
 
-def _coupled(links: Mapping[str, LinkContext]) -> list[LinkContext]:
-    """Those over which fields go, and to programs without Python whose state this one keeps."""
-    kept = _guests(links)
-    linked = [link for _, link in sorted(links.items()) if link.couples]
-    return [link for link in linked if link.gives or link.takes or link in kept]
+    def _sides(self) -> Iterator[tuple[str, Outgoing | Incoming]]:
+        """What this program gives and takes, in the same order on all ranks, with names for people."""
+        for peer, link in self._links.items():
+            for name, giving in sorted(link.gives.items()):
+                yield f"{name} to {peer}", giving
+            for name, taking in sorted(link.takes.items()):
+                yield f"{name} from {peer}", taking
 
+    def _hear(self, mine: Told) -> dict[str, Told]:
+        """What each program says; one at another time is refused. Collective over all programs."""
+        told: dict[str, Told] = {}
+        for link in self._coupled:
+            versions = {name: giving.version for name, giving in link.gives.items()}
+            told[link.peer] = link.swapped(mine._replace(versions=versions), mine.verb)
+        here = {self._comm.name: mine} if told and not isnan(mine.at) else {}
+        (name, first), *others = [*here.items(), *told.items()] or [("", mine)]
+        for peer, its in others:
+            if its.at != first.at:
+                times = sorted([(name, first.said), (peer, its.said)])
+                both = " and ".join(f"{each!r} {first.verb}s at {said}" for each, said in times)
+                raise ConfigError(both, mine.verb, "one time for all programs")
+        return told
 
-def _guests(links: Mapping[str, LinkContext]) -> list[GuestContext]:
-    return [link for _, link in sorted(links.items()) if isinstance(link, GuestContext) and link.keeps]
+    def _agree(self, verb: str, links: Sequence[LinkContext], wrong: Exception | None) -> None:
+        """Go on if no rank of this program and those of links refuses; else raise on all."""
+        mine = first_refusal(self._comm, wrong)
+        judge(verb, self._comm, wrong, [mine, *(link.swapped(mine, verb) for link in links)])
 
-
-def _told(links: Mapping[str, LinkContext], mine: Told) -> dict[str, Told]:
-    """What each program says. Collective over all programs.
-
-    Raises:
-        ConfigError: one is at another time.
-    """
-    told: dict[str, Told] = {}
-    for link in _coupled(links):
-        versions = {name: giving.version for name, giving in link.gives.items()}
-        told[link.peer] = link.swapped(mine._replace(versions=versions), mine.verb)
-    here = {next(iter(links.values())).name: mine} if told and not isnan(mine.at) else {}
-    (name, first), *others = [*here.items(), *told.items()] or [("", mine)]
-    for peer, its in others:
-        if its.at != first.at:
-            times = sorted([(name, first.said), (peer, its.said)])
-            both = " and ".join(f"{each!r} {first.verb}s at {said}" for each, said in times)
-            raise ConfigError(both, mine.verb, "one time for all programs")
-    return told
-
-
-def _agree(verb: str, comm: Communicator, links: Sequence[LinkContext], wrong: Exception | None) -> None:
-    """Go on if no rank of any program refuses; else raise on all. Collective over all programs."""
-    mine = first_refusal(comm, wrong)
-    judge(verb, comm, wrong, [mine, *(link.swapped(mine, verb) for link in links)])
-
-
-def save(path: Path, comm: Communicator, links: Mapping[str, LinkContext], at: float, clock: Clock) -> None:
-    """Write the state of all fields, at a time of the model. Collective over all programs."""
-    told, wrong = {}, None
-    try:
-        told = _told(links, Told("save", at, clock.said(at), str(path), {}))
-        for peer, its in told.items():
-            for name, taking in sorted(links[peer].takes.items()):
-                taking.drain(its.versions[name])
-        for link in _coupled(links):
-            for giving in link.gives.values():
-                giving.settle()
-    except HpcommError as error:  # the others wait to hear of it
-        wrong = error
-    _agree("save", comm, _coupled(links), wrong)
-    own = [State(name, side.field.points, *side.state()) for name, side in _sides(links)]
-    _write(comm, links, told, {path: own}, at, clock)
-
-
-def _write(
-    comm: Communicator,
-    links: Mapping[str, LinkContext],
-    told: Mapping[str, Told],
-    states: dict[Path, list[State]],
-    at: float,
-    clock: Clock,
-) -> None:
-    """Write these states, by their folders, and those of programs without Python."""
-    wrong = None
-    states |= {_folder(told, link): link.states() for link in _guests(links)}
-    for folder, each in states.items():
+    def save(self, path: Path, at: float) -> None:
+        """Write it, at a time of the model."""
+        told, wrong = {}, None
         try:
-            _save(folder, comm, each, at, clock)
-        except HpcommError as error:  # those programs wait to hear of it
-            wrong = wrong or error
-    _agree("save", comm, _guests(links), wrong)
+            told = self._hear(Told("save", at, self._clock.said(at), str(path), {}))
+            for peer, its in told.items():
+                for name, taking in sorted(self._links[peer].takes.items()):
+                    taking.drain(its.versions[name])
+            for link in self._coupled:
+                for giving in link.gives.values():
+                    giving.settle()
+        except HpcommError as error:  # the others wait to hear of it
+            wrong = error
+        self._agree("save", self._coupled, wrong)
+        own = [State(name, side.field.points, *side.state()) for name, side in self._sides()]
+        self._write(told, {path: own}, at)
+
+    def _write(self, told: Mapping[str, Told], states: dict[Path, list[State]], at: float) -> None:
+        """Write these states, by their folders, and those of programs without Python."""
+        wrong = None
+        states |= {_folder(told, link): link.states() for link in self._guests}
+        for folder, each in states.items():
+            try:
+                _save(folder, self._comm, each, at, self._clock)
+            except HpcommError as error:  # those programs wait to hear of it
+                wrong = wrong or error
+        self._agree("save", self._guests, wrong)
+
+    def restore(self, path: Path, stamp: Stamp) -> None:
+        """Set it to what was saved.
+
+        Raises:
+            ConfigError: the time, the fields or their grids are not those that were saved.
+        """
+        at, told, wrong = stamp.seconds, {}, None
+        try:
+            told = self._hear(Told("restore", at, self._clock.said(at), str(path), {}))
+            sides = dict(self._sides())
+            found = _restore(self._comm, {name: side.field.points for name, side in sides.items()}, stamp)
+            for state in found:
+                sides[state.name].resume(dict(state.numbers), dict(state.arrays))
+        except HpcommError as error:  # the others wait to hear of it
+            wrong = error
+        self._restore_guests(told, wrong)
+
+    def _restore_guests(self, told: Mapping[str, Told], wrong: HpcommError | None) -> None:
+        """Set the state of programs without Python, unless something is wrong; the end of restore."""
+        for link in self._guests:
+            states: list[State] = []
+            try:
+                if wrong is None:
+                    stamp = stamp_of(_folder(told, link), self._comm, self._clock, told[link.peer].at)
+                    states = _restore(self._comm, link.points(stamp.fields), stamp)
+            except HpcommError as error:
+                wrong = error
+            link.resume(states)
+        self._agree("restore", self._coupled, wrong)
+
+    def serve(self) -> None:
+        """Save or restore, as programs without Python say, for one without fields."""
+        told = self._hear(Told("save or restore", nan, "", "", {}))
+        first = next(iter(told.values()))
+        if first.verb == "save":
+            self._agree("save", self._coupled, None)
+            self._write(told, {}, first.at)
+        else:
+            self._restore_guests(told, None)
 
 
 def _folder(told: Mapping[str, Told], link: LinkContext) -> Path:
@@ -203,47 +229,6 @@ def _stamps(path: Path, steps: Iterable[int]) -> tuple[list[Stamp], list[Excepti
     return stamps, damaged
 
 
-def restore(
-    path: Path, comm: Communicator, links: Mapping[str, LinkContext], stamp: Stamp, clock: Clock
-) -> None:
-    """Set the state of all fields to what was saved. Collective over all programs.
-
-    Raises:
-        ConfigError: the time, the fields or their grids are not those that were saved.
-    """
-    at, told, wrong = stamp.seconds, {}, None
-    try:
-        told = _told(links, Told("restore", at, clock.said(at), str(path), {}))
-        sides = dict(_sides(links))
-        found = _restore(comm, {name: side.field.points for name, side in sides.items()}, stamp)
-        for state in found:
-            sides[state.name].resume(dict(state.numbers), dict(state.arrays))
-    except HpcommError as error:  # the others wait to hear of it
-        wrong = error
-    _restore_guests(comm, links, told, wrong, clock)
-
-
-def _restore_guests(
-    comm: Communicator,
-    links: Mapping[str, LinkContext],
-    told: Mapping[str, Told],
-    wrong: HpcommError | None,
-    clock: Clock,
-) -> None:
-    """Set the state of programs without Python, unless something is wrong; the end of restore."""
-    for link in _guests(links):
-        states: list[State] = []
-        try:
-            if wrong is None:
-                folder = _folder(told, link)
-                stamp = stamp_of(folder, comm, clock, told[link.peer].at)
-                states = _restore(comm, link.points(stamp.fields), stamp)
-        except HpcommError as error:
-            wrong = error
-        link.resume(states)
-    _agree("restore", comm, _coupled(links), wrong)
-
-
 def _restore(comm: Communicator, wanted: Mapping[str, NDArray[np.int64]], stamp: Stamp) -> list[State]:
     """The state of the fields with these points here."""
     entries, path = stamp.fields, stamp.path.parent
@@ -275,17 +260,6 @@ def _restore(comm: Communicator, wanted: Mapping[str, NDArray[np.int64]], stamp:
     return states
 
 
-def serve(comm: Communicator, links: Mapping[str, LinkContext], clock: Clock) -> None:
-    """Save or restore, as programs without Python say, for one without fields. Collective over all."""
-    told = _told(links, Told("save or restore", nan, "", "", {}))
-    first = next(iter(told.values()))
-    if first.verb == "save":
-        _agree("save", comm, _coupled(links), None)
-        _write(comm, links, told, {}, first.at, clock)
-    else:
-        _restore_guests(comm, links, told, None, clock)
-
-
 def _size(comm: Communicator, points: NDArray[np.int64]) -> int:
     """How many points the grid has, as far as the field shows."""
     return 1 + int(comm.all_reduce(np.array(points.max(initial=-1)), "max"))
@@ -302,24 +276,15 @@ def _moved(
     chunk = -(-max(_size(comm, points), _size(comm, wanted), 1) // comm.size)
     mpi = cast("MPI.Intracomm", comm.context.mpi_handle)
     route = scattered_points.plan(mpi, points, wanted, chunk)  # of points that were taken twice, one is sent
-    sent, at = (_listed(comm, some) for some in (route.gives, route.takes))
-    if comm.all_reduce(len(wanted) - int(at[1].sum())):
+    sent, at = (np.concatenate([np.arange(0), *(indices(its) for _, its in way)]) for way in route[:2])
+    counts, arriving = np.zeros((2, comm.size), np.int64)
+    for row, way in ((counts, route.gives), (arriving, route.takes)):
+        row[[rank for rank, _ in way]] = [length(its) for _, its in way]
+    if comm.all_reduce(len(wanted) - len(at)):
         what = f"points of field {name} were not saved"
         raise ConfigError(what, "restore", "the grids of the run that saved it")
     made = {}
     for key, array in arrays.items():
-        got = scattered_points.exchange(mpi, array[sent[0]], sent[1], at[1])
         made[key] = np.empty((len(wanted), *array.shape[1:]), array.dtype)
-        made[key][at[0]] = got
+        made[key][at] = scattered_points.exchange(mpi, array[sent], counts, arriving)
     return made
-
-
-def _listed(
-    comm: Communicator, some: list[tuple[int, scattered_points.Selection]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions one behind the other, and how many there are for each rank."""
-    lists, counts = [np.arange(0)], np.zeros(comm.size, np.int64)
-    for rank, where in some:
-        lists.append(indices(where))
-        counts[rank] = length(where)
-    return np.concatenate(lists), counts
