@@ -283,7 +283,6 @@ def connect(
             link.takes[each.name] = incoming(*way, weights, link.recorder)
             if link.recorder is not None:
                 link.recorder.keep_weights(field.name, weights)
-    link.timeout_s = max((each.timeout_s for each in fields), default=link.timeout_s)
     _bundle(link, wire, fields, link.recorder is not None or link.is_plain)
 
 

@@ -246,7 +246,7 @@ class GuestContext(LinkContext):
             for number, (each, field, is_giver) in enumerate(todo):
                 done = self._play(plan, each, here, self._end)
                 planned.append(done[self.name, self.local.rank])
-                self._keep(number, each, done, field.dtype if is_giver else None, steps)
+                self._keep(number, each, done, field.dtype if is_giver else self._dtype(each), steps)
             for other in self._others:
                 for number, each in enumerate(self._between[other.peer] if other.peer > self.peer else ()):
                     done = self._play(plan, each, self._end, other._end)
@@ -294,18 +294,18 @@ class GuestContext(LinkContext):
         number: int,
         each: FieldSpec,
         done: Mapping[tuple[str, int], Planned],
-        given: np.dtype[Any] | None,
+        given: np.dtype[Any],
         steps: Mapping[str, float | None],
     ) -> None:
         """Keep plans of a field, and what the program has to know of it.
 
         Args:
             number: of the field among those of both programs.
-            given: dtype at its giver; None: that of this program.
+            given: dtype at its giver.
         """
         start_s: float = self._said["start"]
         role, other = ("gives", each.target) if each.source == self.peer else ("takes", each.source)
-        sent = sent_dtype(self._dtype(each) if given is None else given, each.time)
+        sent = sent_dtype(given, each.time)
         schedule = Schedule(each.every, each.lag, each.time, start_s, self.clock)
         factor, offset = conversion(each)
         period = -1.0 if each.every is None else each.every.seconds

@@ -252,8 +252,10 @@ class Program:
             link.timeout_s = timeout or self._patience(link.peer)
         fields, theirs = self._agree(links)
         wrong = self._plan(links, fields, theirs, timeout)
-        self._meet(links, wrong, timeout)
+        self._settle(links, wrong, [])
         for link in links:
+            known = [each.timeout_s for each in fields[link.peer]]
+            link.timeout_s = max(known, default=timeout or self._patience(link.peer))
             link.connect = lambda: None
             runtime.farewells.append(link.settle)
         self._began = perf_counter()
@@ -280,8 +282,9 @@ class Program:
         """Plan the fields with each other program in turn; returns the first error of any."""
         wrong: HpcommError | None = None
         steps = {name: its.step.seconds for name, its in self._programs.items() if its.step is not None}
-        for link in links:
-            seconds, peer = timeout or max(link.timeout_s, TIMEOUT_S), link.peer
+        for link in links:  # planning, and waiting for others who do, takes longer than an exchange may wait
+            seconds = link.timeout_s = timeout or max(link.timeout_s, TIMEOUT_S)
+            peer = link.peer
             late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
             late += " prints, or at the network; me.connect(timeout=) if it is only slow"
             declared = self._declared, theirs[peer]
@@ -335,15 +338,6 @@ class Program:
                 wrong = error
         self._settle(links, wrong, refusals)
         return fields, theirs
-
-    def _meet(self, links: list[LinkContext], wrong: Exception | None, timeout: float | None) -> None:
-        """Wait until the other programs have planned, too: that takes longer than an exchange may wait."""
-        kept = [link.timeout_s for link in links]
-        for link in links:
-            link.timeout_s = timeout or max(link.timeout_s, TIMEOUT_S)
-        self._settle(links, wrong, [])
-        for link, timeout_s in zip(links, kept, strict=True):
-            link.timeout_s = timeout_s
 
     def _settle(self, links: list[LinkContext], wrong: Exception | None, known: list[Refusal | None]) -> None:
         """Go on if no rank of any program has refused. known: what has been told before."""

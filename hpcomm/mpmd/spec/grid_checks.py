@@ -30,15 +30,10 @@ def check_mapping(tables: Tables, made: FieldSpec, grids: dict[str, GridSpec]) -
             side, what, hint = wrong
             tables.fail(f"{made}: {what} ({source.name!r} to {target.name!r})", hint, f"{side}_grid")
     if {"nearest", "idw", *AMOUNTS}.isdisjoint(made.methods) and source.kind == target.kind == "plane":
-        _check_planes(tables, made, source.more["bounds"], target.more["bounds"])
-
-
-def _check_planes(tables: Tables, made: FieldSpec, a: Sequence[float], b: Sequence[float]) -> None:
-    """That two planes with these bounds have some part in common."""
-    (w0, w1, s0, s1), (x0, x1, y0, y1) = a, b
-    if not (w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1):
-        what = f"{made} goes between planes that do not meet: {a} and {b}"
-        tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")
+        (w0, w1, s0, s1), (x0, x1, y0, y1) = a, b = source.more["bounds"], target.more["bounds"]
+        if not (w0 < x1 and x0 < w1 and s0 < y1 and y0 < s1):
+            what = f"{made} goes between planes that do not meet: {a} and {b}"
+            tables.fail(what, 'mapping = "nearest", or bounds = [x0, x1, y0, y1] that do', "mapping")
 
 
 def _check_unmapped(tables: Tables, made: FieldSpec, source: GridSpec, target: GridSpec) -> None:

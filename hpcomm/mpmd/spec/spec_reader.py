@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import ConfigError, HpcommError, did_you_mean
 from ...grids.methods import KINDS
-from ...job.spec.programs import ProgramSpec, RunSpec, read_duration, read_programs
+from ...job.spec.programs import RunSpec, read_duration, read_programs
 from ...job.spec.schema import FIELD, GRID
 from ...job.spec.spec_command import is_python
 from ...job.spec.toml_tables import Tables
@@ -148,7 +148,13 @@ def _check_ends(
     tables: Tables, said: dict[str, Any], what: str, run: RunSpec, grids: dict[str, GridSpec]
 ) -> None:
     for key in ("from", "to"):
-        _check_program(tables, said[key], key, run.programs)
+        name = said[key]
+        if name not in run.programs:
+            hint = did_you_mean(name, run.programs, f"programs: {', '.join(run.programs)}")
+            tables.fail(f"there is no program {name!r}", hint, key)
+        if not run.programs[name].joins:
+            why = f"program {name!r} has joins = false, so no field can go {key} it"
+            tables.fail(why, "joins = true", key)
     if said["from"] == said["to"]:
         tables.fail(f"{what} goes from {said['from']!r} to itself", "name two programs", "to")
     _check_members(tables, said, what, run)
@@ -165,14 +171,6 @@ def _check_members(tables: Tables, said: dict[str, Any], what: str, run: RunSpec
     if bool(source) != bool(target) and said["implicit"]:
         hint = "both with members, each of which then iterates with its partner"
         tables.fail(f"{what} is implicit, between an ensemble and one program", hint, "implicit")
-
-
-def _check_program(tables: Tables, name: str, key: str, programs: dict[str, ProgramSpec]) -> None:
-    if name not in programs:
-        hint = did_you_mean(name, programs, f"programs: {', '.join(programs)}")
-        tables.fail(f"there is no program {name!r}", hint, key)
-    if not programs[name].joins:
-        tables.fail(f"program {name!r} has joins = false, so no field can go {key} it", "joins = true", key)
 
 
 def _check_units(tables: Tables, made: FieldSpec, keys: tuple[str, str]) -> None:
