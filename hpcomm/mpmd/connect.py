@@ -200,11 +200,7 @@ def check_givers(
     theirs: dict[str, Any],
     listed: Iterable[FieldSpec] | None,
 ) -> None:
-    """That each field that a program takes has one giver.
-
-    Args:
-        theirs: what the others say.
-    """
+    """That each field that a program takes has one giver. theirs: what the others say."""
     for name in takes:
         givers = [each for each in fields if each.target == program and name in each.names(takes)]
         if len(givers) == 1 or (givers and all(each.member for each in givers)):
@@ -215,16 +211,11 @@ def check_givers(
         if listed is None:
             hint = "one giver for each field; names must be the same on both sides"
         if not givers:
-            what += f": {_instead(name, theirs, listed or ())}"
+            elsewhere = [each for each in listed or () if each.name == name]
+            ways = [f"{each.source!r} gives it to {each.target!r}" for each in elsewhere]
+            given = "; ".join(f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items())
+            what += f": in the spec {' and '.join(ways)}" if ways else f": {given}"
         raise _wrong(what, hint)
-
-
-def _instead(name: str, theirs: dict[str, Any], listed: Iterable[FieldSpec]) -> str:
-    """What is given in place of a field that nobody gives."""
-    ways = [f"{each.source!r} gives it to {each.target!r}" for each in listed if each.name == name]
-    if ways:
-        return f"in the spec {' and '.join(ways)}"
-    return "; ".join(f"{peer!r} gives {sorted(its['gives'])}" for peer, its in theirs.items())
 
 
 def _wrong(what: str, hint: str) -> ConfigError:
@@ -340,11 +331,11 @@ def _weights(wire: Wire, each: FieldSpec, field: Field, is_giver: bool) -> Any:
 
     found, wrong = None, None
     if each.weights is None:
+        ends = wire.mpi, field.grid, field.points, is_giver
+        how: dict[str, Any] = {"radius": each.radius, "normalise": each.normalise}
+        how["areas"] = field.areas if each.uses_areas else None
         try:
-            found = weights_between(
-                wire.mpi, field.grid, field.points, is_giver, each.methods, each.neighbours,
-                radius=each.radius, normalise=each.normalise, areas=field.areas if each.uses_areas else None,
-            )  # fmt: skip
+            found = weights_between(*ends, each.methods, each.neighbours, **how)
         except HpcommError as error:
             error.what = f"field {each}: {error.what}"
             raise

@@ -297,12 +297,7 @@ class GuestContext(LinkContext):
         given: np.dtype[Any],
         steps: Mapping[str, float | None],
     ) -> None:
-        """Keep plans of a field, and what the program has to know of it.
-
-        Args:
-            number: of the field among those of both programs.
-            given: dtype at its giver.
-        """
+        """Keep plans of a field, the number-th of both programs, and what the program has to know of it."""
         start_s: float = self._said["start"]
         role, other = ("gives", each.target) if each.source == self.peer else ("takes", each.source)
         sent = sent_dtype(given, each.time)

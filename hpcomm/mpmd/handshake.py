@@ -25,7 +25,7 @@ import re
 import sys
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -276,7 +276,11 @@ def check(
         programs.setdefault(entry.name, []).extend(ranks)
     for name, ranks in programs.items():
         ranks.sort()
-        _check_announced(name, ranks, announced, came)
+        if announced and list(announced.get(name, ())) != ranks:
+            there = [other for other, theirs in announced.items() if set(theirs) & set(ranks)]
+            what = f"{named(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(there)}"
+            hint = f"hpcomm.join() takes the name from the spec; or write hpcomm.join({there[0]!r})"
+            raise _error(f"{what} there.\n{came()}", hint)
     for entry in said:
         for wanted in entry.wants.split(",") if entry.wants else ():
             if wanted not in programs:
@@ -289,18 +293,6 @@ def _is_same_script(a: Entry, b: Entry) -> bool:
     if a.host == b.host:
         return a.script == b.script
     return Path(a.script).name == Path(b.script).name
-
-
-def _check_announced(
-    name: str, ranks: list[int], announced: Mapping[str, range], came: Callable[[], str]
-) -> None:
-    if announced and list(announced.get(name, ())) != ranks:
-        at_ranks = [other for other, theirs in announced.items() if set(theirs) & set(ranks)]
-        raise _error(
-            f"{named(ranks)} of the world joined as {name!r}, but the spec says {' and '.join(at_ranks)}"
-            f" there.\n{came()}",
-            f"hpcomm.join() takes the name from the spec; or write hpcomm.join({at_ranks[0]!r})",
-        )
 
 
 def missing(wanted: str, by: str, programs: Mapping[str, Sequence[int]], came: str) -> ConfigError:

@@ -60,14 +60,18 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
         name = called(name, [os.environ.get(NAME, "")], _member())
     if _me is not None and name in (None, _me.name):
         return _me
-    _check_first()
+    if _me is not None or runtime.started():
+        what = f"this program has joined as {_me.name!r}" if _me else "hpcomm.world was used before join"
+        raise UsageError(what, "join", "call hpcomm.join once, before anything else of hpcomm is used")
     if isinstance(peers, str) or not all(isinstance(peer, str) for peer in peers):
         raise ConfigError(f"peers are a list of names, not {peers!r}", "join", "peers=['atmosphere']")
     if not is_number(timeout, above=0):
         what = f"timeout must be a number of seconds above 0, not {timeout!r}"
         raise ConfigError(what, "join", "timeout=60")
     with undisturbed():
-        world = _start_mpi()
+        is_up = "mpi4py.MPI" in sys.modules  # else it waits for every process: somebody must look if all come
+        with contextlib.nullcontext() if is_up else startup_monitor.watched():
+            world: MPI.Intracomm = load_mpi("hpcomm.join").COMM_WORLD
         try:
             _me = _join(world, _checked_name(name), peers, timeout)
         except HpcommError:
@@ -75,12 +79,6 @@ def join(name: str | None = None, *, peers: Sequence[str] = (), timeout: float =
             raise
         sys.modules["hpcomm"].__dict__["world"] = _me.comm
     return _me
-
-
-def _check_first() -> None:
-    if _me is not None or runtime.started():
-        what = f"this program has joined as {_me.name!r}" if _me else "hpcomm.world was used before join"
-        raise UsageError(what, "join", "call hpcomm.join once, before anything else of hpcomm is used")
 
 
 def _checked_name(name: str | None) -> str:
@@ -96,14 +94,6 @@ def _checked_name(name: str | None) -> str:
 def _member() -> int:
     """The number of this program in its ensemble; 0: it is in none."""
     return int(os.environ.get("HPCOMM_MEMBER", "0"))
-
-
-def _start_mpi() -> MPI.Intracomm:
-    """Bring MPI up; it waits for every process of the job, so somebody must look whether they all come."""
-    is_up = "mpi4py.MPI" in sys.modules
-    with contextlib.nullcontext() if is_up else startup_monitor.watched():
-        world: MPI.Intracomm = load_mpi("hpcomm.join").COMM_WORLD
-    return world
 
 
 def _join(world: MPI.Intracomm, name: str, wants: Sequence[str], timeout: float) -> Program:

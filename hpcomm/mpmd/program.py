@@ -315,9 +315,7 @@ class Program:
     def _agree(self, links: list[LinkContext]) -> tuple[dict[str, list[FieldSpec]], dict[str, Any]]:
         """The fields with each other program, and what it says of its own. Collective over all programs.
 
-        Raises:
-            HpcommError: this rank refuses something.
-            PeerFailedError: another rank does, of any program. Nothing is planned yet: all may connect again.
+        Nothing is planned yet: where a rank of any program refuses something, all may connect again.
         """
         wrong = self._own_refusal()
         mine = connecting.described(self._declared, self._start_s, self._clock)

@@ -58,7 +58,11 @@ def check(argv: Sequence[str]) -> int:
     records = []
     for path in options.spec or [""]:
         spec = _read([path], "check")
-        counts = _counts(spec)
+        counts = {"program": len(_whole(spec))}
+        if members := sum(program.member > 0 for program in spec.programs.values()):
+            counts["member"] = members
+        counts["rank"] = sum(program.ranks for program in spec.programs.values())
+        counts["field"] = len(spec.written)
         records.append({"spec": str(spec.path), **counts})
         if not options.json:
             told = ", ".join(counted(n, what) for what, n in counts.items())
@@ -66,14 +70,6 @@ def check(argv: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(records, indent=1))
     return 0
-
-
-def _counts(spec: JobSpec) -> dict[str, int]:
-    """How many there are of what a spec has."""
-    members = sum(program.member > 0 for program in spec.programs.values())
-    ranks = sum(program.ranks for program in spec.programs.values())
-    some = {"member": members} if members else {}
-    return {"program": len(_whole(spec)), **some, "rank": ranks, "field": len(spec.written)}
 
 
 def plan(argv: Sequence[str]) -> int:

@@ -69,11 +69,7 @@ def _check_planner(tables: Tables, run: RunSpec) -> None:
 
 
 def _read_grid(tables: Tables, name: str, table: Any, here: bool) -> GridSpec:
-    """The grid that table describes.
-
-    Args:
-        here: whether its file is looked at. Ranks read theirs where a field needs it.
-    """
+    """The grid that table describes. here: whether to look at its file; ranks do so where fields need it."""
     tables.where = ("grid", name)
     said = tables.read(table, GRID, f"grid {name!r}")
     if said["file"] is not None:
@@ -109,18 +105,9 @@ def _size_in_file(tables: Tables, path: Path, name: str | None, here: bool) -> i
 
 
 def _read_field(
-    tables: Tables,
-    number: int,
-    table: Any,
-    run: RunSpec,
-    grids: dict[str, GridSpec],
-    here: bool,
+    tables: Tables, number: int, table: Any, run: RunSpec, grids: dict[str, GridSpec], here: bool
 ) -> FieldSpec:
-    """The field that table describes, the number-th of the spec.
-
-    Args:
-        here: whether units and files of weights are looked at.
-    """
+    """The field that table describes, the number-th of the spec; here: as of read."""
     tables.where = ("field", str(number))
     what = f"field {table.get('name', number + 1) if isinstance(table, dict) else number + 1!r}"
     said = tables.read(table, FIELD, what)
@@ -174,11 +161,7 @@ def _check_members(tables: Tables, said: dict[str, Any], what: str, run: RunSpec
 
 
 def _check_units(tables: Tables, made: FieldSpec, keys: tuple[str, str]) -> None:
-    """That both are known and convert, if there are two.
-
-    Args:
-        keys: where the spec says them.
-    """
+    """That both are known and convert, if there are two. keys: where the spec says them."""
     source, target, whose = made.source_unit, made.target_unit, f"field {made.name!r}: "
     if not (source and target):
         return
