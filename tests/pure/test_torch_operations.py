@@ -21,7 +21,7 @@ class OnCpu(DeviceOperations):
     """Where tensors lie that have no device; so without streams."""
 
     def __init__(self) -> None:
-        self._library, self._ways, self._like = "torch", LIBRARIES["torch"], torch.zeros(1)
+        self._library, self.ways, self.like = "torch", LIBRARIES["torch"], torch.zeros(1)
 
     def holds(self, values: Any) -> bool:
         return isinstance(values, torch.Tensor)

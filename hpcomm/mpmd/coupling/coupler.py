@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -162,7 +163,7 @@ class Outgoing(_Side):
         """What was put since the last coupling time, joined: sums where they lie, all else on the host."""
         values, there = self.field.values, self._there
         if there is not None and there.holds(values) and not isinstance(self._joined, np.ndarray):
-            mine: Any = there.cast(there.plain(values), self.part.dtype)
+            mine: Any = there.cast(there.ways.plain(values), self.part.dtype)
             if self._joined is not None:
                 self._joined += mine
             else:
@@ -226,7 +227,7 @@ class Incoming(_Side):
         if suits and self._stays(lane):
             self._there = there = DeviceOperations(field.values)
             self._came = Picked(there, rows) if weights is None else Mapped(there, weights, len(shape))
-            return Load(field.name, there.empty(shape, dtype))
+            return Load(field.name, there.ways.empty(there.like, shape, dtype))
         return Load(field.name, np.zeros(shape, dtype))
 
     def get(self, t: float | None) -> Any:
@@ -307,7 +308,7 @@ class Incoming(_Side):
             scatter(self.field.values, slice(0, len(self.field.points)), arrays.pop("values"))
         if self._there is not None:
             with self._there:
-                up = self._there.up
+                up = partial(self._there.ways.up, self._there.like)
                 arrays = {key: up(np.ascontiguousarray(got[self._came.rows])) for key, got in arrays.items()}
         self._set_version(numbers["version"])
         self._first = numbers["first"]

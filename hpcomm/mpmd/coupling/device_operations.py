@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ...core.buffer import as_buffer
-from ...core.types import AnyArray
 from ...device.libraries import LIBRARIES, library_of
 from ...grids.weights import Weights
 from ...transport.device.staging import station
@@ -24,13 +23,16 @@ class DeviceOperations:
 
     Memory that is kept between calls was made, and is used, in the streams that are current in these: so each
     call begins after the last one, and what is dropped is held until all who use it are through.
+
+    Attributes:
+        ways: what the library can do. like: an array of it on the device.
     """
 
     def __init__(self, values: object) -> None:
         self._library = library_of(values)
-        self._ways = LIBRARIES[self._library]
-        self._like = self.empty((1,), np.dtype(float), values)
-        place = as_buffer(self._like).place
+        self.ways = LIBRARIES[self._library]
+        self.like = self.ways.empty(values, (1,), np.dtype(float))
+        place = as_buffer(self.like).place
         assert place is not None
         self._place, self._event = place, place.device.event()
         self._last: int | None = None  # the stream of the last call
@@ -60,22 +62,8 @@ class DeviceOperations:
             and place.device.index == self._place.device.index
         )
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], like: object = None) -> Any:
-        return self._ways.empty(self._like if like is None else like, shape, dtype)
-
-    def up(self, array: AnyArray) -> Any:
-        """A copy of a host array."""
-        return self._ways.up(self._like, array)
-
-    def index(self, rows: Selection) -> Any:
-        return index(self._like, rows)
-
     def cast(self, values: object, dtype: np.dtype[np.generic]) -> Any:
-        return values if as_buffer(values).dtype.name == dtype.name else self._ways.cast(values, dtype)
-
-    def plain(self, values: object) -> Any:
-        """The same memory, of which nobody takes derivatives."""
-        return self._ways.plain(values)
+        return values if as_buffer(values).dtype.name == dtype.name else self.ways.cast(values, dtype)
 
     def drop(self, values: object) -> None:
         """Let go of an array that was kept: its library knows only of the stream that it was made on."""
@@ -91,7 +79,7 @@ class Picked:
     """
 
     def __init__(self, there: DeviceOperations, rows: Selection) -> None:
-        self.rows, self._there, self._at = rows, there, there.index(rows)
+        self.rows, self._there, self._at = rows, there, index(there.like, rows)
 
     def apply(self, got: Any) -> Any:
         """The values of the rows, in memory of their own."""
@@ -101,7 +89,7 @@ class Picked:
         """Put values of the rows where they belong, wherever that lies now."""
         look = as_buffer(target)
         if self._there.holds(target):
-            self._there.plain(target)[self._at] = self._there.cast(values, np.dtype(look.dtype.storage))
+            self._there.ways.plain(target)[self._at] = self._there.cast(values, np.dtype(look.dtype.storage))
         else:
             scatter(target, self.rows, host(values).astype(look.dtype.storage, copy=False))
 
@@ -128,7 +116,8 @@ class Mapped(Picked):
         for i in range(each.max(initial=0)):
             at = matrix.indptr[order[: np.count_nonzero(each > i)]] + i
             factors = matrix.data[at].reshape(-1, *[1] * (axes - 1))
-            self._diagonals.append((there.index(matrix.indices[at].astype(np.int64)), there.up(factors)))
+            columns = index(there.like, matrix.indices[at].astype(np.int64))
+            self._diagonals.append((columns, there.ways.up(there.like, factors)))
 
     @classmethod
     def suits(cls, weights: Weights) -> bool:
