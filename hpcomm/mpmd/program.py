@@ -31,9 +31,8 @@ from .link import Link, across, no_field, together
 from .link_context import LinkContext
 from .record import recorder_of
 from .route import coupled_route
-from .spec.spec_file import FieldSpec, JobSpec
+from .spec.spec_file import FieldSpec, JobSpec, wished
 from .spec.spec_reader import started_from
-from .spec.wish import wished
 from .verdict import Refusal, first_refusal, judge
 
 _LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are

@@ -1,4 +1,7 @@
-"""Contents of a spec: grids and fields, beside its programs; spec_reader.py reads it from a file."""
+"""Contents of a spec: grids and fields, beside its programs; and fields that programs declare without one.
+
+spec_reader.py reads a spec from a file.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from ..._lazy import np
+from ...errors import ConfigError
 from ...grids.methods import AMOUNTS, stack
 from ...grids.methods import GridSpec as GridSpec
 from ...job.spec.calendar import NO_TIME, Duration
 from ...job.spec.programs import RunSpec
+from ...job.spec.schema import FIELD, misfit
 
 
 class Member(NamedTuple):
@@ -109,6 +115,35 @@ def misfit_of_options(each: FieldSpec) -> tuple[str, str, str] | None:
     )
     wrong = ((key, key + words, hint) for is_set, bars, key, words, hint in rules if is_set and bars)
     return next(wrong, None)
+
+
+def wished(name: str, program: str, options: Mapping[str, Any]) -> FieldSpec:
+    """The field that program takes, checked as one of a spec is; options: by the keys of a spec.
+
+    Raises:
+        ConfigError: one of them is not valid.
+    """
+    whose = f"field {name!r}"
+    found = {key: each.item() if isinstance(each, np.generic) else each for key, each in options.items()}
+    found |= stacked(found, "takes", whose)
+    for key, value in found.items():
+        skipped = key in ("mapping", "then") or (key, value) == ("every", None)
+        if not skipped and (wrong := misfit(key, value, FIELD["properties"][key])):
+            raise ConfigError(f"{whose}: {wrong[0]}", "takes", wrong[1])
+    every, lag = found["every"], found["lag"]
+    try:
+        found |= {"every": None if every is None else Duration.of(every), "lag": Duration.of(lag)}
+    except ConfigError as error:
+        raise ConfigError(f"{whose}: {error.what}", "takes", error.hint) from None
+    made = FieldSpec(name, "", program, timeout_s=found.pop("timeout"), **found)
+    if misuse := misfit_of_options(made):
+        raise ConfigError(f"{whose} has {misuse[1]}", "takes", misuse[2])
+    if made.every is None and (made.lag.seconds or made.time != "instant"):
+        raise ConfigError(f"{whose}: time and lag need every", "takes", "every=3600.0")
+    if made.every is not None and not made.every.fits(made.lag):
+        what = f"{whose}: lag = {made.lag.said(False)} is no multiple of every = {made.every.said(False)}"
+        raise ConfigError(what, "takes", "lag=every")
+    return made
 
 
 @dataclass(frozen=True)
