@@ -71,7 +71,13 @@ def connect(me: Program, path: Path | str, *, timeout: float = 60.0) -> Link:
 def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link:
     verb = "accept" if is_host else "connect"
     library = MPI.Get_library_version().split("\n")[0].rstrip("\0 ")
-    _check(me, verb, library)
+    if library.startswith("Open MPI"):
+        what = "Open MPI cannot join jobs that were started apart: its MPI_Comm_connect waits for ever"
+        hint = "start both programs in one job (mpirun a : b, or hpcomm run SPEC.toml), or use MPICH for both"
+        raise ConfigError(what, verb, hint)
+    if me.is_connected:
+        what = f"'{me.name}' has put or got fields already"
+        raise UsageError(what, verb, f"{verb} before the first of them")
     is_first = me.comm.rank == 0
     port = MPI.Open_port() if is_host and is_first else ""
     try:
@@ -90,16 +96,6 @@ def _joined(me: Program, path: Path, timeout_s: float, *, is_host: bool) -> Link
         if port:
             MPI.Close_port(port)
     return admit(me, LinkContext.over(me.name, found.peer, me.comm, inter))
-
-
-def _check(me: Program, verb: str, library: str) -> None:
-    if library.startswith("Open MPI"):
-        what = "Open MPI cannot join jobs that were started apart: its MPI_Comm_connect waits for ever"
-        hint = "start both programs in one job (mpirun a : b, or hpcomm run SPEC.toml), or use MPICH for both"
-        raise ConfigError(what, verb, hint)
-    if me.is_connected:
-        what = f"'{me.name}' has put or got fields already"
-        raise UsageError(what, verb, f"{verb} before the first of them")
 
 
 # -- the meeting, without MPI --------------------------------------------------------------------------

@@ -68,18 +68,13 @@ def _misfits_of_mapping(
     if each.vector and (given["surface"], tuple(given["shape"])[:1]) != ("sphere", (2,)):
         what = f"field {each.name!r} is a vector, but not of two components per point, on a sphere"
         yield what, "values of shape (points, 2): to the east, to the north; on a plane no vector is needed"
-    yield from _misfits_of_end(each, each.source, given)
-    yield from _misfits_of_end(each, each.target, taken)
-
-
-def _misfits_of_end(each: FieldSpec, program: str, its: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The same of one end alone."""
-    if its["bases"] and not each.vector:
-        what = f"field {each.name!r} is declared with bases= by {program!r}, but is no vector"
-        yield what, "vector = true, or no bases="
-    if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has != "cells":
-        what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
-        yield what, "areas= of me.gives and me.takes"
+    for program, its in ((each.source, given), (each.target, taken)):
+        if its["bases"] and not each.vector:
+            what = f"field {each.name!r} is declared with bases= by {program!r}, but is no vector"
+            yield what, "vector = true, or no bases="
+        if each.conserve != "none" and not its["areas"] and KINDS[its["grid"]].has != "cells":
+            what = f"field {each.name!r} is to conserve its integral, but points of {program!r} have no areas"
+            yield what, "areas= of me.gives and me.takes"
 
 
 def _of_one(
