@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from .._lazy import MPI
-from ..communicator.communicator import Communicator, over
-from ..communicator.context import Context
 from ..communicator.shell import watched
 from ..core.present import saying
 from ..errors import ConfigError, UsageError
 from ..job.spec.calendar import Time
-from ..job.spec.programs import ProgramSpec, numbered
 from .coupled_field import A, Field
 from .coupling.coupling_clock import is_number
 from .coupling.wire import TIMEOUT_S
 from .link_context import LinkContext, S
 from .report import link_lines
-
-_TOGETHER_TAG, _ENSEMBLE_TAG = 32112, 32113
 
 
 @watched
@@ -230,30 +225,6 @@ def no_field(given: object, verb: str) -> UsageError:
     """The error for something else than a field."""
     hint = f"link.{verb}(field), as me.gives or me.takes returned it"
     return UsageError(f"{verb} takes a field, not {given!r:.60}", verb, hint)
-
-
-def together(comm: Communicator, ranks: Mapping[str, list[int]], links: Sequence[Link]) -> Communicator:
-    """As Program.together. comm: of this program, which it gets where the others are only recorded."""
-    if any(link.is_recorded for link in links):
-        return comm
-    for plain in (link.peer for link in links if link.is_plain):
-        what = f"program {plain!r} speaks plain MPI, and cannot make a communicator with others"
-        raise UsageError(what, "together", "programs that call hpcomm.join in Python")
-    names = sorted({comm.name, *(link.peer for link in links)})
-    world = sorted(rank for name in names for rank in ranks[name])
-    return over(Context(group(MPI.COMM_WORLD, world, _TOGETHER_TAG), "+".join(names)))
-
-
-def across(
-    about: ProgramSpec | None, comm: Communicator, ranks: Mapping[str, list[int]], links: Iterable[Link]
-) -> Communicator:
-    """As Program.ensemble. about, comm: of this program."""
-    if about is None or not about.member or any(link.is_recorded for link in links):
-        what = f"program {comm.name!r} is no member of an ensemble, or the others are only recorded"
-        raise ConfigError(what, "ensemble", "members = 20 in its table of the spec")
-    names = [numbered(about.ensemble, n) for n in range(1, about.members + 1)]
-    same = [ranks[name][comm.rank] for name in names]
-    return over(Context(group(MPI.COMM_WORLD, same, _ENSEMBLE_TAG), about.ensemble))
 
 
 def group(world: MPI.Intracomm, ranks: list[int], tag: int) -> MPI.Intracomm:

@@ -10,16 +10,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from .._lazy import ArrayLike
+from .._lazy import MPI, ArrayLike, np
 from ..agree import runtime
 from ..agree.deadline import within
-from ..communicator.communicator import Communicator
+from ..communicator.communicator import Communicator, over
+from ..communicator.context import Context
 from ..communicator.shell import watched
 from ..errors import ConfigError, HpcommError, UsageError, did_you_mean, named, warn
 from ..grids.grid import Grid
 from ..job.progress import progress_of
 from ..job.spec.calendar import Time
-from ..job.spec.programs import called
+from ..job.spec.programs import called, numbered
 from ..job.spec.schema import LONGEST_S
 from . import connect as connecting
 from . import handshake, replay, restart
@@ -27,14 +28,14 @@ from . import report as reporting
 from .coupled_field import A, Field
 from .coupling.coupling_clock import Clock, Schedule, is_number
 from .coupling.wire import TIMEOUT_S
-from .link import Link, across, no_field, together
+from .link import Link, group, no_field
 from .link_context import LinkContext
 from .record import recorder_of
-from .route import coupled_route
 from .spec.spec_file import FieldSpec, JobSpec, wished
 from .spec.spec_reader import started_from
 from .verdict import Refusal, first_refusal, judge
 
+_TOGETHER_TAG, _ENSEMBLE_TAG = 32112, 32113
 _LEAST_S = 10.0  # that programs may come apart by, as in join, however short their exchanges are
 
 
@@ -99,7 +100,13 @@ class Program:
         Raises:
             ConfigError: this program is no member, or runs alone (--only).
         """
-        return across(self._about, self.comm, self.ranks, self._links.values())
+        about = self._about
+        if about is None or not about.member or any(link.is_recorded for link in self._links.values()):
+            what = f"program {self.name!r} is no member of an ensemble, or the others are only recorded"
+            raise ConfigError(what, "ensemble", "members = 20 in its table of the spec")
+        names = [numbered(about.ensemble, n) for n in range(1, about.members + 1)]
+        same = [self.ranks[name][self.comm.rank] for name in names]
+        return over(Context(group(MPI.COMM_WORLD, same, _ENSEMBLE_TAG), about.ensemble))
 
     def together(self, *peers: str) -> Communicator:
         """A communicator of this program's ranks and those of others, as they follow in MPI's own world.
@@ -109,7 +116,15 @@ class Program:
             ConfigError: there is no such program in this job.
             UsageError: it speaks plain MPI.
         """
-        return together(self.comm, self.ranks, [self.link(peer) for peer in peers])
+        links = [self.link(peer) for peer in peers]
+        if any(link.is_recorded for link in links):
+            return self.comm
+        for plain in (link.peer for link in links if link.is_plain):
+            what = f"program {plain!r} speaks plain MPI, and cannot make a communicator with others"
+            raise UsageError(what, "together", "programs that call hpcomm.join in Python")
+        names = sorted({self.name, *(link.peer for link in links)})
+        world = sorted(rank for name in names for rank in self.ranks[name])
+        return over(Context(group(MPI.COMM_WORLD, world, _TOGETHER_TAG), "+".join(names)))
 
     def grid(self, name: str) -> Grid:
         """The grid that the spec calls name, as hpcomm.regrid has it.
@@ -211,7 +226,9 @@ class Program:
             what = f"program {self.name!r} {role} {name!r} twice"
             raise UsageError(what, role, "a name of its own for each")
         if points is None:
-            points = coupled_route.concatenated(self.comm, (getattr(values, "shape", ()) or (0,))[0])
+            count = (getattr(values, "shape", ()) or (0,))[0]
+            first = int(self.comm.exscan(count))  # on rank 0: nothing
+            points = np.arange(first, first + count)
         made = self._declared[role, name] = Field(name, values, points, grid, role, areas, bases)
         return made
 

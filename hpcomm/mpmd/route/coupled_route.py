@@ -18,7 +18,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..._lazy import MPI
-from ...communicator.communicator import Communicator
 from ...core.types import Ints
 from ...grids.geometry import repeated
 from . import scattered_points
@@ -144,9 +143,3 @@ def _total(comm: MPI.Intracomm, lack: Lack) -> Lack:
     comm.Allreduce(MPI.IN_PLACE, sums, MPI.SUM)
     comm.Allreduce(MPI.IN_PLACE, firsts.view(np.uint64), MPI.MIN)  # of which -1 is the largest
     return Lack(int(sums[0]), int(firsts[0]), int(sums[1]), int(firsts[1]))
-
-
-def concatenated(comm: Communicator, count: int) -> Ints:
-    """The points of this rank where all ranks' points are numbered one behind the other."""
-    first = int(comm.exscan(count))  # on rank 0: nothing
-    return np.arange(first, first + count, dtype=np.int64)
