@@ -246,9 +246,7 @@ def connect(
 ) -> None:
     """Plan all fields of a link. Collective over both programs.
 
-    Args:
-        declared: what this program gives and takes, and what the other one says.
-        steps: of the programs, as far as they are known.
+    declared: what this program gives and takes, and what the other one says. steps: those that are known.
     """
     wire = link.wire = Wire(link.comm, link.peer, is_first=link.is_first, plain=link.is_plain)
     ends = [_end(each, link.name, *declared) for each in fields]

@@ -103,9 +103,7 @@ class LinkContext:
     ) -> list[Planned]:
         """Plans of these fields, as plan makes each. Collective over both programs; errors are on every rank.
 
-        Args:
-            todo: with this program's side of a field, and whether that gives.
-            steps: of the programs, as far as they are known.
+        todo: with this program's side of a field, and whether that gives. steps: of programs, where known.
         """
         return [plan(wire, *one) for one in todo]
 

@@ -47,10 +47,7 @@ def links(spec: JobSpec, name: str, local: Communicator) -> list[LinkContext]:
 
 
 def connect(
-    links: Iterable[LinkContext],
-    declared: Declared,
-    listed: Iterable[FieldSpec] | None,
-    start_s: float,
+    links: Iterable[LinkContext], declared: Declared, listed: Iterable[FieldSpec] | None, start_s: float
 ) -> None:
     """Take every field from its file. Without fields in the spec, from whomever the program names."""
     named = [*wished({name: asdict(each.wish) for (_, name), each in declared.items() if each.wish})]

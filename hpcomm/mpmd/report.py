@@ -41,8 +41,7 @@ class Row(NamedTuple):
 def row_of(program: str, comm: Communicator, total_s: float, spent: Mapping[str, tuple[float, float]]) -> Row:
     """This program's row. Collective over comm, its communicator.
 
-    Args:
-        spent: seconds in exchanges with each other program, and how many of these were waited for it.
+    spent: seconds in exchanges with each other program, and how many of these were waited for it.
     """
     busy_s, waits_s = np.array([*spent.values()]).reshape(-1, 2).T
     mine = np.array([total_s, busy_s.sum(), *waits_s])

@@ -19,11 +19,9 @@ class Refusal(NamedTuple):
 
 
 def first_refusal(comm: Communicator, wrong: Exception | None) -> Refusal | None:
-    """What the first rank of this program that refuses has to say; None: all agree. Collective over it.
+    """What the first rank of a program that refuses has to say; None: all agree. Collective over it.
 
-    Args:
-        comm: the program's communicator, which has its name.
-        wrong: this rank's own error.
+    comm: the program's, which has its name. wrong: this rank's own error.
     """
     mine = None
     if isinstance(wrong, HpcommError):
@@ -34,11 +32,7 @@ def first_refusal(comm: Communicator, wrong: Exception | None) -> Refusal | None
 
 
 def judge(verb: str, comm: Communicator, wrong: Exception | None, told: Iterable[Refusal | None]) -> None:
-    """Raise this rank's own error, or else one that says who has refused.
-
-    Args:
-        told: first refusals of this program and of others.
-    """
+    """Raise this rank's own error, or else one of who has refused. told: first refusals of all programs."""
     if isinstance(wrong, HpcommError):
         wrong.where = where(verb, comm)  # with this program's name and rank
     if wrong is not None:
