@@ -46,6 +46,10 @@ class Channel:
         self.sends = sends
         self.stamp = (-1.0, -1.0)
         self._stamps, self._stamped = stamps, stamps is not None
+        self._by_rank: dict[int, list[tuple[Part, Selection]]] = {}  # what goes to each, or comes from there
+        for part in parts:
+            for rank, rows in part.rows:
+                self._by_rank.setdefault(rank, []).append((part, rows))
         self._made_for: list[tuple[Field | Load, Any]] | None = None
         self._requests: list[MPI.Prequest] = []
         self._launch: Callable[[], Any]
@@ -90,21 +94,13 @@ class Channel:
     def settle(self) -> None:
         """At the end of this program: wait until it is taken, or its taker has ended, too."""
         if self._under_way:
-            ranks = self._by_rank().keys()
-            self.wire.wait(lambda: self._test() or not ranks.isdisjoint(self.wire.gone()), self._judge)
+            ranks, gone = self._by_rank.keys(), self.wire.gone
+            self.wire.wait(lambda: self._test() or not ranks.isdisjoint(gone()), self._judge)
             self._under_way = False
 
     @property
     def names(self) -> str:
         return ", ".join(repr(part.field.name) for part in self.parts)
-
-    def _by_rank(self) -> dict[int, list[tuple[Part, Selection]]]:
-        """The parts and rows that go to or come from each rank."""
-        found: dict[int, list[tuple[Part, Selection]]] = {}
-        for part in self.parts:
-            for rank, rows in part.rows:
-                found.setdefault(rank, []).append((part, rows))
-        return found
 
     def _prepare(self) -> None:
         for field in (part.field for part in self.parts):  # in each turn's channel: any may see them first
@@ -114,7 +110,7 @@ class Channel:
         self._made_for = [(part.field, part.field.values) for part in self.parts]
         # A send that is complete when it is buffered would hide from every deadline that nobody takes it.
         make = self.wire.mpi.Ssend_init if self.sends else self.wire.mpi.Recv_init
-        for rank, every in sorted(self._by_rank().items()):
+        for rank, every in sorted(self._by_rank.items()):
             here = []
             for part, rows in every:
                 if goes_aboard(self.wire, part, rank, rows):
@@ -150,7 +146,7 @@ class Channel:
             try:
                 return not self._has_failed and function() is not False
             except MPI.Exception:
-                if self._by_rank().keys().isdisjoint(self.wire.gone()):
+                if self._by_rank.keys().isdisjoint(self.wire.gone()):
                     raise
                 self._has_failed = True
                 return False
@@ -198,7 +194,7 @@ class Channel:
     def _judge(self, waited_s: float) -> None:
         """Raise if this wait can bring nothing more."""
         verb, wire = "put" if self.sends else "get", self.wire
-        lost = wire.lost() & self._by_rank().keys()
+        lost = wire.lost() & self._by_rank.keys()
         if lost and not self._test():
             last = ""
             if self._stamps is not None and self.stamp[0] >= 0:
