@@ -4,31 +4,35 @@ Once a rank is inside the MPI library nobody can call it back. So the ranks meet
 it makes, waits for the others with a deadline, and compares. Who does not come is named. Ranks that mean
 different calls all raise, and the group stays usable, because none of them has entered MPI. On one node they
 meet in the communicator's own core.Node, whose collectives are such meetings themselves; across nodes by
-message (far_meetings.py). torch's own word for it is a monitored barrier.
+message (FarMeetings). torch's own word for it is a monitored barrier.
 """
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
 
+from .._lazy import MPI
 from ..agree import shutdown
 from ..agree.arrivals import Arrivals
 from ..agree.deadline import lost, unanswered
 from ..agree.present_calls import words_now
 from ..communicator.context import Context
 from ..core.limits import WORK_LOOK_S
+from ..core.patience import Pause
+from ..core.request import abandon
 from ..core.signature import REFUSED, describe
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, WaitTimeoutError, has_ended
 from ..node import native, segment
 from . import store_reports
-from .far_meetings import FarMeetings
 from .torch_errors import as_torch
 
 _ANY_BYTES = 2**64 - 1
+_SAY_S = 1.0  # of waiting for other nodes, then a rank says in the store that it is there
 # In a signature, where no operator has a bit: whoever meets brings no data to those who make the call itself.
 _MEETING = 16 << 6
 _ALIKE = "make the same call on every rank, in the same order: operator, dtype, shape, root"
@@ -144,3 +148,49 @@ class EntryBarrier(Arrivals):
         if not is_known:
             self.failed = error
         return error
+
+
+class FarMeetings:
+    """Meetings of ranks of several nodes, as a core.Node has them on one: a nonblocking all-reduce each.
+
+    Args:
+        hook: what is called while this rank waits, and where the meeting fails.
+
+    Attributes:
+        number: of this rank's last one.
+    """
+
+    number = 0
+
+    def __init__(self, comm: Context, store: Store, hook: Arrivals) -> None:
+        self._comm, self._store, self._hook = comm, store, hook
+
+    def _begun(self, mine: int) -> tuple[MPI.Request, array[int]]:
+        """A meeting, and once it is over the largest signature there, and the negative of the least one."""
+        self.number += 1
+        both = array("q", (mine, -mine))
+        return self._comm.object_comm.Iallreduce(MPI.IN_PLACE, [both, MPI.INT64_T], MPI.MAX), both
+
+    def arrive(self, mine: int) -> None:
+        abandon(self._begun(mine))
+
+    def arrive_and_wait(self, mine: int) -> None:
+        (meeting, both), hook, store = self._begun(mine), self._hook, self._store
+        key, ranks = f"here/{self.number}", range(self._comm.size)
+        begin, pause, says = time.monotonic(), Pause(), min(hook.seconds / 2, _SAY_S)
+        try:
+            while not meeting.Test():
+                if (waited := time.monotonic() - begin) > hook.seconds:
+                    cut_off = [rank for rank in ranks if rank not in self._comm.near.regions]
+                    found = store_reports.silent(store, key, len(ranks), cut_off)
+                    hook("late", [rank for rank in found if rank != self._comm.rank])
+                if waited > says:
+                    says = hook.seconds
+                    store_reports.say(store, key, self._comm.rank, "")
+                hook("waits", ranks)
+                pause.sleep()
+        except BaseException:
+            abandon(meeting, both)
+            raise
+        if both[0] != -both[1]:
+            hook("mismatch", [self._comm.rank], mine, mine)

@@ -22,9 +22,8 @@ from ..job import process_role
 from ..node import native
 from ..node.native import native_core as core
 from .calls import Run, array, in_turn, is_even, is_misfit, nothing, unfit
+from .collectives import NetworkCollectives, bytes_of, compare_parts
 from .cuda_streams import check_layout, is_onboard, staged
-from .network_collectives import NetworkCollectives, compare_parts
-from .node_collectives import bytes_of
 
 Tensor = torch.Tensor
 

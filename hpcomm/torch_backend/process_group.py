@@ -11,7 +11,7 @@ import torch
 from ..communicator import trace
 from ..communicator.fingerprint import torch_call
 from ..errors import HpcommError
-from . import group_calls, monitored_barrier
+from . import group_calls, store_reports
 from .calls import (
     OPERATORS,
     Call,
@@ -336,7 +336,7 @@ class ProcessGroupMPI(CommProcessGroup):
     ) -> None:
         """Meet; rank 0 names those that do not come in time, and all raise. See torch's own."""
         self._drain(self.seconds)
-        monitored_barrier.wait_for_all(self, timeout, wait_all_ranks)
+        store_reports.monitored_barrier(self, timeout, wait_all_ranks)
 
     # -- messages --------------------------------------------------------------------------------------
     def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int = 0) -> Work:  # noqa: N803

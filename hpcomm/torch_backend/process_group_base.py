@@ -29,10 +29,10 @@ from ..errors import HpcommError
 from ..job import process_role
 from . import rendezvous
 from .calls import SAYS_LATER, UNSET, Call, flat, head_of, later, nothing, own_seconds
+from .collectives import carrier
 from .cuda_streams import Aside, is_onboard
 from .entry_barrier import EntryBarrier
 from .names import backends, c10d, dist, label
-from .node_collectives import carrier
 from .profile import recorded, recording
 from .ranks import Ranks
 from .rendezvous import OURS

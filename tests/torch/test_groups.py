@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import hpcomm
 from hpcomm.torch_backend import factory, torch_errors
-from hpcomm.torch_backend.network_collectives import NetworkCollectives
+from hpcomm.torch_backend.collectives import NetworkCollectives
 
 
 def total(group: dist.ProcessGroup | None, value: float) -> float:

@@ -19,8 +19,8 @@ import hpcomm
 from hpcomm.agree import deadline, doing, runtime
 from hpcomm.errors import named
 from hpcomm.torch_backend import store_reports
+from hpcomm.torch_backend.collectives import NetworkCollectives
 from hpcomm.torch_backend.message_work import MessageWork, NodeMessageWork
-from hpcomm.torch_backend.network_collectives import NetworkCollectives
 from hpcomm.watch import watchdog
 
 c10d: Any = dist.distributed_c10d

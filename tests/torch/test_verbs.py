@@ -13,7 +13,7 @@ import torch.distributed as dist
 from order_law import differing, given, law, nodes_of
 
 from hpcomm.node import native, segment
-from hpcomm.torch_backend import exact_sums, network_collectives
+from hpcomm.torch_backend import collectives
 from hpcomm.transport import rank_order
 from hpcomm.transport.scheduled import ordered_blocks
 
@@ -539,10 +539,10 @@ def test_an_element_of_a_sum_has_the_bits_of_the_law_of_order(
         monkeypatch.setattr(segment, "ranks_here", lambda mpi: nodes[mpi.rank % 2])
         monkeypatch.setattr(rank_order, "ORDER_GATHERED_FAR", 1 << 30 if way == "whole" else 0)
         monkeypatch.setattr(ordered_blocks, "ORDER_PIECE", 2000)
-        monkeypatch.setattr(network_collectives, "TORCH_CUT", 2000)
-        monkeypatch.setattr(network_collectives, "TORCH_CUT_PIECE", 1600)
+        monkeypatch.setattr(collectives, "TORCH_CUT", 2000)
+        monkeypatch.setattr(collectives, "TORCH_CUT_PIECE", 1600)
         group.entry.node = group._node = None
-        group._by = network_collectives.NetworkCollectives(group.comm.dup(check="full"), group.entry)
+        group._by = collectives.NetworkCollectives(group.comm.dup(check="full"), group.entry)
     for dtype in ("float16", "bfloat16", "float32", "float64", "complex64"):
         for op in ("sum", "product", "avg") if "complex" not in dtype else ("sum",):
             by = getattr(dist.ReduceOp, op.upper())
@@ -576,11 +576,11 @@ def test_sums_are_exact_where_the_environment_asks_for_it(
 ) -> None:
     """So they do not depend on the number of ranks, nor on which rank has what."""
     monkeypatch.setenv("HPCOMM_DETERMINISTIC", "1")
-    monkeypatch.setattr(exact_sums, "_PIECE", 2000)
+    monkeypatch.setattr(collectives, "_SUMMED", 2000)
     group = dist.new_group(list(range(size)))
     if across:
         group.entry.node = group._node = None
-        group._by = exact_sums.ExactSums(group.comm.dup(check="full"), group.entry)
+        group._by = collectives.ExactSums(group.comm.dup(check="full"), group.entry)
     for dtype in (torch.bfloat16, torch.float32, torch.float64, torch.complex64):
         for n in (1, 1003):
             xs = [torch.as_tensor(given("complex128", n, r)) for r in range(size)]

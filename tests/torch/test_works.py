@@ -17,7 +17,7 @@ import torch.distributed as dist
 from steady import steady_time
 
 import hpcomm
-from hpcomm.torch_backend.network_collectives import NetworkCollectives
+from hpcomm.torch_backend.collectives import NetworkCollectives
 
 
 def test_background_calls_keep_their_order_and_let_the_caller_go_on(rank: int, size: int) -> None:
