@@ -138,10 +138,6 @@ def made_options(opts: object, kind: Any, *more: object) -> Any:
     return made
 
 
-def spelling(new: str, old: str) -> str:
-    return new if hasattr(dist.ProcessGroup, new) else old
-
-
 def is_misfit(x: torch.Tensor, tensors: Sequence[Tensor], place: int | None = None) -> bool:
     """Whether a list holds other lengths than that of x.
 

@@ -100,8 +100,13 @@ def create() -> ProcessGroupMPI:
     # torch gives a group without a timeout its default: then that of the default group holds here
     own = told.get("timeout")
     seconds = None if own in (None, c10d.default_pg_timeout) else own.total_seconds()
+    kind: type[ProcessGroupMPI] = ProcessGroupMPI
+    if not {*backends(told["backend"]).values()} <= {*rendezvous.OURS}:
+        from .other_devices import MixedGroup
+
+        kind = MixedGroup
     with _watched(ranks, name, seconds):
-        return ProcessGroupMPI(_ranks(world, ranks, name, told), told)
+        return kind(_ranks(world, ranks, name, told), told)
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from .calls import (
     made_options,
     nothing,
     operator,
-    spelling,
 )
 from .message_work import MessageWork, NodeMessageWork, message_words
 from .names import options
@@ -55,8 +54,6 @@ class ProcessGroupMPI(CommProcessGroup):
             tensors = [tensors]
         opts = made_options(opts, options.AllreduceOptions, *more, named.get("timeout"))
         x = tensors[0]
-        if self._foreign(x):
-            return self._inner.allreduce(tensors, opts)
         op = operator(opts.reduceOp)
         run = in_turn(self._by, [group_calls.all_reduce(self._by, each, op) for each in tensors])
         count = lengths(tensors)
@@ -66,8 +63,6 @@ class ProcessGroupMPI(CommProcessGroup):
 
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         opts = made_options(opts, options.AllreduceCoalescedOptions)
-        if self._foreign(tensors[0]):
-            return self._inner.allreduce_coalesced(tensors, opts)
         op = operator(opts.reduceOp)
         run = group_calls.all_reduce_coalesced(self._by, tensors, op)
         return self._call(
@@ -86,8 +81,6 @@ class ProcessGroupMPI(CommProcessGroup):
         root, x = opts.rootRank, tensors[0]
         if len(tensors) == 1 and (made := self._by_core(opts, "broadcast", x, x, root)) is not NotImplemented:
             return made
-        if self._foreign(x):
-            return self._inner.broadcast(tensors, opts)
         run = in_turn(self._by, [group_calls.broadcast(self._by, x, root) for x in tensors])
         return self._call(
             Call("broadcast", tensors[0], root=root, elements=lengths(tensors), opts=opts), run, tensors
@@ -100,8 +93,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         opts = made_options(opts, options.ReduceOptions, op, *more, named.get("timeout"))
-        if self._foreign(tensors[0]):
-            return self._inner.reduce(tensors, opts)
         root, op = opts.rootRank, operator(opts.reduceOp)
         run = group_calls.reduce(self._by, tensors[0], op, root)
         return self._call(Call("reduce", tensors[0], op=op, root=root, opts=opts), run, tensors)
@@ -113,8 +104,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = made_options(opts, options.AllgatherOptions, *more, named.get("timeout"))
-        if self._foreign(inputs[0]):
-            return self._inner.allgather(outputs, inputs, opts)
         places, x = outputs[0], inputs[0]
         by = self._by
         run, odd = fitting(by, x, places, lambda: group_calls.all_gather(by, places, x), self._rank)
@@ -134,8 +123,6 @@ class ProcessGroupMPI(CommProcessGroup):
             if made is not NotImplemented:
                 return made
         opts = made_options(opts, options.AllgatherOptions, *more)
-        if self._foreign(x):
-            return getattr(self._inner, spelling("all_gather_single", "_allgather_base"))(output, x, opts)
         run = group_calls.all_gather_into(self._by, output, x)
         return self._call(Call("all_gather", x, opts=opts), run, [output])
 
@@ -144,17 +131,7 @@ class ProcessGroupMPI(CommProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: object = None
     ) -> Work:
-        if self._foreign(inputs[0]):
-            return getattr(
-                self._inner, spelling("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-            )(outputs, inputs, made_options(opts, options.AllgatherOptions))
-        run = in_turn(
-            self._by,
-            [group_calls.all_gather_into(self._by, o, x) for o, x in zip(outputs, inputs, strict=True)],
-        )
-        return self._call(
-            Call("all_gather", inputs[0], elements=lengths(inputs), opts=opts), run, outputs, inputs=inputs
-        )
+        return self._all_gather_each(group_calls.all_gather_into, outputs, inputs, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -162,20 +139,17 @@ class ProcessGroupMPI(CommProcessGroup):
         self, output_lists: list[list[torch.Tensor]], input_list: list[torch.Tensor], opts: object = None
     ) -> Work:
         """output_lists[rank][i] receives input_list[i] of rank."""
-        outputs, inputs = output_lists, input_list
-        if self._foreign(inputs[0]):
-            opts = made_options(opts, options.AllgatherOptions)
-            return self._inner.allgather_coalesced(outputs, inputs, opts)
-        parts = [
-            group_calls.all_gather(self._by, [outputs[r][i] for r in range(self._size)], x)
-            for i, x in enumerate(inputs)
-        ]
-        return self._call(
-            Call("all_gather", inputs[0], elements=lengths(inputs), opts=opts),
-            in_turn(self._by, parts),
-            outputs,
-            inputs=inputs,
-        )
+        columns = [list(column) for column in zip(*output_lists, strict=True)]
+        return self._all_gather_each(group_calls.all_gather, columns, input_list, output_lists, opts)
+
+    def _all_gather_each(
+        self, look: Any, places: list[Any], inputs: list[torch.Tensor], outputs: object, opts: object
+    ) -> Work:
+        """Several calls as one: look(by, place, x) is what is to run for each input."""
+        by = self._by
+        run = in_turn(by, [look(by, place, x) for place, x in zip(places, inputs, strict=True)])
+        call = Call("all_gather", inputs[0], elements=lengths(inputs), opts=opts)
+        return self._call(call, run, outputs, inputs=inputs)
 
     def gather(
         self, output_tensors: Any, input_tensors: Any = None, opts: Any = None, *more: object, **named: object
@@ -185,8 +159,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs] if outputs else [], [inputs]
         opts = made_options(opts, options.GatherOptions, *more, named.get("timeout"))
-        if self._foreign(inputs[0]):
-            return self._inner.gather(outputs, inputs, opts)
         by, x, root = self._by, inputs[0], opts.rootRank
         here = outputs[0] if outputs and self._rank == root else []
         run, count = fitting(by, x, here, lambda: group_calls.gather(by, here, x, root))
@@ -207,8 +179,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs] if inputs else []
         opts = made_options(opts, options.ScatterOptions, *more, named.get("timeout"))
-        if self._foreign(outputs[0]):
-            return self._inner.scatter(outputs, inputs, opts)
         by, x, root = self._by, outputs[0], opts.rootRank
         here = inputs[0] if inputs and self._rank == root else []
         run, count = fitting(by, x, here, lambda: group_calls.scatter(by, x, here, root))
@@ -226,8 +196,6 @@ class ProcessGroupMPI(CommProcessGroup):
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         opts = made_options(opts, options.ReduceScatterOptions, *more, named.get("timeout"))
-        if self._foreign(outputs[0]):
-            return self._inner.reduce_scatter(outputs, inputs, opts)
         by, op, out, blocks = self._by, operator(opts.reduceOp), outputs[0], inputs[0]
         run, odd = fitting(
             by, out, blocks, lambda: group_calls.reduce_scatter(by, out, blocks, op), self._rank
@@ -251,10 +219,6 @@ class ProcessGroupMPI(CommProcessGroup):
             if made is not NotImplemented:
                 return made
         opts = made_options(opts, options.ReduceScatterOptions, *more)
-        if self._foreign(x):
-            return getattr(self._inner, spelling("reduce_scatter_single", "_reduce_scatter_base"))(
-                output, x, opts
-            )
         op = operator(opts.reduceOp)
         run = group_calls.reduce_scatter_into(self._by, output, x, op)
         return self._call(Call("reduce_scatter", x, op=op, opts=opts), run, [output])
@@ -265,24 +229,11 @@ class ProcessGroupMPI(CommProcessGroup):
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         opts = made_options(opts, options.ReduceScatterOptions)
-        if self._foreign(inputs[0]):
-            return getattr(
-                self._inner, spelling("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
-            )(outputs, inputs, opts)
-        op = operator(opts.reduceOp)
-        run = in_turn(
-            self._by,
-            [
-                group_calls.reduce_scatter_into(self._by, o, x, op)
-                for o, x in zip(outputs, inputs, strict=True)
-            ],
-        )
-        return self._call(
-            Call("reduce_scatter", inputs[0], op=op, elements=lengths(inputs), opts=opts),
-            run,
-            outputs,
-            others=inputs,
-        )
+        by, op = self._by, operator(opts.reduceOp)
+        pairs = zip(outputs, inputs, strict=True)
+        run = in_turn(by, [group_calls.reduce_scatter_into(by, out, x, op) for out, x in pairs])
+        call = Call("reduce_scatter", inputs[0], op=op, elements=lengths(inputs), opts=opts)
+        return self._call(call, run, outputs, others=inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -305,10 +256,6 @@ class ProcessGroupMPI(CommProcessGroup):
             made = self._by_core(opts, "all_to_all", x, output)
             if made is not NotImplemented:
                 return made
-        if self._foreign(x):
-            return getattr(self._inner, spelling("all_to_all_single", "alltoall_base"))(
-                output, x, output_sizes, input_sizes, opts
-            )
         if is_even:
             run, count = group_calls.all_to_all_single(self._by, output, x), None
         else:
@@ -320,8 +267,6 @@ class ProcessGroupMPI(CommProcessGroup):
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None, *more: object) -> Work:
         outputs, inputs = output_tensors, input_tensors
         opts = made_options(opts, options.AllToAllOptions, *more)
-        if self._foreign(inputs[0]):
-            return self._inner.alltoall(outputs, inputs, opts)
         run = group_calls.all_to_all(self._by, outputs, inputs)
         return self._call(
             Call("all_to_all", inputs[0], elements=lengths(inputs), opts=opts), run, outputs, inputs=inputs
@@ -366,10 +311,6 @@ class ProcessGroupMPI(CommProcessGroup):
     def _message_with_words(self, verb: str, tensors: list[torch.Tensor], peer: int | None, tag: int) -> Work:
         """The same where somebody wants to know of it, by a Communicator, or with an error to be told."""
         x, mail = tensors[0], self._mail
-        if self._foreign(x):
-            if peer is None:
-                return self._inner.recv_anysource(tensors, tag)
-            return getattr(self._inner, verb)(tensors, peer, tag)
         end, words = self._observed(verb, x, peer, tag), message_words(verb, x, peer)
         try:
             request, give = group_calls.message(self.comm if mail is None else mail, verb, x, peer, tag)

@@ -78,16 +78,17 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._together: list[Work] | None = None  # of a coalescing manager
         self._recent: deque[Work] = deque(maxlen=256)
         self._detail = dist.get_debug_level() == dist.DebugLevel.DETAIL
-        self._inner: Any = None  # torch's own group for devices of other backends
-        self._devices = self._register_others()
+        served = backends(told["backend"])
+        self._devices = [kind for kind, backend in served.items() if backend in OURS]
+        self._backend = served[self._devices[0]]
         self._has_prints, self._is_traced = bool(os.environ.get(FINGERPRINT)), trace.is_on()
         is_watched = self._has_prints or self._is_traced
-        needs_more = is_watched or self._detail or self._by.is_exact or self._inner is not None
+        needs_more = is_watched or self._detail or self._by.is_exact
         # For calls that need nothing else:
         self._node = self.entry.node if SAYS_LATER and not needs_more else None
         # for messages; a Communicator has ways of its own for those of devices, of which one end may not know
         self._mail = self.entry.node if comm.context.devices is None else None
-        self._is_short = self._devices.get("cpu") is None and not is_watched
+        self._is_short = not is_watched
         self._sent = Work()  # of all messages that were complete when they were sent
 
     # -- what torch asks of a group ----------------------------------------------------------------
@@ -126,13 +127,10 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         return [torch.device(kind) for kind in self._devices]
 
     def _get_backend(self, device: torch.device) -> object:
-        """What serves device: this group itself, or torch's own backend for it."""
-        kind = torch.device(device).type
-        if kind in self._devices and self._devices[kind] is None:
-            return self
-        if self._inner is None:
+        """What serves device: this group itself."""
+        if (kind := torch.device(device).type) not in self._devices:
             raise RuntimeError(f"No backend type associated with device type {kind}")
-        return self._inner._get_backend(device)
+        return self
 
     def _set_default_backend(self, backend_type: object) -> None:
         pass
@@ -152,12 +150,9 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _set_default_timeout(self, timeout: timedelta) -> None:
         self.seconds = timeout.total_seconds()
         self.entry.limit(self.seconds)
-        for kind in [kind for kind, backend in self._devices.items() if backend is not None]:
-            other = self._inner._get_backend(torch.device(kind))
-            if hasattr(other, "_set_default_timeout"):
-                other._set_default_timeout(timeout)
 
-    set_timeout = _set_default_timeout
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._set_default_timeout(timeout)
 
     def get_group_store(self) -> dist.Store:
         # not by its name, which may differ between ranks, and be that of a group before
@@ -170,19 +165,7 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     supports_coalescing = supports_time_estimate = supports_splitting
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} '{self.label}', rank {self._rank} of {self._size}>"
-
-    def _register_others(self) -> dict[str, str | None]:
-        """Device types and the backend for each, None for this group; makes torch's backends for others."""
-        told = backends(self._told["backend"])
-        self._backend = next(backend for backend in told.values() if backend in OURS)
-        devices = {kind: None if backend in OURS else backend for kind, backend in told.items()}
-        others = ",".join(f"{kind}:{backend}" for kind, backend in devices.items() if backend is not None)
-        if others:
-            from .other_devices import inner_group
-
-            self._inner = inner_group(others, self._told, self._rank, self._size)
-        return devices
+        return f"<ProcessGroupMPI '{self.label}', rank {self._rank} of {self._size}>"
 
     # -- how a call is carried out -----------------------------------------------------------------
     def _by_core(self, opts: Any, verb: str, x: torch.Tensor, out: torch.Tensor, how: Any = None) -> Any:
@@ -389,8 +372,6 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             return  # freeing is collective; not all have come
         self.entry.close()
         self.comm.close()
-        if self._inner is not None:
-            self._inner.shutdown()
 
     def abort(self) -> None:
         """Leave without waiting for anybody."""
@@ -398,10 +379,6 @@ class CommProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _drain(self, seconds: float) -> None:
         if self.worker.waiting:
             self._now_or_later(nothing, (), lambda: "barrier()", True).wait(timedelta(seconds=seconds))
-
-    def _foreign(self, x: torch.Tensor) -> bool:
-        """Whether x lies on a device that another backend serves."""
-        return self._inner is not None and self._devices.get(x.device.type) is not None
 
 
 def _ending(deed: Callable[[], None], end: Callable[[], None]) -> Callable[[], None]:

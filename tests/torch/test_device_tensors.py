@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 import hpcomm
 from hpcomm.device import driver
-from hpcomm.torch_backend import cuda_streams, group_calls
+from hpcomm.torch_backend import cuda_streams, group_calls, other_devices
 
 pytestmark = pytest.mark.once
 
@@ -373,24 +373,33 @@ def test_without_mpi_a_devices_tensors_are_copied_through_the_host(
     comm.close()
 
 
-def test_messages_of_a_device_that_another_backend_serves_are_handed_to_it(
+def test_calls_of_a_device_that_another_backend_serves_are_handed_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given: list[Any] = []
 
     class Other:
         def __getattr__(self, verb: str) -> Any:
-            return lambda tensors, *more: given.append((verb, *more))
+            return lambda *given_to_it, **named: given.append((verb, *given_to_it[1:], *named))
 
+    monkeypatch.setattr(other_devices, "_inner_group", lambda *_: Other())
+    told = {"group_name": "mixed", "backend": "cpu:mpi,cuda:nccl", "store": dist.HashStore(), "ranks": [0]}
     comm = hpcomm.Communicator(MPI.COMM_SELF)
-    group: Any = comm.as_process_group()
-    monkeypatch.setattr(group, "_inner", Other())
-    monkeypatch.setattr(group, "_devices", {"cpu": None, "cuda": "nccl"})
-    x = [Far.of(torch.zeros(2))]
-    group.send(x, 0, 3)
-    group.recv(x, 0, 3)
-    group.recv_anysource(x, 4)
-    assert given == [("send", 0, 3), ("recv", 0, 3), ("recv_anysource", 4)]
-    monkeypatch.undo()
+    group: Any = other_devices.MixedGroup(comm.dup(check="off"), told)
+    x, own = Far.of(torch.zeros(2)), torch.ones(2)
+    group.send([x], 0, 3)
+    group.recv([x], 0, 3)
+    group.recv_anysource([x], 4)
+    group.allreduce([x])
+    group.broadcast(tensor=x, root=0)
+    group.gather([], [x], "options")
+    group.alltoall_base(x, x, [], [], "options")
+    names = [verb if verb != "all_to_all_single" else "alltoall_base" for verb, *_ in given]
+    assert names == ["send", "recv", "recv_anysource", "allreduce", "broadcast", "gather", "alltoall_base"]
+    rest = [[0, 3], [0, 3], [4], [], ["tensor", "root"], [[x], "options"], [x, [], [], "options"]]
+    assert [more for _, *more in given] == rest
+    group.allreduce([own], dist.ReduceOp.SUM)
+    assert len(given) == 7
     group.shutdown()
+    assert given[-1] == ("shutdown",)
     comm.close()
