@@ -268,11 +268,11 @@ def _is_between(module: str) -> bool:
     return module in _BETWEEN or module.startswith(("torch.distributed.", "multiprocessing."))
 
 
-def warn(text: str) -> None:
+def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
     """Warn at the user's line. Call it where nobody waits for this rank: a warning may be an error."""
     frame = calling_frame()
     if frame is not None:
-        warnings.warn_explicit(text, RuntimeWarning, frame.f_code.co_filename, frame.f_lineno)
+        warnings.warn_explicit(text, kind, frame.f_code.co_filename, frame.f_lineno)
 
 
 def source_line(code: CodeType, lineno: int | None) -> str:

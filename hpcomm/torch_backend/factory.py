@@ -16,7 +16,7 @@ from ..agree.deadline import Stay
 from ..communicator.communicator import Communicator
 from ..communicator.making.groups import short_list
 from ..core.present import calling
-from ..errors import ConfigError, HpcommError
+from ..errors import ConfigError, HpcommError, warn
 from . import rendezvous
 from .names import backends, c10d, dist, label
 from .process_group import ProcessGroupMPI
@@ -46,7 +46,7 @@ def make(before: Callable[..., object], call: inspect.BoundArguments, asked: dic
     _making.append({**given, "ranks": ranks})
     options = asked.get("pg_options", given.get("backend_options"))  # of "mpi" torch drops them
     if options is not None and set(backends(given["backend"]).values()) == {"mpi"}:
-        rendezvous.warn("pg_options= has no effect: backend 'mpi' has no options")
+        warn("pg_options= has no effect: backend 'mpi' has no options", UserWarning)
     given["backend_options"] = None
     try:
         with calling(None, "new_group", str(ranks)) if ranks else calling(None, "init_process_group"):

@@ -7,8 +7,7 @@ cuda_streams.py sees to tensors that lie elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,10 +31,15 @@ def _all_reduce(comm: NetworkCollectives, x: Tensor, op: Operator) -> Run:
     if x.is_sparse:
         return _all_reduce_sparse(comm, x, op)
     _check_filled(x)
+    return _filled(x, lambda flat: comm.all_reduce(flat, op, out=flat))
+
+
+def _filled(x: Tensor, fill: Callable[[Tensor], object]) -> Run:
+    """Have x filled as one row of plain memory."""
 
     def run() -> None:
         flat = flat_of(x)
-        comm.all_reduce(flat, op, out=flat)
+        fill(flat)
         give_back(flat, x)
 
     return run
@@ -79,8 +83,7 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Op
         getattr(comm, "arrive", nothing)()  # lengths are compared
         whole = torch.cat([flat_of(x) for x in tensors])
         comm.all_reduce(whole, op, out=whole)
-        for x, part in zip(tensors, whole.split([x.numel() for x in tensors]), strict=True):
-            x.data.copy_(part.view(x.shape))
+        _deal(tensors, whole.split([x.numel() for x in tensors]))
 
     return run
 
@@ -88,13 +91,7 @@ def all_reduce_coalesced(comm: NetworkCollectives, tensors: list[Tensor], op: Op
 @staged("x", takes_devices=True)
 def broadcast(comm: NetworkCollectives, x: Tensor, root: int) -> Run:
     _check_filled(x)
-
-    def run() -> None:
-        flat = flat_of(x)
-        comm.broadcast(flat, root, out=flat)
-        give_back(flat, x)
-
-    return run
+    return _filled(x, lambda flat: comm.broadcast(flat, root, out=flat))
 
 
 @staged("x", takes_devices=True)
@@ -140,10 +137,15 @@ def _filling_list(fill: Callable[[Tensor], object], outputs: list[Tensor]) -> Ru
     def run() -> None:
         stack = outputs[0].new_empty((len(outputs), outputs[0].numel())) if there is None else there
         fill(_rows(stack, len(outputs)))
-        for x, part in zip(outputs, stack, strict=True) if there is None else ():
-            x.data.copy_(part.view(x.shape))
+        if there is None:
+            _deal(outputs, stack)
 
     return run
+
+
+def _deal(outputs: list[Tensor], parts: Iterable[Tensor]) -> None:
+    for out, part in zip(outputs, parts, strict=True):
+        out.data.copy_(part.view(out.shape))
 
 
 @staged("outputs", takes_devices=True)
@@ -154,7 +156,7 @@ def all_gather(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> Ru
     if is_misfit(x, outputs, comm.rank):
         raise unfit(x, outputs)
     if not is_even(outputs):
-        return _all_gather_uneven(comm, outputs, x)
+        return lambda: _deal(outputs, comm.all_gather_ragged(x.detach()))
     return _filling_list(lambda rows: comm.all_gather(flat_of(x), out=rows), outputs)
 
 
@@ -170,14 +172,6 @@ def _of_one_dtype(x: Tensor, *others: Tensor) -> None:
     odd = next((each for each in others if each.dtype != x.dtype), None)
     if odd is not None:
         raise DtypeError(f"output and input differ: {array(x)}, {array(odd)}", hint="tensors of one dtype")
-
-
-def _all_gather_uneven(comm: NetworkCollectives, outputs: list[Tensor], x: Tensor) -> Run:
-    def run() -> None:
-        for out, part in zip(outputs, comm.all_gather_ragged(x.detach()), strict=True):
-            out.data.copy_(part.view(out.shape))
-
-    return run
 
 
 @staged("output", takes_devices=True)
@@ -230,13 +224,10 @@ def scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor], root
     _check_filled(output)
     _of_one_dtype(output, *inputs)
     stack = _stack(inputs) if inputs else None
-
-    def run() -> None:
-        into = flat_of(output)
-        comm.scatter(None if stack is None else _rows(stack, comm.size), root, out=into)
-        give_back(into, output)
-
-    return run
+    return _filled(
+        output,
+        lambda flat: comm.scatter(None if stack is None else _rows(stack, comm.size), root, out=flat),
+    )
 
 
 @staged("output", takes_devices=True)
@@ -246,11 +237,7 @@ def reduce_scatter(comm: NetworkCollectives, output: Tensor, inputs: list[Tensor
     _of_one_dtype(output, *inputs)
     if not is_even(inputs):
         return _reduce_scatter_uneven(comm, output, inputs, op)
-
-    def run() -> None:
-        _reduce_rows(comm, output, _stack(inputs), op)
-
-    return run
+    return lambda: _reduce_rows(comm, output, _stack(inputs), op)
 
 
 def _reduce_rows(comm: NetworkCollectives, output: Tensor, x: Tensor, op: Operator | None) -> None:
@@ -334,8 +321,7 @@ def all_to_all(comm: NetworkCollectives, outputs: list[Tensor], inputs: list[Ten
         received = outputs[0].new_empty(sum(there))
         whole = torch.cat([flat_of(x) for x in inputs])
         comm.exchange(received, there, whole, here)
-        for out, part in zip(outputs, received.split(there), strict=True):
-            out.data.copy_(part.view(out.shape))
+        _deal(outputs, received.split(there))
 
     return run
 
@@ -353,11 +339,13 @@ def message(
         if is_onboard(x):
             return begin(x.detach(), peer, tag), None
     else:
-        begin = partial(_by_node, by, verb)
-        request = begin(x, peer, tag)
+        request = _by_node(by, verb, x, peer, tag, x)
         if request is not NotImplemented:
             return request, None
-        begin = _as_bytes(partial(begin, shown=x))
+
+        def begin(flat: Tensor, peer: int | None, tag: int) -> Any:  # elements of any type
+            return _by_node(by, verb, bytes_of(flat_of(flat)), peer, tag, x)
+
     if verb == "send":
         return begin(x.detach().cpu().resolve_conj().resolve_neg(), peer, tag), None
     flat = flat_of(x if x.is_cpu else x.detach().cpu())  # what is not filled stays as it is
@@ -365,12 +353,10 @@ def message(
     return begin(flat, peer, tag), (lambda: give_back(flat, x)) if apart else None
 
 
-def _by_node(
-    node: core.Node, verb: str, x: Any, peer: int | None, tag: int, shown: Tensor | None = None
-) -> Any:
+def _by_node(node: core.Node, verb: str, x: Any, peer: int | None, tag: int, shown: Tensor) -> Any:
     """A message of the native core begun. shown: the tensor that x is made of."""
     try:
-        return getattr(node, f"i{verb}")(x, peer, tag, x if shown is None else shown)
+        return getattr(node, f"i{verb}")(x, peer, tag, shown)
     except OSError as error:  # at the first message from this rank to that one
         why = native.NO_ROOM
         raise ConfigError(
@@ -381,11 +367,6 @@ def _by_node(
         if peer is None or 0 <= peer < node.size:
             raise UsageError("the process group has been destroyed", hint="init_process_group()") from error
         raise RankError(f"rank {peer} is not one of {node.size}", hint=f"0 to {node.size - 1}") from None
-
-
-def _as_bytes(begin: Callable[..., Any]) -> Callable[..., Any]:
-    """Elements of any type as the core takes them."""
-    return lambda x, peer, tag: begin(bytes_of(flat_of(x)), peer, tag)
 
 
 def flat_of(x: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ import inspect
 import sys
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 from ..job.optional_packages import load_torch
 from . import rendezvous
@@ -95,9 +96,9 @@ def take() -> None:
         return
     missing = [name for name in _NEEDED if not hasattr(c10d, name)]
     if missing:
-        _refuse(c10d, missing)
+        _announce(c10d, lambda ranks: _refuse(missing))
         return
-    _announce(c10d)
+    _announce(c10d, _create)
     wrappers: dict[str, Callable[..., Any]] = {
         "_new_process_group_helper": _helper,
         "_new_group_with_tag": _new_group,
@@ -145,28 +146,14 @@ def _asked() -> dict[str, object]:
     return dict(frame.f_locals) if frame.f_code.co_name == "init_process_group" else {}
 
 
-def _announce(c10d: Any) -> None:
-    """Say that "mpi" is there."""
+def _announce(c10d: Any, create: Callable[..., object]) -> None:
+    """Say that "mpi" is there. create: as of the C++ class in a torch that was built with MPI."""
     c10d._MPI_AVAILABLE = True
-    c10d.ProcessGroupMPI = _Maker
+    c10d.ProcessGroupMPI = SimpleNamespace(create=create)
 
 
-class _Maker:
-    """Stands where torch built with MPI has its C++ class."""
-
-    @staticmethod
-    def create(ranks: list[int]) -> object:
-        return _create()
-
-
-def _refuse(c10d: Any, missing: list[str]) -> None:
-    class Refusal:
-        @staticmethod
-        def create(ranks: list[int]) -> object:
-            raise moved(f"has no {', '.join(missing)} in torch.distributed")
-
-    c10d._MPI_AVAILABLE = True
-    c10d.ProcessGroupMPI = Refusal
+def _refuse(missing: list[str]) -> NoReturn:
+    raise moved(f"has no {', '.join(missing)} in torch.distributed")
 
 
 def _helper(before: Callable[..., object], call: inspect.BoundArguments) -> object:

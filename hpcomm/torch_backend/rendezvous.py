@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from urllib.parse import parse_qs, urlparse
 
 from ..agree import runtime
-from ..errors import ConfigError, MissingError, calling_frame
+from ..errors import ConfigError, MissingError, warn
 from ..job import pmi_server, process_role
 from ..job.optional_packages import load_mpi
 from ..job.process_role import RANKS, SIZES
@@ -243,7 +242,7 @@ def _hold(said: Told, comm: Communicator | NodeWorld) -> None:
     what = f"{said.by} say {mine}, {others} rank {comm.rank} of {comm.size}"
     if is_launched() or said.size == 0:  # as torch's own recipe for MPI has it
         if is_wrong:
-            warn(f"{what}: MPI's numbers hold")
+            warn(f"{what}: MPI's numbers hold", UserWarning)
         return
     if not is_wrong:
         raise ConfigError(
@@ -258,13 +257,6 @@ def _hold(said: Told, comm: Communicator | NodeWorld) -> None:
         f"leave rank and size to MPI: mpirun -n {size} python ..., or hpcomm run -n {size} python ...; "
         f"{torchrun.GLOO}",
     )
-
-
-def warn(text: str) -> None:
-    """At the user's line."""
-    frame = calling_frame()
-    file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("hpcomm", 0)
-    warnings.warn_explicit(text, UserWarning, file, line)
 
 
 def store_of(comm: Communicator | NodeWorld, meeting: Callable[[], Store]) -> Store:
