@@ -11,7 +11,7 @@ from ..core.partition import Box, Partition, Points
 from ..errors import LayoutError, UsageError, where
 from ..transport.endpoints import Rows, memory
 from ..transport.late import buffer, host_copy
-from .routing import Region, halo
+from .routing import Region, halo, held_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,10 +97,7 @@ class OwnPart(Generic[A]):
     @property
     def owned_shape(self) -> tuple[int, ...]:
         """Shape of inner."""
-        if isinstance(self.partition, Points):
-            return (len(self.partition.owned[self.comm.rank]), *self.shape[1:])
-        assert self.box is not None
-        return self.box.shape
+        return held_shape(self.partition, self.comm.rank)
 
     def _owned(self) -> Any:
         """inner, as an exchange takes it."""

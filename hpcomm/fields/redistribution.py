@@ -82,12 +82,14 @@ class Redistribution:
     @property
     def source_shape(self) -> tuple[int, ...] | None:
         """Shape of x on this rank; None if it is not a rank of the source."""
-        return _held(self.source, self.source_ranks, self.comm.rank)
+        ranks, rank = self.source_ranks, self.comm.rank
+        return routing.held_shape(self.source, ranks.index(rank)) if rank in ranks else None
 
     @property
     def target_shape(self) -> tuple[int, ...] | None:
         """Shape of the result on this rank; None if it is not a rank of the target."""
-        return _held(self.target, self.target_ranks, self.comm.rank)
+        ranks, rank = self.target_ranks, self.comm.rank
+        return routing.held_shape(self.target, ranks.index(rank)) if rank in ranks else None
 
     def __call__(self, x: object = None, *, out: object = None, dtype: object = None) -> Any:
         """Carry it out: give what this rank holds of the source, get what it holds of the target.
@@ -221,14 +223,6 @@ class Redistribution:
         self._device_side = exchange.device_side
         self._last = (look, made, exchange)
         return exchange
-
-
-def _held(partition: Partition | Points, ranks: list[int], rank: int) -> tuple[int, ...] | None:
-    if rank not in ranks:
-        return None
-    if isinstance(partition, Points):
-        return (len(partition.owned[ranks.index(rank)]), *partition.shape[1:])
-    return partition.box(ranks.index(rank)).shape
 
 
 def _same(a: Any, b: Any) -> bool:

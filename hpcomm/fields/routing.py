@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from .._lazy import np
@@ -267,8 +268,11 @@ def _between_points(source: Points, target: Points, rank: int, origins: list[int
         held = np.sort(source.owned[origins.index(rank)])
         owners = target.owners(held)
         sends = [Piece(tos[int(r)], held[owners == r]) for r in np.unique(owners)]
-    return Route(sorted(sends, key=_by_peer), sorted(receives, key=_by_peer))
+    return Route(*(sorted(side, key=attrgetter("peer")) for side in (sends, receives)))
 
 
-def _by_peer(piece: Piece) -> int:
-    return piece.peer
+def held_shape(partition: Partition | Points, rank: int) -> Shape:
+    """Shape of what rank owns."""
+    if isinstance(partition, Points):
+        return (len(partition.owned[rank]), *partition.shape[1:])
+    return partition.box(rank).shape

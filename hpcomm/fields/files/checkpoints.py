@@ -107,18 +107,13 @@ def load(
     found = _found(comm, folder, step)
     for path in found:
         try:
-            return _load(comm, path, fields)
+            return load_from(path, fields)
         except TransportError as error:
             if step is not None or path is found[-1]:
                 raise
             if comm.rank == 0:
                 warnings.warn(f"{path} is passed over: {error.what}", RuntimeWarning, stacklevel=2)
     raise AssertionError("unreachable")
-
-
-def load_from(path: Path, fields: Sequence[Field]) -> Checkpoint:
-    """Fill fields from the checkpoint at path, as load does. Collective."""
-    return _load(fields[0].comm, path, fields)
 
 
 def said(path: Path) -> Checkpoint:
@@ -203,7 +198,9 @@ def _number(path: Path) -> tuple[int, int]:
     return (int(found[1]), int(found[2] or 0)) if found else (-1, 0)
 
 
-def _load(comm: Communicator, path: Path, fields: Sequence[Field]) -> Checkpoint:
+def load_from(path: Path, fields: Sequence[Field]) -> Checkpoint:
+    """Fill fields from the checkpoint at path, as load does. Collective."""
+    comm = fields[0].comm
     manifest = file_folder.from_root(comm, "load", path, lambda: _manifest(path))
     for field in fields:
         _check(comm, path, field, manifest["fields"])
