@@ -1,13 +1,17 @@
-"""Collectives on buffers: what each one means is said once, as a verb of hpcomm's, for now and for later.
+"""Collectives, on buffers and on objects.
+
+On buffers: what each one means is said once, as a verb of hpcomm's, for now and for later.
 
 hpcomm compares what all ranks call: the verb, the operator, the element type, the root and the length.
 Operators that hpcomm does not know, such as a program's own, and reductions of its own datatypes go to MPI
-itself. All ranks name the same ones, so all of them go there.
+itself. All ranks name the same ones, so all of them go there. Of objects, arrays travel from and into their
+own memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from .buffers import Block
 
 F = TypeVar("F", bound=Callable[..., object])
+_Op = MPI.Op | Callable[[Any, Any], Any]
 
 _NAMES = {
     op.handle: name
@@ -252,3 +257,40 @@ def _blocks(comm: Surface, whole: Part) -> NpArray:
 def _host(its: Part) -> NpArray:
     """As an array of numpy's: blocks of one call may be of several libraries."""
     return its.array if isinstance(its.array, np.ndarray) else as_buffer(its.array).array
+
+
+# -- of objects ----------------------------------------------------------------------------------------
+class Objects(Surface):
+    """Collectives on objects. Operators are called as Python functions, in the order of ranks."""
+
+    def barrier(self) -> None:
+        self.communicator.barrier()
+
+    def bcast(self, obj: object, root: int = 0) -> Any:
+        return self.communicator.broadcast_object(obj, root)
+
+    def gather(self, sendobj: object, root: int = 0) -> list[Any] | None:
+        return self.communicator.gather_object(sendobj, root)
+
+    def scatter(self, sendobj: Sequence[object] | None, root: int = 0) -> Any:
+        return self.communicator.scatter_object(sendobj, root)
+
+    def allgather(self, sendobj: object) -> list[Any]:
+        return self.communicator.all_gather_object(sendobj)
+
+    def alltoall(self, sendobj: Sequence[object]) -> list[Any]:
+        return self.communicator.all_to_all_object(sendobj)
+
+    def reduce(self, sendobj: object, op: _Op = MPI.SUM, root: int = 0) -> Any | None:
+        return self.communicator.reduce_object(sendobj, op, root)
+
+    def allreduce(self, sendobj: object, op: _Op = MPI.SUM) -> Any:
+        return self.communicator.all_reduce_object(sendobj, op)
+
+    def scan(self, sendobj: object, op: _Op = MPI.SUM) -> Any:
+        return reduce(op, self.allgather(sendobj)[: self.rank + 1])
+
+    def exscan(self, sendobj: object, op: _Op = MPI.SUM) -> Any:
+        """None on rank 0."""
+        before = self.allgather(sendobj)[: self.rank]
+        return reduce(op, before) if before else None

@@ -10,9 +10,8 @@ from typing import Any, Self, TypeVar, cast
 from mpi4py import MPI
 
 from ..communicator.communicator import Communicator
-from .collectives import Collectives
+from .collectives import Collectives, Objects
 from .messages import Messages
-from .objects import Objects
 from .requests import Request
 from .surface import Like, Surface, go, known, met, named, theirs
 

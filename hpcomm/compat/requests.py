@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import wraps
 from operator import itemgetter
 from typing import Any, Literal, Self, TypeVar
@@ -218,17 +219,11 @@ def _some(requests: Sequence[MPI.Request]) -> list[int]:
     pause = Pause()
     while not (ready := list(_over(requests))):
         if len(own) == sum(map(bool, requests)):
-            _until_any(own)
+            with suppress(MismatchError):  # who takes the request hears of it
+                wait_any(own)
         else:
             pause.sleep()
     return ready
-
-
-def _until_any(own: list[OwnRequest[object]]) -> None:
-    try:
-        wait_any(own)
-    except MismatchError:
-        return  # who takes the request hears of it
 
 
 def _takes_both(taken: Callable[[Any], object]) -> Callable[[F], F]:
