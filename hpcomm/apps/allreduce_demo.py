@@ -19,8 +19,7 @@ from .. import Communicator
 from ..core.types import Array, Operator
 from ..errors import counted
 from ..tools.fit import seconds_of
-from ._arrays import DTYPES, Kind, kinds_at_hand, values
-from ._definition import OPS, definition, fault, operators
+from ._arrays import DTYPES, OPS, Kind, definition, fault, kinds_at_hand, operators, values
 from ._report import Parser, Progress, Report
 
 SIZES = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20]
