@@ -173,7 +173,7 @@ def gradcheck(
     torch = _torch()
     demand(f, Callable, "what is differentiated", "gradcheck", "a function of a tensor")  # type: ignore[arg-type]
     _tensor(comm, x)
-    if x.dtype not in (torch.float64,):
+    if x.dtype != torch.float64:
         raise DtypeError(
             f"x is {x.dtype}", where("gradcheck", comm), "float64, or differences drown in rounding"
         )

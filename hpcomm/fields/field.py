@@ -137,35 +137,32 @@ class Field(Numbers[A], Arithmetic[A], Labelled, Generic[A]):
                     f"the partition is over {self.partition.size} ranks, the communicator has {comm.size}",
                     hint="a communicator of as many ranks",
                 )
-            self._set_up(halo, periodic, ranks)
-            self.look = _storage(self._shape_here(), dtype, array, like)
+            self.look = _storage(self._set_up(halo, periodic, ranks), dtype, array, like)
             if self.look.place is not None and isinstance(self.partition, Points):
                 raise LayoutError("fields of points cannot lie on a device yet", hint="a host array")
         self.array: A = self.look.give()
         self._halo: Halo | None = None
 
-    def _set_up(self, halo: Width, periodic: bool | Iterable[int] | None, ranks: Mesh | Communicator) -> None:
-        """Where the rim lies."""
+    def _set_up(
+        self, halo: Width, periodic: bool | Iterable[int] | None, ranks: Mesh | Communicator
+    ) -> tuple[int, ...]:
+        """Where the rim lies; the shape of this rank's array with it."""
         self.box: Box | None = None
         if isinstance(self.partition, Points):
             self.halo: Any = 0
             self.periodic: tuple[int, ...] = ()
-            return
+            own, ghosts = (each[self.comm.rank] for each in (self.partition.owned, self.partition.ghosts))
+            return (len(own) + len(ghosts), *self.partition.shape[1:])
         self.halo = halo_width(halo, self.partition.ndim)
         self.box = self.partition.box(self.comm.rank)
-        self._origin = self.box.grown(self.halo).start
+        grown = self.box.grown(self.halo)
+        self._origin = grown.start
         if periodic is None:
             closed = {*axes_of(ranks)[1]}
             self.periodic = tuple(a for a, names in enumerate(self.partition.axes) if {*names} & closed)
         else:
             self.periodic = rings(periodic, self.partition.ndim)
-
-    def _shape_here(self) -> tuple[int, ...]:
-        if isinstance(self.partition, Points):
-            own, ghosts = self.partition.owned, self.partition.ghosts
-            return (len(own[self.comm.rank]) + len(ghosts[self.comm.rank]), *self.partition.shape[1:])
-        assert self.box is not None
-        return self.box.grown(self.halo).shape
+        return grown.shape
 
     def __repr__(self) -> str:
         unit = f" [{self.unit}]" if self.unit else ""

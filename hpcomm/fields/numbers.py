@@ -166,7 +166,9 @@ class Numbers(OwnPart[A]):
             if kind == "m":
                 return sum(self.comm.all_gather_object(mine), nothing)
             return self.comm.all_reduce(mine)
-        return _exact_total(self.comm, piece, n, kind == "c")
+        pieces, parts = (piece(low, low + PIECE) for low in range(0, n, PIECE)), 1 + (kind == "c")
+        total = exact_sums(self.comm, ((each.real, each.imag)[:parts] for each in pieces), parts)
+        return np.complex128(complex(*total)) if kind == "c" else np.float64(total[0])
 
     def _where(self, op: Literal["min", "max"]) -> int:
         self._ordered(f"arg{op}")
@@ -222,13 +224,6 @@ class Numbers(OwnPart[A]):
             return dtypes.widen(own, self.look.dtype).astype(np.float64)
         wide = {"f": np.float64, "c": np.complex128, "i": np.int64, "b": np.int64, "u": np.uint64}
         return own.astype(wide.get(own.dtype.kind, own.dtype), copy=False)
-
-
-def _exact_total(comm: Any, piece: Callable[[int, int], AnyArray], n: int, is_complex: bool) -> Any:
-    """The sum of all n elements, of which piece makes some, over all ranks, as exact_sums."""
-    pieces, parts = (piece(low, low + PIECE) for low in range(0, n, PIECE)), 1 + is_complex
-    total = exact_sums(comm, ((each.real, each.imag)[:parts] for each in pieces), parts)
-    return np.complex128(complex(*total)) if is_complex else np.float64(total[0])
 
 
 def exact_sums(comm: Any, pieces: Iterable[Sequence[AnyArray]], count: int) -> list[float]:

@@ -86,6 +86,10 @@ class NodeWorld:
             raise as_torch(has_ended("making a group", "new_group", gone))
 
 
+def no_room(*_: object, **__: object) -> NoReturn:
+    raise ConfigError(native.NO_ROOM.why, hint=native.NO_ROOM.hint)
+
+
 class NodeRanks:
     """The ranks of a group of a NodeWorld; to the layers below also its context, as of core.comm.Comm."""
 
@@ -109,15 +113,8 @@ class NodeRanks:
 
     forget_mpi = close
 
-    def no_room(self, *_: object, **__: object) -> NoReturn:
-        no_room()
-
     # What a Communicator lets MPI do where the core has no room
     all_reduce = reduce = reduce_scatter = broadcast = all_gather = gather = scatter = all_to_all = no_room
-
-
-def no_room() -> NoReturn:
-    raise ConfigError(native.NO_ROOM.why, hint=native.NO_ROOM.hint)
 
 
 def on_one_node(store: Store, rank: int, size: int, seconds: float) -> NodeWorld | str:
