@@ -12,7 +12,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from textwrap import indent
 from typing import Any, NamedTuple, TextIO
@@ -144,16 +144,14 @@ class Doing(NamedTuple):
         """What as_text() made."""
         import json
 
-        told = Doing(*json.loads(text))
-        messages, begun = ([Message(*each) for each in some] for some in (told.messages, told.begun))
-        counted = None if told.counted is None else (told.counted[0], told.counted[1], told.counted[2])
-        return told._replace(
-            counted=counted,
-            messages=tuple(messages),
-            begun=tuple(begun),
-            stack=tuple(told.stack),
-            calls=tuple(told.calls),
-        )
+        told = Doing(*_tuples(json.loads(text)))
+        messages, begun = (tuple(Message(*each) for each in some) for some in (told.messages, told.begun))
+        return told._replace(messages=messages, begun=begun)
+
+
+def _tuples(x: Any) -> Any:
+    """The same with tuples in place of lists, which JSON has."""
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 
 def own() -> Doing:
@@ -197,12 +195,29 @@ def _waiting(told: Doing, call: Blocked, waited_s: float) -> Doing:
 
 def known(doings: Mapping[int, Doing]) -> dict[int, Doing]:
     """doings, by their ranks: needs are without those that have come to a counted call, or to a message."""
-    told = {rank: _without_those_there(each, doings) for rank, each in doings.items()}
-    for rank, each in doings.items():
-        if each.messages and not each.is_any:
-            missing = [message.peer for message in each.messages if not is_met(message, rank, doings)]
-            told[rank] = each._replace(needs=tuple(dict.fromkeys(missing)))
-    return told
+    return {
+        rank: each._replace(needs=tuple(dict.fromkeys(_lacking(rank, each, doings))))
+        for rank, each in doings.items()
+    }
+
+
+def _lacking(rank: int, doing: Doing, doings: Mapping[int, Doing]) -> Iterable[int]:
+    """Those that rank needs, as far as they are not seen to have come."""
+    if doing.messages and not doing.is_any:
+        return [message.peer for message in doing.messages if not is_met(message, rank, doings)]
+    if doing.counted is None:
+        return doing.needs
+    comm, call, root = doing.counted
+    if call == NONE:
+        there = {
+            other for other, its in doings.items() if (its.verb, its.counted) == (doing.verb, doing.counted)
+        }
+        return [other for other in doing.needs if other not in there]
+    calls = {
+        other: dict(doings[other].counts).get(comm) if other in doings else None for other in doing.needs
+    }
+    late = [ELSEWHERE if its is None else other for other, its in calls.items() if its is None or its < call]
+    return [root] if root in late and root >= 0 else late
 
 
 def is_met(message: Message, rank: int, doings: Mapping[int, Doing]) -> bool:
@@ -212,20 +227,6 @@ def is_met(message: Message, rank: int, doings: Mapping[int, Doing]) -> bool:
         for other, its in doings.items()
         for end in ((*its.messages, *its.begun) if other != rank else its.begun)
     )
-
-
-def _without_those_there(doing: Doing, doings: Mapping[int, Doing]) -> Doing:
-    if doing.counted is None:
-        return doing
-    comm, call, root = doing.counted
-    if call == NONE:
-        there = {
-            rank for rank, each in doings.items() if (each.verb, each.counted) == (doing.verb, doing.counted)
-        }
-        return doing._replace(needs=tuple(rank for rank in doing.needs if rank not in there))
-    calls = {rank: dict(doings[rank].counts).get(comm) if rank in doings else None for rank in doing.needs}
-    late = [ELSEWHERE if its is None else rank for rank, its in calls.items() if its is None or its < call]
-    return doing._replace(needs=(root,) if root in late and root >= 0 else tuple(dict.fromkeys(late)))
 
 
 def own_number() -> int:
@@ -257,18 +258,15 @@ def _missing(call: Blocked) -> tuple[tuple[int, ...], bool, tuple[Message, ...]]
     if asked is not None and is_any:
         waits = [(part, ranks or [ELSEWHERE], one) for part, ranks, one in waits]
         found = [ELSEWHERE] * (len(waits) < len(asked.requests))
-    elif asked is not None:
-        waits = [each for each in waits if _is_certain(*each)]
+    elif asked is not None:  # only those of which it is known which rank is missing
+        waits = [
+            each for each in waits if each[0].comm.partners is None and (len(each[1]) == 1 or not each[2])
+        ]
     for part, ranks, _ in waits:
         numbers = numbers_of(part.comm)
         found += [numbers.get(rank, ELSEWHERE) for rank in ranks]
     messages = [message for part, _, _ in waits for message in _messages(part)]
     return tuple(dict.fromkeys(found)), is_any, tuple(messages)
-
-
-def _is_certain(call: Blocked, ranks: list[int], is_any: bool) -> bool:
-    """Whether it is known which of these ranks is missing."""
-    return call.comm.partners is None and (len(ranks) == 1 or not is_any)
 
 
 def _messages(call: Blocked) -> tuple[Message, ...]:
@@ -301,7 +299,10 @@ def _begun(what: object) -> tuple[tuple[Message, ...], bool]:
 
     what: that it waits for, which does not.
     """
-    found, others = [], has_other_threads() or _plans_are_under_way(what)
+    found, others = [], has_other_threads()
+    for one in runtime.living():
+        kept = vars(one).get("outstanding")
+        others |= kept is not None and any(plan.is_under_way and plan is not what for plan in [*kept.plans])
     for each in under_way(*kinds):
         comm, peer, number, verb, tag = each.waits_for or (None, None, None, "", None)
         if comm is None or number != MESSAGE or verb == "sendrecv":
@@ -320,11 +321,6 @@ def under_way(*classes: type) -> Iterator[Any]:
         # not isinstance: it asks some objects, such as torch's reduce_op, which warns
         if issubclass(type(each), classes) and each.is_under_way:
             yield each
-
-
-def _plans_are_under_way(but: object) -> bool:
-    kept = [its for comm in runtime.living() if (its := vars(comm).get("outstanding")) is not None]
-    return any(plan.is_under_way and plan is not but for its in kept for plan in [*its.plans])
 
 
 def ask(regions: Sequence[Region], seconds: float = DESCRIPTION_S) -> list[Doing | None]:

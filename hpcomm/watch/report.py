@@ -57,8 +57,10 @@ class Reporter:
     def look(self, call: Blocked | None, waited_s: float) -> None:
         """Say what is to be said of the call in which this rank waits, or None."""
         limit_s = min(SILENT_S, self.stall_s) if doing.silent() else self.stall_s
-        if call is None:
-            self._be_quiet()
+        if call is None:  # this rank has moved on
+            if self._speaks and segment.current is not None:
+                segment.current.give_word()
+            self._speaks, self._reported, self._before, self._next_s = False, False, [], 0.0
             return
         if waited_s < max(min(stuck.PATIENT_S, limit_s), self._next_s) or not self.may_speak():
             return
@@ -70,16 +72,13 @@ class Reporter:
         self._next_s = waited_s + (_SOON_S if is_soon else _AGAIN_S)
         if self._before not in ([], before):  # a circle, perhaps: the next look says so, or reports the wait
             return
-        if self._is_due(waited_s, limit_s, doings):
-            self._reported = True
-            if not is_silent:
-                doing.reported_at = time.monotonic()
-                self._say(self.report(call, waited_s))
-
-    def _is_due(self, waited_s: float, limit_s: float, doings: Mapping[int, Doing]) -> bool:
-        """Whether a call has waited long enough for a report, and no rank has reported this wait."""
-        quiet_s = min(each.quiet_s for each in doings.values())
-        return not (self._reported or waited_s < limit_s or quiet_s < min(waited_s, _QUIET * limit_s))
+        quiet_s = min(each.quiet_s for each in doings.values())  # since a rank has reported this wait
+        if self._reported or waited_s < limit_s or quiet_s < min(waited_s, _QUIET * limit_s):
+            return
+        self._reported = True
+        if not is_silent:
+            doing.reported_at = time.monotonic()
+            self._say(self.report(call, waited_s))
 
     def report(self, call: Blocked, waited_s: float) -> str:
         """The words about a call that has lasted, which are kept, too."""
@@ -104,12 +103,6 @@ class Reporter:
         if rows:
             told = f"has come to the end of its program {self._ended_s:.0f} s ago, and waits for its threads:"
             self._say("\n".join([told, *rows, "  try:   join them, or make them daemons"]))
-
-    def _be_quiet(self) -> None:
-        """This rank has moved on."""
-        if self._speaks and segment.current is not None:
-            segment.current.give_word()
-        self._speaks, self._reported, self._before, self._next_s = False, False, [], 0.0
 
     def may_speak(self) -> bool:
         """Whether no other rank of the node speaks."""

@@ -180,8 +180,15 @@ def _verdict(call: Blocked, waiting: Waiting) -> str | None:
     """Why the call cannot complete, or may wait no longer for another program; None: all is well so far."""
     if waiting.times < _PATIENT or call.call.looks:
         return None
-    found = _judge(call) or _overdue(call, waiting.waited_s)
-    return crossed(call.comm, call.call) if found is None and call.number == MESSAGE else found
+    if (found := _judge(call)) is not None:
+        return found
+    patience_s, waited_s = call.comm.patience_s, waiting.waited_s
+    if patience_s is not None and waited_s >= patience_s:
+        return (
+            f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s for the other program: look"
+            " at what that does, or at the network; link.deadline_s is how long it may wait"
+        )
+    return crossed(call.comm, call.call) if call.number == MESSAGE else None
 
 
 def _failure(request: Request[object]) -> PeerFailedError | None:
@@ -195,17 +202,6 @@ def _failure(request: Request[object]) -> PeerFailedError | None:
     said, ranks = found
     hint = "look at what that rank printed, and whether it makes the matching call"
     return PeerFailedError(f"{request.call}{said}", f"started at {request.birth}", hint, ranks)
-
-
-def _overdue(call: Blocked, waited_s: float) -> str | None:
-    """The sentence about a wait for another program that has taken too long, or None."""
-    patience_s = call.comm.patience_s
-    if patience_s is None or waited_s < patience_s:
-        return None
-    return (
-        f"{describe_call()} on '{call.comm.name}' has waited {waited_s:.0f} s for the other program: look at"
-        " what that does, or at the network; link.deadline_s is how long it may wait"
-    )
 
 
 def _judge(call: Blocked) -> str | None:
@@ -250,20 +246,14 @@ def _gone(comm: Comm, call: int) -> tuple[list[int], str]:
         lost = partners.lost() if call == 0 else partners.lost_before(comm.begun)
         found = [] if lost and partners.has_messages() else sorted(lost)
         return found, f" of program '{partners.name}'"
-    ended = _ended_on_node(comm, call)
+    ended = {rank for rank, region in comm.near.regions.items() if region.ended}
+    if call:
+        ended &= {rank for rank, _, other in logs(comm)[1] if call < 1 or other.last_call() < call}
     if notices is not None:
         ended.update(notices.lost(comm, not call))
         if call and not ended and comm.is_inter:
             return notices.lost(comm, False, is_here=True), " of this group"
     return sorted(ended), " of the other group" if comm.is_inter else ""
-
-
-def _ended_on_node(comm: Comm, call: int) -> set[int]:
-    """Those that their node's memory tells of."""
-    ended = {rank for rank, region in comm.near.regions.items() if region.ended}
-    if call:
-        ended &= {rank for rank, _, other in logs(comm)[1] if call < 1 or other.last_call() < call}
-    return ended
 
 
 def _refused(comm: Comm, source: int | None, call: int) -> tuple[str, list[int]] | None:
