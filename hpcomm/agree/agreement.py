@@ -73,7 +73,13 @@ from .present_calls import describe_call, verb_now
 from .values import Values
 
 Error = TypeVar("Error", bound=Exception)
+LEVELS = ("off", "light", "full", "values", "strict")  # each includes those before it
 _WHY = 1024  # bytes of what a refusal says between two groups
+
+
+def depth(level: str) -> int:
+    """How far beyond "light" a level goes: 0 where ranks do not compare each call before it begins."""
+    return max(0, LEVELS.index(level) - 1)
 
 
 class Agreement:

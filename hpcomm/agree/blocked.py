@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from ..core.comm import Comm
 from ..core.present import MESSAGE, NEXT, NONE, calling, meeting, several, waiting
-from ..core.verbs import PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
+from ..core.verbs import MUTUAL, PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
 from ..node.call_log import CallLog
 from ..node.segment import Region
 from . import runtime
-from .end_notices import MUTUAL
 from .letters import FEW
 from .present_calls import call_of
 

@@ -22,14 +22,14 @@ from .._lazy import MPI
 from ..core.comm import Comm
 from ..core.operation import Call
 from ..core.patience import until
+from ..core.verbs import MUTUAL
 from ..node.segment import NodeSegment
-from . import runtime
+from . import doing, runtime
+from .agreement import depth
 from .letters import FEW, Letters
-from .levels import depth
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
 _MOST = 400  # communicators: so many entries MPI sends without waiting for the receiver
-MUTUAL = ("all_reduce", "all_gather", "all_to_all", "barrier", "reduce_scatter")
 _END, _QUESTION, _REPORT, _ANSWER = range(4)  # tags; _REPORT: a question of one that will speak for all
 _LAST_WORDS_S = 0.2  # for what is said at the same moment, which nobody else would receive
 
@@ -54,8 +54,6 @@ class EndNotices:
     Args:
         mpi: for this alone, of all ranks.
         near: what the ranks of this node share.
-        answer: what this rank says to those that ask what it is doing.
-        meanwhile: is called again and again while this rank waits for such answers.
 
     Attributes:
         counts: collective calls begun, by a communicator's tag_base; 0 where they are not counted, too.
@@ -68,14 +66,8 @@ class EndNotices:
 
     all_hear = False
 
-    def __init__(
-        self,
-        mpi: MPI.Intracomm,
-        near: NodeSegment | None,
-        answer: Callable[[], str],
-        meanwhile: Callable[[], None],
-    ) -> None:
-        self._mpi, self._letters, self._answer, self._meanwhile = mpi, Letters(mpi), answer, meanwhile
+    def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None) -> None:
+        self._mpi, self._letters = mpi, Letters(mpi)
         records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
         self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
         self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
@@ -145,7 +137,7 @@ class EndNotices:
             if tag in (_QUESTION, _REPORT):
                 if tag == _REPORT:
                     self._asked[rank] = time.monotonic()
-                self._letters.send([rank], _ANSWER, self._answer().encode())
+                self._letters.send([rank], _ANSWER, doing.own().as_text().encode())
             elif tag == _ANSWER:
                 self._answers[rank] = said.decode()
             else:
@@ -162,7 +154,7 @@ class EndNotices:
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
             self.hear()
-            self._meanwhile()
+            doing.answer()
             time.sleep(1e-3)
         return {rank: self._answers.get(rank, "") for rank in asked}
 

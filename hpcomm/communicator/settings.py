@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from ..agree.levels import LEVELS, depth
+from ..agree.agreement import LEVELS, depth
 from ..errors import ConfigError
 from ..transport.device.path_choice import PATHS
 from .payloads.pickling import Pickler

@@ -61,6 +61,7 @@ ROOT_RECEIVES = frozenset(name for name, verb in TABLE.items() if verb.root == "
 ROOTED = ROOT_SENDS | ROOT_RECEIVES
 REDUCTIONS = frozenset(name for name, verb in TABLE.items() if verb.reduces)
 PREFIXES = frozenset(name for name, verb in TABLE.items() if verb.is_prefix)
+MUTUAL = frozenset(TABLE) - ROOTED - PREFIXES  # nobody gets through before all have begun
 RAGGED = frozenset(name for name, verb in TABLE.items() if verb.is_ragged)
 
 _RECEIVE = ("recv", "irecv", "sendrecv", "probe")

@@ -17,7 +17,7 @@ from contextlib import suppress
 from torch._C._distributed_c10d import Store
 
 from .._lazy import MPI
-from ..agree import shutdown
+from ..agree import job_ends
 from ..agree.arrivals import Arrivals
 from ..agree.deadline import lost, unanswered
 from ..agree.present_calls import words_now
@@ -108,7 +108,7 @@ class EntryBarrier(Arrivals):
         try:
             super().__call__(reason, ranks, mine, theirs)
         except (PeerFailedError, WaitTimeoutError) as error:
-            shutdown.remember(self.comm, getattr(error, "ranks", ranks))
+            job_ends.remember(self.comm, getattr(error, "ranks", ranks))
             self.failed = as_torch(error)
             raise self.failed from None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..agree import doing, shutdown
+from ..agree import doing, job_ends
 from ..agree.deadline import unanswered
 from ..core.limits import WORK_LOOK_S
 from ..core.patience import Pause, note_interrupted, until
@@ -169,7 +169,7 @@ class MessageWork(Work):
         group, rows, hint = self._group, [], "wait again, or look at what that rank does"
         if seconds is None or seconds > group.seconds:
             some = range(group.size()) if self._peer is None else [self._peer]
-            shutdown.remember(group.comm.context, some)
+            job_ends.remember(group.comm.context, some)
             rows, hint = (
                 doing.doings(group.comm.context, some),
                 "init_process_group(timeout=...) sets the time",

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from ..agree import shutdown
+from ..agree import job_ends
 from ..errors import NAMED, WaitTimeoutError
 from .torch_errors import as_torch
 
@@ -108,7 +108,7 @@ def monitored_barrier(group: Any, timeout: timedelta | float | None, wait_all_ra
         missing = missing if wait_all_ranks else missing[:1]
         store.set(verdict, json.dumps(missing))
     if missing:
-        shutdown.remember(group.comm.context, missing)
+        job_ends.remember(group.comm.context, missing)
         raise as_torch(_failed(group, missing, seconds))
 
 

@@ -23,7 +23,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..agree import runtime, shutdown
+from ..agree import job_ends, runtime
 from ..agree.end_notices import EndNotices
 from ..errors import ConfigError, HpcommError
 from ..job import installation, own_files, pmi_server, room
@@ -84,7 +84,7 @@ def join(store: Store, rank: int, size: int, seconds: float) -> None:
     _kept.append(server := connection.dup())
     runtime.looks.append(look := partial(_look_at, server))
     EndNotices.all_hear = True
-    runtime.farewells[:0] = [partial(runtime.looks.remove, look), shutdown.await_all]  # as the last of them
+    runtime.farewells[:0] = [partial(runtime.looks.remove, look), job_ends.await_all]  # as the last of them
     os.environ.update(PMI_FD=str(connection.detach()), PMI_RANK=str(rank), PMI_SIZE=str(size))
 
 

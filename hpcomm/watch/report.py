@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from ..agree import blocked, doing, last_calls, runtime
 from ..agree.blocked import ELSEWHERE, Blocked
 from ..agree.doing import Doing
-from ..agree.other_sort import passed_over
+from ..agree.message_kinds import passed_over
 from ..agree.present_calls import describe_call
 from ..core.comm import Comm
 from ..core.limits import SILENT_S

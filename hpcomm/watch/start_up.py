@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 
 from .._lazy import MPI
-from ..agree import doing, mistakes, runtime, survival
-from ..agree.job_ends import ByMPI, ByRecords
+from ..agree import mistakes, runtime, survival
+from ..agree.job_ends import ByMPI, ByRecords, await_all
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
 from ..node import segment
@@ -63,8 +63,6 @@ def start(everybody: MPI.Intracomm | None = None, name: str = "") -> None:
 
 def start_on_node(near: NodeSegment) -> None:
     """Be a rank of a job on one node, whose ranks have found each other without MPI: the same for them."""
-
-    from ..agree.shutdown import await_all
 
     def begin() -> None:
         segment.current, process_role.is_without_mpi = near, True
@@ -119,9 +117,7 @@ def _watch(everybody: MPI.Intracomm) -> None:
     if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
-    runtime.end_notices = notices = EndNotices(
-        everybody, node_segment, lambda: doing.own().as_text(), doing.answer
-    )
+    runtime.end_notices = notices = EndNotices(everybody, node_segment)
     if notices.by_message:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)

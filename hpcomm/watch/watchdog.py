@@ -33,8 +33,8 @@ from ..agree import doing, runtime
 from ..agree.blocked import IN_CORE, Blocked, Waiting, logs, met
 from ..agree.differences import disagreement, first_difference, past_call
 from ..agree.last_calls import lines
+from ..agree.message_kinds import crossed
 from ..agree.one_thread import concurrent_calls
-from ..agree.other_sort import crossed
 from ..agree.present_calls import describe_call
 from ..core import patience
 from ..core import request as requests

@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from ..._lazy import MPI, once
+from ...agree.agreement import LEVELS, depth
 from ...agree.arrivals import Arrivals
-from ...agree.levels import LEVELS, depth
 from ...core.comm import Comm
 from ...core.signature import head
 from ...device import driver
