@@ -74,7 +74,8 @@ def main(argv: Sequence[str]) -> int:
         a, b = one[name], two[name]
         for which, ranks in (("A", a), ("B", b)):
             print(f"{which}{f' {name}' * bool(name)}: {_about(ranks)}")
-        if said := _difference(a, b):
+        same_size = a[min(a)].size == b[min(b)].size
+        if said := (_first if same_size else _first_of_all)(a, b):
             takes = ".get(" in said or ".exchange(" in said  # then another program may have caused it
             found.append((takes, f"{_called(name)}: {said}" if name else said))
     print("\n".join(text for _, text in sorted(found)) or "no difference")
@@ -86,11 +87,6 @@ def _about(ranks: Ranks) -> str:
     about = ranks[min(ranks)].kinds[0]
     calls = counted(sum(len(each.calls) for each in ranks.values()), "call")
     return f"{counted(about['ranks'], 'rank')}, {about['mpi']}, {calls}"
-
-
-def _difference(a: Ranks, b: Ranks) -> str:
-    """The first one, if there is any."""
-    return _first(a, b) if a[min(a)].size == b[min(b)].size else _first_of_all(a, b)
 
 
 def _read(folder: Path) -> dict[str, Ranks]:

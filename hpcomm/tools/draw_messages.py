@@ -78,15 +78,11 @@ def _ways(schedule: Schedule) -> list[Tree]:
 
 def _root(edges: Edges, size: int) -> int | None:
     """The rank that all others are below; None: this is no tree of so many ranks."""
-    parent = _parents(edges)
+    parent = dict([*edges])
     tops = set(range(size)) - {*parent}
     if len(tops) != 1 or len(edges) != size - 1 or any(len(_way_up(rank, parent)) > size for rank in parent):
         return None
     return tops.pop()
-
-
-def _parents(edges: Edges) -> dict[int, int]:
-    return {child: above for child, above in edges}  # noqa: C416  (dict() takes the steps for values)
 
 
 def _way_up(rank: int, parent: dict[int, int]) -> list[int]:
@@ -103,11 +99,11 @@ def _trees(schedule: Schedule, found: list[Tree], heading: str) -> Figure:
     p, steps = schedule.size, schedule.iterations
     panels = [(tree, name, edges) for tree in found for name, edges in tree.halves]
     columns = len(found[0].halves)
-    deepest = max(len(_way_up(r, _parents(e))) for _, _, e in panels for r in range(p))
+    deepest = max(len(_way_up(r, dict([*edges]))) for *_, edges in panels for r in range(p))
     size = columns * max(3.6, p * 0.42) + 0.7, len(found) * max(2.2, 0.9 + 0.62 * deepest)
     figure, grid = pyplot().subplots(len(found), columns, figsize=size, squeeze=False, layout="constrained")
     for axes, (tree, name, edges) in zip(grid.flat, panels, strict=True):
-        parent = _parents(edges)
+        parent = dict([*edges])
         where = _places(parent, p, schedule.root)
         for (child, above), step in edges.items():
             start, end = (child, above) if name == "up" else (above, child)

@@ -59,16 +59,12 @@ def report(path: str, as_json: bool = False) -> int:
         for row in rows
     ]  # fmt: skip
     print(table(header, cells, rule=False))
-    _print_errors(rows, on["cores"])
-    return 0
-
-
-def _print_errors(rows: list[dict[str, Any]], cores: int) -> None:
     print("\nmedian error on sizes and ranks it was not fitted to:")
     for ranks in dict.fromkeys(row["ranks"] for row in rows):
         off = sorted(abs(row["error"]) for row in rows if row["ranks"] == ranks)
-        how = "a core each" if ranks <= cores else f"sharing {cores} cores"
+        how = "a core each" if ranks <= on["cores"] else f"sharing {on['cores']} cores"
         print(f"  {ranks} ranks, {how}: {off[len(off) // 2]:.0%}, largest {off[-1]:.0%}")
+    return 0
 
 
 def fitted(points: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from .._lazy import MPI
 from ..job import process_role
@@ -16,23 +15,7 @@ from ..job.installation import loaded_library
 
 ANSWER = "hpcomm-probe "  # begins the line that holds the answer
 _THREAD_LEVELS = ("single", "funneled", "serialized", "multiple")
-
-
-class Mpi(TypedDict):
-    """What probe() tells."""
-
-    vendor: str
-    version: str
-    standard: str
-    library: str | None
-    threads: str
-    size: int
-    reads_memory_of_peers: bool | None
-    reads_cuda_memory: bool | None
-    device_paths: list[str] | None
-    gpus: list[str | None]  # which one a rank takes for itself; None: it has none, or MPS shares it
-    core_lacks: Sequence[Sequence[str] | None]  # why a rank has no node core, and what to do
-    ranks: NotRequired[list[dict[str, Any]]]
+Mpi = dict[str, Any]  # what probe() tells
 
 
 def probe() -> None:
@@ -50,7 +33,7 @@ def probe() -> None:
     lacks, readable = zip(*_meet(world), strict=True)
     if world.rank == 0:
         vendor, version = MPI.get_vendor()
-        about: Mpi = {
+        about = {
             "vendor": vendor,
             "version": ".".join(map(str, version)),
             "standard": ".".join(map(str, MPI.Get_version())),
@@ -60,8 +43,8 @@ def probe() -> None:
             "reads_memory_of_peers": None if set(readable) == {None} else False not in readable,
             "reads_cuda_memory": says(vendor, MPI.Get_library_version()),
             "device_paths": paths,
-            "gpus": gpus,
-            "core_lacks": lacks,
+            "gpus": gpus,  # which one a rank takes for itself; None: it has none, or MPS shares it
+            "core_lacks": lacks,  # why a rank has no node core, and what to do
             "ranks": everyone,
         }
         print(ANSWER + json.dumps(about), flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from html import escape
-from typing import Any
 
 from ..communicator.trace import RANGE
 from ..errors import counted
@@ -98,7 +97,10 @@ document.body.dataset.drawn = begin.length;
 def page(trace: Trace, text: str) -> str:
     """The page; text: the report."""
     events = trace.events
-    verbs = [_verb(row) for row in trace.rows]
+    verbs = [
+        plain(row["verb"]) if row.get("of") in (None, "", "Plan") else f"{row['of']}.{row['verb']}"
+        for row in trace.rows
+    ]
     number = {verb: n for n, verb in enumerate(dict.fromkeys(verb for verb in verbs if verb != RANGE))}
     times = {"begin": events["begin"], "took": events["end"] - events["begin"], "lost": events["lost"]}
     data = {
@@ -115,7 +117,3 @@ def page(trace: Trace, text: str) -> str:
         "@report@", escape(text)
     )
     return made.replace("@data@", json.dumps(data).replace("</", "<\\/"))  # which would end the script
-
-
-def _verb(row: dict[str, Any]) -> str:
-    return f"{row['of']}.{row['verb']}" if row.get("of") not in (None, "", "Plan") else plain(row["verb"])

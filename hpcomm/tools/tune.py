@@ -83,18 +83,12 @@ class Record(TypedDict):
     modelled: NotRequired[float]
 
 
-class Found(TypedDict):
-    """What measure() writes."""
-
-    mpi: str
-    path: str
-    records: list[Record]
-
-
 def main(words: Sequence[str]) -> int:
     """Carry out the command; returns the exit status."""
     options = parser().parse_args(list(words))
-    verbs = _verbs(options.verb)
+    verbs = VERBS if options.verb == "all" else tuple(options.verb.split(","))
+    if unknown := [verb for verb in verbs if verb not in VERBS]:
+        raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
     if min(options.ranks, options.rounds) < 1:
         raise UsageError(f"{options.ranks} ranks, {options.rounds} rounds", hint="1 or more of both")
     if options.plot:
@@ -108,8 +102,8 @@ def main(words: Sequence[str]) -> int:
         check_file(Path(own))
         tuned.kept(Path(own))
     asked = verbs, sizes, options.rounds, options.load
-    found: Found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)
-    records = found["records"]
+    found = job(options.ranks, "tune.measure", *asked, limit_s=LIMIT_S)
+    records: list[Record] = found["records"]
     _try_again(options, records)
     if not options.no_model:
         _model(records)
@@ -120,15 +114,6 @@ def main(words: Sequence[str]) -> int:
     if options.plot:
         _plot(records, Path(options.plot))
     return 0
-
-
-def _verbs(text: str) -> tuple[str, ...]:
-    """The verbs that --verb names."""
-    verbs = VERBS if text == "all" else tuple(text.split(","))
-    unknown = [verb for verb in verbs if verb not in VERBS]
-    if unknown:
-        raise UsageError(f"{unknown[0]!r} cannot be tuned", hint=f"one of {', '.join(VERBS)}")
-    return verbs
 
 
 def measure(path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int, own: str | None) -> None:
@@ -309,7 +294,7 @@ def _model(records: list[Record]) -> None:
             row["modelled"] = predict(row["verb"], row["algorithm"], row["ranks"], row["bytes"], on).seconds
 
 
-def _keep(path: Path, found: Found, ranks: int) -> None:
+def _keep(path: Path, found: dict[str, Any], ranks: int) -> None:
     """Put the choices into the table at path, beside those for other verbs and numbers of ranks."""
     kept: Any = None
     try:

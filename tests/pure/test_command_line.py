@@ -199,7 +199,7 @@ def test_bash_completes_files_and_the_names_of_apps(capsys: pytest.CaptureFixtur
 def test_completion_without_shtab_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(ConfigError, match=r"hpcomm\[completion\]"):
-        importlib.import_module("hpcomm.tools.completion").main(["bash"])
+        importlib.import_module("hpcomm.tools.commands").completion(["bash"])
 
 
 def test_a_table_is_as_wide_as_its_cells() -> None:
