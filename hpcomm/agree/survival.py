@@ -97,14 +97,12 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
         time.sleep(_LOOK_S)
     comm.fall_out()
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
-    what = "\n".join([_died(comm, ranks), *lines(comm, ranks)]) if ranks else what
+    if ranks:
+        whose = f"'{comm.name}'" if comm.partners is None else f"program '{comm.partners.name}'"
+        died = f"{named(ranks)} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
+        what = "\n".join([died, *lines(comm, ranks)])
     hint = "comm.shrink() makes one of the ranks that live" if segment.survives else "go on without it"
     return PeerFailedError(what, where(verb, comm), hint, ranks)
-
-
-def _died(comm: Comm, ranks: list[int]) -> str:
-    whose = f"'{comm.name}'" if comm.partners is None else f"program '{comm.partners.name}'"
-    return f"{named(ranks)} of {whose} {'have' if len(ranks) > 1 else 'has'} died"
 
 
 def check(comm: Comm | None, verb: str, within_s: float = 0.0) -> None:

@@ -157,13 +157,14 @@ class Note:
     def begin(self, frame: FrameType, key: object, words: Callable[[], str], brought: Any) -> None:
         """Take the next number. key: what tells kinds of calls on a line apart; brought: what this rank
         gives."""
-        log, comm, self._given = _log(self.comm), self.comm, self._short(brought)
+        comm, self._given = self.comm, self._short(brought)
 
         def about() -> dict[str, Any]:
             line = source_line(frame.f_code, frame.f_lineno)
             return {"call": words(), "on": comm.name, "size": comm.size, "how": self._how, "line": line}
 
-        self._number = next(log.numbers)
+        log = _log or _opened(comm)
+        self._number = next(_numbers)
         self._row = log.row((frame.f_code, frame.f_lasti, comm.name, comm.size, key), about)
 
     def end(self, got: Any, around: Any = None) -> None:
@@ -173,7 +174,9 @@ class Note:
         is_part = self._verb in ("scatter", "reduce_scatter") and not hasattr(got, "own_checksum")
         first = self.rank * _length(got) if is_part else 0
         given = self._short(around) or self._given
-        _log(self.comm).write(self._number, self._row, given, 0 if got is None else self._sum(got, first))
+        record = CALL.pack(self._row, given, 0 if got is None else self._sum(got, first))
+        log = _log or _opened(self.comm)
+        log.put(log.records, record, CALL.size * self._number)
 
     def _short(self, x: Any) -> int:
         """32 bits that tell x; 0: there is none."""
@@ -205,27 +208,16 @@ def torch_call(
 
 
 # -- what is written -----------------------------------------------------------------------------------
-class _Log(Rows):
+_numbers = count()  # of calls
+_log: Rows | None = None
+
+
+def _opened(comm: Any) -> Rows:
     """The files of this rank, which makes its first call on comm."""
-
-    def __init__(self, comm: Any) -> None:
-        self.numbers = count()
-        super().__init__(comm, os.environ[FINGERPRINT], (KINDS, CALLS), "fingerprint")
-
-    def write(self, number: int, row: int, given: int, got: int) -> None:
-        """Write a call down at its place."""
-        self.put(self.records, CALL.pack(row, given, got), CALL.size * number)
-
-
-_logs: list[_Log] = []
-
-
-def _log(comm: Any) -> _Log:
-    if not _logs:
-        with alone:
-            if not _logs:
-                _logs.append(_Log(comm))
-    return _logs[0]
+    global _log
+    with alone:
+        _log = _log or Rows(comm, os.environ[FINGERPRINT], (KINDS, CALLS), "fingerprint")
+    return _log
 
 
 # -- what is added up ----------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ _PASSING = (  # modules of ours that pass a program's call on
 )  # fmt: skip
 NOBODY, ROOT = -1, -2  # in place of a rank: MPI.PROC_NULL, MPI.ROOT
 GIVEN = ("x", "obj", "xs", "objs")
+_WORDS = (int, str, type(None))  # kinds of arguments that can be compared
 UNTOLD = ("out", "status", "async_op", "time", "timeout")  # arguments that do not change what comes out
 
 
@@ -111,13 +112,9 @@ def reader(method: Callable[..., Any]) -> Callable[[tuple[Any, ...], Mapping[str
             if given.get(torch_word) is not None:
                 given.update({name: given.pop(torch_word) for name in names if name in own})
         told = {name: _plain(name, given[name]) for name in own if name in given}
-        return {name: x for name, x in told.items() if not (_is_word(x) and x == own[name])}
+        return {name: x for name, x in told.items() if not (isinstance(x, _WORDS) and x == own[name])}
 
     return read
-
-
-def _is_word(x: object) -> bool:
-    return isinstance(x, (int, str, type(None)))
 
 
 def _plain(name: str, x: Any) -> Any:

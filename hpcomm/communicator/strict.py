@@ -280,16 +280,13 @@ def _left_on(comm: Comm) -> Iterator[str]:
             yield f"the plan of {plan.call} on '{comm.name}', started{plan.guard.began}, {_NEVER}"
     if not comm.is_closed:
         for mpi in (comm.carriers.plain, comm.carriers.objects):
-            if (message := comm.carriers.unreceived(mpi)) is not None:
-                yield _untaken(comm, *message)
-
-
-def _untaken(comm: Comm, source: int, tag: int) -> str:
-    sent = ""
-    if comm.message_kinds is not None and source in comm.near.regions:
-        first = comm.message_kinds.sent(source, tag)[1]
-        sent = f"; its first send of this sort: {first}" if first else ""
-    return f"a message of rank {source} with tag {tag} on '{comm.name}' was never received{sent}"
+            if (message := comm.carriers.unreceived(mpi)) is None:
+                continue
+            (source, tag), kinds = message, comm.message_kinds
+            is_known = kinds is not None and source in comm.near.regions
+            first = kinds.sent(source, tag)[1] if is_known else ""
+            sent = f"; its first send of this sort: {first}" * bool(first)
+            yield f"a message of rank {source} with tag {tag} on '{comm.name}' was never received{sent}"
 
 
 def _is_strict(comm: Any) -> bool:

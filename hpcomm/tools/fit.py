@@ -33,6 +33,14 @@ FITTED = (8, *(k << 10 for k in (1, 4, 8, 32, 128, 512, 1024, 4096)))  # bytes o
 CHECKED = (512, 16 << 10, 256 << 10, 2 << 20)  # bytes on which nothing was fitted
 ALGORITHMS = ("ring", "recursive_doubling", "double_tree")
 LIMIT_S = 120
+_JOB = """
+import json, hpcomm
+from hpcomm.tools import {}
+found = {}(*{!r})
+if hpcomm.world.rank == 0:
+    with open({!r}, "w") as out:
+        json.dump(found, out)
+"""
 
 
 def report(path: str, as_json: bool = False) -> int:
@@ -97,13 +105,12 @@ def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:
     """What a job of so many ranks finds.
 
     Args:
-        function: `fit.pingpong`: of a module of this folder; all ranks call it with the path of a file, to
-            which rank 0 writes what it found as JSON, and arguments.
+        function: `fit.pingpong`: of a module of this folder; all ranks call it with arguments. What it finds
+            on rank 0 counts, and can be said in JSON.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        words = ", ".join(map(repr, (str(out), *arguments)))
-        code = f"from hpcomm.tools import {function.partition('.')[0]}; {function}({words})"
+        code = _JOB.format(function.partition(".")[0], function, arguments, str(out))
         command = [sys.executable, "-m", "hpcomm", "run", "-n", str(ranks), "--timeout", str(limit_s)]
         done = subprocess.run(
             [*command, "python", "-c", code], capture_output=True, text=True, check=False, timeout=2 * limit_s
@@ -113,7 +120,7 @@ def job(ranks: int, function: str, *arguments: object, limit_s: int) -> Any:
         return json.loads(out.read_text())
 
 
-def pingpong(path: str) -> None:
+def pingpong() -> list[dict[str, Any]]:
     """On 2 ranks: one way of a message, by size, and the time to reduce one byte of float64."""
     import hpcomm
 
@@ -137,8 +144,7 @@ def pingpong(path: str) -> None:
     two = np.ones(2)
     for name, algorithm in (("one_round", "recursive_doubling"), ("two_rounds", "ring")):
         extra[name] = _median(comm, partial(comm.all_reduce, two, out=two, algorithm=algorithm))
-    if comm.rank == 0:
-        Path(path).write_text(json.dumps([row | extra for row in rows]))
+    return [row | extra for row in rows]
 
 
 def _take_turns(requests: Iterable[MPI.Prequest]) -> None:
@@ -148,7 +154,7 @@ def _take_turns(requests: Iterable[MPI.Prequest]) -> None:
         request.Wait()
 
 
-def collectives(path: str) -> None:
+def collectives() -> list[dict[str, Any]]:
     """On any ranks: own schedules at sizes on which nothing was fitted."""
     import hpcomm
 
@@ -159,8 +165,7 @@ def collectives(path: str) -> None:
             call = partial(comm.all_reduce, x, out=out, algorithm=name)
             row = {"algorithm": name, "ranks": comm.size, "bytes": nbytes}
             rows.append({**row, "seconds": _median(comm, call)})
-    if comm.rank == 0:
-        Path(path).write_text(json.dumps(rows))
+    return rows
 
 
 def seconds_of(comm: Communicator, call: Callable[[], object], repeats: int) -> float:

@@ -116,8 +116,10 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def measure(path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int, own: str | None) -> None:
-    """On all ranks of a job: every candidate for every verb and size; rank 0 writes what it found to path.
+def measure(
+    verbs: Sequence[str], sizes: Sequence[int], rounds: int, own: str | None
+) -> dict[str, str | list[Record]]:
+    """On all ranks of a job: every candidate for every verb and size.
 
     Args:
         own: a Python file that registers more of them.
@@ -128,13 +130,11 @@ def measure(path: str, verbs: Sequence[str], sizes: Sequence[int], rounds: int, 
         load(own)
     comm = hpcomm.world
     records = [each for verb in verbs for nbytes in sizes for each in _compare(comm, verb, nbytes, rounds)]
-    if comm.rank == 0:
-        mpi, table_path = mpi_control_variables.vendor(), str(tuned.table_path())
-        Path(path).write_text(json.dumps({"mpi": mpi, "path": table_path, "records": records}))
+    return {"mpi": mpi_control_variables.vendor(), "path": str(tuned.table_path()), "records": records}
 
 
-def confirm(path: str, chosen: Sequence[tuple[str, int, str]], rounds: int, own: str | None) -> None:
-    """The same for what another job chose, (verb, bytes, algorithm): rank 0 writes which did not win here."""
+def confirm(chosen: Sequence[tuple[str, int, str]], rounds: int, own: str | None) -> list[tuple[str, int]]:
+    """The same for what another job chose, (verb, bytes, algorithm): which did not win here."""
     import hpcomm
 
     if own:
@@ -146,8 +146,7 @@ def confirm(path: str, chosen: Sequence[tuple[str, int, str]], rounds: int, own:
         calls = {each: _call(comm, verb, each, *arrays) for each in ("", name)}
         if not confirmed(_in_turns(comm, calls, ["", name], 3 * rounds), name, SAFE):
             lost.append((verb, nbytes))
-    if comm.rank == 0:
-        Path(path).write_text(json.dumps(lost))
+    return lost
 
 
 def _try_again(options: argparse.Namespace, records: list[Record]) -> None:
