@@ -281,7 +281,9 @@ def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, wh
         comm.fall_out()
     is_first = both.rank == comm.rank
     if refuser == both.rank:
-        _tell_others(both, why)
+        reason = why.encode()[:_WHY]
+        others = [rank for rank in range(both.size) if rank != both.rank]
+        abandon(reason, [both.Isend([reason, MPI.BYTE], rank, 0) for rank in others])
         return
     own = describe(mine, comm.size) if has_begun else describe_call()
     if refuser >= 0:
@@ -299,12 +301,6 @@ def _heard(comm: Comm, both: MPI.Intracomm, said: tuple[int, ...], mine: int, wh
     if not why:
         verb = VERBS[mine & VERB] if has_begun else verb_now()
         raise mismatch(comm, number, "\n".join([f"  rank {comm.rank} here: {own}", *lines]), refusing, verb)
-
-
-def _tell_others(both: MPI.Intracomm, why: str) -> None:
-    reason = why.encode()[:_WHY]
-    others = [rank for rank in range(both.size) if rank != both.rank]
-    abandon(reason, [both.Isend([reason, MPI.BYTE], rank, 0) for rank in others])
 
 
 class Comparison:

@@ -26,7 +26,6 @@ from ..node.call_log import CallLog
 from .blocked import IN_CORE, logs
 from .differences import (
     Other,
-    call_number,
     disagreement,
     first_difference,
     open_node,
@@ -114,7 +113,8 @@ class Arrivals:
         comm = self.comm
         if begun := _other_call(comm, rank):  # it made, or refused, another call before
             return _elsewhere(comm, rank, begun)
-        total, own = call_number(comm), _refused_here(comm, rank)
+        log, own = logs(comm)[0], _refused_here(comm, rank)
+        total = present_number(comm) + (0 if log is None else log.last_call())  # of the core and in the log
         comm.fall_out()
         node = open_node(comm, verb_now())
         calls = node.calls()

@@ -55,17 +55,14 @@ class Other(NamedTuple):
         if self.refuses:
             return self.call
         if doing is None:
-            return self._silent_row()
+            if self.has_gone_on and not self.region.ended:
+                return self.call
+            end = "has ended" if self.region.ended else "gave no answer when asked where"
+            return f"{self.call or 'another call'}, and {end}"
         is_another = doing.verb in TABLE and doing.verb != self.verb  # it has not come to that in the core
         has_left = self.has_gone_on or (self.call and (is_another or not doing.comm))
         goes = "has gone on to" if doing.verb else "is"
         return f"{self.call}, and {goes} {doing.text}" if has_left else doing.text
-
-    def _silent_row(self) -> str:
-        if self.has_gone_on and not self.region.ended:
-            return self.call
-        end = "has ended" if self.region.ended else "gave no answer when asked where"
-        return f"{self.call or 'another call'}, and {end}"
 
 
 def past_call(log: CallLog, number: int, size: int) -> str | None:
@@ -111,12 +108,6 @@ def told(comm: Comm, number: int, own: str | None, others: Mapping[int, Other]) 
     rows[comm.rank] = mine if own is None else f"{own}, and has gone on to {mine}"
     text = "\n".join(f"  rank {rank}: {rows[rank]}" for rank in sorted(rows))
     return mismatch(comm, number, text, [rank for rank, each in others.items() if each.refuses])
-
-
-def call_number(comm: Comm) -> int:
-    """How many calls this rank has made, by the core and in the call log, the present one included."""
-    mine, _ = logs(comm)
-    return present_number(comm) + (0 if mine is None else mine.last_call())
 
 
 def present_number(comm: Comm) -> int:

@@ -106,20 +106,15 @@ class Kinds:
                 self._own[i] = _ANY
 
     def set(self, bit: int, places: tuple[int, ...], which: int, text: str) -> None:
+        """Set a bit; keep the first call that sent this kind to a rank, while there is room."""
+        kind = which << 8 | bit.bit_length()
         with self._noting:
-            if text:
-                self._keep(which << 8 | bit.bit_length(), text)
+            at = next((at for at in _SLOTS if self._own[at] in (0, kind)), None) if text else None
+            if at is not None and not self._own[at]:
+                self._own.write(at + 1, text, _TEXT)
+                self._own[at] = kind
             for i in places:
                 self._own[i] |= bit
-
-    def _keep(self, which: int, text: str) -> None:
-        """Keep the first call that sent this kind to this rank, while there is room."""
-        for at in _SLOTS:
-            if self._own[at] in (0, which):
-                if not self._own[at]:
-                    self._own.write(at + 1, text, _TEXT)
-                    self._own[at] = which
-                return
 
     def sent(self, source: int, tag: int) -> tuple[str, str]:
         """The kinds that source may have sent with tag, and its first call that sent the only one."""
@@ -168,15 +163,12 @@ class Kind:
         key = source << 6 | tag & 63
         if key in self._sure or source < 0:
             return
-        if not self._may_come(source, tag):
-            raise self._mismatch(source, tag, x, verb)
-        self._sure.add(key)
-
-    def _may_come(self, source: int, tag: int) -> bool:
         here, there = self._kinds.seen(source, tag) or (0, 0)
         fit, here = self._bit | _BYTES, here & ~_PAYLOAD
         is_any = self._bit == _BYTES or not here  # or nothing is known of who sent it
-        return is_any or bool(here & fit and there & fit)
+        if not (is_any or (here & fit and there & fit)):
+            raise self._mismatch(source, tag, x, verb)
+        self._sure.add(key)
 
     def _mismatch(self, source: int, tag: int, x: object, verb: str) -> MismatchError:
         comm, name = self._kinds.comm, self._name

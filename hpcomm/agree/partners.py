@@ -185,10 +185,7 @@ class Partners:
             self._gone |= ended.keys()
             self._they_began = ended | self._they_began
         if asking and self._mates is not None:
-            self._mates.send(asking, _ANSWER, self._known())
-
-    def _known(self) -> bytes:
-        """Of each rank over there how many calls it had begun: equal numbers mostly, so that it is short."""
-        found = dict.fromkeys(self._since_a_while(self._gone), _NONE) | self._they_began
-        size = self._comm.remote_size
-        return zlib.compress(struct.pack(f"{size}i", *(found.get(rank, _LIVES) for rank in range(size))))
+            # Of each rank over there how many calls it had begun: equal numbers mostly, so that it is short.
+            found = dict.fromkeys(self._since_a_while(self._gone), _NONE) | self._they_began
+            begun = [found.get(rank, _LIVES) for rank in range(self._comm.remote_size)]
+            self._mates.send(asking, _ANSWER, zlib.compress(struct.pack(f"{len(begun)}i", *begun)))

@@ -12,7 +12,6 @@ from linecache import getline
 from types import FrameType, TracebackType
 from typing import Any
 
-from ..core.comm import Comm
 from ..core.present import calling, exchanging, innermost, is_own, looking, messaging, waiting
 from ..core.signature import words_of
 from ..core.verbs import RAGGED, TABLE
@@ -66,7 +65,8 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
     elif (end := end_of(owner)) is not None:
         made = exchanging(end[0], verb, None, end[1], None)
     elif noted is call:
-        comm, is_message = _of_node(owner), verb in _MESSAGES
+        comm = next((comm for comm in runtime.living() if comm.node is owner), None)
+        is_message = verb in _MESSAGES
         made = looking(comm, verb, x, by, other) if is_message else calling(comm, verb, x, op=by, root=other)
     elif verb in _OF_PAYLOADS:
         made = calling(owner, verb, x, root=other)
@@ -79,10 +79,6 @@ def _noted(thread: int, message: Any, call: Any) -> calling | None:
         made = messaging(owner, verb, x, by, other)
     made.noted = thread, count
     return made
-
-
-def _of_node(node: object) -> Comm | None:
-    return next((comm for comm in runtime.living() if comm.node is node), None)
 
 
 def verb_now() -> str:

@@ -18,6 +18,7 @@ import time
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import counted
 from .launcher import say
 from .progress import AT, DONE, JOINED
 
@@ -113,7 +114,9 @@ class Watch:
         self._lose(place, status)
         if program not in self._left() and not status:
             seconds = time.monotonic() - self.started
-            count = f", with {_exchanges(self.reached[program][0])}" if program in self.reached else ""
+            count = (
+                f", with {counted(self.reached[program][0], 'exchange')}" if program in self.reached else ""
+            )
             say(f"hpcomm: program '{program}' has ended after {seconds:.1f} s{count}")
 
     def _lose(self, place: _Place, status: int) -> None:
@@ -254,18 +257,14 @@ class Watch:
             return "runs" if ended or program in self._left() else "starts"
         count, at = self.reached[program]
         if at is None:
-            return f"has made {_exchanges(count)}"
+            return f"has made {counted(count, 'exchange')}"
         until, dates = self.spec.until_s, self.spec.calendar
         part = f" ({100 * at / until:.0f} %)" if until else ""
         if dates is not None:
             where = dates.said(at) + (f" on the way to {dates.said(until)}" if until else "")
         else:
             where = f"{at:g} of {until:g} s" if until else f"{at:g} s"
-        return f"at {where}{part}, {_exchanges(count)}"
-
-
-def _exchanges(count: int) -> str:
-    return f"{count} exchange{'s' * (count != 1)}"
+        return f"at {where}{part}, {counted(count, 'exchange')}"
 
 
 def status_words(status: int) -> str:

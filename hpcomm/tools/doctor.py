@@ -316,7 +316,7 @@ def _about_nodes(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
             yield Finding("advice", what, "hpcomm run --bind none ..., or the launcher's own option")
 
 
-def _about_shm(memory: Mapping[str, Any]) -> Iterator[Finding]:
+def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
     free = memory["free"]
     if memory["writable"] is False:
         what = "/dev/shm takes no files: ranks on one node talk through it, and MPICH does not start without."
@@ -333,9 +333,6 @@ def _about_shm(memory: Mapping[str, Any]) -> Iterator[Finding]:
         what = f"{memory['stale_files']} files ({left}) in /dev/shm are from killed jobs."
         yield Finding("advice", what, "rm /dev/shm/mpich_shm_* /dev/shm/sm_segment.*, when no job runs")
 
-
-def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _about_shm(memory)
     if memory["reads_memory_of_peers"] is False:
         what = (
             "ranks may not read one another's memory (cross-memory attach): large messages are copied twice."

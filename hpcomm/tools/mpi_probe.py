@@ -88,7 +88,9 @@ def _devices(world: MPI.Intracomm, hosts: list[str]) -> tuple[list[str] | None, 
     try:
         known = driver.driver()
         device = known.device(hosts[: world.rank].count(hosts[world.rank]) % max(known.count(), 1))
-        gpu = None if _has_mps() else device.identity().hex()
+        # NVIDIA's Multi-Process Service runs here if its daemon listens at a pipe of this name.
+        has_mps = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+        gpu = None if has_mps else device.identity().hex()
         block, why = Bytes(device.allocate(_TRIED), _TRIED), ""
     except HpcommError as error:
         block, why = None, error.what
@@ -98,11 +100,6 @@ def _devices(world: MPI.Intracomm, hosts: list[str]) -> tuple[list[str] | None, 
         return whys, gpus
     with Communicator(world, name="doctor") as comm, comm.plan("broadcast", block, out=block) as step:
         return [str(each) for each in world.allgather(step.explain().partition(": ")[2])], gpus
-
-
-def _has_mps() -> bool:
-    """Whether NVIDIA's Multi-Process Service runs here: its daemon listens at a pipe of this name."""
-    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
 
 
 _TRIED = 4 << 20  # bytes

@@ -179,13 +179,6 @@ def _clocks(trace: Trace) -> str:
     return f"; clocks of {len(set(trace.hosts))} hosts, {said}"
 
 
-def _row(each: Line, least: int) -> tuple[object, ...]:
-    """Of the table of operations; least: 1 where it has a column for the least time."""
-    times = (each.time_s, each.moving_s, each.waiting_s, *[each.least_s] * least)
-    whom = f"rank {each.whom} ({each.part:.0%})" if each.whom else ""
-    return each.call, each.line, each.calls, size(each.nbytes), *map(_time, times), whom
-
-
 def _said(trace: Trace, found: list[Line], record: dict[str, Any]) -> Iterator[str]:
     ranks = record["ranks"]
     calls = sum(each["calls"] for each in ranks)
@@ -193,7 +186,11 @@ def _said(trace: Trace, found: list[Line], record: dict[str, Any]) -> Iterator[s
     yield f"{counted(len(ranks), 'rank')}, {_time(span)}, {counted(calls, 'call')}{_clocks(trace)}\n"
     least = ["at least"] * any(each.least_s is not None for each in found)
     head = ["operation", "line", "calls", "bytes", "time", "moving", "waiting", *least, "for"]
-    rows = [_row(each, len(least)) for each in found]
+    rows: list[Sequence[object]] = []
+    for each in found:
+        times = each.time_s, each.moving_s, each.waiting_s, *[each.least_s] * len(least)
+        whom = f"rank {each.whom} ({each.part:.0%})" if each.whom else ""
+        rows.append((each.call, each.line, each.calls, size(each.nbytes), *map(_time, times), whom))
     yield table(head, rows, left=(0, 1, len(head) - 1)) + "\n"
     columns = ("computing_s", "calls_s", "waiting_s", "others_waited_s")
     rows = [(each["rank"], each["calls"], *(_time(each[column]) for column in columns)) for each in ranks]

@@ -7,8 +7,9 @@ Every rank knows what the others bring, so each one works out all results alone 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ def main(words: Sequence[str]) -> int:
     comm: Communicator = world
     total = 0
     wrong: list[str] = []
-    for part in (_collectives, _messages, _objects, _ragged, _later):
-        count, faults = _compared(part, comm)
-        total, wrong = total + count, wrong + faults
+    for part, n in product((_collectives, _messages, _objects, _later), SIZES):
+        for name, found, wanted in part(comm, n):
+            total += 1
+            if not _is_same(found, wanted):
+                wrong.append(f"{name} of {n} elements gave another result than it should")
     told = comm.gather_object(wrong)
     if told is not None:
         library = load_mpi("hpcomm selftest").Get_library_version().split("\n")[0].split(",")[0].strip("\0")
@@ -50,17 +53,6 @@ def main(words: Sequence[str]) -> int:
             f"{bad} of {comm.size} ranks found faults" if bad else f"{total} checks on each rank: all passed"
         )
     return WRONG if comm.all_reduce(bool(wrong), "lor") else 0
-
-
-def _compared(part: Callable[[Communicator, int], Cases], comm: Communicator) -> tuple[int, list[str]]:
-    """How many checks of a part were made, and what was wrong."""
-    count, wrong = 0, []
-    for n in SIZES:
-        for name, found, wanted in part(comm, n):
-            count += 1
-            if not _is_same(found, wanted):
-                wrong.append(f"{name} of {n} elements gave another result than it should")
-    return count, wrong
 
 
 def _is_same(found: Any, wanted: Any) -> bool:
@@ -126,9 +118,6 @@ def _objects(comm: Communicator, n: int) -> Cases:
     request = comm.isend_object(thing, right)
     yield "recv_object", comm.recv_object(left)["rank"], left
     request.wait()
-
-
-def _ragged(comm: Communicator, n: int) -> Cases:
     parts = [_of(i, n + i) for i in range(comm.size)]
     yield "all_gather_ragged", comm.all_gather_ragged(parts[comm.rank]), parts
 
