@@ -88,10 +88,10 @@ class Agreement:
     enter(head, count) before a call, leave() after it; late(head, count) -> leave for background calls,
     which is the same leave unless several of them can be under way.
     refuse(why) in place of a call that this rank refuses; depart() after the last one of a rank that is out
-    of step. again() at each start of a plan; None: nobody looks at those.
+    of step. compares_all: before each call. again() at each start of a plan; None: nobody looks at those.
     """
 
-    __slots__ = ("again", "depart", "enter", "late", "leave", "level", "refuse")
+    __slots__ = ("again", "compares_all", "depart", "enter", "late", "leave", "level", "refuse")
     again: Callable[[], None] | None
 
     def __init__(
@@ -107,6 +107,7 @@ class Agreement:
             return leave
 
         self.level, self.enter, self.leave, self.refuse = level, enter, leave, refuse
+        self.compares_all = depth(level) > 0
         self.late = late or entered  # of those that have compared all by then
         self.depart: Callable[[], object] = lambda: None
         self.again = None

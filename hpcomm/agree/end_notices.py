@@ -24,8 +24,7 @@ from ..core.operation import Call
 from ..core.patience import until
 from ..core.verbs import MUTUAL
 from ..node.segment import NodeSegment
-from . import doing, runtime
-from .agreement import depth
+from . import runtime
 from .letters import FEW, Letters
 
 _ENTRY = struct.Struct("2I")  # a communicator's number by chance, and how many calls on it were begun
@@ -54,6 +53,8 @@ class EndNotices:
     Args:
         mpi: for this alone, of all ranks.
         near: what the ranks of this node share.
+        answer: what this rank says to those that ask what it is doing.
+        meanwhile: is called again and again while this rank waits for such answers.
 
     Attributes:
         counts: collective calls begun, by a communicator's tag_base; 0 where they are not counted, too.
@@ -66,8 +67,14 @@ class EndNotices:
 
     all_hear = False
 
-    def __init__(self, mpi: MPI.Intracomm, near: NodeSegment | None) -> None:
-        self._mpi, self._letters = mpi, Letters(mpi)
+    def __init__(
+        self,
+        mpi: MPI.Intracomm,
+        near: NodeSegment | None,
+        answer: Callable[[], str],
+        meanwhile: Callable[[], None],
+    ) -> None:
+        self._mpi, self._letters, self._answer, self._meanwhile = mpi, Letters(mpi), answer, meanwhile
         records = {} if near is None else {rank: near.regions[i] for rank, i in near.near(mpi)}
         self.by_message = len(records) < mpi.size <= FEW and runtime.has_threads()
         self._near = [(rank, region) for rank, region in records.items() if rank != mpi.rank]
@@ -117,7 +124,7 @@ class EndNotices:
 
         made.enter, made.late = counting(made.enter), counting(made.late)
         made.again = counting(lambda: None)
-        if depth(made.level) or (comm.is_inter and made.level == "light"):
+        if made.compares_all or (comm.is_inter and made.level == "light"):
             made.refuse = counting(made.refuse)
         return made
 
@@ -137,7 +144,7 @@ class EndNotices:
             if tag in (_QUESTION, _REPORT):
                 if tag == _REPORT:
                     self._asked[rank] = time.monotonic()
-                self._letters.send([rank], _ANSWER, doing.own().as_text().encode())
+                self._letters.send([rank], _ANSWER, self._answer().encode())
             elif tag == _ANSWER:
                 self._answers[rank] = said.decode()
             else:
@@ -154,7 +161,7 @@ class EndNotices:
         end = time.monotonic() + seconds
         while len(self._answers) < len(asked) and time.monotonic() < end:
             self.hear()
-            doing.answer()
+            self._meanwhile()
             time.sleep(1e-3)
         return {rank: self._answers.get(rank, "") for rank in asked}
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from .._lazy import MPI
-from ..agree import mistakes, runtime, survival
+from ..agree import doing, mistakes, runtime, survival
 from ..agree.job_ends import ByMPI, ByRecords, await_all
 from ..errors import ConfigError, HpcommError, UsageError
 from ..job import exit_hooks, process_role, variables
@@ -117,7 +117,9 @@ def _watch(everybody: MPI.Intracomm) -> None:
     if survival.tells:
         runtime.farewells.append(partial(survival.meet_at_end, everybody))
     node_segment = segment.current = segment.open_segment(everybody)
-    runtime.end_notices = notices = EndNotices(everybody, node_segment)
+    runtime.end_notices = notices = EndNotices(
+        everybody, node_segment, lambda: doing.own().as_text(), doing.answer
+    )
     if notices.by_message:
         runtime.farewells.insert(0, notices.stop)
         runtime.farewells.append(notices.say)
