@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from types import CodeType, FrameType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 __all__ = [
     "ConfigError",
@@ -41,6 +41,8 @@ __all__ = [
 NAMED = 16  # ranks, or runs of them, in one message
 _PACKAGE = __file__.rpartition("errors.py")[0]
 _APPS = _PACKAGE + "apps/"
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Ranks(Protocol):
@@ -200,6 +202,14 @@ def named(ranks: Collection[int], most: int = NAMED) -> str:
 def counted(n: int, what: str) -> str:
     """`1 rank`, `2 ranks`."""
     return f"{n} {what}{'s' * (n != 1)}"
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in their order."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def spans(ranks: Iterable[int]) -> str:

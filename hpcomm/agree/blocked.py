@@ -71,17 +71,12 @@ def _blocked(call: calling) -> Blocked | None:
     if comm.partners is not None or comm.patience_s is not None:
         number = MESSAGE if number == MESSAGE else NONE
     elif number == NEXT:
-        number = _collective(comm)
+        ring, _ = logs(comm)
+        begun = 0 if ring is None else ring.last_call()
+        number = NONE if ring is None else begun or 1  # which it is about to begin, if that is the first one
+        if core_calls(comm) and (_awaited(comm) is not None or not begun):
+            number = IN_CORE
     return Blocked(call, comm, call.peer, number)
-
-
-def _collective(comm: Comm) -> int:
-    """The number of the collective call that this rank is in."""
-    ring, _ = logs(comm)
-    begun = 0 if ring is None else ring.last_call()
-    if core_calls(comm) and (_awaited(comm) is not None or not begun):
-        return IN_CORE
-    return NONE if ring is None else begun or 1  # which it is about to begin, if that is the first one
 
 
 def _awaited(comm: Comm) -> int | None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ..core.comm import Comm
 from ..core.signature import LEFT, describe
-from ..errors import named, spans
+from ..errors import grouped, named, spans
 from . import runtime
 
 Who = TypeVar("Who")
@@ -62,10 +62,7 @@ def told(
 
     most: groups of ranks.
     """
-    groups: dict[tuple[str, ...], list[Who]] = {}
-    for rank, rows in calls.items():
-        groups.setdefault(rows, []).append(rank)
-    groups.pop((), None)
+    groups = grouped((rows, rank) for rank, rows in calls.items() if rows)
     found = []
     for rows, ranks in sorted(groups.items(), key=lambda group: len(group[1]))[:most]:
         found += [f"  last calls of {name(ranks)}:", *(f"    {row}" for row in rows)]

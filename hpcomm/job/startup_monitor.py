@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ..errors import named
+from ..errors import grouped, named
 from . import variables
 from .launcher import (
     SLURM,
@@ -88,9 +88,7 @@ def away(seen: Look, line: Sequence[str]) -> str:
 
 def _named(ranks: Iterable[int], line: Sequence[str], between: str) -> str:
     """`rank 2 of the world (python ocean.py), or ...`: those of one command together."""
-    groups: dict[str, list[int]] = {}
-    for rank in sorted(ranks):
-        groups.setdefault(f" ({command_of(rank, line)})" if line else "", []).append(rank)
+    groups = grouped((f" ({command_of(rank, line)})" if line else "", rank) for rank in sorted(ranks))
     return between.join(f"{named(some)} of the world{command}" for command, some in groups.items())
 
 

@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from zlib import crc32
 
-from ..errors import in_package, named, spans
+from ..errors import grouped, in_package, named, spans
 from .launcher import reader_of
 from .process_role import world_rank
 
@@ -236,10 +236,7 @@ def _in_place_of(hidden: Sequence[Sequence[str]], is_ours: bool) -> Iterator[str
 
 def _merged(left: Sequence[Left]) -> Iterator[str]:
     """Those with the same frames and kinds of exceptions as one, with what differs."""
-    alike: dict[tuple[str, ...], list[Left]] = {}
-    for each in left:
-        kinds = (_kind(each.rank, line) for line in each.lines)
-        alike.setdefault((each.program, *kinds), []).append(each)
+    alike = grouped(((each.program, *(_kind(each.rank, line) for line in each.lines)), each) for each in left)
     for (program, *_), group in alike.items():
         group.sort()
         ranks = [each.rank for each in group]
@@ -275,9 +272,7 @@ def _of_all(ranks: Sequence[int], lines: Sequence[str]) -> str | None:
 
 def _each(ranks: Sequence[int], differing: Sequence[Sequence[str]], program: str) -> Iterator[str]:
     """The lines of each rank, those of ranks that have the same once."""
-    of: dict[tuple[str, ...], list[int]] = {}
-    for rank, lines in zip(ranks, zip(*differing, strict=True), strict=False):
-        of.setdefault(lines, []).append(rank)
+    of = grouped(zip(zip(*differing, strict=True), ranks, strict=False))
     for lines, some in list(of.items())[:_MOST]:
         yield f"{_named(some, program)} {lines[0]}"
         yield from lines[1:]

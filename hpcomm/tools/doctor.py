@@ -21,10 +21,10 @@ from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from .. import __version__
-from ..errors import ConfigError, named, spans
+from ..errors import ConfigError, grouped, named, spans
 from ..job.command_line import AS_JSON, Command, is_another_rank, size, table
 from ..job.cores import usable_cores
 from ..job.installation import VENDORS, find_mpi, library_folder, vendor_of, which
@@ -32,8 +32,6 @@ from ..job.mpi_shared_memory import stale_segments
 from ..job.process_role import NUMBERS, told
 from ..job.program_watch import status_words
 from .mpi_probe import ANSWER, Mpi
-
-T = TypeVar("T")
 
 parser = partial(
     Command,
@@ -284,16 +282,8 @@ def _about_core(mpi: Mpi | None) -> Iterator[Finding]:
 
 def _core_lacks(mpi: Mpi | None) -> dict[tuple[str, ...], list[int]]:
     """Why there is no core and what to do: which ranks say so."""
-    return _who_says(tuple(lack or ()) for lack in (mpi["core_lacks"] if mpi else ()))
-
-
-def _who_says(said: Iterable[T]) -> dict[T, list[int]]:
-    """The ranks that say the same, by what they say; said: by rank."""
-    ranks: dict[T, list[int]] = {}
-    for rank, what in enumerate(said):
-        if what:
-            ranks.setdefault(what, []).append(rank)
-    return ranks
+    lacks = mpi["core_lacks"] if mpi else ()
+    return grouped((tuple(lack), rank) for rank, lack in enumerate(lacks) if lack)
 
 
 def _about_nodes(nodes: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -348,7 +338,7 @@ def _about_memory(memory: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _about_shared_gpus(gpus: Iterable[str | None]) -> Iterator[Finding]:
-    for ranks in _who_says(gpus).values():
+    for ranks in grouped((gpu, rank) for rank, gpu in enumerate(gpus) if gpu).values():
         if len(ranks) > 1:
             what = f"{named(ranks)} share a GPU without MPS: their work takes turns there."
             hint = "fewer ranks per node, or nvidia-cuda-mps-control -d on it before the job"
@@ -453,5 +443,5 @@ def _gpu_rows(gpu: Mapping[str, Any], mpi: Mpi | None) -> Iterator[tuple[str, st
     words = {True: "reads", False: "does not read", None: "does not say whether it reads"}
     says = words[gpu["mpi_reads_cuda_memory"]]
     yield "GPU", f"{driver}; MPI {says} CUDA memory" if mpi else driver
-    for way, ranks in _who_says(gpu["paths"] or ()).items():
+    for way, ranks in grouped((way, rank) for rank, way in enumerate(gpu["paths"] or ()) if way).items():
         yield f"rank {spans(ranks)}", way

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..communicator.trace import RANGE
 from ..core.verbs import INPUT_BLOCKS, TABLE
-from ..errors import ConfigError, counted
+from ..errors import ConfigError, counted, grouped
 from ..job.command_line import (
     AS_JSON,
     Command,
@@ -93,12 +93,12 @@ def lines(trace: Trace, on: Machine | None = None) -> list[Line]:
     """The operations, those that took longest first."""
     events = trace.events
     of = np.where(events["of"] >= 0, events["row"][events["of"]], events["row"])  # a wait belongs to its call
-    places: dict[tuple[str, ...], list[int]] = {}
-    for i, row in enumerate(trace.rows):
-        key = (row["verb"], row.get("of", ""), row.get("on", ""), row["line"], row["program"])
-        places.setdefault(key, []).append(i)
+    places = grouped(
+        ((row["verb"], row.get("on", ""), row["line"], row.get("of", ""), row["program"]), i)
+        for i, row in enumerate(trace.rows)
+    )
     found = []
-    for (verb, _, comm, line, _), rows in places.items():
+    for (verb, comm, line, *_), rows in places.items():
         its, call = events[np.isin(of, rows)], trace.rows[rows[0]]
         if not len(its):
             continue

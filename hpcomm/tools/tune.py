@@ -26,7 +26,7 @@ from .._lazy import np
 from ..communicator.communicator import Communicator
 from ..core.types import AnyArray
 from ..core.verbs import INPUT_BLOCKS, OUTPUT_BLOCKS, ROOT_RECEIVES, TABLE
-from ..errors import ConfigError, TransportError, UsageError
+from ..errors import ConfigError, TransportError, UsageError, grouped
 from ..job.command_line import AS_JSON, LOAD, Command, check_file, make_folder, option
 from ..job.command_line import table as laid_out
 from ..schedule.cost.machine_model import machine
@@ -302,10 +302,9 @@ def _keep(path: Path, found: dict[str, Any], ranks: int) -> None:
         print(f"hpcomm tune: {error.what}; it is replaced", file=sys.stderr)
     if kept is None or kept["mpi"] != found["mpi"]:
         kept = {"mpi": found["mpi"], "ranks": {}, "records": []}
-    chosen: dict[str, list[tuple[int, str | None]]] = {}
-    for row in found["records"]:
-        if row["chosen"]:
-            chosen.setdefault(row["verb"], []).append((row["bytes"], row["algorithm"] or None))
+    chosen = grouped(
+        (row["verb"], (row["bytes"], row["algorithm"] or None)) for row in found["records"] if row["chosen"]
+    )
     kept["ranks"].setdefault(str(ranks), {}).update(chosen)
     old = [r for r in kept.get("records", ()) if r["ranks"] != ranks or r["verb"] not in chosen]
     kept["records"] = old + found["records"]

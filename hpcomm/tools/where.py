@@ -15,11 +15,11 @@ from pathlib import Path
 
 from ..agree import last_calls
 from ..agree.doing import Doing, known
-from ..errors import ConfigError
+from ..errors import ConfigError, grouped
 from ..job.command_line import AS_JSON, Command, option, table
 from ..job.launcher import words_of
 from ..watch import outside, report, stuck
-from ..watch.outside import Job, Rank
+from ..watch.outside import Job
 
 _PID = "number of a process of the job, or of the one that started it (default: all jobs)"
 _COMMON = option("job", nargs="?", type=int, metavar="PID", help=_PID), AS_JSON
@@ -133,9 +133,7 @@ def _lines(job: Job, all_calls: bool) -> Iterator[str]:
     yield _head(job)
     if job.lack:
         yield f"  {job.lack}"
-    groups: dict[tuple[str, tuple[str, ...]], list[Rank]] = {}
-    for rank in job.ranks:
-        groups.setdefault((rank.words, rank.stack), []).append(rank)
+    groups = grouped(((rank.words, rank.stack), rank) for rank in job.ranks)
     for (words, stack), ranks in sorted(groups.items(), key=lambda each: -len(each[1])):
         yield f"  {report.some([rank.who for rank in ranks])}: {words}"
         if waited_s := max(rank.waited_s for rank in ranks):

@@ -25,6 +25,7 @@ from ..agree.present_calls import describe_call
 from ..core.comm import Comm
 from ..core.limits import SILENT_S
 from ..core.present import MESSAGE
+from ..errors import grouped
 from ..node import segment
 from . import stuck
 
@@ -237,8 +238,6 @@ def _elsewhere(call: Blocked, doings: Mapping[int, Doing]) -> list[int]:
 
 def _others(doings: Mapping[int, Doing], named: Container[int]) -> list[str]:
     """Lines about the ranks that are not named yet, those in the same call together."""
-    groups: dict[str, list[str]] = {}
-    for each in (each for number, each in doings.items() if number not in named):
-        groups.setdefault(each.words, []).append(each.who)
+    groups = grouped((each.words, each.who) for number, each in doings.items() if number not in named)
     lines = [f"  meanwhile {some(who)}: {text}" for text, who in itertools.islice(groups.items(), _SHOWN)]
     return [*lines, *["  and others elsewhere"] * (len(groups) > _SHOWN)]
