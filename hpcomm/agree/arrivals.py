@@ -98,8 +98,11 @@ class Arrivals:
         has_died, is_over = (False, False) if region is None else (region.died, region.ended)
         if has_died:  # also in the midst of a call to which it has come
             raise _ended(comm, rank, rank)
-        if not (has_left or is_over or begun) or has_come(comm, rank):
+        if not (has_left or is_over or begun):
             return
+        node = comm.node  # None: closed meanwhile, by another thread
+        if node is not None and node.calls()[rank][0] >= present_number(comm):
+            return  # it has come to this call since
         if begun:
             raise _elsewhere(comm, rank, begun)
         if not has_left:
@@ -178,13 +181,6 @@ def _out_of_step(comm: Comm, rank: int) -> HpcommError:
         where(verb, comm),
         "look at what that rank printed; every rank must make the same collective calls",
     )
-
-
-def has_come(comm: Comm, rank: int) -> bool:
-    """Whether a rank has come to the call in which this one waits: looked at again, after all else."""
-    if (node := comm.node) is None:  # closed meanwhile, by another thread
-        return False
-    return bool(node.calls()[rank][0] >= present_number(comm))
 
 
 def _log_of(comm: Comm, rank: int) -> CallLog | None:

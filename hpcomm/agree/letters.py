@@ -51,9 +51,9 @@ class Letters:
 
     def come(self) -> list[tuple[int, int, bytes]]:
         """Those that have come: of whom, tag, text. Never blocks."""
-        found, status = [], MPI.Status()
+        found, mpi, status = [], self._mpi, MPI.Status()
         with self._lock:
-            while not self._is_over and (message := survival.arrived(self._mpi, self._tag, status)):
+            while not self._is_over and (message := survival.looked(mpi, mpi.Improbe, self._tag, status)):
                 text = bytearray(status.Get_count(MPI.BYTE))
                 message.Recv([text, MPI.BYTE])
                 found.append((status.source, status.tag, bytes(text)))

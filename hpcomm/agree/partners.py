@@ -134,7 +134,7 @@ class Partners:
 
     def has_messages(self) -> bool:
         """Whether something that was sent before an end still waits here to be received."""
-        probes = (survival.is_there(comm, MPI.Status()) for comm in self._carries)
+        probes = (survival.looked(mpi, mpi.Iprobe, MPI.ANY_TAG, MPI.Status()) for mpi in self._carries)
         return runtime.may_call_mpi() and any(probes)
 
     def _leave_mates(self) -> None:

@@ -51,20 +51,13 @@ def failed(mpi: MPI.Comm) -> set[int]:
     return {rank for rank in ranks if rank != MPI.UNDEFINED}
 
 
-def is_there(mpi: MPI.Comm, status: MPI.Status) -> bool:
-    """MPI_Iprobe of any message."""
-    return bool(_looked(mpi, mpi.Iprobe, MPI.ANY_TAG, status))
-
-
-def arrived(mpi: MPI.Comm, tag: int, status: MPI.Status) -> MPI.Message | None:
-    """MPI_Improbe of any source. Open MPI's Recv refuses what a dead rank has sent, and so never takes it."""
-    return _looked(mpi, mpi.Improbe, tag, status)
-
-
-def _looked(
+def looked(
     mpi: MPI.Comm, look: Callable[[int, int, MPI.Status], _Found], tag: int, status: MPI.Status
 ) -> _Found | None:
-    """What look finds of anybody; after a death MPI must be told that we know of it."""
+    """What look, mpi's Iprobe or Improbe, finds of anybody; after a death MPI is told that we know of it.
+
+    Open MPI's Recv refuses what a dead rank has sent, and so never takes it: what Improbe finds can be taken.
+    """
     try:
         return look(MPI.ANY_SOURCE, tag, status)
     except MPI.Exception:

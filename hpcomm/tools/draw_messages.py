@@ -46,10 +46,6 @@ class Tree:
     def halves(self) -> list[tuple[str, Edges]]:
         return [(name, edges) for name, edges in (("up", self.up), ("down", self.down)) if edges]
 
-    def is_tree(self, size: int) -> bool:
-        """Whether each way, if there is one, leads through all ranks, and from or to one of them."""
-        return bool(self.halves) and all(_root(edges, size) is not None for _, edges in self.halves)
-
 
 def trees(schedule: Schedule) -> list[Tree]:
     """The trees along which all chunks go; [] where they go otherwise, or along too many different ones."""
@@ -60,7 +56,12 @@ def trees(schedule: Schedule) -> list[Tree]:
         same = found.setdefault((frozenset(way.up), frozenset(way.down)), Tree([], way.up, way.down))
         same.chunks += way.chunks
     several = list(found.values())
-    return several if len(several) <= _MOST_TREES and all(x.is_tree(schedule.size) for x in several) else []
+    # Each way, if there is one, has to lead through all ranks, and from or to one of them.
+    are_trees = all(
+        tree.halves and all(_root(edges, schedule.size) is not None for _, edges in tree.halves)
+        for tree in several
+    )
+    return several if are_trees and len(several) <= _MOST_TREES else []
 
 
 def _ways(schedule: Schedule) -> list[Tree]:

@@ -19,7 +19,6 @@ from ..schedule.steps import Chunk, Step, steps
 from .canvas import arrow, pyplot, step_colour
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -87,16 +86,12 @@ def records(schedule: Schedule) -> list[dict[str, str]]:
             for m in step.messages
             if m.source != m.dest
         )
-        row = [str(i) if i else "start", sent, *_held(schedule, step, before)]
+        row = [str(i) if i else "start", sent]
+        for now, then in zip(step.held, before, strict=True):  # of a rank; what is new is bold
+            words = [(label(schedule, chunk), chunk != old) for chunk, old in zip(now, then, strict=True)]
+            row.append(" ".join(f"**{word}**" if new else word for word, new in words if word))
         rows.append(dict(zip(heads, row, strict=True)))
     return rows
-
-
-def _held(schedule: Schedule, step: Step, before: list[list[Chunk]]) -> Iterator[str]:
-    """What each rank holds, what is new in bold."""
-    for now, then in zip(step.held, before, strict=True):
-        words = [(label(schedule, chunk), chunk != old) for chunk, old in zip(now, then, strict=True)]
-        yield " ".join(f"**{word}**" if new else word for word, new in words if word)
 
 
 def label(schedule: Schedule, chunk: Chunk) -> str:

@@ -15,7 +15,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 
 from ..agree import blocked, doing, last_calls, runtime
 from ..agree.blocked import ELSEWHERE, Blocked
@@ -197,7 +197,8 @@ def _report(call: Blocked, waited_s: float, doings: Mapping[int, Doing]) -> str:
         calls[who] = last_calls.of(comm, rank) if its is None else its.calls
     if len(late) > _SHOWN:
         lines.append(f"  and {len(late) - _SHOWN} more ranks")
-    if not late and _is_for_other_hosts(call, parts):
+    is_of_all = not any(part.number == MESSAGE or part.comm.is_inter for part in parts)
+    if not late and is_of_all and len(call.comm.near.ranks) < call.comm.size:
         lines.append("  for ranks of other hosts: those of this one have come, as far as they tell")
     if there := _passed_over(call):
         lines.append(f"  {there}")
@@ -212,12 +213,6 @@ def _what(comm: Comm, rank: int, its: Doing | None) -> str:
         return its.words
     regions = comm.near.others if comm.is_inter else comm.near.regions
     return doing.no_answer(regions[rank]) if rank in regions else ""
-
-
-def _is_for_other_hosts(call: Blocked, parts: Sequence[Blocked]) -> bool:
-    """Whether it is a collective call within a communicator that has ranks on other hosts."""
-    is_other = any(part.number == MESSAGE or part.comm.is_inter for part in parts)
-    return not is_other and len(call.comm.near.ranks) < call.comm.size
 
 
 def _passed_over(call: Blocked) -> str:

@@ -44,7 +44,7 @@ class Carriers(NamedTuple):
         """Source and tag of a message that has come there."""
         seen = MPI.Status()
         for _ in range(_LOOKS):
-            if survival.is_there(mpi, seen):
+            if survival.looked(mpi, mpi.Iprobe, MPI.ANY_TAG, seen):
                 return seen.source, seen.tag
         return None
 
