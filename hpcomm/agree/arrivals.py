@@ -22,8 +22,7 @@ from ..core.comm import Comm
 from ..core.present import is_own
 from ..core.signature import LEFT, REFUSED, describe, verb_of
 from ..errors import HpcommError, MismatchError, PeerFailedError, WaitTimeoutError, has_ended, named, where
-from ..node.call_log import CallLog
-from .blocked import IN_CORE, logs
+from .blocked import IN_CORE
 from .differences import (
     Other,
     disagreement,
@@ -34,7 +33,7 @@ from .differences import (
     told,
 )
 from .doing import doings
-from .last_calls import lines
+from .last_calls import lines, log_of, logs
 from .present_calls import verb_now
 from .survival import DETECTED_S, failure
 
@@ -150,7 +149,7 @@ class Arrivals:
 
 def _has_left(comm: Comm, rank: int) -> bool:
     """Whether a rank is out of step: it makes no call any more."""
-    log = _log_of(comm, rank)
+    log = log_of(comm, rank)
     return log is not None and log.posted(log.last_call()) == LEFT
 
 
@@ -183,13 +182,9 @@ def _out_of_step(comm: Comm, rank: int) -> HpcommError:
     )
 
 
-def _log_of(comm: Comm, rank: int) -> CallLog | None:
-    return next((log for peer, _, log in logs(comm)[1] if peer == rank), None)
-
-
 def _other_call(comm: Comm, rank: int) -> int:
     """The number of a call in the log that a rank has made and this one has not; 0: there is none."""
-    (mine, _), log = logs(comm), _log_of(comm, rank)
+    (mine, _), log = logs(comm), log_of(comm, rank)
     number = 0 if mine is None or log is None else first_difference(mine, log, IN_CORE)
     # To what it has begun in the background before that one it may still come.
     return 0 if number and (comm.node is None or comm.node.queued(rank)) else number
@@ -197,7 +192,7 @@ def _other_call(comm: Comm, rank: int) -> int:
 
 def _refused_here(comm: Comm, rank: int) -> str | None:
     """A call that this rank has refused, and that another one has not come to: it makes that in the core."""
-    (mine, _), log = logs(comm), _log_of(comm, rank)
+    (mine, _), log = logs(comm), log_of(comm, rank)
     number = 0 if mine is None or log is None else first_difference(log, mine, IN_CORE)
     return past_call(mine, number, comm.size) if mine and mine.posted(number) == REFUSED else None
 

@@ -17,9 +17,8 @@ from typing import NamedTuple
 from ..core.comm import Comm
 from ..core.present import MESSAGE, NEXT, NONE, calling, meeting, several, waiting
 from ..core.verbs import MUTUAL, PREFIXES, ROOT_RECEIVES, ROOT_SENDS, TABLE
-from ..node.call_log import CallLog
-from ..node.segment import Region
 from . import runtime
+from .last_calls import logs
 from .letters import FEW
 from .present_calls import call_of
 
@@ -118,11 +117,6 @@ def core_calls(comm: Comm) -> list[tuple[int, int, int | None, float | None]]:
         return [] if node is None else list(node.calls())
     except ValueError:  # the main thread has closed it meanwhile
         return []
-
-
-def logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]:
-    """comm.near.watched, read once: close() may take it away between two looks."""
-    return comm.near.watched or (None, [])
 
 
 def late(call: Blocked) -> list[int]:

@@ -13,9 +13,9 @@ from ..core.verbs import RAGGED, TABLE
 from ..errors import HpcommError, MismatchError, PeerFailedError, UsageError, named, where
 from ..node.call_log import CallLog
 from ..node.segment import Region
-from .blocked import IN_CORE, core_calls, logs
+from .blocked import IN_CORE, core_calls
 from .doing import Doing, ask
-from .last_calls import lines
+from .last_calls import lines, logs
 from .present_calls import describe_call, verb_now
 
 SHOWN = 16  # calls that are told apart, runs of ranks of each, and ranks that get a line of their own

@@ -27,8 +27,7 @@ from ..node.segment import NodeSegment, Region
 from . import runtime
 
 _LAST_S = 2.0  # for a rank that aborts to end
-_LOOK_S = 0.01
-_END_LOOK_S = 0.02
+_LOOK_S = 0.02
 _LOOKS = 50  # that find it so, one after the other; not time: this rank may have been stopped, too
 _missed: dict[str, Region] = {}
 
@@ -79,13 +78,13 @@ class ByRecords:
 
     def abort(self, status: int) -> None:
         self._mine.aborted = status
-        end = time.monotonic() + GRACE_S
-        while stuck := [region for _, region in self._others if region.is_held and not region.aborted]:
-            if time.monotonic() > end:
-                for region in stuck:
-                    region.kill()
-                return
-            time.sleep(_LOOK_S)
+
+        def stuck() -> list[Region]:
+            return [region for _, region in self._others if region.is_held and not region.aborted]
+
+        if not until(lambda: not stuck(), GRACE_S):
+            for region in stuck():
+                region.kill()
 
     def meeting(self) -> Callable[[], bool]:
         return lambda: all(region.failed or region.gone for _, region in self._others)
@@ -130,7 +129,7 @@ def _wait() -> None:
                     f"has come to its end, and {label}, which it missed, {how}: so the job ends, "
                     "with status 1"
                 )
-        time.sleep(_END_LOOK_S)
+        time.sleep(_LOOK_S)
 
 
 def await_all() -> None:
@@ -147,4 +146,4 @@ def await_all() -> None:
                 runtime.abort(f"has come to its end, but rank {rank} has failed: status 1")
         far = far - notices.ended() if notices is not None else far
         if near or far:
-            time.sleep(_END_LOOK_S)
+            time.sleep(_LOOK_S)

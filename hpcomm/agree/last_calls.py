@@ -14,6 +14,8 @@ from typing import TypeVar
 from ..core.comm import Comm
 from ..core.signature import LEFT, describe
 from ..errors import grouped, named, spans
+from ..node.call_log import CallLog
+from ..node.segment import Region
 from . import runtime
 
 Who = TypeVar("Who")
@@ -21,12 +23,22 @@ MOST = 8  # calls, or rows of equal ones, of a rank
 RANKS = 4  # or groups of ranks with the same calls, of which a report tells them
 
 
+def logs(comm: Comm) -> tuple[CallLog | None, list[tuple[int, Region, CallLog]]]:
+    """comm.near.watched, read once: close() may take it away between two looks."""
+    return comm.near.watched or (None, [])
+
+
+def log_of(comm: Comm, rank: int) -> CallLog | None:
+    """The call log of a rank of this node."""
+    mine, peers = logs(comm)
+    return mine if rank == comm.rank else next((log for peer, _, log in peers if peer == rank), None)
+
+
 def of(comm: Comm, rank: int) -> tuple[str, ...]:
     """A row for each call of a rank of this node on comm, or for equal ones that follow each other."""
-    node, (mine, peers) = getattr(comm, "node", None), comm.near.watched or (None, [])
+    node, log = getattr(comm, "node", None), log_of(comm, rank)
     if comm.is_inter:  # ranks are the other group's
         return ()
-    log = mine if rank == comm.rank else next((log for peer, _, log in peers if peer == rank), None)
     try:
         carried = [] if node is None else node.last_calls(rank)
     except ValueError:  # the main thread has closed it meanwhile

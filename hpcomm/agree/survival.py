@@ -12,7 +12,6 @@ for a rank that was killed: it judges only by what ranks have said themselves.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
@@ -20,6 +19,7 @@ from typing import TypeVar
 from .._lazy import MPI
 from ..core import present
 from ..core.comm import Comm
+from ..core.patience import until
 from ..errors import PeerFailedError, named, where
 from ..node import segment
 from .last_calls import lines
@@ -29,7 +29,6 @@ _Found = TypeVar("_Found")
 # Whether MPI says who has died; a job of several programs may be started so, too, and end all the same.
 tells = segment.survives or "OMPI_MCA_mpi_ft_enable" in os.environ
 DETECTED_S = 1.0  # from the first error that a dead rank causes until it is known to be dead
-_LOOK_S = 0.01
 
 
 def dead(comm: Comm) -> list[int]:
@@ -81,13 +80,10 @@ def failure(comm: Comm | None, verb: str, within_s: float = 0.0) -> PeerFailedEr
     """
     if not tells or comm is None or comm.is_closed:
         return None
-    end = time.monotonic() + within_s
-    while not (ranks := dead(comm)) and not any(
-        mpi.Is_revoked() for mpi in (comm.mpi_handle, channel_of(comm))
-    ):
-        if time.monotonic() >= end:
-            return None
-        time.sleep(_LOOK_S)
+    carriers = comm.mpi_handle, channel_of(comm)
+    if not until(lambda: dead(comm) or any(mpi.Is_revoked() for mpi in carriers), within_s):
+        return None
+    ranks = dead(comm)
     comm.fall_out()
     what = f"{verb} on '{comm.name}' failed: another rank has given this communicator up"
     if ranks:

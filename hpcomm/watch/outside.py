@@ -14,19 +14,18 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..agree import doing
 from ..agree.doing import Doing
+from ..core.patience import until
 from ..errors import counted, in_package, named
 from ..job.launcher import above, environ_of, memory_of, read_of, stat_of
 from ..job.process_role import who_has
 from ..node import native, segment
 
-_BRIEF_S = 1e-3
 _ANSWER_S = 0.7  # for ranks to answer: they look five times a second
 _SPY_S = 5.0  # for py-spy to read a stack, which takes a tenth of a second
 _PROC = Path("/proc")
@@ -195,11 +194,9 @@ def _of_other_hosts(
 
 def _asked_for_others(region: segment.Region, pid: int) -> dict[str, str]:
     """What ranks of other hosts have said to this process, by their numbers; nothing if it does not tell."""
-    question, end = region.ask_for_others(), time.monotonic() + _ANSWER_S + doing.OTHERS_S
-    while region.others_answered < question:
-        if time.monotonic() > end:
-            return {}
-        time.sleep(_BRIEF_S)
+    question = region.ask_for_others()
+    if not until(lambda: region.others_answered >= question, _ANSWER_S + doing.OTHERS_S):
+        return {}
     try:
         return dict(json.loads((_PROC / f"{pid}/fd/{region.others_file}").read_text()))
     except (OSError, ValueError):  # it has ended meanwhile, or is asked again

@@ -30,9 +30,9 @@ import time
 from collections.abc import Container
 
 from ..agree import doing, runtime
-from ..agree.blocked import IN_CORE, Blocked, Waiting, logs, met
+from ..agree.blocked import IN_CORE, Blocked, Waiting, met
 from ..agree.differences import disagreement, first_difference, past_call
-from ..agree.last_calls import lines
+from ..agree.last_calls import lines, logs
 from ..agree.message_kinds import crossed
 from ..agree.one_thread import concurrent_calls
 from ..agree.present_calls import describe_call
