@@ -26,8 +26,7 @@ from ..job.command_line import (
     table,
 )
 from ..schedule.cost.machine_model import Machine, lower_bound, machine
-from . import trace_files
-from .trace_page import page
+from .trace_files import chrome, page, write_for_torch
 from .trace_reader import Trace, plain, read
 
 parser = partial(
@@ -78,10 +77,10 @@ def main(words: Sequence[str]) -> int:
     make_folder("--torch", options.torch)
     found = lines(trace, machine(options.machine) if options.machine else None)
     if options.torch:
-        trace_files.write_for_torch(trace, Path(options.torch))
+        write_for_torch(trace, Path(options.torch))
     if options.output:
         is_page = out.suffix == ".html"
-        out.write_text(page(trace, text(trace, found)) if is_page else trace_files.chrome(trace), "utf-8")
+        out.write_text(page(trace, text(trace, found)) if is_page else chrome(trace), "utf-8")
     if options.json:
         print(json.dumps(_record(trace, found), indent=1))
     elif not (options.output or options.torch):
