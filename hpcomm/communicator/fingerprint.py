@@ -24,7 +24,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial, wraps
-from itertools import count
 from math import prod
 from struct import Struct
 from types import FrameType
@@ -164,7 +163,7 @@ class Note:
             return {"call": words(), "on": comm.name, "size": comm.size, "how": self._how, "line": line}
 
         log = _log or _opened(comm)
-        self._number = next(_numbers)
+        self._number = next(log.numbers)
         self._row = log.row((frame.f_code, frame.f_lasti, comm.name, comm.size, key), about)
 
     def end(self, got: Any, around: Any = None) -> None:
@@ -208,7 +207,6 @@ def torch_call(
 
 
 # -- what is written -----------------------------------------------------------------------------------
-_numbers = count()  # of calls
 _log: Rows | None = None
 
 

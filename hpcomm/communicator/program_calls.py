@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from inspect import signature
+from itertools import count
 from operator import index
 from pathlib import Path
 from threading import Lock
@@ -232,6 +233,7 @@ class Rows:
 
     def __init__(self, comm: Any, folder: str, endings: tuple[str, str], what: str, **more: object) -> None:
         self._rows, self._at, self._what = dict[Any, int](), 0, what
+        self.numbers = count()  # of calls
         stem, about = whose(comm)
         self._folder = Path(folder)
         try:

@@ -32,7 +32,6 @@ import time
 from collections.abc import Callable
 from functools import partial, wraps
 from inspect import signature
-from itertools import count
 from struct import Struct
 from threading import current_thread, get_ident, main_thread
 from types import FrameType
@@ -61,13 +60,12 @@ class _Log(Rows):
     def __init__(self, comm: Any, folder: str) -> None:
         self._codes: list[Any] = []  # whose id() is in keys of rows
         self._pages: dict[int, Any] = {}
-        self._number = count().__next__
         more = {"clock": host_mark(), "wall": time.time_ns(), "monotonic": _clock()}
         super().__init__(comm, folder, (ROWS, RECORDS), "trace", host=os.uname().nodename, **more)
 
     def add(self, *fields: int) -> int:
         """Write a record; its number, from 1 on."""
-        page, at = divmod(n := self._number(), _AT_ONCE)
+        page, at = divmod(n := next(self.numbers), _AT_ONCE)
         RECORD.pack_into(self._pages.get(page) or self._page(page), at * RECORD.size, *fields)
         return n + 1
 

@@ -36,7 +36,7 @@ def each_time(cases, *given):
     for name, case in cases.items():
         for which in ("once", "again", "other"):
             os.environ[FINGERPRINT] = f"{top}/{name}/{which}"
-            fingerprint._logs.clear()
+            fingerprint._log = None
             case(*given, which == "other")
 """
 
