@@ -62,13 +62,11 @@ class Stay:
         now, begin = time.monotonic(), self.since
         if begin is None:
             return
-        if gone := lost(self._comm, self._needs):
-            if self._hopeless[0] != begin:
-                self._hopeless = begin, now
-            is_over = now - self._hopeless[1] > NETWORK_PATIENCE_S
-        else:
-            is_over = now - begin > self.seconds + NETWORK_PATIENCE_S
-        if is_over:
+        gone = lost(self._comm, self._needs)
+        if gone and self._hopeless[0] != begin:
+            self._hopeless = begin, now
+        late_s = now - self._hopeless[1] if gone else now - begin - self.seconds
+        if late_s > NETWORK_PATIENCE_S:
             error = self._error(gone)
             if self.since == begin:  # it has not ended meanwhile
                 runtime.abort(f"{type(error).__name__}: {error}")
