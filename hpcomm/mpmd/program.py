@@ -165,7 +165,9 @@ class Program:
                 to the first one, counterclockwise, shape (points,). Or both as unit vectors, each to the east
                 and to the north, shape (points, 2, 2).
         """
-        return self._declare("gives", name, values, points, grid, areas, bases)
+        numbers = self._admit("gives", name, values, points)
+        made = self._declared["gives", name] = Field(name, values, numbers, grid, "gives", areas, bases)
+        return made
 
     def takes(
         self,
@@ -209,14 +211,13 @@ class Program:
         how = {"nan": nan, "radius": radius, "normalise": normalise, "conserve": conserve, "vector": vector}
         ways = {"mapping": mapping, "uncovered": uncovered, "neighbours": neighbours, "implicit": implicit}
         wish = wished(name, self.name, times | how | ways)
-        made = self._declare("takes", name, values, points, grid, areas, bases)
+        numbers = self._admit("takes", name, values, points)
+        made = self._declared["takes", name] = Field(name, values, numbers, grid, "takes", areas, bases)
         made.wish = wish
         return made
 
-    def _declare(
-        self, role: str, name: str, values: A, points: ArrayLike | None, grid: Grid | None,
-        areas: ArrayLike | None, bases: ArrayLike | None,
-    ) -> Field[A]:  # fmt: skip
+    def _admit(self, role: str, name: str, values: object, points: ArrayLike | None) -> ArrayLike:
+        """The points of a field that may be declared now, under this name."""
         if self.is_connected:
             hint = "declare all fields before the first put or get"
             raise UsageError(f"field {name!r} comes too late", role, hint)
@@ -229,8 +230,7 @@ class Program:
             count = (getattr(values, "shape", ()) or (0,))[0]
             first = int(self.comm.exscan(count))  # on rank 0: nothing
             points = np.arange(first, first + count)
-        made = self._declared[role, name] = Field(name, values, points, grid, role, areas, bases)
-        return made
+        return points
 
     def connect(self, time: Time | None = None, *, timeout: float | None = None) -> None:
         """Plan all couplings, as else the first put, get or exchange does. Collective over all programs.
