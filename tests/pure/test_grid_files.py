@@ -299,12 +299,12 @@ def test_a_grid_of_a_spec_is_read_from_its_file_by_each_rank_its_part(tmp_path: 
         assert regrid.from_spec(spec.grids[name]).is_same(grid)
     with pytest.raises(ConfigError, match=r"each rank has its own part(.|\n)*open\("):
         regrid.from_spec(spec.grids["sea"])
-    fields = {("from", "sst"): Field("sst", np.zeros(2), mine, None, "gives")}
+    fields = {("gives", "sst"): Field("sst", np.zeros(2), mine, None, "gives")}
     take_grids(read(path, here=False), "ocean", fields)
-    taken = fields["from", "sst"].grid
+    taken = fields["gives", "sst"].grid
     assert taken is not None
     np.testing.assert_array_equal(taken.corners(mine), regrid.open(file, "sea").cells(mine).corners(mine))
-    fields["from", "sst"] = Field("sst", np.zeros(1), np.array([NX * NY]), None, "gives")
+    fields["gives", "sst"] = Field("sst", np.zeros(1), np.array([NX * NY]), None, "gives")
     with pytest.raises(LayoutError, match=r"field 'sst' on grid 'sea': .*the grid has 24 points"):
         take_grids(spec, "ocean", fields)
     path.write_text(SPEC.replace('name = "sea"', 'name = "see"'))
