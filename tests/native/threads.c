@@ -330,6 +330,65 @@ static int check(struct node *n, const struct call *c, int call,
   return 0;
 }
 
+enum { IN_ORDER, FROM_THE_END, EVERY_OTHER, BY_COLUMNS, WAYS }; /* to lie */
+
+static unsigned char *element(unsigned char *at, int way, size_t i, size_t n,
+                              size_t size) {
+  const size_t by_columns = i / 2 + i % 2 * (n / 2);
+  return at + size * (way == FROM_THE_END  ? n - 1 - i
+                      : way == EVERY_OTHER ? 2 * i
+                      : way == BY_COLUMNS  ? by_columns
+                                           : i);
+}
+
+/* Let n elements of an array lie so, at another place, or bring them back. */
+static void carry(unsigned char *array, unsigned char *there, int way, size_t n,
+                  size_t size, int back) {
+  for (size_t i = 0; i < n; i++) {
+    unsigned char *one = element(there, way, i, n, size);
+    memcpy(back ? array + i * size : one, back ? one : array + i * size, size);
+  }
+}
+
+/* A call on arrays that lie in one way on all ranks, on each, or in any. */
+static int run_lying(struct node *n, struct call c, uint64_t *common,
+                     uint64_t *own, unsigned char *x_there,
+                     unsigned char *out_there) {
+  const size_t size = dtype_bytes(c.dtype), all = (size_t)ranks;
+  const size_t count[2] = {c.count * (c.verb == BY_SCATTER ? all : 1),
+                           c.verb == BY_REDUCE_SCATTER ? c.count / all
+                           : verb_is(c.verb, GATHERING) ? c.count * all
+                                                        : c.count};
+  unsigned char *x = (unsigned char *)c.x, *out = (unsigned char *)c.out;
+  unsigned char *there[2] = {x == out ? out_there : x_there, out_there};
+  struct layout lies[2];
+  const int alike = (int)(draw(common) % 8), mine = (int)(draw(own) % WAYS);
+  int way[2];
+  for (int i = 0; i < 2; i++) {
+    way[i] = alike < WAYS                ? alike
+             : alike < 7 || x == out ? mine
+                                     : (int)(draw(own) % WAYS);
+    if (count[i] % 2 || count[i] < 4)
+      way[i] = IN_ORDER;
+    unsigned char *first = element(there[i], way[i], 0, count[i], size);
+    const int64_t shape[2] = {(int64_t)count[i] / 2, 2};
+    const int64_t steps[2] = {
+        element(there[i], way[i], 2, count[i], size) - first,
+        element(there[i], way[i], 1, count[i], size) - first};
+    layout_of(&lies[i], size, way[i] ? 2 : 0, shape, steps);
+    carry(i ? out : x, there[i], way[i], count[i], size, 0);
+    there[i] = first;
+  }
+  const int gives = call_has_x(&c, n->rank), gets = call_has_out(&c, n->rank);
+  c.x = gives ? (char *)there[0] : NULL;
+  c.out = gets ? (char *)there[1] : NULL;
+  c.x_lies = gives && lies[0].axes ? &lies[0] : NULL;
+  c.out_lies = gets && lies[1].axes ? &lies[1] : NULL;
+  const int bad = node_run(n, &c);
+  carry(out, out_there, way[1], count[1], size, 1);
+  return bad;
+}
+
 static void *rank(void *arg) {
   const int me = (int)(intptr_t)arg, next = (me + 1) % ranks,
             last = (me + ranks - 1) % ranks;
@@ -345,7 +404,8 @@ static void *rank(void *arg) {
                  from = {.node = {.host = &host}};
   const size_t room = (size_t)MOST * (size_t)ranks + 64;
   unsigned char *x[NODE_RANKS], *out = malloc(room), *want = malloc(room),
-                                *mine = malloc(room);
+                                *mine = malloc(room), *x_there = malloc(2 * room),
+                *out_there = malloc(2 * room);
   for (int r = 0; r < ranks; r++)
     x[r] = malloc(room);
   struct queued queue[QUEUED];
@@ -389,7 +449,9 @@ static void *rank(void *arg) {
     while (n.first)
       if (!move_one(&n, PATIENT, x, want))
         return NULL;
-    const int bad = c.verb == BY_BARRIER ? node_arrive_and_wait(&n, BY_BARRIER, NULL, 0) : node_run(&n, &c);
+    const int bad = c.verb == BY_BARRIER ? node_arrive_and_wait(&n, BY_BARRIER, NULL, 0)
+                    : apart                ? node_run(&n, &c)
+                                           : run_lying(&n, c, &common, &own, x_there, out_there);
     if (bad && !synchronous) {
       printf("call %d of verb %d: %d\n", i, c.verb, bad);
       atomic_store(&wrong, 1);
@@ -436,7 +498,8 @@ static void *rank(void *arg) {
   make_and_free(me, &own);
   for (int r = 0; r < ranks; r++)
     free(x[r]);
-  free(out), free(want), free(mine), free(n.scratch);
+  free(out), free(want), free(mine), free(x_there), free(out_there);
+  free(n.scratch);
   return NULL;
 }
 
