@@ -119,10 +119,22 @@ def misplaced(spec: RunSpec, name: str, rank: int, here: str) -> str:
     program, here = spec.programs[name], here.partition(".")[0]
     placed = [host.partition(".")[0] for each in spec.programs.values() for host, _ in each.hosts]
     wanted = program.hosts[program.place_of(rank)[0]][0] if program.hosts else here
-    if here not in placed or wanted.partition(".")[0] == here:
+    if here not in placed or wanted.partition(".")[0] == here or _is_here(wanted):
         return ""
     hint = "the hosts of the spec in the order in which the launcher numbers them"
     return f"the launcher has put rank {rank} of {name!r} on {here}, and the spec on {wanted}\n  try: {hint}"
+
+
+def _is_here(host: str) -> bool:
+    """Whether a host is this one, which may have several names."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))  # only at an address of its own
+        except OSError:
+            return False
+    return True
 
 
 def _run_program(spec: RunSpec, name: str, options: Mapping[str, str]) -> int:

@@ -175,6 +175,10 @@ def test_a_rank_on_the_host_of_another_one_is_refused(folder):
     for place in ("n1", "n1.near", "10.0.0.1"):  # the last one may be a name of it
         assert rank_supervisor.misplaced(spec, "a", 0, place) == ""
     assert rank_supervisor.misplaced(spec, "a", 1, "n2") == ""
+    twice = replace(
+        spec, programs=spec.programs | {"b": replace(spec.programs["b"], hosts=(("localhost", 1),))}
+    )
+    assert rank_supervisor.misplaced(twice, "b", 0, "n1") == ""  # another name of this host
     wrong = "the launcher has put rank 1 of 'a' on n3, and the spec on n2.far"
     assert rank_supervisor.misplaced(spec, "a", 1, "n3").startswith(wrong)
     here = os.uname().nodename
