@@ -74,7 +74,8 @@ class GridFile:
         corners = file.shape(form.numbers or form.at[0])
         self._shape = form.shape or (corners[1:] if form.axis else corners[:-1])  # as variables have it
         dims = tuple(map(int, file.whole("grid_dims")))[::-1] if file.has("grid_dims") else ()
-        self.shape = dims if form.form == "SCRIP" and np.prod(dims) == self.size else self._shape
+        is_said = form.form == "SCRIP" and dims and np.prod(dims) == self.size
+        self.shape = dims if is_said else self._shape
 
     def __repr__(self) -> str:
         name = f" {self.name!r}" if self.name else ""
@@ -87,9 +88,11 @@ class GridFile:
 
     def mask(self) -> AnyArray:
         """(size,) of bool: which cells count. All, where the file has no mask."""
-        if not self._file.has(self._form.mask):
+        name = self._form.mask
+        file = self._file.beside.get(name, self._file)
+        if not file.has(name):
             return np.ones(self.size, bool)
-        mask = self._file.read(self._form.mask, (0, self.size), self._shape)
+        mask = file.read(name, (0, self.size), self._shape)
         return np.asarray((mask != 0) != (self.form == "OASIS"))
 
     def points(self) -> Ints:
@@ -126,7 +129,8 @@ class GridFile:
 
     def areas(self, points: object = None) -> Floats | None:
         """Of these cells on the unit sphere, as the model has them; None: the file does not say."""
-        name, file = self._form.areas, self._file
+        name = self._form.areas
+        file = self._file.beside.get(name, self._file)
         if not file.has(name):
             return None
         cells, which = self._slice(points)
@@ -226,13 +230,13 @@ def _oasis(file: File, name: str | None) -> _Form | None:
     name = _chosen(file, name, [each[:-4] for each in file.variables if each.endswith(".clo")])
     if name is None:
         return None
-    for what in ("masks", "areas"):
-        path = file.path.with_name(file.path.name.replace("grids", what))
-        if path != file.path and path.exists():
-            file.variables = {**File(path).variables, **file.variables}
     clo, cla, lon, lat, mask, areas = (
         f"{name}.{each}" for each in ("clo", "cla", "lon", "lat", "msk", "srf")
     )
+    for what, its in (("masks", mask), ("areas", areas)):
+        path = file.path.with_name(file.path.name.replace("grids", what))
+        if path != file.path and path.exists():
+            file.beside[its] = File(path)
     shape = file.shape(lon) if file.has(lon) else ()
     axis = int(file.shape(clo)[1:] == shape)
     return _Form("OASIS", (clo, cla), "", "", (lon, lat), mask, areas, axis, name=name, shape=shape)
@@ -295,7 +299,10 @@ def _fesom_text(folder: Path) -> File:
     )
     numbers = triangles.astype(np.int64)
     file = File(folder / "elem2d.out", {"lon": nodes[:, 1], "lat": nodes[:, 2], "face_nodes": numbers.T})
-    file.by_numbers("face_nodes", (0, len(numbers)), ("lon", "lat"), axis=1)  # that all are there
+    wrong = np.argwhere((numbers < 1) | (numbers > len(nodes)))
+    if len(wrong):
+        cell, corner = wrong[0]
+        raise file.fault(f"triangle {cell} has node {numbers[cell, corner]}, and there are {len(nodes)}")
     return file
 
 

@@ -25,6 +25,7 @@ class File:
         self.path, self.is_radians = path, False  # whatever the units say
         self.data: Any = None
         self.variables: dict[str, Any] = arrays or {}
+        self.beside: dict[str, File] = {}  # other files, by the variables that these have
         if arrays is not None:
             return
         lack = "files of grids are read by netCDF4"

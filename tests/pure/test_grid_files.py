@@ -344,6 +344,25 @@ def test_damage_is_told_by_variable_and_index(
     assert len(regrid.open(path).cells(np.arange(3)).vertices) == 3  # which do not need it
 
 
+def test_damage_beside_a_grid_of_oasis_is_told_of_the_file_that_has_it(tmp_path: Path) -> None:
+    oasis(tmp_path / "grids.nc")
+    for what, variable in (("masks", "sea.msk"), ("areas", "sea.srf")):
+        write = Writer(tmp_path / f"{what}.nc")
+        write(variable, np.zeros((2, 2)), "two also_two")
+        write.data.close()
+        found = regrid.open(tmp_path / "grids.nc", "sea")
+        with pytest.raises(LayoutError, match=rf"{what}\.nc: {variable} has the shape \(2, 2\)"):
+            found.mask() if what == "masks" else found.areas(np.arange(3))
+
+
+def test_a_scrip_file_of_one_cell_has_one_axis(tmp_path: Path) -> None:
+    write = Writer(tmp_path / "one.nc")
+    write("grid_corner_lon", np.array([[0.0, 9.0, 9.0]]), "size corners")
+    write("grid_corner_lat", np.array([[0.0, 0.0, 9.0]]), "size corners")
+    write.data.close()
+    assert regrid.open(tmp_path / "one.nc").shape == (1,)
+
+
 def test_what_is_no_grid_is_refused_with_what_the_file_has(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         regrid.open(tmp_path / "none.nc")
@@ -382,11 +401,20 @@ def test_a_truncated_or_overwritten_file_is_an_error_or_right(form: str, tmp_pat
         assert (areas(cells) > 0).all()
 
 
-@pytest.mark.parametrize("rows", ["5\n1 2 3\n", "3\n1 2 3\n1 2 99\n1 2 4\n", "x\n1 2 3\n", ""])
-def test_a_damaged_text_of_fesom_is_an_error(rows: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ("5\n1 2 3\n", "has 1 rows of numbers"),
+        ("3\n1 2 3\n1 2 99\n1 2 4\n", "triangle 1 has node 99, and there are"),
+        ("3\n1 2 3\n1 2 3\n1 2 0\n", "triangle 2 has node 0, and there are"),
+        ("x\n1 2 3\n", "damaged"),
+        ("", "damaged"),
+    ],
+)
+def test_a_damaged_text_of_fesom_is_an_error(rows: str, words: str, tmp_path: Path) -> None:
     fesom(tmp_path / "fesom")
     (tmp_path / "fesom/elem2d.out").write_text(rows)
-    with pytest.raises(LayoutError, match=r"elem2d.out"):
+    with pytest.raises(LayoutError, match=rf"elem2d.out.*{words}"):
         regrid.open(tmp_path / "fesom")
 
 
