@@ -135,7 +135,7 @@ class Mesh(PointCloud):
         counts = np.bincount(row, minlength=len(points))
         found = np.tile(points[:, None, None], (1, max(1, int(counts.max(initial=0))), 3))
         found[row[first], repeated(counts)[1]] = self.cells[cell[first]]
-        return found.reshape(len(points), -1)
+        return found.reshape(len(points), 3 * found.shape[1])
 
     def part(self, which: Ints) -> Mesh:
         return Mesh(self.coordinates[which], self.cells, sphere=self.sphere)

@@ -106,7 +106,7 @@ def weights(
         if method in AMOUNTS:  # there the sources look for targets
             gives, takes = (target, np.unique(there)), gives
         shapes = _shapes(gives[0].part(gives[1]), gives[1], method)
-        ratios = None if own is None else (own[0][gives[1]], own[1][takes[1]])
+        ratios = None if own is None or method in AMOUNTS else (own[0][gives[1]], own[1][takes[1]])
         scale = _scale(gives[0], shapes[:, 0])
         ask = Ask(gives[0], takes[0].part(takes[1]), takes[1], options, scale, gives[1], shapes, ratios)
         made, entries = _made(method, ask)

@@ -45,7 +45,7 @@ class Rows(Grid):
         self.heights = (np.sin(self.v_edges) if self.sphere else self.v_edges) if heights is None else heights
         # columns round the sphere; what lies beside a region of it counts as one more
         self._round = self.nu + int(self.sphere and self.u_edges[-1] - self.u_edges[0] < _ROUND - _FULL)
-        self.widest = float(np.diff(self.u_edges).max())
+        self.widest = float(np.diff(self.u_edges).max(initial=0.0))
         self._descends = self.nv > 0 and self.v_edges[0] > self.v_edges[-1]
 
     # -- cells ---------------------------------------------------------------------------------------------

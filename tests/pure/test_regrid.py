@@ -151,6 +151,9 @@ def test_integrals_with_the_models_own_areas_are_kept(normalise):
     ]:
         with pytest.raises((ConfigError, LayoutError), match=words):
             regrid.weights(source, target, "conservative", areas=wrong)
+    for ends, theirs in (((source, target), own), ((target, source), own[::-1])):  # amounts have no areas
+        given, plain = (regrid.weights(*ends, "to_nearest", areas=each) for each in (theirs, None))
+        assert (given.matrix != plain.matrix).nnz == 0
 
 
 @pytest.mark.parametrize(("pair", "mapping"), CASES)

@@ -304,6 +304,10 @@ WRONG = {
 }  # fmt: skip
 
 
+def test_a_region_may_have_no_columns():
+    assert regrid.LatLon(4, lon_edges=[0.0]).size == 0
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_no_grid_of_its_kind_is_refused_in_words(case):
     call, words = WRONG[case]

@@ -110,6 +110,7 @@ def test_projection_onto_triangles_takes_the_nearest_place_of_them():
     some = regrid.weights(mesh, target, "projection", given=np.flatnonzero((u < 0.5) | (v < 0.5)))
     seen = (places[:, 0] < 0.3) | (places[:, 1] < 0.3)
     assert np.abs(some.apply(values[some.sources]) - exact)[seen].max() < 1e-13
+    assert regrid.weights(mesh, target, "projection", given=[]).matrix.nnz == 0
     with pytest.raises(hpcomm.LayoutError, match="cells are float64 of shape"):
         regrid.Mesh(mesh.coordinates, cells * 1.0, sphere=False)
 
