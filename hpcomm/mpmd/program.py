@@ -299,8 +299,8 @@ class Program:
         wrong: HpcommError | None = None
         steps = {name: its.step.seconds for name, its in self._programs.items() if its.step is not None}
         for link in links:  # planning, and waiting for others who do, takes longer than an exchange may wait
-            seconds = link.timeout_s = timeout or max(link.timeout_s, TIMEOUT_S)
-            peer = link.peer
+            peer, known = link.peer, [each.timeout_s for each in fields[link.peer]]
+            seconds = link.timeout_s = timeout or max(link.timeout_s, TIMEOUT_S, *known)
             late = f"connect has not planned the fields with '{peer}' within {seconds:g} s: look at what it"
             late += " prints, or at the network; me.connect(timeout=) if it is only slow"
             declared = self._declared, theirs[peer]

@@ -1292,6 +1292,21 @@ def test_a_deadline_begins_when_all_have_planned(couple):
     couple(PLANS, {"a": 1, "b": 1})
 
 
+PLANNING = """
+from hpcomm.mpmd import connect
+plan = connect.connect
+connect.connect = lambda link, *more: (print("planning has", link.timeout_s, "s"), plan(link, *more))
+f = me.gives("f", np.ones(2)) if me.name == "a" else me.takes("f", np.zeros(2), timeout=900.0)
+me.connect()
+"""
+
+
+@pytest.mark.once
+def test_both_programs_plan_as_long_as_the_taker_says(couple):
+    """The giver says no timeout of its own, and waits until the taker has planned with all others, too."""
+    assert couple(PLANNING, {"a": 1, "b": 1}).stdout.count("planning has 900.0 s") == 2
+
+
 @pytest.mark.once
 def test_a_giver_that_is_late_is_told_at_the_deadline(couple):
     done = couple(LATE, {"a": 1, "b": 1}, expect="failure")
