@@ -105,22 +105,22 @@ class Weights:
         held = (share > 0) & (most <= _MOST * share)
         return np.asarray(np.divide(made, share, out=np.full_like(made, np.nan), where=held))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Keep them as an npz file, or, where it is called .nc, as netCDF in the form of ESMF."""
         m = self.matrix
         if str(path).endswith(".nc"):
-            return weight_files.write(path, m, self.sources, self.fraction)
+            return weight_files.write(Path(path), m, self.sources, self.fraction)
         kept = m.data, m.indices, m.indptr, self.sources, self.fraction
         np.savez(path, **dict(zip(_KINDS, kept, strict=True)))
 
     @classmethod
-    def load(cls, path: Path) -> Weights:
+    def load(cls, path: str | Path) -> Weights:
         """Read what save has written, or a netCDF file of weights in the form of ESMF or SCRIP.
 
         Raises:
             ConfigError: there is nothing there that save has written, or it is damaged.
         """
-        kept = _kept(path)
+        kept = _kept(Path(path))
         shape, fraction = (len(kept["indptr"]) - 1, len(kept["sources"])), kept["fraction"].astype(float)
         matrix = sparse_matrices().csr_matrix((kept["data"], kept["indices"], kept["indptr"]), shape=shape)
         made = cls(matrix, kept["sources"].astype(np.int64), fraction)

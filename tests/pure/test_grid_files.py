@@ -421,7 +421,7 @@ def test_a_damaged_text_of_fesom_is_an_error(rows: str, words: str, tmp_path: Pa
 def test_weights_are_kept_as_esmf_has_them(tmp_path: Path) -> None:
     made = regrid.weights(regrid.Cells(CORNERS), regrid.LatLon(8, 16), "conservative", given=np.arange(5, 20))
     made.save(tmp_path / "w.nc")
-    again = regrid.Weights.load(tmp_path / "w.nc")
+    again = regrid.Weights.load(f"{tmp_path}/w.nc")
     assert (again.matrix != made.matrix).nnz == 0
     np.testing.assert_array_equal(again.sources, made.sources)
     np.testing.assert_array_equal(again.fraction, made.fraction)

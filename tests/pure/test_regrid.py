@@ -242,7 +242,7 @@ def test_rows_do_not_depend_on_what_else_is_mapped():
 def test_weights_are_kept_and_read_back(tmp_path):
     weights = regrid.weights(regrid.LatLon(6, 12), cube(3), "conservative2")
     weights.save(tmp_path / "w.npz")
-    again = regrid.Weights.load(tmp_path / "w.npz")
+    again = regrid.Weights.load(str(tmp_path / "w.npz"))
     values = np.random.default_rng(0).random((weights.columns, 2))
     assert np.array_equal(weights.apply(values), again.apply(values))
     assert np.array_equal(weights.fraction, again.fraction)
